@@ -473,9 +473,6 @@ def test_plan_of_something_else(what, error, words):
     [
         ((tritile.matmul, torch.zeros(3, 4), torch.zeros(5, 6)), ShapeError),
         ((tritile.matmul, torch.zeros(3, 0), torch.zeros(0, 6)), ShapeError),
-        ((tritile.matmul, torch.zeros(0, 4), torch.zeros(4, 6)), ShapeError),
-        ((tritile.linear, torch.zeros(3, 4), torch.zeros(6, 5)), ShapeError),
-        ((tritile.linear, torch.zeros(3, 0), torch.zeros(6, 0)), ShapeError),
         ((tritile.linear, torch.zeros(0, 4), torch.zeros(6, 4)), ShapeError),
         ((tritile.linear, torch.zeros(3, 4), torch.zeros(6, 4), torch.zeros(5)), ShapeError),
         ((tritile.transpose, torch.zeros(0, 4)), ShapeError),

@@ -253,4 +253,4 @@ class Permutation(Asked):
 
 def permute_of(input: Any, dims: Any) -> Permutation:
     """Return the copy that `permute` makes."""
-    return Permutation("permute", input, list(dims) if isinstance(dims, Sequence) else dims)
+    return Permutation("permute", input, dims)

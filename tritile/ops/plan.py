@@ -26,6 +26,8 @@ from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.plans import Plan
 
+IN_PLACE: Final = "in place: the same config for every problem, never measured"
+
 
 def _linear_of(weight: Any, **given: Any) -> Asked:
     """Return what `linear` computes. A `QuantizedWeight` takes a bias alone."""
@@ -35,9 +37,6 @@ def _linear_of(weight: Any, **given: Any) -> Asked:
     others = (given[name] for name in ("activation", "residual", "out_dtype", "precision"))
     fused.check_bias_alone(*others)
     return linear_op.QuantizedLinear(x, weight, bias)
-
-
-IN_PLACE: Final = "in place: the same config for every problem, never measured"
 
 
 def _matrices_of(op: str, rank: int, input: Any, mat2: Any, **how: Any) -> Asked:
