@@ -10,7 +10,7 @@ Where a result may be written to a given tensor, an overload `.out` takes it and
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -75,18 +75,13 @@ def define(
     def fake(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         return fake_of(asked(*values_of(packet.default, args, kwargs)), out)
 
-    def recorded(*values: Any) -> Any:
-        given = dict(zip(NAMES[name], values, strict=True))  # rounding to fp8 has no gradient
-        refuse(name, *((each, given[each]) for each in operands if given[each].dtype.itemsize == 1))
-        return record(*values)
-
     _implement(name, kernel, fake)
     if "out" in inspect.signature(kernel).parameters:
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
         _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
         _refuse_gradients(packet.out)
-    differentiate(packet.default, recorded)
+    differentiate(packet.default, record, [NAMES[name].index(each) for each in operands])
     if rule is not None:
         batch(packet.default, rule)
     if operands:
@@ -187,16 +182,23 @@ class Formula(SingleLevelFunction):
             return call(op, values)
 
 
-def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
+def differentiate(op: OpOverload, record: Callable[..., Any], operands: Sequence[int] = ()) -> None:
     """Register how an operator's result is made where a gradient is wanted, or an argument carries a tangent.
 
-    `record` takes all arguments in the order of the schema. Other calls go on below autograd.
+    `record` takes all arguments in the order of the schema. Other calls go on below autograd. `operands` are
+    places of those that are refused in fp8: rounding to it has no gradient.
     """
+    name, arguments = schema_of(op).name.removeprefix("tritile::"), schema_of(op).arguments
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = values_of(op, args, kwargs)
-        return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
+        if not tracked(*values):
+            return below(op, keyset, args, kwargs)
+        for place in operands:
+            if values[place].dtype.itemsize == 1:
+                refuse(name, (arguments[place].name, values[place]))
+        return record(*values)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 

@@ -34,9 +34,11 @@ def _record_linear(
     input: Any, weight: Any, bias: Any, activation: Any, residual: Any, *how: Any
 ) -> torch.Tensor:
     check_activation("linear", activation, input)
-    return composed(
-        lambda residual: Linear.of(LINEAR, input, weight, bias, None, residual, *how), activation, residual
-    )
+
+    def product(residual: Any) -> torch.Tensor:
+        return Linear.of(LINEAR, input, weight, bias, None, residual, *how)
+
+    return composed(product, activation, residual)
 
 
 def _define_weighted(op: str, rule: Callable[..., Any]) -> None:
