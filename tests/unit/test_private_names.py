@@ -248,7 +248,7 @@ def given(adapter: Path) -> list[Given]:
             text = below.value if isinstance(below, ast.Expr) else None
             told = text.value if isinstance(text, ast.Constant) else None
             found.append(Given(ast.unparse(target), told))
-    return [each for each in found if each.name != "CHECKED_ON"]
+    return [each for each in found if each.name != "CHECKED_ON" and not is_private(each.name)]
 
 
 def used(adapter: str) -> set[str]:

@@ -201,16 +201,15 @@ context_decorator: Final = _contextlib.context_decorator
 
 
 def untraced(function: _Function) -> _Function:
-    """Make torch.compile run a function as it is: `_torchdynamo_disable`, and skipped frames.
-
-    torch.compiler.disable would cost a microsecond at every call and import the compiler. A call inside a
-    compiled function is a graph break, and an error under fullgraph=True.
-    """
-    vars(function)["_torchdynamo_disable"] = True
+    """Make torch.compile run a function as it is: `_torchdynamo_disable`, and skipped frames."""
+    # torch.compiler.disable would cost a microsecond at every call and import the compiler. A call inside a
+    # compiled function is a graph break, and an error under fullgraph=True.
+    marked: Any = function
+    marked._torchdynamo_disable = True
     with contextlib.suppress(AttributeError):  # without these names some frames are compiled needlessly
         frames = torch._C._dynamo.eval_frame
         skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+        frames.set_code_exec_strategy(marked.__code__, frames._FrameExecStrategy(skip, skip))
     return function
 
 
