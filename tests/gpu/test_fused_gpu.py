@@ -29,7 +29,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import OverlapError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
-from tritile.ops import products
+from tritile.ops import asked
 from tritile.ops.described import Extras, described
 from tritile.planning import model
 from tritile.runtime import launch
@@ -355,7 +355,7 @@ def test_calls_met_again_prepare_nothing(monkeypatch):
         lambda: tritile.gated_linear(x, weight, weight + 1, bias_gate=bias),
     ]
     first = [bytes_of(call()) for call in calls]
-    monkeypatch.setattr(products, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(asked, "prepared", lambda call: pytest.fail("prepared again"))
     for _ in range(3):
         assert all(torch.equal(bytes_of(call()), wanted) for call, wanted in zip(calls, first, strict=True))
 

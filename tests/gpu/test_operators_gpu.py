@@ -6,7 +6,7 @@ import torch
 import tritile
 from tests.opdb import NAMES, check, samples
 from tests.reference import assert_product, name, values
-from tritile.ops import run
+from tritile.ops import asked
 from tritile.planning import plans
 
 pytestmark = pytest.mark.gpu
@@ -127,7 +127,7 @@ def test_autocast():
 def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
     a, b = gpu((33, 64)), gpu((64, 77), seed=1)
     tritile.matmul(a, b)
-    monkeypatch.setattr(run, "prepared", lambda call: pytest.fail("it was not remembered"))
+    monkeypatch.setattr(asked, "prepared", lambda call: pytest.fail("it was not remembered"))
     monkeypatch.setattr(
         torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
     )

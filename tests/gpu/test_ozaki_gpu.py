@@ -12,7 +12,7 @@ from tests.complexes import assert_complex, numbers
 from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty, values
 from tritile.core import device as devices
 from tritile.core.problem import MAX_DEPTH
-from tritile.ops import run
+from tritile.ops import asked
 from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
@@ -318,5 +318,5 @@ def test_a_call_does_not_wait_for_the_gpu():
 def test_the_second_call_prepares_nothing(monkeypatch):
     a, b = gpu(131, 300), gpu(300, 70, seed=1)
     first = ozaki(a, b)
-    monkeypatch.setattr(run, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(asked, "prepared", lambda call: pytest.fail("prepared again"))
     assert torch.equal(ozaki(a, b), first)

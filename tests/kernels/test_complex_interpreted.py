@@ -13,7 +13,6 @@ from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
 from tests.reference import (
     LAYOUTS,
     Sides,
-    bytes_of,
     frame,
     guard_intact,
     name,
@@ -205,12 +204,6 @@ def test_out_is_filled_and_nothing_around_it(layout, form, precision):
     assert guard_intact(buffer, out)
 
 
-def test_out_gives_the_bits_of_a_fresh_result():
-    a, b = operands("embedded")
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
-    assert torch.equal(bytes_of(tritile.matmul(a, b, out=out)), bytes_of(tritile.matmul(a, b)))
-
-
 def test_expanded_and_overlapping_operands():
     b = numbers((9, 4), torch.complex64, 1)
     for shape in ((1, 9), (6, 1), (1, 1)):
@@ -220,12 +213,6 @@ def test_expanded_and_overlapping_operands():
             assert_complex(tritile.matmul(b.mT, a.mT, precision=precision), b.mT, a.mT, precision)
     windows = numbers((40,), torch.complex64).unfold(0, 9, 1)  # each row begins one element after the last
     assert_complex(tritile.matmul(windows, b), windows, b)
-
-
-def test_both_operands_one_tensor():
-    a = numbers((23, 23), torch.complex64)
-    for other in (a, a.mT, a.mH, a.conj()):
-        assert_complex(tritile.matmul(a, other), a, other)
 
 
 def test_the_default_precision_follows_torch():
@@ -373,43 +360,6 @@ def test_sums_with_complex_weights(weights, dtype):
         assert tritile.addmm(sides.bias, a[0], b[0], out=out, **words) is out
         assert_complex_fused(out, a[0], b[0], sides)
         assert guard_intact(buffer, out)
-
-
-def test_a_complex_sum_in_place():
-    x, weight, added, bias = (
-        numbers(shape, DTYPES[0], seed) for seed, shape in enumerate([(9, 21), (13, 21), (9, 13), (13,)])
-    )
-    out = added.clone()
-    version = out._version
-    assert tritile.addmm(out, x, weight.mT, beta=2j, out=out) is out
-    assert out._version > version
-    assert_complex_fused(out, x, weight.mT, Sides(bias=added, beta=2j))
-    out.copy_(added)
-    assert tritile.linear(x, weight, bias, residual=out, out=out) is out
-    assert_complex_fused(out, x, weight.mT, Sides(bias=bias, residual=added))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("weight_shape", [(13, 21), (21,)], ids=str)
-def test_complex_linear(form, weight_shape):
-    _, layout, other = FORMS[form]
-    x, weight = placed(numbers((4, 9, 21), DTYPES[0]), layout), numbers(weight_shape, DTYPES[0], 1)
-    weight = placed(weight, other) if weight.ndim == 2 else weight
-    shape = (4, 9, 13)[: 1 + weight.ndim]
-    bias, residual = numbers(shape[-1:], DTYPES[0], 2), numbers(shape, DTYPES[0], 3)
-    got = tritile.linear(x, weight, bias, residual=residual.conj())
-    sides, columns = (bias, residual.conj()), weight
-    if weight.ndim == 1:
-        sides, columns = tuple(side.unsqueeze(-1) for side in sides), weight.unsqueeze(0)
-    got = got if weight.ndim == 2 else got.unsqueeze(-1)
-    assert_complex_fused(got, x, columns.mT, Sides(bias=sides[0], residual=sides[1]))
-
-
-def test_what_an_empty_complex_sum_leaves():
-    added, x = numbers((9, 13), DTYPES[0]), torch.empty(9, 0, dtype=DTYPES[0])
-    assert torch.equal(tritile.addmm(added, x, x.mT.new_empty(0, 13), beta=-1, alpha=3j), -added)
-    assert torch.equal(tritile.linear(x, x.new_empty(13, 0), added), added)
-    assert tritile.addmm(added[:0], x[:0], x.new_empty(0, 13), beta=1j).shape == (0, 13)
 
 
 def test_weights_of_one_spread_no_infinity():

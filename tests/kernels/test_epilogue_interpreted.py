@@ -188,21 +188,6 @@ def test_a_batch_of_three_dimensions():
     run(TILE, a, b, out, Sides(bias=bias, residual=residual, activation="silu"))
 
 
-@some_configs
-@pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
-def test_a_batch_folds_into_rows(config, spread):
-    """Where what is added goes along with it; else it stays a batch."""
-    x, weight = values((2, 2, 7, K), FP32), values((K, N), FP32, 1)
-    m, n = (7 if spread in ("column", "full") else 1), (N if spread in ("row", "full") else 1)
-    out = torch.empty(2, 2, 7, N)
-    for given in ((), (2, 2), (2, 1)):
-        bias = values((*given, m, n), FP32, 2)
-        run(config, x, weight, out, Sides(bias=bias, residual=values((2, 2, 7, N), FP32, 3)))
-    call = described(x, weight, out, "ieee", Extras(bias=values((2, 2, 7, N), FP32)))
-    assert call.batch_shape == ()
-    assert call.problem.epilogue == "bias=full"
-
-
 @every_config
 @pytest.mark.parametrize("layout", ["column", "column_sliced"])
 def test_results_that_lie_column_by_column_are_made_turned(config, layout):
@@ -267,25 +252,6 @@ def test_sizes(config, size):
 
 
 @some_configs
-@pytest.mark.parametrize(
-    ("a_shape", "b_shape"),
-    [((K,), (K,)), ((K,), (K, N)), ((M, K), (K,)), ((2, 5, K), (K,)), ((K,), (2, K, N))],
-    ids=str,
-)
-def test_vectors(config, a_shape, b_shape):
-    a, b = values(a_shape, FP32), values(b_shape, FP32, 1)
-    out = torch.empty(torch.matmul(a, b).shape)
-    for shape in (out.shape, out.shape[-1:]):
-        run(
-            config,
-            a,
-            b,
-            out,
-            Sides(bias=values(shape, FP32, 2), residual=values(shape, FP32, 3), activation="gelu"),
-        )
-
-
-@some_configs
 def test_not_finite_values_come_out_where_torch_has_them(config):
     a, b = operands(FP32)
     a[3, 5], a[20, 50], b[7, 9] = math.nan, math.inf, -math.inf
@@ -332,96 +298,6 @@ def test_linear_adds_other_dtypes(dtype, kind):
         got = tritile.linear(x, weight, bias, residual=residual, out_dtype=out_dtype)
         assert got.dtype == out_dtype
         assert_fused(got, x, weight.mT, Sides(bias=bias, residual=residual))
-
-
-def test_linear_with_a_vector_of_weights():
-    x, weight = values((4, 9, 21), FP32), values((21,), FP32, 1)
-    assert_fused(tritile.linear(x, weight, values((), FP32, 2)), x, weight, Sides(bias=values((), FP32, 2)))
-
-
-@pytest.mark.parametrize(
-    ("alpha", "beta", "dtype"),
-    [
-        *((*weights, FP32) for weights in ((1, 1), (0.5, 2), (-1.25, 0), (0, 3), (2, 1))),
-        *(
-            (*weights, dtype)
-            for weights in ((1, 1), (0.5, 2), (-1.25, 0))
-            for dtype in (torch.bfloat16, FP64)
-        ),
-    ],
-    ids=str,
-)
-def test_addmm_and_baddbmm(dtype, alpha, beta):
-    a, b = values((3, 9, 21), dtype), values((3, 21, 13), dtype, 1)
-    for shape in ((3, 9, 13), (13,), (9, 1), ()):
-        added = values(shape, dtype, 2)
-        sides = Sides(bias=added, alpha=alpha, beta=beta)
-        got = tritile.baddbmm(added, a, b, alpha=alpha, beta=beta)
-        assert_fused(got, a, b, sides)
-        if len(shape) < 3:
-            got = tritile.addmm(added, a[0], b[0], alpha=alpha, beta=beta)
-            assert_fused(got, a[0], b[0], sides)
-            assert got.shape == torch.addmm(added, a[0], b[0], alpha=alpha, beta=beta).shape
-
-
-def test_what_is_added_zero_times_is_not_read():
-    a, b = values((9, 21), FP32), values((21, 13), FP32, 1)
-    nothing = torch.full((9, 13), math.nan)
-    assert_fused(tritile.addmm(nothing, a, b, beta=0), a, b, Sides())
-    assert_fused(
-        tritile.addmm(nothing, a, b, beta=0, alpha=2, activation="silu"),
-        a,
-        b,
-        Sides(activation="silu", alpha=2),
-    )
-    assert torch.equal(tritile.addmm(nothing, a[:, :0], b[:0], beta=0), torch.zeros(9, 13))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, FP32, FP64], ids=name)
-def test_into_a_tensor_given(dtype):
-    x, weight = values((9, 21), dtype), values((13, 21), dtype, 1)
-    bias = values((9, 13), dtype, 2)
-    for layout in ("row", "column", "sliced"):
-        buffer, out = frame((9, 13), dtype, layout)
-        assert tritile.linear(x, weight, bias, out=out) is out
-        assert_fused(out, x, weight.mT, Sides(bias=bias))
-        out.copy_(bias)
-        assert tritile.addmm(out, x, weight.mT, out=out, beta=-1) is out
-        assert_fused(out, x, weight.mT, Sides(bias=bias, beta=-1))
-        assert guard_intact(buffer, out)
-
-
-def test_overwriting_is_told_to_autograd():
-    x, weight, out = values((9, 21), FP32), values((13, 21), FP32, 1), torch.empty(9, 13)
-    version = out._version
-    tritile.linear(x, weight, out=out)
-    assert out._version > version
-
-
-@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
-def test_an_empty_sum_is_what_is_added(batch):
-    x, weight = values((*batch, 9, 0), FP32), values((13, 0), FP32)
-    bias, residual = values((13,), FP32, 2), values((*batch, 9, 13), FP32, 3)
-    wanted = bias.relu().expand(*batch, 9, 13) + residual
-    assert torch.equal(tritile.linear(x, weight, bias, activation="relu", residual=residual), wanted)
-    out = residual.clone()
-    assert torch.equal(tritile.linear(x, weight, bias, activation="relu", residual=out, out=out), wanted)
-
-
-def test_results_without_elements():
-    weight, bias = values((13, 21), FP32), values((13,), FP32)
-    assert tritile.linear(values((0, 21), FP32), weight, bias).shape == (0, 13)
-    assert tritile.linear(values((4, 0, 21), FP32), weight, bias, activation="gelu").shape == (4, 0, 13)
-    assert tritile.linear(values((9, 21), FP32), weight[:0], bias[:0]).shape == (9, 0)
-    assert tritile.addmm(bias[:0], values((9, 21), FP32), weight[:0].mT).shape == (9, 0)
-
-
-def test_lazily_negated_operands():
-    z = torch.complex(values((9, 13), FP32, 2), values((9, 13), FP32, 3))
-    x, weight = values((9, 21), FP32), values((13, 21), FP32, 1)
-    bias = z.conj().imag
-    assert bias.is_neg()
-    assert_fused(tritile.linear(x, weight, bias), x, weight.mT, Sides(bias=bias.resolve_neg()))
 
 
 def test_the_same_bits_by_every_family():

@@ -153,33 +153,6 @@ def test_float64_keeps_its_digits():
     )
 
 
-def test_into_a_tensor_given():
-    x, gate, up = operands(BF16)
-    for out_dtype in (BF16, FP16, FP32):
-        buffer, out = frame((M, N), out_dtype, "sliced")
-        assert tritile.gated_linear(x, gate, up, out=out, out_dtype=out_dtype) is out
-        assert_gated(out, x, gate.mT, up.mT)
-        bias = values((M, N), out_dtype, 3)
-        out.copy_(bias)
-        tritile.gated_linear(x, gate, up, bias_up=out, out=out, out_dtype=out_dtype)
-        assert_gated(out, x, gate.mT, up.mT, bias_up=bias)
-        assert guard_intact(buffer, out)
-
-
-def test_without_a_sum_or_without_elements():
-    x, gate, up = operands(k=0)
-    bias_gate, bias_up = values((N,), FP32, 3), values((N,), FP32, 4)
-    wanted = (bias_gate.relu() * bias_up).expand(M, N)
-    got = tritile.gated_linear(x, gate, up, activation="relu", bias_gate=bias_gate, bias_up=bias_up)
-    assert torch.equal(got, wanted)
-    assert torch.equal(tritile.gated_linear(x, gate, up), torch.zeros(M, N))
-    assert tritile.gated_linear(values((0, K), FP32), *operands()[1:]).shape == (0, N)
-    assert tritile.gated_linear(values((M, K), FP32), values((0, K), FP32), values((0, K), FP32)).shape == (
-        M,
-        0,
-    )
-
-
 @every_config
 def test_not_finite_values_come_out_where_torch_has_them(config):
     x, gate, up = operands()

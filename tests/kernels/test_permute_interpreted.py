@@ -1,7 +1,5 @@
 """permute, transpose and contiguous, interpreted: every dtype, shape and layout, bit for bit."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -52,67 +50,11 @@ def test_every_dtype_bit_for_bit(dtype):
         assert same_bits(got, raw.transpose(0, 1)), shape
 
 
-@pytest.mark.parametrize("dim0", range(-4, 4))
-def test_every_pair_of_dimensions(dim0):
-    x = values((3, 5, 2, 7), torch.float32)
-    for dim1 in range(-4, 4):
-        got = tritile.transpose(x, dim0, dim1)
-        assert got.is_contiguous()
-        assert torch.equal(got, x.transpose(dim0, dim1)), dim1
-
-
-@pytest.mark.parametrize("ndim", [2, 3, 5, 6])
-def test_default_dimensions_are_the_last_two(ndim):
-    x = values((2, 1, 3, 2, 5, 4)[-ndim:], torch.int8)
-    assert torch.equal(tritile.transpose(x), x.mT)
-
-
 def test_a_scalar_and_a_vector_are_copied():
     scalar, vector = torch.tensor(3.5), values((7,), torch.float32)
     for got, x in ((tritile.transpose(scalar), scalar), (tritile.transpose(vector, 0, -1), vector)):
         assert torch.equal(got, x)
         assert got.data_ptr() != x.data_ptr()
-
-
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3), (0, 0), (3, 4, 0, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.complex128], ids=name)
-def test_nothing_to_copy(shape, dtype):
-    x = torch.zeros(shape, dtype=dtype)
-    got = tritile.transpose(x, 0, -1)
-    assert (got.shape, got.dtype) == (x.transpose(0, -1).shape, dtype)
-    out = torch.zeros(got.shape, dtype=dtype)
-    assert tritile.transpose(x, 0, -1, out=out) is out
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128], ids=name)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_inputs_that_are_not_contiguous(layout, dtype):
-    x = values((2, 19, 33), torch.float32).to(dtype)
-    assert torch.equal(bytes_of(tritile.transpose(placed(x, layout))), bytes_of(x.mT))
-    assert torch.equal(bytes_of(tritile.transpose(placed(x, layout), 0, 2)), bytes_of(x.transpose(0, 2)))
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_permuted_inputs(order):
-    x = values((6, 17, 9), torch.float16).permute(order)
-    for dims in ((0, 1), (0, 2), (1, 2)):
-        assert torch.equal(tritile.transpose(x, *dims), x.transpose(*dims))
-
-
-@pytest.mark.parametrize("offset", [1, 2, 3, 7])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.complex64, torch.complex128], ids=name)
-def test_storage_offsets(offset, dtype):
-    raw, flat = random_bits((offset + 11 * 13,), dtype)
-    x = flat[offset:].view(11, 13)
-    assert same_bits(tritile.transpose(x), raw[offset:].view(11, 13, -1).transpose(0, 1))
-
-
-def test_expanded_and_overlapping_inputs():
-    row = values((1, 9), torch.float32).expand(5, 9)
-    column = values((6, 1, 1), torch.float32).expand(6, 5, 4)
-    windows = values((30,), torch.float32).unfold(0, 8, 1)
-    for x in (row, column, windows, row[0].expand(3, 4, 9)):
-        assert torch.equal(tritile.transpose(x), x.mT)
 
 
 def conjugated(raw, dtype):
@@ -143,16 +85,6 @@ def test_lazy_conjugation_and_negation(dtype):
         assert not got.is_neg(), label
         assert same_bits(got, expected.transpose(0, 1)), label
         assert same_bits(tritile.transpose(lazy.mT), expected), label
-
-
-@pytest.mark.parametrize("dtype", COMPLEX, ids=name)
-def test_the_imaginary_part_of_a_conjugate(dtype):
-    _, x = random_bits((13, 21), dtype)
-    imaginary = x.conj().imag  # lazily negated, and strided: every second number in memory
-    assert imaginary.is_neg()
-    expected = torch.view_as_real(x)[..., 1].contiguous()
-    expected.view(torch.uint8).view(13, 21, -1)[..., -1] ^= 128
-    assert torch.equal(bytes_of(tritile.transpose(imaginary)), bytes_of(expected.mT))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex128], ids=name)
@@ -190,36 +122,6 @@ def test_every_legal_config_gives_the_answer(blocks, dtype):
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, config)
     assert same_bits(out, raw.transpose(1, 2))
-
-
-@st.composite
-def transpositions(draw):
-    few, many = st.lists(st.integers(0, 12), min_size=2, max_size=3), st.integers(0, 5)
-    shape = tuple(draw(few | st.lists(many, min_size=4, max_size=5)))
-    dims = draw(st.tuples(*[st.integers(-len(shape), len(shape) - 1)] * 2))
-    return shape, dims, draw(st.sampled_from(DTYPES)), draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 2))
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(transpositions(), st.integers(0, 2**16))
-def test_any_transposition(case, seed):
-    shape, dims, dtype, (x_layout, out_layout) = case
-    raw, x = random_bits(shape, dtype, seed)
-    dim0, dim1 = (dim % len(shape) for dim in dims)
-    expected = raw.transpose(dim0, dim1)
-    assert same_bits(tritile.transpose(placed(x, x_layout), *dims), expected)
-    buffer, out = frame(tuple(expected.shape[:-1]), dtype, out_layout)
-    tritile.transpose(placed(x, x_layout), *dims, out=out)
-    assert same_bits(out, expected)
-    assert guard_intact(buffer, out)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64, torch.complex128], ids=name)
-def test_every_order_of_four_dimensions(dtype):
-    raw, x = random_bits((3, 4, 5, 6), dtype)
-    for order in itertools.permutations(range(4)):
-        assert same_bits(tritile.permute(x, order), raw.permute(*order, 4)), order
-        assert same_bits(tritile.permute(x, [d - 4 for d in order]), raw.permute(*order, 4)), order
 
 
 def test_a_scalar_and_a_vector_are_permuted():
@@ -260,15 +162,6 @@ def test_square_matrices_in_place(size, dtype):
     raw = raw.clone()
     assert tritile.transpose(x, out=x) is x
     assert same_bits(x, raw.transpose(0, 1))
-
-
-def test_in_place_inside_a_larger_tensor():
-    buffer = values((4, 40, 3, 50), torch.float32)
-    before, x = buffer.clone(), buffer[1:3, 2:35, :, 4:37]
-    tritile.permute(x, (0, 3, 2, 1), out=x)
-    assert torch.equal(x, before[1:3, 2:35, :, 4:37].transpose(1, 3))
-    x.copy_(before[1:3, 2:35, :, 4:37])
-    assert torch.equal(buffer, before)
 
 
 @st.composite

@@ -156,32 +156,6 @@ def test_sums_of_int8_are_exact_before_they_are_scaled():
     )
 
 
-def test_without_a_sum_or_without_elements():
-    one = torch.ones(())
-    a, b = values((5, 0), E4M3), values((0, 7), E4M3)
-    bias = values((7,), FP32)
-    assert torch.equal(tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32), bias.expand(5, 7))
-    blocks = torch.empty(5, 0), torch.empty(0, 1)
-    assert torch.equal(tritile.scaled_matmul(a, b, *blocks, out_dtype=FP32), torch.zeros(5, 7))
-    assert tritile.scaled_matmul(a[:0], b, one, one).shape == (0, 7)
-    full = values((0, 41), INT8), values((41, 7), INT8)
-    assert tritile.scaled_matmul(*full, scale(0, 1), scale(1, 7)).shape == (0, 7)
-
-
-def test_into_a_tensor_given():
-    a, b = values((19, 41), E4M3), values((41, 23), E4M3, 1)
-    scales = scale(19, 1), scale(1, 23)
-    for layout in ("row", "column", "sliced"):
-        buffer, out = frame((19, 23), torch.float16, layout)
-        assert tritile.scaled_matmul(a, b, *scales, out=out, out_dtype=out.dtype) is out
-        assert_fused(out, a, b, Sides(*scales))
-        residual = values((19, 23), torch.float16, 3)
-        out.copy_(residual)
-        tritile.scaled_matmul(a, b, *scales, residual=out, out=out, out_dtype=out.dtype)
-        assert_fused(out, a, b, Sides(*scales, residual=residual))
-        assert guard_intact(buffer, out)
-
-
 def test_operands_lie_in_any_way():
     a, b = values((19, 141), E4M3), values((141, 23), E5M2, 1)
     scales = blocks_of(19, 23, 141, (1, 128))
@@ -258,9 +232,3 @@ def test_one_tensor_as_both_operands():
     )
     step = work_of(call, WIDE, 1, False).steps[-1]
     assert step.values[:3] == (Buffer("a"), Buffer("b"), Buffer("out"))  # not one buffer for both
-
-
-def test_zero_points_without_a_sum():
-    a, b = torch.empty(5, 0, dtype=INT8), torch.empty(0, 7, dtype=INT8)
-    got = tritile.scaled_matmul(a, b, torch.ones(()), torch.ones(()), zero_a=zero(), zero_b=zero())
-    assert torch.equal(got, torch.zeros(5, 7, dtype=torch.bfloat16))

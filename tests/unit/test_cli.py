@@ -265,7 +265,6 @@ def test_replay_prints_a_line_for_each_strategy(tmp_path):
     for place, config in enumerate(space.opening(30)):
         digest = families.FAMILIES["matmul"][config.family].digest
         store.add(digest, Trial(PROBLEM, config, 10.0 + place, measured_utc="2026-01-01T00:00:00+00:00"))
-    store.close()
     zipped = tmp_path / "zipped.sqlite3.gz"
     zipped.write_bytes(gzip.compress(store.path.read_bytes()))
     result = run("replay", store.path, zipped, "--strategy", "exhaustive", "--strategy", "screening")
@@ -287,7 +286,6 @@ def test_brackets_in_data_are_no_markup():
 def test_merge_adds_another_stores_trials(tmp_path):
     other = Store(H200, tmp_path / "other")
     remember(other)
-    other.close()
     result = run("merge", other.path, "--target", "nvidia-h200")
     assert result.exit_code == 0
     assert "1 trials" in result.output

@@ -11,7 +11,7 @@ import torch
 
 import tritile
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
-from tritile.in_torch import building, overrides, routes, state
+from tritile.in_torch import building, overrides, routes
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 KEYS = ("CPU",)
@@ -127,16 +127,6 @@ def test_a_switch_that_ended_elsewhere_counts_no_more(asked):
         A[None] @ WEIGHT[None]
     assert asked == ["asked", "product"]
     assert report.left == 1
-
-
-def test_kernels_in_cpp_stay_and_ask_nobody_without_a_switch(asked):
-    for _ in range(2):
-        with switch("always"):
-            A @ WEIGHT
-        WIDE @ WEIGHT
-    assert asked == ["product"] * 2
-    assert list(overrides._libraries) == ["CPU"]
-    assert state.active() is None
 
 
 def test_a_program_may_multiply_to_its_end(crossing, monkeypatch):
@@ -281,16 +271,6 @@ def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, cha
     assert building.state()[0] == "not loaded"
     with pytest.raises(UnsupportedError, match=f"library is not built: .*{reason}"):
         building.build()
-
-
-def test_nothing_is_built_in_a_folder_that_others_may_write_to(monkeypatch):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
-    monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("built"))
-    building._made(building.path().parent)
-    building.path().parent.chmod(0o777)
-    with pytest.warns(StoreWarning, match="others may write to .*library"):
-        assert building.library() is None
-    assert building.state()[0] == "not loaded"
 
 
 def test_only_its_user_may_write_to_what_is_built(monkeypatch, tmp_path):

@@ -68,11 +68,7 @@ OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder)
 
 def standing():
     """All that is patched while a kernel is interpreted."""
-    return [
-        getattr(*LANGUAGE_PATCHER),
-        interpreter_builder.options,
-        *(dict(vars(owner)) for owner in OWNERS),
-    ]
+    return [getattr(*LANGUAGE_PATCHER), interpreter_builder.options, *(dict(vars(owner)) for owner in OWNERS)]
 
 
 def test_the_library_is_left_as_it_was():

@@ -348,7 +348,7 @@ REFUSED = {
         ("linear", lambda: tritile.linear(X, X, precision="fp16x3"), ("linear", "fp16x3")),
     ],
     InvalidValueError: [
-        ("no precision", lambda: tritile.matmul(X, X.t(), precision="fp16x4"), ("fp16x4", "tf32x3")),
+        ("no precision", lambda: tritile.matmul(X, X.t(), precision="fp16x4"), ("fp16x4", "tf32x3"))
     ],
 }
 

@@ -121,10 +121,7 @@ def test_decisions_are_of_a_policy_and_a_precision(decided):
     assert len(decided) == 4
 
 
-CONTEXTS = {
-    "mode": lambda: tritile.mode("cached"),
-    "batch_invariant": tritile.batch_invariant,
-}
+CONTEXTS = {"mode": lambda: tritile.mode("cached"), "batch_invariant": tritile.batch_invariant}
 
 
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)

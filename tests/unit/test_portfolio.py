@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
-from dataclasses import astuple, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -205,16 +205,6 @@ def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
     assert split not in [config for _, config in ranked]
     assert [us for us, _ in ranked] == sorted(us for us, _ in ranked)
     assert first.ranked(short, H200, 2) == ranked[:2]
-
-
-def test_a_portfolio_is_written_and_read():
-    portfolio = members()
-    data = json.loads(json.dumps(portfolio.to_dict()))
-    read = portfolio_of("halves-nt", data)
-    assert read.configs == portfolio.configs
-    assert read.loss == portfolio.loss
-    assert astuple(read.constants[2]) == pytest.approx(astuple(portfolio.constants[2]), rel=0.01)
-    assert portfolio_of("halves-nt", read.to_dict()) == read
 
 
 def inputs_at(problem, portfolio):

@@ -1,12 +1,21 @@
-"""Problems of permutations: what is merged and widened, which dimensions make tiles, what is refused."""
+"""Problems: how permutations are merged, widened and refused, how products and epilogues are written."""
 
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from tritile.core.problem import PermuteProblem, problem_from_dict, problem_to_dict
+from tritile.core.problem import (
+    BLOCK_SCALES,
+    MatmulProblem,
+    PermuteProblem,
+    epilogue_of,
+    problem_from_dict,
+    problem_key,
+    problem_to_dict,
+)
 from tritile.errors import InvalidValueError
 from tritile.families.permute import family as permute
 from tritile.families.permute.family import uneven
@@ -121,3 +130,81 @@ def test_tiles_are_uneven_where_overlap_would_copy_much_twice():
     assert [uneven(extent, 64) for extent in (64, 128, 127, 4097, 63, 65, 143, 600)] == [
         False, False, False, False, True, True, True, False
     ]  # fmt: skip
+
+
+# --- Products and their epilogues ---
+
+PLAIN = MatmulProblem(1, 64, 48, 256, "float8_e4m3fn", "bfloat16")
+FIELDS = [
+    {"epilogue": "scale_a=column scale_b=row bias=row weighted gelu"},
+    {"dtype": "bfloat16", "epilogue": "bias=row bias_up=full gated silu"},
+    {"dtype": "int8", "epilogue": "scale_a=one scale_b=row zero_a=column zero_b=one"},
+    {"b_dtype": "float8_e5m2"},
+    *({"block_scales": name} for name in BLOCK_SCALES if name),
+    {"epilogue": "residual=full silu", "b_dtype": "float8_e5m2", "block_scales": "1x128"},
+]
+
+
+@pytest.mark.parametrize("changes", FIELDS, ids=str)
+def test_problems_are_read_back_as_they_are_written(changes):
+    problem = replace(PLAIN, **changes)
+    assert problem_from_dict(problem_to_dict(problem)) == problem
+    assert problem_key(problem) != problem_key(PLAIN)
+    assert problem.kind != PLAIN.kind
+    assert set(problem_to_dict(problem)) - set(problem_to_dict(PLAIN)) == set(changes) - {"dtype"}
+    for text in changes.values():
+        for word in text.split():
+            assert word in problem.label
+
+
+def test_problems_of_before_there_were_epilogues_are_read_on():
+    old = {
+        "op": "matmul", "batch": 1, "m": 64, "n": 48, "k": 256, "dtype": "float8_e4m3fn",
+        "out_dtype": "bfloat16", "a_layout": "row", "b_layout": "row", "out_layout": "row",
+        "a_align": 16, "b_align": 16, "out_align": 16, "precision": "ieee",
+    }  # fmt: skip
+    assert problem_from_dict(old) == PLAIN
+    assert problem_to_dict(PLAIN) == old
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epilogue": "gelu bias=row"},
+        {"epilogue": "bias=diagonal"},
+        {"epilogue": "tanh"},
+        {"epilogue": "bias=row bias=row"},
+        {"epilogue": " "},
+        {"b_dtype": "float8_e4m3fn"},
+        {"b_dtype": "int8"},
+        {"block_scales": "1x64"},
+        {"epilogue": "gated silu"},
+        {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"},
+        {"epilogue": "gated silu", "dtype": "float32", "block_scales": "1x128"},
+        {"epilogue": "bias_up=row silu", "dtype": "float16"},
+        {"epilogue": "silu gated", "dtype": "float16"},
+        {"epilogue": "zero_a=one"},
+        {"epilogue": "zero_a=row", "dtype": "int8"},
+        {"epilogue": "zero_b=column", "dtype": "int8"},
+        {"epilogue": "zero_b=one", "dtype": "int8", "batch": 2},
+        {"block_scales": "1x128", "batch": 2},
+        {"block_scales": "1x128", "dtype": "int8"},
+    ],
+    ids=str,
+)
+def test_problems_that_cannot_be(changes):
+    with pytest.raises(InvalidValueError):
+        replace(PLAIN, **changes)
+
+
+def test_epilogues_are_read_back_as_they_are_written():
+    spreads, sides = ("", "one", "row", "column", "full"), ("scale_a", "scale_b", "bias", "residual")
+    for *given, activation, weighted in itertools.product(
+        spreads, spreads, spreads, spreads, ("", "relu", "gelu", "gelu_tanh", "silu"), ("", "weighted")
+    ):
+        words = [f"{side}={spread}" for side, spread in zip(sides, given, strict=True) if spread]
+        text = " ".join([*words, *filter(None, (weighted, activation))])
+        epilogue = epilogue_of(text)
+        assert str(epilogue) == text
+        assert epilogue.transposed.transposed == epilogue
+        assert (epilogue.constants is None) == (text == "")

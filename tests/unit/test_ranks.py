@@ -32,7 +32,6 @@ def tuned(folder):
     """Count the problems of which rank 0's store knows a checked winner."""
     store = Store(H200, folder / "rank-0")
     found = [trial for _, trial in store.everything()]
-    store.close()
     return len({trial.problem for trial in found if trial.error is not None})
 
 

@@ -247,7 +247,6 @@ def test_the_command_reads_stores_the_users_own_too(tmp_path, monkeypatch) -> No
     store = Store(H200, folder)
     digest = families.FAMILIES["matmul"]["tile"].digest
     store.add(digest, replace(TRIALS[0], measured_utc="2026-01-01T00:00:00+00:00"))
-    store.close()
     done = run(folder / "nvidia-h200.sqlite3", "--output", tmp_path / "a.html")
     assert done.exit_code == 0, done.output
     assert "0 results, 1 trials" in " ".join(done.output.split())

@@ -26,7 +26,7 @@ from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning import database, shared_file
 from tritile.planning import store as store_module
 from tritile.planning.store import Store, store_of
-from tritile.planning.trial import Trial, best_of, rank, row_of
+from tritile.planning.trial import Trial, rank, row_of
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 KERNEL = "0123456789abcdef"
@@ -82,10 +82,8 @@ def _no_silent_warning() -> Iterator[None]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(DEVICE, tmp_path / "cache")
-    yield made
-    made.close()
+def store(tmp_path: Path) -> Store:
+    return Store(DEVICE, tmp_path / "cache")
 
 
 # --- What is remembered ---
@@ -97,13 +95,9 @@ def test_nothing_is_opened_or_created_by_looking(store: Store) -> None:
     assert not store.path.parent.exists()
 
 
-def test_directory_defaults_to_the_cache(tmp_path: Path) -> None:
-    assert Store(DEVICE).path == tmp_path / "nvidia-h200.sqlite3"
-
-
 def test_one_store_of_a_device_and_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = store_of(DEVICE)
-    assert here.path.parent == tmp_path
+    assert here.path == tmp_path / "nvidia-h200.sqlite3"
     assert store_of(replace(DEVICE)) is here
     assert store_of(replace(DEVICE, triton="3.6.1")) is not here
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
@@ -130,12 +124,6 @@ def test_round_trip(tmp_path: Path, problem: Any) -> None:
     assert again.bests(KERNEL, problem.op) == [full]
     environment = {f.name: getattr(DEVICE, f.name) for f in fields(DEVICE) if "_g" not in f.name}
     assert list(again.everything()) == [(environment | {"kernel": KERNEL}, t) for t in (full, failed)]
-
-
-def test_everything_spans_batches(tmp_path: Path) -> None:
-    store = filled(tmp_path, 2 * store_module.BATCH + 3)
-    seen = [found.us for _, found in store.everything()]
-    assert seen == [10.0 + number for number in range(2 * store_module.BATCH + 3)]
 
 
 def test_the_same_again_replaces(store: Store) -> None:
@@ -176,24 +164,11 @@ def test_kernel_problem_and_op_count(store: Store) -> None:
     for field in ("m", "a_align"):
         assert store.best(KERNEL, replace(PROBLEM, **{field: 8})) is None
     assert store.best(KERNEL, replace(PROBLEM, b_layout="column")) is None
-
-
-def test_what_does_not_change_a_config_s_worth_does_not_count(store: Store) -> None:
-    store.add(KERNEL, trial())
     slower = Store(replace(DEVICE, clock_ghz=1.0, memory_gbps=1.0), store.path.parent)
     assert slower.best(KERNEL, PROBLEM) == trial()
 
 
-def test_bests_gives_one_of_each_problem(store: Store) -> None:
-    tall = replace(PROBLEM, m=9999)
-    for us, number in ((3.0, 0), (2.0, 1), (4.0, 2)):
-        store.add(KERNEL, trial(us, number))
-        store.add(KERNEL, trial(10 * us, number, problem=tall))
-    store.add(KERNEL, trial(None, 3, failure="no"))
-    assert sorted(t.us for t in store.bests(KERNEL, "matmul") if t.us) == [2.0, 20.0]
-
-
-def test_a_store_and_python_rank_trials_alike(store: Store) -> None:
+def test_the_best_of_each_problem_are_checked_then_fast(store: Store) -> None:
     in_order = [
         trial(3.0, 4, error=0.1),
         trial(3.0, 1, error=0.0),
@@ -203,11 +178,13 @@ def test_a_store_and_python_rank_trials_alike(store: Store) -> None:
         trial(1.0, 6, failure="wrong answer"),
     ]
     in_order[:2] = sorted(in_order[:2], key=lambda one: one.config.key)
+    tall = replace(PROBLEM, m=9999)
     for one in reversed(in_order):
         store.add(KERNEL, one)
-        assert store.best(KERNEL, PROBLEM) == best_of(store.trials(KERNEL, PROBLEM))
+        store.add(KERNEL, replace(one, problem=tall))
     assert sorted(in_order, key=rank) == in_order
-    assert store.bests(KERNEL, "matmul") == in_order[:1]
+    assert store.best(KERNEL, PROBLEM) == in_order[0]
+    assert store.bests(KERNEL, "matmul") == [in_order[0], replace(in_order[0], problem=tall)]
 
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0, 0.0, float("-inf"), 1e300, -(10**400)])
@@ -220,12 +197,8 @@ def test_a_time_that_is_none_is_a_failure(store: Store, us: float) -> None:
     assert store.bests(KERNEL, "matmul") == [trial(7.0, 1)]
     assert store.trials(KERNEL, PROBLEM)[0].us is None
     assert "measured" in str(store.trials(KERNEL, PROBLEM)[0].failure)
-
-
-@pytest.mark.parametrize("error", [float("nan"), float("inf")])
-def test_an_answer_that_is_no_number_is_a_failure(store: Store, error: float) -> None:
-    store.add(KERNEL, trial(error=error))
-    assert store.best(KERNEL, PROBLEM) is None
+    store.add(KERNEL, trial(0.5, 3, error=abs(us) if us != us else float("inf")))
+    assert store.best(KERNEL, PROBLEM) == trial(7.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -246,13 +219,6 @@ def test_a_failure_becomes_one_short_line(store: Store) -> None:
     assert len(text) <= 2000
 
 
-def test_close_and_go_on(store: Store) -> None:
-    store.add(KERNEL, trial())
-    store.close()
-    store.close()
-    assert store.best(KERNEL, PROBLEM) == trial()
-
-
 # --- Files that are damaged, or not ours ---
 
 
@@ -265,12 +231,12 @@ def short_garbage(path: Path) -> None:
 
 
 def truncated(path: Path) -> None:
-    filled(path.parent, 200).close()
+    filled(path.parent, 200)
     os.truncate(path, path.stat().st_size // 2 + 100)
 
 
 def headless(path: Path) -> None:
-    filled(path.parent, 50).close()
+    filled(path.parent, 50)
     path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
 
 
@@ -280,14 +246,14 @@ def foreign(path: Path) -> None:
 
 
 def future_format(path: Path) -> None:
-    filled(path.parent, 3).close()
+    filled(path.parent, 3)
     data = bytearray(path.read_bytes())
     data[44:48] = (99).to_bytes(4, "big")  # SQLite's own schema format number
     path.write_bytes(data)
 
 
 def triggered(path: Path) -> None:
-    filled(path.parent, 3).close()
+    filled(path.parent, 3)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END")
 
@@ -301,7 +267,7 @@ DAMAGE = [garbage, short_garbage, truncated, headless, foreign, future_format, t
 SAVED = {"truncated": range(20, 180), "headless": [50], "future_format": [3], "triggered": [3]}
 
 
-@pytest.mark.parametrize("first", ["best", "trials", "bests", "everything", "add"])
+@pytest.mark.parametrize("first", ["best", "add"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_or_foreign_file_is_set_aside(
     tmp_path: Path, damage: Callable[[Path], None], first: str
@@ -309,18 +275,10 @@ def test_damaged_or_foreign_file_is_set_aside(
     store = Store(DEVICE, tmp_path)
     damage(store.path)
     before = None if store.path.is_dir() else store.path.read_bytes()
-    uses = {
-        "best": lambda: store.best(KERNEL, PROBLEM),
-        "trials": lambda: store.trials(KERNEL, PROBLEM),
-        "bests": lambda: store.bests(KERNEL, "matmul"),
-        "everything": lambda: list(store.everything()),
-        "add": lambda: store.add(KERNEL, trial(99.0, 999)),
-    }
     saved = SAVED.get(damage.__name__, [0])
     with one_warning("set-aside"):
-        found = uses[first]()
-        assert first == "add" or bool(found) == (0 not in saved)
-        assert store.path.is_file()
+        if first == "best":
+            assert bool(store.best(KERNEL, PROBLEM)) == (0 not in saved)
         store.add(KERNEL, trial(99.0, 999))
         assert store.best(KERNEL, PROBLEM) == (trial(99.0, 999) if 0 in saved else trial())
         assert len(store.trials(KERNEL, PROBLEM)) - 1 in saved
@@ -340,7 +298,8 @@ def test_empty_file_is_a_new_store(store: Store) -> None:
     assert beside(store) == []
 
 
-def test_a_page_damaged_in_the_middle_of_an_open_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["read", "add"])
+def test_pages_damaged_while_a_store_is_in_use(tmp_path: Path, first: str) -> None:
     store = filled(tmp_path, 3000)
     assert store.best(KERNEL, PROBLEM) == trial()
     size = store.path.stat().st_size
@@ -348,28 +307,11 @@ def test_a_page_damaged_in_the_middle_of_an_open_store(tmp_path: Path) -> None:
     with store.path.open("r+b") as file:
         file.seek(3 * 4096)
         file.write(b"\xff" * (size - 4 * 4096))
-    with contextlib.closing(raw(store)) as connection:  # a changed file, for the open connection's cache
-        connection.execute("PRAGMA user_version = 1")
-        connection.execute("PRAGMA user_version = 0")
-        connection.execute("PRAGMA user_version = 1")
     with one_warning("malformed"):
-        found = store.trials(KERNEL, PROBLEM)
-        assert found == []
-        store.add(KERNEL, trial(3.0))
-        assert store.best(KERNEL, PROBLEM) == trial(3.0)
-    assert len(beside(store)) == 1
-
-
-def test_an_add_that_meets_damage_is_not_lost(tmp_path: Path) -> None:
-    store = filled(tmp_path, 3000)
-    store.close()
-    size = store.path.stat().st_size
-    with store.path.open("r+b") as file:
-        file.seek(3 * 4096)
-        file.write(b"\xff" * (size - 4 * 4096))
-    with one_warning("set-aside"):
+        assert first == "add" or store.trials(KERNEL, PROBLEM) == []
         store.add(KERNEL, trial(3.0))
     assert store.trials(KERNEL, PROBLEM) == [trial(3.0)]
+    assert len(beside(store)) == 1
 
 
 def test_a_journal_goes_aside_with_its_file(store: Store) -> None:
@@ -449,7 +391,6 @@ def test_a_rename_amid_an_add_does_not_lose_it(tmp_path: Path, monkeypatch: pyte
 
 def test_a_newer_version_is_left_alone(store: Store) -> None:
     store.add(KERNEL, trial())
-    store.close()
     with contextlib.closing(raw(store)) as connection:
         connection.execute("PRAGMA user_version = 2")
         connection.execute("ALTER TABLE trials ADD COLUMN more TEXT")
@@ -515,20 +456,18 @@ def test_a_failing_disk_drops_adds_and_reads_go_on(
     assert beside(store) == []
 
 
-def test_a_disk_that_cannot_be_read(store: Store, failing: type[Failing]) -> None:
-    store.add(KERNEL, trial())
-    failing.word = "SELECT"
+@pytest.mark.parametrize("word", ["SELECT", "PRAGMA integrity"])
+def test_a_disk_that_cannot_be_read(store: Store, failing: type[Failing], word: str) -> None:
+    Store(DEVICE, store.path.parent).add(KERNEL, trial())
+    failing.word = word
     with one_warning("tried again later"):
         assert store.best(KERNEL, PROBLEM) is None
-        assert (
-            store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == list(store.everything()) == []
-        )
+        assert list(store.everything()) == []
         store.add(KERNEL, trial(1.0))
 
 
 def test_a_read_only_file_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add(KERNEL, trial())
-    store.close()
     connect = sqlite3.connect
 
     def read_only(path: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
@@ -586,17 +525,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.mark.parametrize("opened", [False, True])
-def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store: Store, clock: Clock, opened: bool) -> None:
+def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store: Store, clock: Clock) -> None:
     store.add(KERNEL, trial())
-    if not opened:
-        store.close()
     with contextlib.closing(raw(store)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         with one_warning("locked"):
             assert store.best(KERNEL, PROBLEM) is None
             waited = clock.slept
-            assert database.READ_S <= waited <= database.READ_S + 1
+            assert shared_file.READ_S <= waited <= shared_file.READ_S + 1
             assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == []
             store.add(KERNEL, trial(1.0, 1))
         assert clock.slept == waited  # left alone meanwhile
@@ -607,38 +543,25 @@ def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store: Store, clock: Cl
     assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 1), trial(1.0, 2)]
 
 
-def test_a_lock_that_is_soon_released_is_waited_for(store: Store, clock: Clock) -> None:
+@pytest.mark.parametrize("lock", ["BEGIN EXCLUSIVE", "BEGIN"])
+def test_a_lock_that_is_soon_released_is_waited_for(store: Store, clock: Clock, lock: str) -> None:
     store.add(KERNEL, trial())
-    connection = raw(store)
-    connection.execute("BEGIN EXCLUSIVE")
-    sleep = clock.sleep
-
-    def sleep_and_release(seconds: float) -> None:
-        sleep(seconds)
-        connection.close()
-
-    clock.sleep = sleep_and_release  # type: ignore[method-assign]
-    assert store.best(KERNEL, PROBLEM) == trial()
-    assert 0 < clock.slept < 0.1
-
-
-def test_a_write_waits_for_who_reads_and_is_done_whole(store: Store, clock: Clock) -> None:
-    store.add(KERNEL, trial())
-    reading = raw(store)
-    reading.execute("BEGIN")
-    assert reading.execute("SELECT count(*) FROM trials").fetchone() == (1,)
+    other = raw(store)
+    other.execute(lock)
+    assert other.execute("SELECT count(*) FROM trials").fetchone() == (1,)
     sleep = clock.sleep
 
     def sleep_and_end(seconds: float) -> None:
         sleep(seconds)
-        reading.close()
+        other.close()
 
     clock.sleep = sleep_and_end  # type: ignore[method-assign]
-    store.add(KERNEL, trial(1.0, 1))
+    if lock == "BEGIN":  # readers wait for none who reads
+        store.add(KERNEL, trial(1.0, 1))
+    assert store.trials(KERNEL, PROBLEM)[0] == trial()
     assert 0 < clock.slept < 0.1
     assert clock.free
     assert store.flush() == 0
-    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 1)]
 
 
 def test_trials_wait_for_a_lock_that_another_writer_keeps(store: Store, clock: Clock) -> None:
@@ -647,10 +570,10 @@ def test_trials_wait_for_a_lock_that_another_writer_keeps(store: Store, clock: C
         connection.execute("BEGIN IMMEDIATE")
         with one_warning("locked"):
             store.add(KERNEL, trial(1.0, 1))
-            assert database.WRITE_S <= clock.slept <= database.WRITE_S + 1
+            assert shared_file.WRITE_S <= clock.slept <= shared_file.WRITE_S + 1
             store.add(KERNEL, trial(2.0, 1))
             store.add(KERNEL, trial(3.0, 2))
-            assert clock.slept <= database.WRITE_S + 1
+            assert clock.slept <= shared_file.WRITE_S + 1
             assert store.best(KERNEL, PROBLEM) == trial()
             assert store.flush() == 2
     assert clock.free
@@ -664,7 +587,7 @@ def test_setting_aside_waits_a_moment_for_the_lock_of_another_process(store: Sto
     with shared_file.FileLock(f"{store.path}.lock"), one_warning("could not be acquired"):
         assert store.best(KERNEL, PROBLEM) is None
         assert store.trials(KERNEL, PROBLEM) == []
-        assert database.READ_S <= clock.slept <= database.READ_S + 1
+        assert shared_file.READ_S <= clock.slept <= shared_file.READ_S + 1
     assert clock.free
     assert beside(store) == []
     clock.now += shared_file.RETRY_S
@@ -747,7 +670,6 @@ def test_no_flipped_bit_hides_a_trial_in_silence(tmp_path: Path) -> None:
     for problem in problems:
         for number in range(5):
             sound.add(KERNEL, trial(10.0 + number, number, problem=problem))
-    sound.close()
     data, aside, told = sound.path.read_bytes(), 0, 0
     for turn in range(60):
         store, spoiled = Store(DEVICE, tmp_path / str(turn)), bytearray(data)
@@ -768,13 +690,11 @@ def test_no_flipped_bit_hides_a_trial_in_silence(tmp_path: Path) -> None:
         assert len(warned) == 1 or not (lost or warned or len(bests) < 6 or None in best), turn
         newer = warned and "newer" in warned[0]
         assert newer or trial(1.0, 99) in store.trials(KERNEL, PROBLEM), turn
-        store.close()
     assert 12 < aside <= told
 
 
 def test_what_can_be_read_of_a_damaged_file_is_saved(tmp_path: Path) -> None:
     store = filled(tmp_path, 2000)
-    store.close()
     data = bytearray(store.path.read_bytes())
     pages = range(0, len(data), 4096)
     leaf = next(at for at in pages if data[at] == 13 and b"257" in data[at : at + 4096] and at > 40 * 4096)
@@ -784,16 +704,6 @@ def test_what_can_be_read_of_a_damaged_file_is_saved(tmp_path: Path) -> None:
         assert store.best(KERNEL, PROBLEM) == trial()
     assert 1950 < len(store.trials(KERNEL, PROBLEM)) < 2000
     assert len(beside(store)) == 1
-
-
-def test_an_environment_is_saved_where_only_an_index_still_tells_it(store: Store) -> None:
-    store.add(KERNEL, trial())
-    store.close()
-    data = store.path.read_bytes()
-    first = data.index(KERNEL.encode())  # in the table: its page lies before the index's
-    store.path.write_bytes(data[:first] + b"X" + data[first + 1 :])
-    with one_warning("set-aside"):
-        assert store.best(KERNEL, PROBLEM) == trial()
 
 
 def test_a_file_is_checked_once_by_a_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -811,7 +721,7 @@ def test_a_file_is_checked_once_by_a_process(store: Store, monkeypatch: pytest.M
 
 
 def test_pages_that_refer_to_each_other_without_end_are_given_up(store: Store) -> None:
-    filled(store.path.parent, 2000).close()
+    filled(store.path.parent, 2000)
     data = bytearray(store.path.read_bytes())
     root = 3 * 4096  # of the table of trials: an interior page, every child of which becomes the first
     cells = int.from_bytes(data[root + 3 : root + 5], "big")
@@ -837,21 +747,16 @@ class Bomb:
         return os.system, (f"touch {CANARY}",)
 
 
-NUMBERS = [EVIL, "12 us", pickle.dumps(Bomb()), -1, 2**62, float("inf"), -float("inf"), "x" * 200_000]
+NUMBERS = [EVIL, "12 us", pickle.dumps(Bomb()), -1, float("inf"), "x" * 200_000]
 PROBLEM_TEXTS = [
-    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "9" * 5000, "null",
-    json.dumps({"op": ["matmul"]}), problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "NaN"),
-    problem_key(PROBLEM).replace("257", "1" + "0" * 4000), "x" * 200_000, b"\xff\xfe", b"\xed\xa0\x80",
+    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, "9" * 5000, "null", json.dumps({"op": ["matmul"]}),
+    problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "1" + "0" * 4000), b"\xed\xa0\x80",
 ]  # fmt: skip
+WARPS = config(5).key.replace('"num_warps":4', '"num_warps":{}')
 CONFIG_TEXTS = [
-    EVIL, pickle.dumps(Bomb()), "[" * 50_000, "{}", "1e999", config(5).key + " ",
-    config(5).key.replace('"num_warps":4', '"num_warps":-4'),
-    config(5).key.replace('"num_warps":4', '"num_warps":"4"'),
-    config(5).key.replace('"num_warps":4', '"num_warps":true'),
-    config(5).key.replace('"num_warps":4', f'"num_warps":{"4" * 4200}'),
-    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
-    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":1e999'),
-    config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":Infinity'),
+    EVIL, "[" * 50_000, "1e999", config(5).key + " ", config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
+    *(WARPS.replace("{}", value) for value in ("-4", '"4"', "true", "4" * 4200)),
+    *(config(5).key.replace("64", value) for value in ("1e999", "Infinity")),
     config(5).key.replace('"BLOCK_M":64', '"x;import os":64'),
     config(5).key.replace('"family":""', '"family":"x;import os"'),
     config(5).key.replace('"family":""', '"family":[]'), config(5).key.replace('"family":"",', ""),
@@ -869,7 +774,6 @@ def plant(store: Store, column: str, value: Any) -> None:
     """Spoils one column of the fast trial of config 5, behind the store's back."""
     store.add(KERNEL, trial(10.0))
     store.add(KERNEL, trial(0.001, 5))
-    store.close()
     with contextlib.closing(raw(store)) as connection:
         if isinstance(value, bytes) and not value.startswith(b"\x80"):
             connection.execute(f"UPDATE trials SET {column} = CAST(? AS TEXT) WHERE us < 1", (value,))
@@ -881,8 +785,6 @@ def plant(store: Store, column: str, value: Any) -> None:
 def test_a_bad_row_is_skipped_and_hides_no_good_one(
     store: Store, monkeypatch: pytest.MonkeyPatch, column: str, value: Any
 ) -> None:
-    if column in ("spread", "error") and value == 2**62:
-        value = float("inf")
     monkeypatch.chdir(store.path.parent.parent)
     plant(store, column, value)
     with one_warning("not valid"):
@@ -917,13 +819,6 @@ def test_a_bad_environment_is_skipped(store: Store, setting: str) -> None:
         assert [found for _, found in store.everything()] == [trial(10.0)]
 
 
-def test_a_bad_row_is_replaced_by_a_good_one(store: Store) -> None:
-    plant(store, "us", "soon")
-    store.add(KERNEL, trial(1.0, 5))
-    assert store.best(KERNEL, PROBLEM) == trial(1.0, 5)
-    assert len(store.trials(KERNEL, PROBLEM)) == 2
-
-
 # --- Merging ---
 
 
@@ -941,16 +836,11 @@ def test_merge_takes_what_is_new_or_newer(tmp_path: Path) -> None:
     assert ours.best("other", PROBLEM) == trial(3.0)
     assert ours.merge(theirs.path) == ours.merge(ours.path) == 0
     assert theirs.path.read_bytes() == before
-
-
-def test_merge_keeps_the_environment_of_the_other(tmp_path: Path) -> None:
     newer = replace(DEVICE, triton="3.7.0")
-    theirs = Store(newer, tmp_path / "b")
-    theirs.add(KERNEL, trial())
-    ours = Store(DEVICE, tmp_path / "a")
-    assert ours.merge(theirs.path) == 1
-    assert ours.best(KERNEL, PROBLEM) is None
-    assert Store(newer, tmp_path / "a").best(KERNEL, PROBLEM) == trial()
+    Store(newer, tmp_path / "c").add(KERNEL, trial(0.5))
+    assert ours.merge(tmp_path / "c" / theirs.path.name) == 1
+    assert ours.best(KERNEL, PROBLEM) == trial(1.0, measured_utc=late)
+    assert Store(newer, tmp_path / "a").best(KERNEL, PROBLEM) == trial(0.5)
 
 
 def test_merge_skips_bad_rows_and_replaces_ours(tmp_path: Path) -> None:
@@ -982,7 +872,6 @@ def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path: Path) -> None:
     store = Store(DEVICE, tmp_path / "a")
     with pytest.raises(InvalidValueError, match="H100"):
         store.merge(other.path)
-    other.close()
     with contextlib.closing(raw(other)) as connection:
         connection.execute("PRAGMA user_version = 2")
     with pytest.raises(InvalidValueError, match="newer"):
@@ -1062,27 +951,6 @@ def test_four_processes_find_the_same_damage(tmp_path: Path) -> None:
 
 
 @forks
-def test_a_child_does_not_use_the_parent_s_connection(store: Store) -> None:
-    store.add(KERNEL, trial())
-    mine = [opened.connection for opened in store._file._connections.values()]
-    assert len(mine) == 1
-
-    def child() -> None:
-        assert store._file._connections == {}
-        store.add(KERNEL, trial(2.0, 1))
-        theirs = [opened.connection for opened in store._file._connections.values()]
-        assert len(theirs) == 1
-        assert theirs[0] is not mine[0]
-
-    process = FORK.Process(target=child)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert [opened.connection for opened in store._file._connections.values()] == mine
-    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(2.0, 1)]
-
-
-@forks
 def test_a_child_forked_amid_a_transaction_lets_the_file_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1147,4 +1015,3 @@ def test_two_threads(tmp_path: Path, shared: bool) -> None:
         thread.join(60)
     assert len(read) == 30
     assert len(stores[0].trials(KERNEL, PROBLEM)) == 30
-    assert not shared or len(stores[0]._file._connections) == 3

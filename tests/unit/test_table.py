@@ -98,16 +98,6 @@ def test_the_order_of_entries_and_names_does_not_show(tmp_path: Path) -> None:
     assert text.endswith(b"\n]\n}\n")
 
 
-def test_one_entry_changes_one_line(tmp_path: Path) -> None:
-    write(TABLE, tmp_path / "a.json")
-    write(
-        replace(TABLE, entries=(*ENTRIES[:2], replace(ENTRIES[2], us=9.0), ENTRIES[3])), tmp_path / "b.json"
-    )
-    lines = [(tmp_path / name).read_text().splitlines() for name in ("a.json", "b.json")]
-    assert sum(a != b for a, b in zip(*lines, strict=True)) == 1
-    assert sum('"problem"' in line for line in lines[0]) == len(ENTRIES)
-
-
 def entry(**changes: Any) -> Any:
     return {"problem": problem_to_dict(PROBLEMS[1]), "config": CONFIG.to_dict(), "us": 2.0} | changes
 

@@ -11,7 +11,7 @@ from tritile.in_torch import deciding
 from tritile.ops import products
 from tritile.ops.fused import linear_of
 from tritile.ops.gated import gated_of
-from tritile.ops.products import Product, checked
+from tritile.ops.products import matmul_of
 from tritile.tune.deploy import rows
 
 LARGE = (2048, 2048, 384)
@@ -23,7 +23,7 @@ def operands(m, n, k, dtype=torch.float32):
 
 
 def precision_of(a, b, precision=None):
-    return checked(Product.plain(a, b), None, None, precision)[2]
+    return matmul_of(a, b, None, precision).checked(None)[2]
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def _hopper(monkeypatch):
 def test_large_products_are_made_of_parts():
     assert precision_of(*operands(*LARGE)) == "fp16x3"
     x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
-    of = linear_of(x, weight, None, None, "gelu")
-    assert checked(of, None, None, None)[2] == "fp16x3"
+    of = linear_of(x, weight, activation="gelu")
+    assert of.checked(None)[2] == "fp16x3"
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_other_dtypes_have_no_parts(dtype):
 
 def test_gated_products_have_no_parts():
     x, weight = torch.empty(2048, 384, device="meta"), torch.empty(2048, 384, device="meta")
-    of = gated_of((x, weight, weight, None, None), "silu", None)
-    assert checked(of, None, None, None)[2] == "ieee"
+    of = gated_of(x, weight, weight)
+    assert of.checked(None)[2] == "ieee"
 
 
 def test_other_gpus_multiply_in_fp32(monkeypatch):

@@ -3,6 +3,8 @@
 Nothing is compiled or launched: a stand-in records what the launch of the first call is given.
 """
 
+import functools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -10,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
 from tritile.errors import GradientError, OverlapError
-from tritile.ops import fused, gated, memo, products
-from tritile.ops import linear as linear_op
+from tritile.ops import asked, fused, gated, memo
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
 
@@ -36,9 +37,8 @@ def first_calls(monkeypatch):
     """The calls that were prepared: those that were not met before."""
     calls = Calls()
     calls.launch = launch = Launch()
-    for module in (products, permute_op, linear_op):
-        monkeypatch.setattr(module, "on_host", lambda tensor: False)
-        monkeypatch.setattr(module, "prepared", lambda call: calls.append(call) or launch)
+    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
+    monkeypatch.setattr(asked, "prepared", lambda call: calls.append(call) or launch)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield calls
@@ -94,36 +94,14 @@ def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
 )
 def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
     a, b = parts(0, 256)
-    for _ in range(2):
-        matmul_op.eager(a, b)
-        with rules():
-            matmul_op.eager(a, b)
-    assert len(first_calls) == 2
-
-
-def test_calls_by_another_setting_of_torch_are_planned_anew(first_calls):
-    a, b = parts(0, 256)
-    settings = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    try:
-        for _ in range(2):
-            for settings.fp32_precision in ("ieee", "tf32"):
-                matmul_op.eager(a, b)
-    finally:
-        settings.fp32_precision = before
-    assert [call.precision for call in first_calls] == ["ieee", "tf32"]
-
-
-@pytest.mark.parametrize(
-    "rules", [lambda: tritile.mode("off"), tritile.batch_invariant], ids=["mode", "rows"]
-)
-def test_packed_weights_by_other_rules_are_planned_anew(first_calls, rules):
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
-    for _ in range(2):
-        tritile.linear(torch.zeros(4, 32).half(), weight)
-        with rules():
-            tritile.linear(torch.zeros(4, 32).half(), weight)
-    assert len(first_calls) == 2
+    for call in (lambda: matmul_op.eager(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
+        first_calls.clear()
+        for _ in range(2):
+            call()
+            with rules():
+                call()
+        assert len(first_calls) == 2
 
 
 def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
@@ -194,6 +172,57 @@ def test_calls_that_torch_need_not_see_are_recalled(first_calls, monkeypatch, na
             monkeypatch.setattr(module, "look_up", None)
     assert found[0] == found[1] == found[2]
     assert len(first_calls) == 1
+
+
+def zeros(*shapes, dtype=torch.float32):
+    return [torch.zeros(shape, dtype=dtype) for shape in shapes]
+
+
+def scaled(*tensors, **words):
+    return tritile.scaled_matmul(*tensors, out_dtype=torch.float32, **words)
+
+
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+# Tensors of a call, and the call, for a result of (3, 7).
+ORDERS = {
+    "linear": (lambda: zeros((3, 5), (7, 5), (7,), (3, 7)), lambda x, w, b, r, out: tritile.linear(
+        x, w, b, residual=r, out=out)),
+    "linear, bias": (lambda: zeros((3, 5), (7, 5), (7,)), tritile.linear),
+    "linear, residual": (lambda: zeros((3, 5), (7, 5), (3, 7)), lambda x, w, r, out: tritile.linear(
+        x, w, residual=r, out=out)),
+    "addmm": (lambda: zeros((3, 7), (3, 5), (5, 7)), tritile.addmm),
+    "addmm, beta 0": (lambda: zeros((3, 7), (3, 5), (5, 7)), functools.partial(tritile.addmm, beta=0)),
+    "gated": (lambda: zeros((3, 5), (7, 5), (7, 5), (7,), (3, 7)), lambda x, w, v, b, c, out:
+        tritile.gated_linear(x, w, v, bias_gate=b, bias_up=c, out=out)),
+    "scales": (lambda: zeros((3, 256), (256, 7), dtype=FP8) + zeros((3, 1), (1, 7)), scaled),
+    "block scales": (lambda: zeros((3, 256), (256, 7), dtype=FP8) + zeros((3, 2), (2, 1)), scaled),
+    "zero points": (lambda: zeros((3, 5), (5, 7), (3, 1), (1, 7), dtype=INT8) + zeros((3, 1), (1, 7)),
+        lambda a, b, za, zb, *scales, out: scaled(a, b, *scales, zero_a=za, zero_b=zb, out=out)),
+    "one zero point": (lambda: zeros((3, 5), (5, 7), (1, 7), dtype=INT8) + zeros((3, 1), (1, 7)),
+        lambda a, b, zb, *scales, out: scaled(a, b, *scales, zero_b=zb, out=out)),
+    "groups of rows": (lambda: zeros((3, 8), (2, 8, 7)) + zeros((2,), dtype=torch.int32),
+        tritile.grouped_matmul),
+    "groups of columns": (lambda: zeros((2, 3, 8), (8, 7)) + zeros((2,), dtype=torch.int32),
+        tritile.grouped_matmul),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, name, turned):
+    """As the first call is prepared, the second recalled, and the third looked up."""
+    (make, call), kept, found = ORDERS[name], [], []
+    for turn in range(3):
+        kept.append([*make(), torch.zeros(7, 3).mT if turned else torch.zeros(3, 7)])
+        call(*kept[-1][:-1], out=kept[-1][-1])
+        places = {tensor.data_ptr(): place for place, tensor in enumerate(kept[-1])}
+        found.append([places[at] for at in first_calls.launch.given])
+        if turn:
+            memo._LEARNT.clear()
+    assert found[0] == found[1] == found[2]
+    assert len(first_calls) == 1
+    always, never = name == "groups of columns", name in ("gated", "groups of rows")
+    assert first_calls[0].swapped == (always or (turned and not never))
 
 
 def test_recalled_calls_are_refused_what_others_are(first_calls):

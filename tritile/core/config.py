@@ -78,11 +78,7 @@ class Config:
 
     @classmethod
     def of(
-        cls,
-        num_warps: int = 4,
-        num_stages: int = 3,
-        family: str = "",
-        **kwargs: int | bool | float | str,
+        cls, num_warps: int = 4, num_stages: int = 3, family: str = "", **kwargs: int | bool | float | str
     ) -> "Config":
         """Return the config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
         return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, family=family)

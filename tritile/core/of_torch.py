@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 from torch._functorch import pyfunctorch, utils, vmap
@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _contextlib, _python_dispatch
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 CHECKED_ON: Final = ("2.11", "2.13")
 """List the versions of torch on which these names were checked."""
 
@@ -199,13 +200,17 @@ context_decorator: Final = _contextlib.context_decorator
 """Run each call of a function in a context: `torch.utils._contextlib.context_decorator`."""
 
 
-def leave_untraced(function: Any) -> None:
+def untraced(function: _Function) -> _Function:
     """Make torch.compile run a function as it is: `_torchdynamo_disable`, and skipped frames."""
-    function._torchdynamo_disable = True
+    # torch.compiler.disable would cost a microsecond at every call and import the compiler. A call inside a
+    # compiled function is a graph break, and an error under fullgraph=True.
+    marked: Any = function
+    marked._torchdynamo_disable = True
     with contextlib.suppress(AttributeError):  # without these names some frames are compiled needlessly
         frames = torch._C._dynamo.eval_frame
         skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+        frames.set_code_exec_strategy(marked.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def trace_as_constant(function: Any) -> None:

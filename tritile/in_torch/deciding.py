@@ -151,11 +151,7 @@ def decide_product(
             how = unset_precision(a, b) if precision == "none" else precision
             call = describe_product(tensors, weights, result, how)
             known = _decide(
-                name,
-                policy,
-                call,
-                lambda: ready_of(OPS[name], prepared(call), call, tensors, result),
-                quick,
+                name, policy, call, lambda: ready_of(OPS[name], prepared(call), call, tensors, result), quick
             )
             unread = tensors[0] if len(tensors) > 2 and weights[0] == 0 else None
             return known._replace(reaches=(*reaches_of(tensors, unread), reach(result)))

@@ -18,13 +18,12 @@ import torch
 from torch.library import Library, get_kernel
 
 from tritile.core.forgetting import also_forgets
-from tritile.core.of_torch import destroy, forget_dispatches
+from tritile.core.of_torch import destroy, forget_dispatches, untraced
 from tritile.core.settings import environment_is_silent
 from tritile.core.threads import at_fork
 from tritile.in_torch import building, routes
 from tritile.in_torch.crossing import Crossing
 from tritile.in_torch.state import active, in_its_mode, tally_everywhere
-from tritile.in_torch.untraced import untraced
 
 PRODUCTS: Final = ("mm", "bmm", "addmm", "baddbmm")
 

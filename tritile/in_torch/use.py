@@ -4,12 +4,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from tritile.core.of_torch import context_decorator
+from tritile.core.of_torch import context_decorator, untraced
 from tritile.errors import InvalidValueError
 from tritile.in_torch import overrides, state
 from tritile.in_torch.report import Report
 from tritile.in_torch.state import Entry
-from tritile.in_torch.untraced import untraced
 
 _KEYS: Final = ("CUDA",)
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -6,7 +6,6 @@ tangents, transforms, subclasses, modes, autocast, tracing) go to the operator o
 """
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from tritile.core.of_torch import (
 )
 from tritile.errors import DtypeError, InvalidValueError
 from tritile.ops.checks import check_may_change, check_tensor, describe
+from tritile.ops.signatures import NAMED, NAMES
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 
@@ -51,34 +51,36 @@ def needs_dispatch(*tensors: Any) -> bool:
     return found
 
 
-def call_operator(op: str, *args: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+def call_operator(op: str, values: tuple[Any, ...], out: torch.Tensor | None = None) -> torch.Tensor:
     """Call the operator `tritile::op`, or its overload `out` where out is given.
+
+    `values` are all other arguments in the order of the operator's schema.
 
     Raises:
         DtypeError, InvalidValueError: an argument is of a type that the operator does not take.
         GradientError: out is an inference tensor, outside of `torch.inference_mode()`.
     """
-    _check_options(op, options)
+    given, named = dict(zip(NAMES[op], values, strict=True)), NAMED[op]
+    _check_options(op, given)
     if not is_dynamo_compiling():
-        _check_tensors(op, args, {**options, "out": out})
+        _check_tensors(op, given, out)
         if out is not None:
             check_may_change(op, out)  # torch would write first
         register_shardings()
     packet = getattr(torch.ops.tritile, op)
+    args, options = values[: len(values) - len(named)], {name: given[name] for name in named}
     if out is None:
         return packet.default(*args, **options)
     packet.out(*args, **options, out=out)
     return out
 
 
-def _check_tensors(op: str, args: Sequence[Any], options: dict[str, Any]) -> None:
+def _check_tensors(op: str, given: dict[str, Any], out: Any) -> None:
     """Raise DtypeError for tensors that torch finds no kernel for, and for None in place of one."""
-    arguments = schema_of(getattr(torch.ops.tritile, op).default).arguments
-    for argument, value in zip(arguments, args, strict=False):
-        if value is None and isinstance(argument.type, torch.TensorType):
-            check_tensor(op, argument.name, value)
-    names = [argument.name for argument in arguments[: len(args)]]
-    for name, value in (*zip(names, args, strict=True), *options.items()):
+    for argument in schema_of(getattr(torch.ops.tritile, op).default).arguments:
+        if given[argument.name] is None and isinstance(argument.type, torch.TensorType):
+            check_tensor(op, argument.name, None)
+    for name, value in (*given.items(), ("out", out)):
         if isinstance(value, torch.Tensor) and (value.is_nested or _is_not_dense(value)):
             check_tensor(op, name, value)
 

@@ -7,12 +7,13 @@ import torch
 from tritile.core.problem import ACTIVATIONS
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.ops.asked import run_unprepared
 from tritile.ops.checks import check_rank, check_tensor, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.linear import quantized_linear
 from tritile.ops.memo import launch_again, learnt, look_up, name_of_role, recall
-from tritile.ops.products import Product, run_unprepared
+from tritile.ops.products import Product
 
 
 def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
@@ -96,24 +97,23 @@ def linear(
         TritileError: as `tritile.matmul` raises it.
     """
     if isinstance(weight, QuantizedWeight):
-        check_bias_alone(activation, residual, out, out_dtype, precision)
+        check_bias_alone(activation, residual, out_dtype, precision, out)
         return quantized_linear(input, weight, bias)
     tensors, options = (input, weight, bias, residual), (activation, out_dtype, precision)
     done = recall("linear", tensors, out, options)
     if done is not None:
         return done
     if needs_dispatch(*tensors, out):
-        words: dict[str, Any] = {"activation": activation, "residual": residual}
-        words |= {"out_dtype": out_dtype, "precision": precision}
-        return call_operator("linear", input, weight, bias, out=out, **words)
+        values = (input, weight, bias, activation, residual, out_dtype, precision)
+        return call_operator("linear", values, out)
     result = eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
     return learnt("linear", input, tensors, out, options, result)
 
 
 def check_bias_alone(*others: Any) -> None:
     """Raise UnsupportedError where `linear` of a QuantizedWeight has another argument than a bias."""
-    names = ("activation", "residual", "out", "out_dtype", "precision")
-    given = ", ".join(name for name, value in zip(names, others, strict=True) if value is not None)
+    names = ("activation", "residual", "out_dtype", "precision", "out")
+    given = ", ".join(name for name, value in zip(names, others, strict=False) if value is not None)
     if given:
         raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
 
@@ -127,20 +127,27 @@ def eager_linear(
     key, ready, addresses = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
         return launch_again("linear", ready, tensors, out, addresses)
-    return run_unprepared(linear_of(*tensors, activation), out, out_dtype, precision, key)
+    return run_unprepared(linear_of(x, weight, bias, activation, residual, out_dtype, precision), out, key)
 
 
-def linear_of(x: Any, weight: Any, bias: Any, residual: Any, activation: Any) -> Product:
+def linear_of(
+    input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None,
+    out_dtype: Any = None, precision: Any = None,
+) -> Product:  # fmt: skip
     """Return the product that `linear` computes. Raise a TritileError for bad operands."""
-    check_weight("linear", x, "weight", weight, (1, 2))
-    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation, x))
-    return Product("linear", (x, weight, bias, residual), x, weight.t(), extras)
+    check_weight("linear", input, "weight", weight, (1, 2))
+    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation, input))
+    tensors = (input, weight, bias, residual)
+    return Product("linear", tensors, input, weight.t(), extras, out_dtype, precision)
 
 
 _RANKS: Final = {"addmm": 2, "baddbmm": 3}
 
 
-def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any) -> Product:
+def weighted_of(
+    op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
+    precision: Any,
+) -> Product:  # fmt: skip
     """Return the product that "addmm" or "baddbmm" computes. Raise a TritileError for bad operands."""
     rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
     for name, tensor in ((of_a, a), (of_b, b)):
@@ -151,7 +158,7 @@ def weighted_of(op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, acti
     weights = _check_number(op, "alpha", alpha, a), _check_number(op, "beta", beta, a)
     check_tensor(op, "input", added)
     extras = Extras(None, None, added, None, check_activation(op, activation, a), *weights)
-    return Product(op, (added, a, b), a, b, extras)
+    return Product(op, (added, a, b), a, b, extras, out_dtype, precision)
 
 
 def _weighted(
@@ -165,8 +172,7 @@ def _weighted(
     if done is not None:
         return done
     if needs_dispatch(*tensors, out):
-        words = {"activation": activation, "out_dtype": out_dtype, "precision": precision}
-        return call_operator(op, *tensors, out=out, beta=beta, alpha=alpha, **words)
+        return call_operator(op, (*tensors, beta, alpha, activation, out_dtype, precision), out)
     result = eager_weighted(op, *tensors, out, beta, alpha, activation, out_dtype, precision)
     return learnt(op, a, tensors, out, options, result)
 
@@ -181,8 +187,8 @@ def eager_weighted(
     key, ready, addresses = look_up(op, a, tensors, out, options)
     if ready is not None:
         return launch_again(op, ready, tensors, out, addresses)
-    of = weighted_of(op, input, a, b, beta, alpha, activation)
-    return run_unprepared(of, out, out_dtype, precision, key)
+    of = weighted_of(op, input, a, b, beta, alpha, activation, out_dtype, precision)
+    return run_unprepared(of, out, key)
 
 
 def addmm(

@@ -6,12 +6,13 @@ import torch
 
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
+from tritile.ops.asked import run_unprepared
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation, check_weight
-from tritile.ops.memo import Tensors, launch_again, learnt, look_up, recall
-from tritile.ops.products import Product, run_unprepared
+from tritile.ops.memo import launch_again, learnt, look_up, recall
+from tritile.ops.products import Product
 
 _OP: Final = "gated_linear"
 _PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
@@ -74,9 +75,8 @@ def gated_linear(
     if done is not None:
         return done
     if needs_dispatch(*tensors, out):
-        words: dict[str, Any] = {"activation": activation, "bias_gate": bias_gate, "bias_up": bias_up}
-        words |= {"out_dtype": out_dtype, "precision": precision}
-        return call_operator(_OP, input, weight_gate, weight_up, out=out, **words)
+        values = (*tensors[:3], activation, bias_gate, bias_up, out_dtype, precision)
+        return call_operator(_OP, values, out)
     result = eager(*tensors[:3], activation, bias_gate, bias_up, out, out_dtype, precision)
     return learnt(_OP, input, tensors, out, options, result)
 
@@ -90,12 +90,15 @@ def eager(
     key, ready, addresses = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
     if ready is not None:
         return launch_again(_OP, ready, tensors, out, addresses)
-    return run_unprepared(gated_of(tensors, activation, precision), out, out_dtype, precision, key)
+    of = gated_of(*tensors[:3], activation, bias_gate, bias_up, out_dtype, precision)
+    return run_unprepared(of, out, key)
 
 
-def gated_of(tensors: Tensors, activation: Any, precision: Any) -> Product:
+def gated_of(
+    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
+    bias_up: Any = None, out_dtype: Any = None, precision: Any = None,
+) -> Product:  # fmt: skip
     """Return the product that `gated_linear` computes. Raise a TritileError for arguments that do not fit."""
-    x, weight_gate, weight_up, bias_gate, bias_up = tensors
     _check_weights(x, weight_gate, weight_up)
     if precision is not None and precision not in _PRECISIONS:
         raise InvalidValueError(
@@ -103,4 +106,5 @@ def gated_of(tensors: Tensors, activation: Any, precision: Any) -> Product:
         )
     how = check_activation(_OP, activation)
     extras = Extras(bias=bias_gate, bias_up=bias_up, activation=how, up=weight_up.t())
-    return Product(_OP, tensors, x, weight_gate.t(), extras)
+    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
+    return Product(_OP, tensors, x, weight_gate.t(), extras, out_dtype, precision)

@@ -1,16 +1,18 @@
 """Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tritile.core.settings import rules
-from tritile.ops import matmul as product
+from tritile.core.views import Call
+from tritile.ops import matmul
+from tritile.ops.asked import Asked, Change, Result, run_unprepared, unchanged
 from tritile.ops.checks import check_out_memory
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.groups import OP, Operands, described, empty, result_of
-from tritile.ops.memo import Key, launch_again, learnt, look_up, recall, remember
-from tritile.ops.run import interpret_product, mark_written, on_host, prepared
+from tritile.ops.groups import OP, Operands, described, result_of
+from tritile.ops.memo import launch_again, learnt, look_up, recall
+from tritile.ops.products import matmul_of
 
 
 def grouped_matmul(
@@ -68,8 +70,7 @@ def grouped_matmul(
     if done is not None:
         return done
     if needs_dispatch(*tensors, out):
-        scales = {"scale_a": scale_a, "scale_b": scale_b}
-        return call_operator(OP, a, b, offs, out=out, **scales, out_dtype=out_dtype, precision=precision)
+        return call_operator(OP, (*tensors, *options), out)
     return learnt(OP, a, tensors, out, options, eager(*tensors, out, out_dtype, precision))
 
 
@@ -82,35 +83,55 @@ def eager(
     key, ready, addresses = look_up(OP, a, of, out, (out_dtype, precision))
     if ready is not None:
         return launch_again(OP, ready, of, out, addresses)
-    return _run_unprepared(of, out, out_dtype, precision, key)
+    return run_unprepared(Groups(of, out_dtype, precision), out, key)
 
 
-def _run_unprepared(
-    of: Operands, out: Any, out_dtype: torch.dtype | None, precision: str | None, key: Key | None
-) -> torch.Tensor:
-    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
-    rules()  # report a wrong setting of the environment on any device
-    shape, dtype, how = result_of(of, out, out_dtype, precision)
-    if out is not None:
-        check_out_memory(OP, out, **of.given)
-    if of.a.ndim == of.b.ndim == 3 and of.scale_a is None:  # plain batches have faster kernels
-        return product.eager(of.a, of.b, out, dtype, precision)
-    result = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
-    if empty(of, result):
-        return result.zero_()
-    if of.a.is_meta:
-        return result if out is None else mark_written(OP, result)
-    dense = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
-    if on_host(of.a):
-        interpret_product(
-            lambda read, *rest: described(dense._replace(a=read(dense.a), b=read(dense.b)), *rest),
-            (dense.a,),
-            result,
-            how,
-        )
-    else:
-        call = described(dense, result, how)
-        launch = prepared(call)
-        launch(*call.tensors)
-        remember(key, OP, launch, call, of, result)
-    return result if out is None else mark_written(OP, result)
+def grouped_of(
+    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, out_dtype: Any = None,
+    precision: Any = None,
+) -> "Groups":  # fmt: skip
+    """Return the products that `grouped_matmul` computes."""
+    return Groups(Operands(a, b, offs, scale_a, scale_b), out_dtype, precision)
+
+
+@dataclass(frozen=True)
+class Groups(Asked):
+    """Hold the products of all groups."""
+
+    tensors: Operands
+    out_dtype: torch.dtype | None
+    precision: str | None
+    op: str = OP
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing to multiply, so that the whole result is zero."""
+        a, b, *_ = self.tensors
+        return 0 in (a.shape[0], a.shape[-1], b.shape[0])
+
+    @property
+    def _is_batch(self) -> bool:
+        """Tell whether it is a plain batch, for which products have faster kernels."""
+        a, b, _, scale_a, _ = self.tensors
+        return bool(a.ndim == b.ndim == 3 and scale_a is None)
+
+    def checked(self, out: Any) -> Result:
+        """Do as `Asked.checked`."""
+        return result_of(self.tensors, out, self.out_dtype, self.precision)
+
+    def check_memory(self, out: torch.Tensor) -> None:
+        """Raise OverlapError where the memory of out overlaps."""
+        check_out_memory(OP, out, **self.tensors.given)
+
+    def call(self, change: Change, out: torch.Tensor, how: str) -> Call:
+        """Return the described call."""
+        parts = Operands(*(None if t is None else change(t).resolve_neg() for t in self.tensors))
+        if self._is_batch:
+            product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
+            return product.call(unchanged, out, product.checked(None)[2])
+        return described(parts, out, how)
+
+    def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
+        """Return the products of a plain batch, else None."""
+        a, b, *_ = self.tensors
+        return matmul.eager(a, b, out, dtype, self.precision) if self._is_batch else None

@@ -144,11 +144,6 @@ def result_of(
     return shape, dtype, precision
 
 
-def empty(of: Operands, out: torch.Tensor) -> bool:
-    """Tell whether there is nothing to multiply, so that the whole result is zero."""
-    return 0 in (out.numel(), of.a.shape[0], of.a.shape[-1], of.b.shape[0])
-
-
 def _view(tensor: torch.Tensor) -> View:
     """Return the view of a matrix, or of one for each group."""
     rows, columns = tensor.shape[-2:]

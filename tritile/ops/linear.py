@@ -1,17 +1,19 @@
 """Multiply by a quantized weight: `tritile.linear` of a `QuantizedWeight`."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from tritile.core.quantized import QuantizedWeight
-from tritile.core.settings import is_batch_invariant, rules
+from tritile.core.settings import is_batch_invariant
 from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
-from tritile.errors import DtypeError, ShapeError
+from tritile.errors import DtypeError, ShapeError, UnsupportedError
+from tritile.ops.asked import Asked, Change, Result, run_unprepared
 from tritile.ops.checks import check_same_device, check_tensor, describe, name_of, names_of
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import Key, Ready, addresses_of, keep, launch_ready, look_up
-from tritile.ops.run import interpret_product, on_host, prepared
+from tritile.ops.memo import Tensors, addresses_of, launch_ready, look_up
+from tritile.ops.run import interpret_product
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -73,9 +75,8 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     """
     if needs_dispatch(x, bias):
         parts = (weight.packed, weight.scales, weight.zeros)
-        n, k = weight.shape
-        options: dict[str, Any] = {"bits": weight.bits, "group_size": weight.group_size, "n": n, "k": k}
-        return call_operator("linear_quantized", x, *parts, bias, **options)
+        options = (weight.bits, weight.group_size, *weight.shape)
+        return call_operator("linear_quantized", (x, *parts, bias, *options))
     return eager(x, weight, bias)
 
 
@@ -83,32 +84,44 @@ def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
     """Run `quantized_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
     key, ready, _ = look_up("linear_quantized", None, (x, bias), None, weight.place)
     if ready is None:
-        return _run_unprepared(x, weight, bias, key)
+        return run_unprepared(QuantizedLinear(x, weight, bias), None, key)
     return launch_ready(ready, addresses_of(x, weight.packed, weight.scales, weight.zeros, bias, None), None)
 
 
-def _run_unprepared(x: Any, weight: QuantizedWeight, bias: Any, key: Key | None) -> torch.Tensor:
-    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
-    rules()  # report a wrong setting of the environment on any device
-    shape = check(x, weight, bias)
-    out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if out.numel() == 0 or x.is_meta:
-        return out
-    plain_bias = None if bias is None else bias.resolve_neg()
-    rows = x.resolve_neg().reshape(-1, weight.shape[1])  # a copy where rows have no single stride
-    if on_host(x):
-        added = None if plain_bias is None else plain_bias.float()
-        interpret_product(
-            lambda read, wide, _: described(read(rows), weight, added, wide),
-            (rows,),
-            out.view(-1, weight.shape[0]),
-        )
-        return out
-    call = described(rows, weight, plain_bias, out)
-    launch = prepared(call)
-    launch(*call.tensors)
-    if rows.data_ptr() == x.data_ptr() and plain_bias is bias:
-        tensors = (x, weight.packed, weight.scales, weight.zeros, bias)
-        order = tuple(i for i, tensor in enumerate((*tensors, out)) if tensor is not None)
-        keep(key, Ready.of(launch, order, tensors, out))
-    return out
+@dataclass(frozen=True)
+class QuantizedLinear(Asked):
+    """Hold x (..., K) @ weight^T + bias, for a `QuantizedWeight`."""
+
+    x: Any
+    weight: QuantizedWeight
+    bias: Any = None
+    op: str = "linear_quantized"
+
+    @property
+    def tensors(self) -> Tensors:  # type: ignore[override]
+        """Return x, the parts of the weight, and bias."""
+        weight = self.weight
+        return self.x, weight.packed, weight.scales, weight.zeros, self.bias
+
+    def checked(self, out: Any) -> Result:
+        """Do as `Asked.checked`. There is no out."""
+        if out is not None:
+            raise UnsupportedError("linear: a QuantizedWeight does not combine with out: wanted bias only")
+        return check(self.x, self.weight, self.bias), self.x.dtype, "ieee"
+
+    def call(self, change: Change, out: torch.Tensor, how: str) -> QuantizedCall:
+        """Return the described call. Rows that have no single stride are copied."""
+        x, *parts, bias = (None if tensor is None else change(tensor) for tensor in self.tensors)
+        (n, k), bits, group_size = self.weight.shape, self.weight.bits, self.weight.group_size
+        weight = QuantizedWeight(*parts, bits, group_size, (n, k))  # type: ignore[call-arg,arg-type]
+        assert x is not None
+        rows = x.resolve_neg().reshape(-1, k)
+        return described(rows, weight, bias if bias is None else bias.resolve_neg(), out.view(-1, n))
+
+    def interpret(self, out: torch.Tensor, how: str) -> None:
+        """Compute on host tensors, whose scales stay as they are."""
+
+        def describe(read: Change, into: torch.Tensor, how: str) -> QuantizedCall:
+            return self.call(lambda t: t if t is self.weight.scales else read(t), into, how)
+
+        interpret_product(describe, (self.x, self.bias), out, how)

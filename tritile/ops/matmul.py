@@ -5,10 +5,11 @@ from typing import Any
 import torch
 
 from tritile.errors import ShapeError
+from tritile.ops.asked import run_unprepared
 from tritile.ops.checks import check_rank
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.memo import launch_again, learnt, look_up, recall
-from tritile.ops.products import Product, run_unprepared
+from tritile.ops.products import matmul_of
 
 
 def matmul(
@@ -84,11 +85,11 @@ def matmul(
     if done is not None:
         return done
     if needs_dispatch(*tensors, out):
-        return call_operator("matmul", input, other, out=out, out_dtype=out_dtype, precision=precision)
+        return call_operator("matmul", (*tensors, *options), out)
     return learnt("matmul", input, tensors, out, options, eager(input, other, out, out_dtype, precision))
 
 
-def _matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
+def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
     """Raise a TritileError unless these are operands of torch's `mm` (rank 2) or `bmm` (rank 3)."""
     for name, tensor in (("input", input), ("mat2", mat2)):
         check_rank(op, name, tensor, rank)
@@ -122,7 +123,7 @@ def mm(
         ShapeError: an operand is not a matrix, or the shapes do not fit.
         TritileError: otherwise as `tritile.matmul` raises it.
     """
-    _matrices("mm", input, mat2, 2)
+    check_matrices("mm", input, mat2, 2)
     return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
 
 
@@ -150,7 +151,7 @@ def bmm(
         ShapeError: an operand does not have three dimensions, or the shapes do not fit.
         TritileError: otherwise as `tritile.matmul` raises it.
     """
-    _matrices("bmm", input, mat2, 3)
+    check_matrices("bmm", input, mat2, 3)
     return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
 
 
@@ -162,4 +163,4 @@ def eager(
     key, ready, addresses = look_up("matmul", a, tensors, out, (out_dtype, precision))
     if ready is not None:
         return launch_again("matmul", ready, tensors, out, addresses)
-    return run_unprepared(Product.plain(a, b), out, out_dtype, precision, key)
+    return run_unprepared(matmul_of(a, b, out_dtype, precision), out, key)

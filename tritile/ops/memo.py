@@ -16,7 +16,7 @@ from tritile.core.forgetting import new_memo
 from tritile.core.of_torch import alike, forward_level, fp32_precision
 from tritile.core.problem import TURNED
 from tritile.core.settings import rules
-from tritile.core.views import GroupedCall, MatmulCall
+from tritile.core.views import Call
 from tritile.errors import OverlapError
 from tritile.ops.checks import overlap, reach, same_memory
 from tritile.ops.run import mark_written, may_be_kept, new_output
@@ -38,6 +38,9 @@ ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "grouped_matmul": tuple((name, name) for name in ("a", "b", "offs", "scale_a", "scale_b")),
     "permute": (("x", "input"),),
     "transpose": (("x", "input"),),
+    "linear_quantized": (
+        ("x", "input"), ("words", "packed"), ("scales", "scales"), ("zeros", "zeros"), ("bias", "bias"),
+    ),
 }  # fmt: skip
 _ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just before out's is written
 _TRANSPOSED: Final = {"a": "b", "b": "a", **TURNED}
@@ -48,7 +51,6 @@ _COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128}
 Tensors = Sequence[Any]
 Addresses = list[Any]  # an int, or None
 Key = tuple[Any, ...]
-Product = MatmulCall | GroupedCall
 
 
 def addresses_of(*tensors: torch.Tensor | None) -> Addresses:
@@ -100,11 +102,7 @@ CALLS: Final[dict[Key, Ready]] = new_memo()
 # torch's setting where it counts, and the launch by the addresses of the tensors tested and of out.
 _LEARNT: Final[dict[Key, list[Any]]] = new_memo()
 _MOST: Final = 8
-NEVER_PREPARED: Final = (
-    RuntimeError,
-    AttributeError,
-    TypeError,
-)  # raised by what is never prepared
+NEVER_PREPARED: Final = (RuntimeError, AttributeError, TypeError)  # raised by what is never prepared
 
 
 def default_precision() -> str:
@@ -262,25 +260,20 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
     )
 
 
-def ready_of(
-    op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
-) -> Ready:
-    """Return how to launch products like this one. `tensors` are the caller's, as given."""
+def ready_of(op: str, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: torch.Tensor) -> Ready:
+    """Return how to launch calls like this one. `tensors` are the caller's, as given."""
     indices = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
     order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
     return Ready.of(launch, order, tensors, out)
 
 
 def remember(
-    key: Key | None, op: str, launch: Launch | SplitLaunch, call: Product, tensors: Tensors, out: torch.Tensor
+    key: Key | None, op: str, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: torch.Tensor
 ) -> None:
-    """Remember the launch of a product. `tensors` are the caller's, as given."""
-    # A lazily negated tensor was copied: the launch does not read it.
-    if not any(tensor is not None and tensor.is_neg() for tensor in tensors):
-        keep(key, ready_of(op, launch, call, tensors, out))
-
-
-def keep(key: Key | None, ready: Ready) -> None:
-    """Remember the launch of a call, where its plan may be kept."""
-    if key is not None and may_be_kept():
+    """Remember the launch of a call, where its plan may be kept. `tensors` are the caller's, as given."""
+    if key is None or not may_be_kept():
+        return
+    ready, everything = ready_of(op, launch, call, tensors, out), (*tensors, out)
+    given = [everything[i].data_ptr() for i in ready.order]
+    if given == [tensor.data_ptr() for tensor in call.tensors]:  # else the launch reads a copy
         CALLS[key] = ready

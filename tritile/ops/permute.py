@@ -1,24 +1,20 @@
 """Offer `tritile.permute`, `transpose` and `contiguous`: copies with the dimensions in any order."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
-from tritile.core.settings import current_mode
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
-from tritile.ops.checks import (
-    check_out,
-    check_out_memory,
-    check_tensor,
-    same_memory,
-)
+from tritile.ops.asked import Asked, Change, Result, run_unprepared, unchanged
+from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import Key, Ready, keep, launch_again, learnt, look_up, recall
-from tritile.ops.run import interpret, mark_written, on_host, prepared
+from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, recall
+from tritile.ops.run import interpret
 
 _SEQUENCES: Final = (list, tuple)
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -140,7 +136,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
     if done is not None:
         return done
     if needs_dispatch(input, out):
-        return call_operator("permute", input, ordered(input.ndim, dims), out=out)
+        return call_operator("permute", (input, ordered(input.ndim, dims)), out)
     return learnt("permute", None, (input,), out, options, eager("permute", input, dims, out))
 
 
@@ -154,7 +150,7 @@ def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
     key, ready, addresses = look_up(op, None, (x,), out, _options(which))
     if ready is not None:
         return launch_again(op, ready, (x,), out, addresses)
-    return _run_unprepared(op, x, which, out, key)
+    return run_unprepared(Permutation(op, x, which), out, key)
 
 
 def contiguous(input: torch.Tensor) -> torch.Tensor:
@@ -201,7 +197,7 @@ def transpose(
     if done is not None:
         return done
     if needs_dispatch(input, out):
-        return call_operator("permute", input, swapped(input.ndim, dim0, dim1), out=out)
+        return call_operator("permute", (input, swapped(input.ndim, dim0, dim1)), out)
     return learnt("transpose", None, (input,), out, options, eager("transpose", input, which, out))
 
 
@@ -211,39 +207,50 @@ def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
     return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
 
 
-def checked(op: str, x: Any, which: Any, out: Any) -> tuple[torch.Tensor, list[int], torch.Tensor]:
-    """Return x, the order of its dimensions, and the output, which is allocated where none is given.
+@dataclass(frozen=True)
+class Permutation(Asked):
+    """Hold a copy: `which` is the order of dimensions, or the pair that "transpose" exchanges."""
 
-    `which` is the pair of dimensions that "transpose" exchanges, or the order for "permute".
-    """
-    check_tensor(op, "input", x)
-    dims = swapped(x.ndim, *which) if op == "transpose" else ordered(x.ndim, which)
-    shape = tuple(x.shape[d] for d in dims)
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    else:
-        check_out(op, out, shape, x.dtype, x)
-        in_place = _mirrored(x, dims) and same_memory(x, out)
-        check_out_memory(op, out, **({} if in_place else {"input": x}))
-    # Negating an integer takes more than inverting its sign bit.
-    whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
-    return x.resolve_neg() if whole else x, dims, out
+    op: str
+    x: Any
+    which: Any
+
+    @property
+    def tensors(self) -> Tensors:  # type: ignore[override]
+        """Return x."""
+        return (self.x,)
+
+    @property
+    def dims(self) -> list[int]:
+        """Return the order of x's dimensions."""
+        ndim = self.x.ndim
+        return swapped(ndim, *self.which) if self.op == "transpose" else ordered(ndim, self.which)
+
+    def checked(self, out: Any) -> Result:
+        """Do as `Asked.checked`."""
+        check_tensor(self.op, "input", self.x)
+        shape = tuple(self.x.shape[d] for d in self.dims)
+        if out is not None:
+            check_out(self.op, out, shape, self.x.dtype, self.x)
+        return shape, self.x.dtype, ""
+
+    def check_memory(self, out: torch.Tensor) -> None:
+        """Raise OverlapError where the memory of out overlaps. It may be x where two sizes are exchanged."""
+        in_place = _mirrored(self.x, self.dims) and same_memory(self.x, out)
+        check_out_memory(self.op, out, **({} if in_place else {"input": self.x}))
+
+    def call(self, change: Change, out: torch.Tensor, how: str) -> PermuteCall:
+        """Return the described call."""
+        x = change(self.x)
+        # Negating an integer takes more than inverting its sign bit.
+        whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
+        return described(x.resolve_neg() if whole else x, out, self.dims)
+
+    def interpret(self, out: torch.Tensor, how: str) -> None:
+        """Copy host tensors."""
+        interpret(self.call(unchanged, out, how))
 
 
-def _run_unprepared(op: str, x: Any, which: Any, out: Any, key: Key | None) -> torch.Tensor:
-    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
-    current_mode()  # report a wrong TRITILE_MODE on any device
-    dense, dims, result = checked(op, x, which, out)
-    if result.numel() == 0:
-        return result
-    if x.is_meta:
-        return result if out is None else mark_written(op, result)
-    call = described(dense, result, dims)
-    if on_host(x):
-        interpret(call)
-    else:
-        launch = prepared(call)
-        launch(*call.tensors)
-        if dense is x:
-            keep(key, Ready.of(launch, (0, 1), (x,), result))
-    return result if out is None else mark_written(op, result)
+def permute_of(input: Any, dims: Any) -> Permutation:
+    """Return the copy that `permute` makes."""
+    return Permutation("permute", input, dims)

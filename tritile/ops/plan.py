@@ -1,6 +1,8 @@
 """Offer `tritile.plan`: tell what a call would run, and why, without running it."""
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,111 +14,64 @@ from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
-from tritile.ops import fused, groups
+from tritile.ops import fused
 from tritile.ops import grouped as grouped_op
 from tritile.ops import linear as linear_op
 from tritile.ops import matmul as matmul_op
 from tritile.ops import permute as permute_op
-from tritile.ops.checks import check_memory, check_out_memory
-from tritile.ops.described import NOTHING, described
-from tritile.ops.products import Product, checked_with_memory
+from tritile.ops.asked import Asked, unchanged
+from tritile.ops.checks import check_memory
+from tritile.ops.products import matmul_of
 from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.plans import Plan
 
-
-def _product_call(of: Product, out: torch.Tensor | None, out_dtype: Any, precision: Any) -> Call:
-    shape, dtype, precision = checked_with_memory(of, out, out_dtype, precision)
-    out = torch.empty(shape, dtype=dtype, device=of.a.device) if out is None else out
-    if out.numel() == 0 or of.a.shape[-1] == 0:
-        shapes = f"{tuple(of.a.shape)} and {tuple(of.b.shape)}"
-        raise ShapeError(f"plan: {of.op} of {shapes} launches no kernel")
-    extras = NOTHING if of.a.is_complex() else of.extras.mapped(torch.Tensor.resolve_neg)
-    return described(of.a.resolve_neg(), of.b.resolve_neg(), out, precision, extras)
-
-
-def _matmul_call(
-    input: torch.Tensor,
-    other: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
-) -> Call:
-    return _product_call(Product.plain(input, other), out, out_dtype, precision)
-
-
-def _mm_call(input: torch.Tensor, mat2: torch.Tensor, **options: Any) -> Call:
-    return _matmul_call(input, mat2, **options)
-
-
-def _linear_call(
-    input: torch.Tensor, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None, *,
-    activation: str | None = None, residual: torch.Tensor | None = None, out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None, precision: str | None = None,
-) -> Call:  # fmt: skip
-    if not isinstance(weight, QuantizedWeight):
-        of = fused.linear_of(input, weight, bias, residual, activation)
-        return _product_call(of, out, out_dtype, precision)
-    fused.check_bias_alone(activation, residual, out, out_dtype, precision)
-    shape = linear_op.check(input, weight, bias)
-    if 0 in shape:
-        raise ShapeError(f"plan: linear with a result of {shape} launches no kernel")
-    rows = input.resolve_neg().reshape(-1, weight.shape[1])
-    result = torch.empty(rows.shape[0], shape[-1], dtype=input.dtype, device=input.device)
-    return linear_op.described(rows, weight, bias, result)
-
-
-def _grouped_call(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    *,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-    precision: str | None = None,
-) -> Call:
-    of = groups.Operands(a, b, offs, scale_a, scale_b)
-    shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
-    if out is not None:
-        check_out_memory(groups.OP, out, **of.given)
-    if a.ndim == b.ndim == 3 and scale_a is None:
-        return _matmul_call(a, b, out=out, out_dtype=dtype, precision=precision)
-    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
-    if groups.empty(of, out):
-        raise ShapeError(f"plan: products of {tuple(a.shape)} and {tuple(b.shape)} launch no kernel")
-    return groups.described(of, out, how)
-
-
-def _permute_call(op: str, x: torch.Tensor, which: Any, out: torch.Tensor | None) -> Call:
-    x, dims, out = permute_op.checked(op, x, which, out)
-    if out.numel() == 0:
-        raise ShapeError(f"plan: permuting {tuple(x.shape)} launches no kernel")
-    return permute_op.described(x, out, dims)
-
-
-def _transposed(
-    input: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
-) -> Call:
-    return _permute_call("transpose", input, (dim0, dim1), out)
-
-
-def _permuted(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> Call:
-    return _permute_call("permute", input, dims, out)
-
-
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
-_CALLS: Final[dict[Any, Callable[..., Call]]] = {
-    matmul_op.matmul: _matmul_call,
-    matmul_op.mm: _mm_call,
-    matmul_op.bmm: _mm_call,
-    fused.linear: _linear_call,
-    grouped_op.grouped_matmul: _grouped_call,
-    permute_op.permute: _permuted,
-    permute_op.transpose: _transposed,
+
+
+def _linear_of(weight: Any, **given: Any) -> Asked:
+    """Return what `linear` computes. A `QuantizedWeight` takes a bias alone."""
+    if not isinstance(weight, QuantizedWeight):
+        return fused.linear_of(weight=weight, **given)
+    x, bias = given.pop("input"), given.pop("bias")
+    others = (given[name] for name in ("activation", "residual", "out_dtype", "precision"))
+    fused.check_bias_alone(*others)
+    return linear_op.QuantizedLinear(x, weight, bias)
+
+
+def _matrices_of(op: str, rank: int, input: Any, mat2: Any, **how: Any) -> Asked:
+    """Return what `mm` or `bmm` computes."""
+    matmul_op.check_matrices(op, input, mat2, rank)
+    return matmul_of(input, mat2, **how)
+
+
+# What each function computes, by its arguments but out.
+_ASKED: Final[dict[Any, Callable[..., Asked]]] = {
+    matmul_op.matmul: matmul_of,
+    matmul_op.mm: functools.partial(_matrices_of, "mm", 2),
+    matmul_op.bmm: functools.partial(_matrices_of, "bmm", 3),
+    fused.linear: _linear_of,
+    grouped_op.grouped_matmul: grouped_op.grouped_of,
+    permute_op.permute: permute_op.permute_of,
+    permute_op.transpose: lambda input, dim0, dim1: permute_op.Permutation("transpose", input, (dim0, dim1)),
 }
+
+
+def _call(what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return the described call of a function, whose result is allocated."""
+    given = inspect.signature(what).bind(*args, **kwargs)
+    given.apply_defaults()
+    out = given.arguments.pop("out")
+    of = _ASKED[what](**given.arguments)
+    shape, dtype, how = of.checked(out)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=of.first.device)
+    else:
+        of.check_memory(out)
+    if out.numel() == 0 or of.is_empty:
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in of.tensors[:2] if tensor is not None)
+        raise ShapeError(f"plan: {of.op} of {shapes} launches no kernel")
+    return of.call(unchanged, out, how)
 
 
 def _gpu(given: Any) -> Device:
@@ -162,9 +117,9 @@ def plan(
     """
     if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
-    elif isinstance(what, Hashable) and what in _CALLS:
+    elif isinstance(what, Hashable) and what in _ASKED:
         check_memory("plan", *args, *kwargs.values())
-        call = _CALLS[what](*args, **kwargs)
+        call = _call(what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             found = plans.interpreted(problem)

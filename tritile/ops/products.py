@@ -1,14 +1,17 @@
-"""Check the arguments of products, and run those that are not in the memo of prepared calls."""
+"""Check and describe products, with or without an epilogue."""
 
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
 from tritile.core import epilogue
 from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES, suits
-from tritile.core.settings import is_batch_invariant, rules
+from tritile.core.settings import is_batch_invariant
+from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
+from tritile.ops.asked import Asked, Change, Result, run_unprepared
 from tritile.ops.checks import (
     broadcast,
     check_out,
@@ -22,7 +25,6 @@ from tritile.ops.checks import (
 from tritile.ops.described import NOTHING, Extras, described
 from tritile.ops.memo import (
     IN_FP32,
-    Key,
     Tensors,
     check_out_apart,
     default_precision,
@@ -30,9 +32,8 @@ from tritile.ops.memo import (
     look_up,
     name_of_role,
     reaches_of,
-    remember,
 )
-from tritile.ops.run import interpret_product, mark_written, on_host, prepared
+from tritile.ops.run import mark_written
 
 _HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
 _FROM_FP8: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -167,101 +168,87 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
         raise ShapeError(f"{op}: {name} has shape {own}: wanted one that broadcasts to {shape}")
 
 
-class Product(NamedTuple):
-    """Hold a product a @ b with an epilogue. `tensors` are the caller's, in the order of `ARGUMENTS`.
-
-    A product without any epilogue has the very `NOTHING` as its extras.
-    """
+@dataclass(frozen=True)
+class Product(Asked):
+    """Hold a product a @ b with an epilogue. A product without any has the very `NOTHING` as its extras."""
 
     op: str
     tensors: Tensors
     a: Any
     b: Any
-    extras: Extras
+    extras: Extras = NOTHING
+    out_dtype: torch.dtype | None = None
+    precision: str | None = None
 
-    @classmethod
-    def plain(cls, a: Any, b: Any) -> "Product":
-        """Return the product of `tritile.matmul`."""
-        return cls("matmul", (a, b), a, b, NOTHING)
+    @property
+    def first(self) -> Any:
+        """Return the first factor."""
+        return self.a
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether K is 0."""
+        return bool(self.a.shape[-1] == 0)
+
+    def checked(self, out: Any) -> Result:
+        """Do as `Asked.checked`."""
+        op, a, b, extras = self.op, self.a, self.b, self.extras
+        names = name_of_role(op, "a"), name_of_role(op, "b")
+        for name, tensor in zip(names, (a, b), strict=True):
+            check_tensor(op, name, tensor)
+        check_same_device(op, a, names[1], b)
+        dtype = _check_dtypes(op, names, a, b, self.out_dtype, extras.scaled)
+        unset = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
+        precision = check_precision(op, a.dtype, self.precision)
+        for operand in (a, b):
+            check_gpu(op, operand)
+        shape = _result_shape(op, names, a, b)
+        if unset and not extras.scaled and extras.up is None:
+            precision = unset_precision(a, b)
+        _check_depth(op, a, precision)
+        if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):
+            raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
+        for role in SIDES:
+            tensor = getattr(extras, role)
+            if tensor is not None and role not in _ZEROS:
+                _check_side(op, name_of_role(op, role), tensor, a, shape)
+        if out is not None:
+            check_out(op, out, shape, dtype, a)
+        return shape, dtype, precision
+
+    def check_memory(self, out: torch.Tensor) -> None:
+        """Raise OverlapError where the memory of out overlaps. It may be exactly a tensor that is added."""
+        check_out_memory(self.op, out)
+        unread = self.extras.bias if self.extras.beta == 0 else None
+        check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))
+
+    @property
+    def _is_composed(self) -> bool:
+        """Tell whether torch applies the epilogue: that of complex numbers, whose kernels store real sums."""
+        return self.extras is not NOTHING and self.a.is_complex()
+
+    def call(self, change: Change, out: torch.Tensor, how: str) -> MatmulCall:
+        """Return the described call; without the epilogue where torch applies it to sums of their own."""
+
+        def plain(tensor: torch.Tensor) -> torch.Tensor:
+            return change(tensor).resolve_neg()
+
+        if self._is_composed:
+            return described(plain(self.a), plain(self.b), out.new_empty(out.shape), how)
+        return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
+
+    def fill(self, out: torch.Tensor) -> None:
+        """Store the result of K = 0: an epilogue of zeros."""
+        _store_empty_sums(out, self.extras.mapped(torch.Tensor.resolve_neg))
+
+    def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
+        """Return the result where torch applies the epilogue, else None."""
+        return _complex_product(self, out, how) if self._is_composed else None
 
 
-def checked(
-    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
-) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
-
-    out may be None; its memory is not checked.
-    """
-    op, _, a, b, extras = of
-    names = name_of_role(op, "a"), name_of_role(op, "b")
-    for name, tensor in zip(names, (a, b), strict=True):
-        check_tensor(op, name, tensor)
-    check_same_device(op, a, names[1], b)
-    dtype = _check_dtypes(op, names, a, b, out_dtype, extras.scaled)
-    unset = precision is None and a.dtype == torch.float32 and default_precision() == "none"
-    precision = check_precision(op, a.dtype, precision)
-    for operand in (a, b):
-        check_gpu(op, operand)
-    shape = _result_shape(op, names, a, b)
-    if unset and not extras.scaled and extras.up is None:
-        precision = unset_precision(a, b)
-    _check_depth(op, a, precision)
-    if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):
-        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
-    for role in SIDES:
-        tensor = getattr(extras, role)
-        if tensor is not None and role not in _ZEROS:
-            _check_side(op, name_of_role(op, role), tensor, a, shape)
-    if out is not None:
-        check_out(op, out, shape, dtype, a)
-    return shape, dtype, precision
-
-
-def checked_with_memory(
-    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None
-) -> tuple[tuple[int, ...], torch.dtype, str]:
-    """Do as `checked`, and raise OverlapError where the memory of out overlaps."""
-    result = checked(of, out, out_dtype, precision)
-    if out is not None:
-        check_out_memory(of.op, out)
-        unread = of.extras.bias if of.extras.beta == 0 else None
-        check_out_apart(of.op, out, of.tensors, reaches_of(of.tensors, unread))
-    return result
-
-
-def run_unprepared(
-    of: Product, out: Any, out_dtype: torch.dtype | None, precision: str | None, key: Key | None
-) -> torch.Tensor:
-    """Run a product that is not in the memo of prepared calls, and remember its launch under `key`.
-
-    Raise what `matmul` raises, also for epilogue tensors that do not fit the result.
-    """
-    rules()  # report a wrong setting of the environment on any device
-    op, tensors, a, b, extras = of
-    shape, dtype, precision = checked_with_memory(of, out, out_dtype, precision)
-    if a.is_complex() and extras is not NOTHING:
-        return _complex_product(of, out, precision)
-    result = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
-    if result.numel() == 0:
-        return result
-    if a.is_meta:
-        return result if out is None else mark_written(op, result)
-    dense_a, dense_b, plain = a.resolve_neg(), b.resolve_neg(), extras.mapped(torch.Tensor.resolve_neg)
-    if a.shape[-1] == 0:
-        _store_empty_sums(result, plain)
-    elif on_host(a):
-        interpret_product(
-            lambda read, into, how: described(read(dense_a), read(dense_b), into, how, plain.mapped(read)),
-            (dense_a, *plain.tensors),
-            result,
-            precision,
-        )
-    else:
-        call = described(dense_a, dense_b, result, precision, plain)
-        launch = prepared(call)
-        launch(*call.tensors)
-        remember(key, op, launch, call, tensors, result)
-    return result if out is None else mark_written(op, result)
+def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
+    """Return the product of `tritile.matmul`."""
+    return Product("matmul", (input, other), input, other, NOTHING, out_dtype, precision)
 
 
 def _store_empty_sums(out: torch.Tensor, extras: Extras) -> None:
@@ -285,7 +272,7 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     extras, factors = of.extras, (of.a, of.b)
     key, ready, addresses = look_up("matmul", of.a, factors, None, (None, precision))
     if ready is None:
-        sums = run_unprepared(Product.plain(*factors), None, None, precision, key)
+        sums = run_unprepared(matmul_of(*factors, None, precision), None, key)
     else:
         sums = launch_ready(ready, addresses, None)
     if extras.alpha != 1:

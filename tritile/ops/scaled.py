@@ -6,12 +6,13 @@ import torch
 
 from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
+from tritile.ops.asked import run_unprepared
 from tritile.ops.checks import check_rank, check_same_device, check_tensor, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation
-from tritile.ops.memo import Tensors, launch_again, learnt, look_up, recall
-from tritile.ops.products import Product, run_unprepared
+from tritile.ops.memo import launch_again, learnt, look_up, recall
+from tritile.ops.products import Product
 
 _OP: Final = "scaled_matmul"
 _BLOCK: Final = SCALE_K
@@ -143,14 +144,10 @@ def scaled_matmul(
     done = recall(_OP, tensors, out, options)
     if done is not None:
         return done
+    values = (*tensors[:4], out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b)
     if needs_dispatch(*tensors, out):
-        words: dict[str, Any] = {"bias": bias, "residual": residual, "zero_a": zero_a, "zero_b": zero_b}
-        words |= {"out_dtype": out_dtype, "activation": activation, "use_fast_accum": use_fast_accum}
-        return call_operator(_OP, a, b, scale_a, scale_b, out=out, **words)
-    result = eager(
-        a, b, scale_a, scale_b, out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b, out
-    )
-    return learnt(_OP, a, tensors, out, options, result)
+        return call_operator(_OP, values, out)
+    return learnt(_OP, a, tensors, out, options, eager(*values, out))
 
 
 def eager(
@@ -163,16 +160,19 @@ def eager(
     key, ready, addresses = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
     if ready is not None:
         return launch_again(_OP, ready, tensors, out, addresses)
-    of, precision = scaled_of(tensors, activation, use_fast_accum)
-    return run_unprepared(of, out, out_dtype, precision, key)
+    values = (*tensors[:4], out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b)
+    return run_unprepared(scaled_of(*values), out, key)
 
 
-def scaled_of(tensors: Tensors, activation: Any, use_fast_accum: bool) -> tuple[Product, str | None]:
-    """Return the product of `scaled_matmul` and its precision. Raise a TritileError for bad arguments."""
-    a, b, scale_a, scale_b, bias, residual, zero_a, zero_b = tensors
+def scaled_of(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
+    use_fast_accum: bool, zero_a: Any, zero_b: Any,
+) -> Product:  # fmt: skip
+    """Return the product that `scaled_matmul` computes. Raise a TritileError for bad arguments."""
     _check_operands(a, b, scale_a, scale_b)
     extras = _extras(a, b, scale_a, scale_b)
     extras = extras._replace(**_zeros(a, b, zero_a, zero_b))
     extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))
     fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
-    return Product(_OP, tensors, a, b, extras), "fast" if fast else None
+    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    return Product(_OP, tensors, a, b, extras, out_dtype, "fast" if fast else None)

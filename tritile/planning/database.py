@@ -1,10 +1,9 @@
-"""The SQLite format of a store: its tables and statements, opening a file, and telling whether it is a store.
+"""Define a store's SQLite file: its tables and statements, opening it, and what is saved of a damaged one.
 
 Functions here raise what SQLite and the disk raise, which `FAULTS` names. `shared_file.py` decides what then.
 """
 
 import contextlib
-import functools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from tritile.planning.trial import (
     TRIAL_COLUMNS,
     Row,
     Trial,
+    environment_from,
     moment,
     row_of,
     trial_from,
@@ -24,9 +24,9 @@ from tritile.planning.trial import (
 
 APPLICATION_ID: Final = 0x74726974
 VERSION: Final = 1
-READ_S = 1.0  # for which a read waits for a lock
-WRITE_S = 10.0  # for which a write waits for a lock
+_WAIT_S: Final = 10.0  # for which reading another store waits for a lock
 _COMMIT_MS: Final = 100  # for which a commit waits for readers: no new ones come in meanwhile
+_MOST_SALVAGED: Final = 1 << 30  # bytes
 # `arch` has no type, so that 90 and "90" stay apart.
 _SCHEMA: Final = (
     "CREATE TABLE environments (id INTEGER PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, "
@@ -40,7 +40,7 @@ _SCHEMA: Final = (
 )
 
 
-def bounded(names: Iterable[str]) -> str:
+def _bounded(names: Iterable[str]) -> str:
     """Return columns to select, each cut so that a giant value never reaches Python whole."""
     cut = "CASE WHEN typeof({0}) IN ('text', 'blob') THEN substr({0}, 1, {1}) ELSE {0} END"
     return ", ".join(cut.format(name, MAX_TEXT + 1) for name in names)
@@ -53,12 +53,7 @@ def _marks(columns: Sequence[object]) -> str:
 _JOINED: Final = "FROM trials JOIN environments ON environments.id = environment"
 _HERE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS)
 _OF_DEVICE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS[:-1])
-SELECT_ALL: Final = (
-    f"SELECT trials.id, {bounded((*ENVIRONMENT_COLUMNS, *TRIAL_COLUMNS))} {_JOINED} WHERE trials.id > ?"
-)
-# A damaged failure, neither text nor NULL, is selected, so that it is reported as not valid.
-WORKED: Final = "typeof(failure) <> 'text'"
-BEST_FIRST: Final = "error IS NULL, us, config"  # of trials that worked: the order of `trial.rank`
+SELECT_ALL: Final = f"SELECT {_bounded((*ENVIRONMENT_COLUMNS, *TRIAL_COLUMNS))} {_JOINED} ORDER BY trials.id"
 _ADD_ENVIRONMENT: Final = (
     f"INSERT OR IGNORE INTO environments ({', '.join(ENVIRONMENT_COLUMNS)}) "
     f"VALUES ({_marks(ENVIRONMENT_COLUMNS)})"
@@ -68,7 +63,6 @@ ADD_TRIAL: Final = (
     f"FROM environments WHERE {_HERE} ON CONFLICT (environment, problem, config) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in TRIAL_COLUMNS)
 )
-Identity = tuple[int, int] | None
 
 
 class DamagedError(Exception):
@@ -82,41 +76,30 @@ class NewerError(Exception):
 FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError, DamagedError, NewerError)
 
 
-def is_damage(error: Exception) -> bool:
-    """Tell whether the error says that the file is not a store, rather than that it cannot be used now."""
-    codes = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-    return isinstance(error, DamagedError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
+def has_code(error: Exception, *codes: int) -> bool:
+    """Tell whether SQLite raised the error, with one of these codes."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 
 
 def is_busy(error: Exception) -> bool:
     """Tell whether the error says that another process holds a lock."""
-    codes = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return isinstance(error, TimeoutError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
+    return isinstance(error, TimeoutError) or has_code(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def identity_of(path: Path) -> Identity:
-    """Return device and inode of the file, None without one: a file set aside and its successor differ."""
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return None
-    return facts.st_dev, facts.st_ino
+# --- The file's format ---
 
 
-def connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Connection:
-    """Return a connection without transactions of its own, which hardly waits for locks."""
-    # A connection is used by its own thread only; `SharedFile.close` closes those of other threads too.
-    # SQLite itself hardly waits for locks: `SharedFile` waits, and holds nothing meanwhile.
-    connection = sqlite3.connect(where, wait_s, isolation_level=None, check_same_thread=False, uri=uri)
-    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    return connection
-
-
-@functools.cache
-def select(kernels: int, where: str) -> str:
+def select(kernels: int, where: str = "") -> str:
     """Return the statement that reads the trials of a device and `kernels` kernels that meet a condition."""
     of_kernels = f"{_OF_DEVICE} AND kernel IN ({_marks(range(kernels))})"
-    return f"SELECT {bounded(TRIAL_COLUMNS)} {_JOINED} WHERE {of_kernels} AND {where}"
+    return f"SELECT {_bounded(TRIAL_COLUMNS)} {_JOINED} WHERE {of_kernels} {where} ORDER BY trials.id"
+
+
+def _connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Connection:
+    """Return a connection without transactions of its own; `shared_file` waits for locks, not SQLite."""
+    connection = sqlite3.connect(where, wait_s, isolation_level=None, uri=uri)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return connection
 
 
 @contextlib.contextmanager
@@ -179,7 +162,7 @@ def _check(connection: sqlite3.Connection) -> None:
         raise DamagedError(f"is damaged ({str(found).splitlines()[-1][:200]})")
 
 
-def open_store(path: Path, new: bool, check: bool = True) -> sqlite3.Connection | None:
+def opened(path: Path, new: bool, check: bool = True) -> sqlite3.Connection | None:
     """Return a connection to the store at this path, created if `new`; else None where the file is empty.
 
     `check`: read the whole file, some 3 ms for each megabyte. Raises DamagedError where it is not a store.
@@ -189,7 +172,7 @@ def open_store(path: Path, new: bool, check: bool = True) -> sqlite3.Connection 
     if path.is_dir():
         raise DamagedError("is a directory")
     with contextlib.ExitStack() as undo:
-        connection = undo.enter_context(contextlib.closing(connect(str(path))))
+        connection = undo.enter_context(contextlib.closing(_connect(str(path))))
         if not _is_store(connection):
             if not new:
                 return None
@@ -208,7 +191,7 @@ def put(connection: sqlite3.Connection, environment: Row, row: Row) -> None:
 
 def _is_newer(connection: sqlite3.Connection, environment: Row, row: Row) -> bool:
     """Tell whether a row is newer than the valid one of the same key, if there is one."""
-    query = select(1, "problem = ? AND config = ?")
+    query = select(1, "AND problem = ? AND config = ?")
     known = connection.execute(query, (*environment, row[0], row[2])).fetchone()
     try:
         return not known or moment(trial_from(known).measured_utc) < moment(row[-1])
@@ -216,11 +199,11 @@ def _is_newer(connection: sqlite3.Connection, environment: Row, row: Row) -> boo
         return True
 
 
-def merge_batch(connection: sqlite3.Connection, batch: Iterable[tuple[Row, Trial]]) -> int:
+def merge(connection: sqlite3.Connection, pairs: Iterable[tuple[Row, Trial]]) -> int:
     """Add those trials that are newer than what is there, or replace a bad row; return how many they are."""
     merged = 0
     with transaction(connection, "IMMEDIATE"):
-        for environment, trial in batch:
+        for environment, trial in pairs:
             row = row_of(trial)
             if _is_newer(connection, environment, row):
                 put(connection, environment, row)
@@ -232,13 +215,16 @@ def rows_of(path: Path) -> list[Any]:
     """Return the rows of `SELECT_ALL` in another store. Raises InvalidValueError where it cannot be read."""
     try:
         where = f"{path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(connect(where, WRITE_S, uri=True)) as connection:
+        with contextlib.closing(_connect(where, _WAIT_S, uri=True)) as connection:
             if not _is_store(connection):
                 raise DamagedError("holds nothing")
             _check(connection)
-            return connection.execute(SELECT_ALL, (-1,)).fetchall()
+            return connection.execute(SELECT_ALL).fetchall()
     except FAULTS as error:
         raise InvalidValueError(f"{path} is not a store that can be read: {error}") from error
+
+
+# --- A file that is damaged ---
 
 
 def rename(path: Path, aside: Path) -> None:
@@ -246,7 +232,7 @@ def rename(path: Path, aside: Path) -> None:
     with contextlib.ExitStack() as held:
         # Other processes end their transactions first: their journal must not meet the fresh file.
         try:
-            connection = held.enter_context(contextlib.closing(connect(str(path))))
+            connection = held.enter_context(contextlib.closing(_connect(str(path))))
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
             if is_busy(error):
@@ -254,3 +240,42 @@ def rename(path: Path, aside: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(f"{path.name}-journal").rename(f"{aside}-journal")
         path.rename(aside)
+
+
+def _mended(data: bytes) -> bytes:
+    """Return the pages of a store behind the first page of a fresh one, which is the same in every store."""
+    with contextlib.closing(_connect(":memory:")) as fresh:
+        create(fresh)
+        whole = fresh.serialize()
+    size = int.from_bytes(whole[16:18], "big")
+    pages = len(data) // size
+    return whole[:28] + pages.to_bytes(4, "big") + whole[32:size] + data[size : pages * size]
+
+
+def _readable(connection: sqlite3.Connection, table: str, columns: str) -> dict[int, Row]:
+    """Return the rows of a table by their number, read from both ends as far as pages can be read."""
+    found: dict[int, Row] = {}
+    for order in ("ASC", "DESC"):
+        query = f"SELECT id, {columns} FROM {table} NOT INDEXED ORDER BY id {order}"
+        with contextlib.suppress(*FAULTS), contextlib.closing(connection.execute(query)) as rows:
+            for number, *row in rows:
+                if number in found:  # read from the other end; or pages refer to each other in a circle
+                    break
+                found[number] = tuple(row)
+    return found
+
+
+def salvaged(path: Path) -> list[tuple[Row, Trial]]:
+    """Return environment and trial of each valid row that can be read of a damaged store."""
+    pairs: list[tuple[Row, Trial]] = []
+    # AttributeError: a Python without `deserialize`
+    with contextlib.suppress(*FAULTS, AttributeError, MemoryError):
+        if path.is_file() and path.stat().st_size <= _MOST_SALVAGED:
+            with contextlib.closing(_connect(":memory:")) as connection:
+                connection.deserialize(_mended(path.read_bytes()))
+                environments = _readable(connection, "environments", _bounded(ENVIRONMENT_COLUMNS))
+                trials = _readable(connection, "trials", f"environment, {_bounded(TRIAL_COLUMNS)}")
+            for number, *row in trials.values():
+                with contextlib.suppress(InvalidValueError, KeyError):
+                    pairs.append((environment_from(environments[number]), trial_from(row)))
+    return pairs

@@ -41,32 +41,36 @@ def pinned(device: Device) -> Table | None:
     path = table_path()
     if path is None:
         return None
-    found = _pinned(path, path.stat().st_mtime_ns if path.exists() else 0)
-    return found if found.device["name"] == device.name else None
+    return _of_just(_read(path, path.stat().st_mtime_ns if path.exists() else 0), device)
 
 
-@functools.cache
-def _pinned(path: Path, changed: int) -> Table:
-    return read(path)
+def _read_if_valid(file: Traversable, what: str, changed: int = 0) -> Table | None:
+    """Return the table in a file; None, with a StoreWarning that says what is not used, where it is none."""
+    try:
+        return read(file)
+    except InvalidValueError as error:
+        warnings.warn(f"{what} not used: {error}", StoreWarning, stacklevel=3)
+        return None
+
+
+# Once for each time that a file changed.
+_read = functools.cache(lambda path, changed: read(path))
+_read_once = functools.cache(_read_if_valid)
+
+
+def _of_just(table: Table | None, device: Device) -> Table | None:
+    """Return the table if it is of just this GPU model: several models may share a file name."""
+    return table if table is not None and table.device["name"] == device.name else None
 
 
 def calibrated(device: Device) -> Table | None:
     """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
     path = calibrated_path(device)
     try:
-        own = _calibrated(path, path.stat().st_mtime_ns)
+        own = _of_just(_read_once(path, "portfolios are", path.stat().st_mtime_ns), device)
     except OSError:
-        own = None
-    return own if own is not None and own.measured and own.device["name"] == device.name else None
-
-
-@functools.cache
-def _calibrated(path: Path, changed: int) -> Table | None:
-    try:
-        return read(path)
-    except InvalidValueError as error:
-        warnings.warn(f"portfolios are not used: {error}", StoreWarning, stacklevel=3)
         return None
+    return own if own is not None and own.measured else None
 
 
 def calibrated_path(device: Device) -> Path:
@@ -86,15 +90,10 @@ def shipped(device: Device) -> tuple[Table, ...]:
     What was measured goes before what was predicted for just this GPU.
     """
     alike = _of_like(device.arch, device.processors, device.memory_gbps)
-    own, predicted = (_named(name, device) for name in (device.slug, f"{_PREDICTED}/{device.slug}"))
+    names = (device.slug, f"{_PREDICTED}/{device.slug}")
+    own, predicted = (_of_just(_shipped(name), device) for name in names)
     ordered = (own, *(each for each in alike if each is not own), predicted)
     return tuple(each for each in ordered if each is not None)
-
-
-def _named(name: str, device: Device) -> Table | None:
-    """Return a shipped table if it is of just this GPU model: several models may share a file name."""
-    found = _shipped(name)
-    return found if found is not None and found.device["name"] == device.name else None
 
 
 @functools.cache
@@ -115,13 +114,7 @@ def _of_like(arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]
 @functools.cache
 def _shipped(name: str) -> Table | None:
     file = _folder() / f"{name}.json"
-    if not file.is_file():
-        return None
-    try:
-        return read(file)
-    except InvalidValueError as error:
-        warnings.warn(f"a shipped table is not used: {error}", StoreWarning, stacklevel=3)
-        return None
+    return _read_if_valid(file, "a shipped table is") if file.is_file() else None
 
 
 def _folder() -> Traversable:

@@ -9,6 +9,7 @@ passes the checks that any input passes.
 
 import contextlib
 import functools
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,11 +21,19 @@ from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError
 from tritile.planning import database
 from tritile.planning.shared_file import LOCK, SharedFile
-from tritile.planning.trial import ENVIRONMENT_COLUMNS, Row, Trial, environment_from, row_of, trial_from
+from tritile.planning.trial import (
+    ENVIRONMENT_COLUMNS,
+    Row,
+    Trial,
+    best_of,
+    environment_from,
+    rank,
+    row_of,
+    trial_from,
+)
 
-__all__ = ["BATCH", "Store", "Trial", "end_stand_ins", "is_frozen", "own_store", "stand_in", "store_of"]
+__all__ = ["Store", "Trial", "end_stand_ins", "is_frozen", "own_store", "stand_in", "store_of"]
 
-BATCH: Final = 256
 _MOST_UNWRITTEN: Final = 4096
 
 
@@ -42,6 +51,14 @@ class Store:
         self.device = device
         self.path = Path(directory or cache_dir()).absolute() / f"{device.slug}.sqlite3"
         self._file = SharedFile(self.path)
+        self._waits: tuple[int, dict[Any, tuple[Row, Row]]] = os.getpid(), {}
+
+    @property
+    def _waiting(self) -> dict[Any, tuple[Row, Row]]:
+        """Return what is still to be written; a forked child forgets it, as its parent writes it."""
+        if self._waits[0] != os.getpid():
+            self._waits = os.getpid(), {}
+        return self._waits[1]
 
     def add(self, kernel: str, trial: Trial) -> None:
         """Remember a trial of the kernel with this digest; it replaces an earlier one of the same config."""
@@ -49,7 +66,7 @@ class Store:
             environment, row = self._environment(kernel), row_of(trial)
         except InvalidValueError as error:
             return self._file.warn("trial", f"a trial cannot be remembered: {error}")
-        waiting = self._file.waiting
+        waiting = self._waiting
         with LOCK:
             waiting[environment, row[0], row[2]] = environment, row
             if len(waiting) > _MOST_UNWRITTEN:
@@ -60,10 +77,10 @@ class Store:
         """Write the trials that could not be written as they were added; return how many still wait."""
         self._file.retry_writing()
         self._write()
-        return len(self._file.waiting)
+        return len(self._waiting)
 
     def _write(self) -> None:
-        waiting = self._file.waiting
+        waiting = self._waiting
         written: list[Any] = []
 
         def put(connection: sqlite3.Connection) -> bool:
@@ -81,33 +98,26 @@ class Store:
 
     def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
         """Return all trials of this problem, with this kernel or one of `more`, on this very device."""
-        return self._selected((kernel, *more), "problem = ? ORDER BY trials.id", problem)
+        return self._read((kernel, *more), problem)
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """Return the fastest trial of this problem whose answer was checked, else the fastest that works."""
-        which = f"problem = ? AND {database.WORKED} ORDER BY {database.BEST_FIRST}"
-        found = self._selected((kernel,), which, problem, True)
-        return found[0] if found else None
+        return best_of(self.trials(kernel, problem))
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         """Return the best trial of each problem of this op."""
-        # Not by the column of ops, which no index repeats: a damaged op would hide its row without a warning.
-        found = self._selected(
-            (kernel,), f"{database.WORKED} ORDER BY problem, {database.BEST_FIRST}", first=True
-        )
-        return [trial for trial in found if trial.problem.op == op]
+        found: dict[Problem, Trial] = {}
+        for trial in self._read((kernel,)):
+            if trial.works and trial.problem.op == op:
+                found[trial.problem] = min(found.get(trial.problem, trial), trial, key=rank)
+        return list(found.values())
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """Yield every trial with its environment, by name of `ENVIRONMENT_COLUMNS`."""
-        query = f"{database.SELECT_ALL} ORDER BY trials.id LIMIT {BATCH}"
-        last = -1
-        nothing: list[Any] = []
-        while rows := self._file.attempt(
-            lambda c, after: c.execute(query, (after,)).fetchall(), nothing, last
-        ):
-            for environment, trial in self._valid(rows):
-                yield dict(zip(ENVIRONMENT_COLUMNS, environment, strict=True)), trial
-            last = rows[-1][0]
+        rows: list[Any] = []
+        rows = self._file.attempt(lambda connection: connection.execute(database.SELECT_ALL).fetchall(), rows)
+        for environment, trial in self._valid(rows):
+            yield dict(zip(ENVIRONMENT_COLUMNS, environment, strict=True)), trial
 
     def merge(self, other: Path) -> int:
         """Add the trials of another store of the same GPU model, where newer; return how many were added.
@@ -118,46 +128,36 @@ class Store:
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
         if pairs and not ours:
             raise InvalidValueError(f"{other} holds trials of {pairs[0][0][0]}, not of {self.device.name}")
-        batches = [ours[start : start + BATCH] for start in range(0, len(ours), BATCH)]
-        return sum(self._file.attempt(database.merge_batch, 0, batch, write=True) for batch in batches)
-
-    def close(self) -> None:
-        """Close the file, for all threads; a later use opens it again."""
-        self._file.close()
+        return self._file.attempt(lambda connection: database.merge(connection, ours), 0, write=True)
 
     def _environment(self, kernel: str) -> Row:
         return environment_from([*(getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]), kernel])
 
-    def _selected(
-        self, kernels: tuple[str, ...], where: str, wanted: Problem | None = None, first: bool = False
-    ) -> list[Trial]:
-        """Return the valid trials that meet the condition: all, or only the first of each problem."""
+    def _read(self, kernels: tuple[str, ...], problem: Problem | None = None) -> list[Trial]:
+        """Return the valid trials with these kernels, of one problem or of all."""
 
         def selected(connection: sqlite3.Connection) -> list[Row]:
             values = *self._environment(kernels[0]), *kernels[1:]
-            values += () if wanted is None else (problem_key(wanted),)
-            # All at once: readers keep others from writing.
-            return connection.execute(database.select(len(kernels), where), values).fetchall()
+            if problem is None:
+                return connection.execute(database.select(len(kernels)), values).fetchall()
+            query = database.select(len(kernels), "AND problem = ?")
+            return connection.execute(query, (*values, problem_key(problem))).fetchall()
 
         rows: list[Row] = []
         with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
             rows = self._file.attempt(selected, rows)
         found: list[Trial] = []
-        done = None
         for row in rows:
-            if first and row[0] == done:
-                continue
             with self._skipping():
                 found.append(trial_from(row))
-                done = row[0]
         return found
 
     def _valid(self, rows: Iterable[Sequence[Any]]) -> Iterator[tuple[Row, Trial]]:
         """Yield environment and trial of each row of `database.SELECT_ALL`, and skip bad rows."""
-        cut = 1 + len(ENVIRONMENT_COLUMNS)
+        cut = len(ENVIRONMENT_COLUMNS)
         for row in rows:
             with self._skipping():
-                pair = environment_from(row[1:cut]), trial_from(row[cut:])
+                pair = environment_from(row[:cut]), trial_from(row[cut:])
                 yield pair
 
     @contextlib.contextmanager

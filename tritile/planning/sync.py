@@ -6,9 +6,10 @@ Rank 0 sends a snapshot of its store as text, and every rank plans by the snapsh
 import heapq
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import torch
 from torch import distributed
 
 from tritile.core import device as devices
@@ -16,23 +17,18 @@ from tritile.core.device import Device
 from tritile.core.forgetting import drop
 from tritile.core.problem import Problem
 from tritile.core.settings import current_mode
+from tritile.core.source import package_hash
+from tritile.core.version import __version__
 from tritile.errors import DistributedError, InvalidValueError, brief
+from tritile.families import registry as families
 from tritile.planning import gpu_tables, table
-from tritile.planning.agreement import difference, facts_of
 from tritile.planning.store import Store, own_store, stand_in
-from tritile.planning.trial import (
-    ENVIRONMENT_COLUMNS,
-    TRIAL_COLUMNS,
-    Trial,
-    best_of,
-    rank,
-    row_of,
-    trial_from,
-)
+from tritile.planning.trial import ENVIRONMENT_COLUMNS, TRIAL_COLUMNS, Trial, rank, row_of, trial_from
 
 _dist: Any = distributed  # which does not tell type checkers all that it exports
 T = TypeVar("T")
 PER_PROBLEM: Final = 8
+_MAX_TOLD: Final = 3
 
 
 def sync(group: Any = None) -> None:
@@ -132,6 +128,33 @@ def _broadcast(data: Any, group: Any) -> Any:
     return json.loads(texts[0])
 
 
+# --- What has to be the same in every process ---
+
+
+def facts_of(device: Device) -> dict[str, str]:
+    """Return versions of tritile and torch, the device's facts, and digests of kernels and code, by name."""
+    kernels = {f"kernel {name}": digest for name, digest in families.digests().items()}
+    facts = {name: str(value) for name, value in device.to_dict().items()}
+    return {
+        "tritile": __version__,
+        "torch": torch.__version__,
+        **facts,
+        **kernels,
+        "tritile's code": package_hash(),
+    }
+
+
+def difference(ours: Mapping[str, str], theirs: Mapping[Any, Any]) -> str | None:
+    """Say how the facts of another process differ from rank 0's (`ours`), None where they are equal."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    told = [
+        f"{name} is {str(theirs.get(name))[:80]!r}, on rank 0 {ours.get(name)!r}"
+        for name in names[:_MAX_TOLD]
+    ]
+    more = [f"{len(names) - _MAX_TOLD} more differences"] if len(names) > _MAX_TOLD else []
+    return "; ".join(told + more) or None
+
+
 # --- The snapshot of a store ---
 
 
@@ -175,22 +198,14 @@ class Snapshot(Store):
             self._pairs = tuple(_pairs(text))
         except (ValueError, RecursionError) as error:
             raise InvalidValueError(f"no snapshot of a store: {str(error)[:200]}") from error
-        self._known: dict[str, dict[Problem, list[Trial]]] = {}
+        self._known: dict[tuple[str, Problem], list[Trial]] = defaultdict(list)
         for kernel, trial in self._pairs:
-            self._known.setdefault(kernel, {}).setdefault(trial.problem, []).append(trial)
+            self._known[kernel, trial.problem].append(trial)
 
-    def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
-        """Return the best trials of this problem, none that failed."""
-        return [trial for each in (kernel, *more) for trial in self._known.get(each, {}).get(problem, ())]
-
-    def best(self, kernel: str, problem: Problem) -> Trial | None:
-        """Do as `Store.best`."""
-        return best_of(self.trials(kernel, problem))
-
-    def bests(self, kernel: str, op: str) -> list[Trial]:
-        """Do as `Store.bests`."""
-        known = self._known.get(kernel, {})
-        return [min(trials, key=rank) for problem, trials in known.items() if problem.op == op]
+    def _read(self, kernels: tuple[str, ...], problem: Problem | None = None) -> list[Trial]:
+        if problem is None:
+            return [trial for kernel, trial in self._pairs if kernel in kernels]
+        return [trial for kernel in kernels for trial in self._known.get((kernel, problem), ())]
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """Yield what is in the snapshot, as `Store.everything` does."""

@@ -181,12 +181,7 @@ class NativeLaunch:
             ctypes.addressof(self._attributes),
             len(self._attributes),
         )
-        self._calls = (
-            ctypes.addressof(self._config),
-            function,
-            ctypes.addressof(self._parameters),
-            None,
-        )
+        self._calls = (ctypes.addressof(self._config), function, ctypes.addressof(self._parameters), None)
 
     def _laid_out(
         self, kernel: Any, args: Sequence[Any], pointers: Mapping[str, int]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from tritile.core.problem import ITEMSIZE, GroupedProblem
-from tritile.core.views.products import Make, View, view_of
+from tritile.core.views.products import Buffered, Make, View, view_of
 
 
 class Scales(NamedTuple):
@@ -15,7 +15,7 @@ class Scales(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GroupedCall:
+class GroupedCall(Buffered):
     """Describe a call of the products of all groups: see `tritile.core.problem.GroupedProblem`.
 
     Those of a, b and out that have a matrix for each group have a batch of one dimension, the others none.
@@ -51,11 +51,6 @@ class GroupedCall:
         )  # fmt: skip
 
     @property
-    def target(self) -> Any:
-        """Return the tensor that is written."""
-        return self.out.tensor
-
-    @property
     def buffers(self) -> dict[str, Any]:
         """Return what the kernel's pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
@@ -64,17 +59,6 @@ class GroupedCall:
         if self.scales is not None:
             found |= {"scale_a": self.scales[0].tensor, "scale_b": self.scales[1].tensor}
         return found
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """Return the tensors of `buffers`: a, b, out, and as there are offs and the scales."""
-        return tuple(self.buffers.values())
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Return the name of each of the caller's tensors, in the order of `tensors`."""
-        offs = () if self.offs is None else ("offs",)
-        return ("a", "b", "out", *offs, *(("scale_a", "scale_b") if self.scales else ()))
 
 
 def posed_groups(problem: GroupedProblem, make: Make) -> GroupedCall:

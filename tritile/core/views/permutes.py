@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tritile.core.problem import PermuteProblem
-from tritile.core.views.products import Make
+from tritile.core.views.products import Buffered, Make
 
 
 @dataclass(frozen=True)
-class PermuteCall:
+class PermuteCall(Buffered):
     """Describe the copy of `problem` from x to out, with bits `flip` of words inverted.
 
     x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of 16
@@ -36,19 +36,9 @@ class PermuteCall:
         return tuple(self.problem.shape[i] for i in self.batch_dims)
 
     @property
-    def target(self) -> Any:
-        """Return the tensor that is written."""
-        return self.out
-
-    @property
     def buffers(self) -> dict[str, Any]:
         """Return what the kernel's pointers point to, by name."""
         return {"x": self.x, "out": self.out}
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """Return the tensors of `buffers`."""
-        return (self.x, self.out)
 
 
 def posed_permute(problem: PermuteProblem, make: Make) -> PermuteCall:

@@ -182,8 +182,34 @@ class BlockScales(NamedTuple):
         return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
 
 
+class Buffered:
+    """Name the tensors of a described call after its `buffers`."""
+
+    swapped: bool = False
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """Return what the kernels' pointers point to, by name."""
+        raise NotImplementedError
+
+    @property
+    def target(self) -> Any:
+        """Return the tensor that is written."""
+        return self.buffers["out"]
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Return the tensors of `buffers`."""
+        return tuple(self.buffers.values())
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Return the name of each of the caller's tensors, in the order of `tensors`."""
+        return tuple(name.removeprefix("block_") for name in self.buffers)
+
+
 @dataclass(frozen=True)
-class MatmulCall:
+class MatmulCall(Buffered):
     """Describe out[i] = a[i] @ b[i] for every i of `batch_shape`, with the epilogue `fused`.
 
     - `b_dtype`: the dtype of b where it is not `dtype`.
@@ -243,11 +269,6 @@ class MatmulCall:
         return replace(turned, scales=self.scales and self.scales.transposed)
 
     @property
-    def target(self) -> Any:
-        """Return the tensor that is written."""
-        return self.out.tensor
-
-    @property
     def buffers(self) -> dict[str, Any]:
         """Return what the kernels' pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
@@ -259,18 +280,6 @@ class MatmulCall:
         if self.verdict is not None:
             found["verdict"] = self.verdict.word
         return found
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """Return the tensors of `buffers`: a, b, out, what is fused, up, scales, the fallback flag."""
-        return tuple(self.buffers.values())
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Return the name of each of the caller's tensors, in the order of `tensors`."""
-        fused = (name for name in SIDES if getattr(self.fused, name) is not None)
-        up = ("up",) if self.up else ()
-        return ("a", "b", "out", *fused, *up, *(("scale_a", "scale_b") if self.scales else ()))
 
 
 Make = Callable[[str, int], Any]

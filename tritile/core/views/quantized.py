@@ -5,11 +5,11 @@ from math import prod
 from typing import Any, ClassVar
 
 from tritile.core.problem import QuantizedProblem
-from tritile.core.views.products import UNFUSED, Fused, Make, View, view_of
+from tritile.core.views.products import UNFUSED, Buffered, Fused, Make, View, view_of
 
 
 @dataclass(frozen=True)
-class QuantizedCall:
+class QuantizedCall(Buffered):
     """Describe out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
 
     These are laid out as `tritile.core.quantized` says. x is (m, k) with strides; out is (m, n), contiguous.
@@ -46,22 +46,12 @@ class QuantizedCall:
         )
 
     @property
-    def target(self) -> Any:
-        """Return the tensor that is written."""
-        return self.out.tensor
-
-    @property
     def buffers(self) -> dict[str, Any]:
         """Return what the kernel's pointers point to, by name."""
         bias = self.fused.bias and self.fused.bias.tensor
         found = {"x": self.x.tensor, "words": self.words, "scales": self.scales, "zeros": self.zeros}
         found |= {"bias": bias, "out": self.out.tensor}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """Return the tensors of `buffers`: x, words, scales, zeros and bias if there are, and out."""
-        return tuple(self.buffers.values())
 
 
 def posed_quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:

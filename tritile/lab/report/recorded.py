@@ -39,7 +39,6 @@ def trials(path: Path, device: Device) -> list[Trial]:
             and isinstance(trial.problem, Tiled)
             and illegal(trial.config, trial.problem, device) is None
         ]
-        store.close()
     if not found:
         raise InvalidValueError(f"{path} holds no trials of {device.name}")
     return found

@@ -18,8 +18,7 @@ from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue
 from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
 from tritile.tune.subject import answers, operands, torch_calls
-from tritile.tune.subject.quantized import weight_rows
-from tritile.tune.subject.scales import applied, as_matrices
+from tritile.tune.subject.matrices import applied, as_matrices, weight_rows
 
 T = TypeVar("T")
 Side = torch.Tensor | None

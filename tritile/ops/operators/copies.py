@@ -6,22 +6,10 @@ from typing import Any
 
 import torch
 
-from tritile.ops import permute as ops
-from tritile.ops.checks import check_out, check_tensor
+from tritile.core.of_torch import OpOverload
 from tritile.ops.operators.batches import Batched
-from tritile.ops.operators.library import Formula, batch, define, differentiate
-from tritile.ops.operators.planning import plan_ahead
-
-
-def _fake(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-    check_tensor("permute", "input", input)
-    order = ops.ordered(input.ndim, list(dims))
-    shape = tuple(input.shape[d] for d in order)
-    if out is not None:
-        check_out("permute", out, shape, input.dtype, input)
-    result = input.new_empty(shape) if out is None else out
-    plan_ahead(input.device, lambda like: ops.described(like(input), like(result), order).problem)
-    return result
+from tritile.ops.operators.library import Formula, define
+from tritile.ops.permute import eager, permute_of
 
 
 class Permute(Formula):
@@ -51,8 +39,10 @@ def _batched(in_dims: tuple[Any, ...], x: torch.Tensor, dims: Sequence[int]) -> 
     return PERMUTE(x.movedim(in_dims[0], 0), [0, *(1 + dim % max(1, ndim) for dim in dims)]), 0
 
 
-PERMUTE = define(
-    "permute", "Tensor input, int[] dims", functools.partial(ops.eager, "permute"), _fake, into=True
+PERMUTE: OpOverload = define(
+    "permute",
+    functools.partial(eager, "permute"),
+    permute_of,
+    lambda input, dims: Permute.of(PERMUTE, input, dims),
+    _batched,
 )
-differentiate(PERMUTE, lambda input, dims: Permute.of(PERMUTE, input, dims))
-batch(PERMUTE, _batched)

@@ -4,34 +4,10 @@ from typing import Any
 
 import torch
 
-from tritile.core.problem import Tiled
-from tritile.ops import groups
-from tritile.ops.described import described
-from tritile.ops.grouped import eager
-from tritile.ops.groups import OP, Operands
+from tritile.ops.grouped import eager, grouped_of
+from tritile.ops.groups import OP
 from tritile.ops.operators.gradients import added, tangent_terms
-from tritile.ops.operators.library import Formula, autocast, define, differentiate, refuse
-from tritile.ops.operators.planning import StandIn, plan_ahead
-from tritile.ops.operators.products import refuse_fp8
-from tritile.ops.products import check_precision
-
-
-def _fake(
-    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, *, out_dtype: Any = None,
-    precision: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    of = Operands(a, b, offs, scale_a, scale_b)
-    shape, dtype, how = groups.result_of(of, out, out_dtype, precision)
-    result = a.new_empty(shape, dtype=dtype) if out is None else out
-
-    def problem(like: StandIn) -> Tiled:
-        parts = Operands(*(None if tensor is None else like(tensor).resolve_neg() for tensor in of))
-        if offs is None and scale_a is None:  # a plain batch
-            return described(parts.a, parts.b, like(result), check_precision(OP, a.dtype, precision)).problem
-        return groups.described(parts, like(result), how).problem
-
-    plan_ahead(a.device, problem)
-    return result
+from tritile.ops.operators.library import Formula, define, refuse
 
 
 class Grouped(Formula):
@@ -68,18 +44,8 @@ class Grouped(Formula):
 
 
 def _record(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, *options: Any) -> torch.Tensor:
-    refuse_fp8(OP, a=a, b=b)
     refuse(OP, ("scale_a", scale_a), ("scale_b", scale_b))
     return Grouped.of(GROUPED_MATMUL, a, b, offs, scale_a, scale_b, *options)
 
 
-GROUPED_MATMUL = define(
-    OP,
-    "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, *, "
-    "ScalarType? out_dtype=None, str? precision=None",
-    eager,
-    _fake,
-    into=True,
-)
-differentiate(GROUPED_MATMUL, _record)
-autocast(GROUPED_MATMUL, "a", "b")
+GROUPED_MATMUL = define(OP, eager, grouped_of, _record, operands=("a", "b"))

@@ -9,7 +9,8 @@ An operator consists of its schema and
 Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
 """
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -33,7 +34,10 @@ from tritile.core.of_torch import (
 )
 from tritile.core.settings import rules, under
 from tritile.errors import GradientError
+from tritile.ops.asked import Asked
 from tritile.ops.dispatch import register_shardings
+from tritile.ops.operators.planning import fake_of
+from tritile.ops.signatures import NAMES, SCHEMAS
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # A call that is planned while it is traced is planned for the strides that it has there.
@@ -44,22 +48,46 @@ _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torc
 Kernel = Callable[..., Any]
 
 
-def define(name: str, arguments: str, kernel: Kernel, fake: Kernel, *, into: bool = False) -> OpOverload:
-    """Define `tritile::name(arguments) -> Tensor`, and with `into` its overload that writes to out.
+def define(
+    name: str,
+    kernel: Kernel,
+    asked: Callable[..., Asked],
+    record: Kernel,
+    rule: Callable[..., tuple[torch.Tensor, int]] | None = None,
+    operands: tuple[str, ...] = (),
+) -> OpOverload:
+    """Define `tritile::name`, and its overload that writes to out where `kernel` takes one.
 
-    Tensors come before the `*` of `arguments`: torch redistributes no sharded tensors among keywords.
-    `kernel` and `fake` take the arguments as the schema names them, with `into` also out. Returns the
-    first overload.
+    Args:
+        name: the operator's name, of `tritile.ops.signatures.SCHEMAS`.
+        kernel: the plain call, which takes the arguments as the schema names them.
+        asked: takes all arguments in the order of the schema.
+        record: makes the result where a gradient is wanted, as `differentiate` says.
+        rule: for a batch of torch.vmap's, as `batch` says.
+        operands: what torch.autocast casts, and what has no gradient in fp8.
+
+    Returns the first overload.
     """
+    arguments = SCHEMAS[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
-    _implement(name, kernel, fake)
     packet = getattr(torch.ops.tritile, name)
-    if into:
+
+    def fake(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+        return fake_of(asked(*values_of(packet.default, args, kwargs)), out)
+
+    _implement(name, kernel, fake)
+    if "out" in inspect.signature(kernel).parameters:
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
         _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
         _refuse_gradients(packet.out)
-    return packet.default
+    differentiate(packet.default, record, [NAMES[name].index(each) for each in operands])
+    if rule is not None:
+        batch(packet.default, rule)
+    if operands:
+        autocast(packet.default, *operands)
+    overload: OpOverload = packet.default
+    return overload
 
 
 def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
@@ -154,16 +182,23 @@ class Formula(SingleLevelFunction):
             return call(op, values)
 
 
-def differentiate(op: OpOverload, record: Callable[..., Any]) -> None:
+def differentiate(op: OpOverload, record: Callable[..., Any], operands: Sequence[int] = ()) -> None:
     """Register how an operator's result is made where a gradient is wanted, or an argument carries a tangent.
 
-    `record` takes all arguments in the order of the schema. Other calls go on below autograd.
+    `record` takes all arguments in the order of the schema. Other calls go on below autograd. `operands` are
+    places of those that are refused in fp8: rounding to it has no gradient.
     """
+    name, arguments = schema_of(op).name.removeprefix("tritile::"), schema_of(op).arguments
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = values_of(op, args, kwargs)
-        return record(*values) if tracked(*values) else below(op, keyset, args, kwargs)
+        if not tracked(*values):
+            return below(op, keyset, args, kwargs)
+        for place in operands:
+            if values[place].dtype.itemsize == 1:
+                refuse(name, (arguments[place].name, values[place]))
+        return record(*values)
 
     LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
 

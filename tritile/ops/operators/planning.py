@@ -10,13 +10,22 @@ from tritile.core.device import capturing
 from tritile.core.of_torch import neg_view, without_modes
 from tritile.core.problem import Tiled
 from tritile.errors import UnsupportedError
+from tritile.ops.asked import Asked
 from tritile.ops.run import planned
 
 StandIn: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 _LINE = 16  # assumed alignment of memory, in bytes
 
 
-def plan_ahead(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
+def fake_of(of: Asked, out: torch.Tensor | None) -> torch.Tensor:
+    """Return the result of a call of fake tensors, and plan the call."""
+    shape, dtype, how = of.checked(out)
+    result = of.first.new_empty(shape, dtype=dtype) if out is None else out
+    _plan_ahead(of.first.device, lambda like: of.call(like, like(result), how).problem)
+    return result
+
+
+def _plan_ahead(device: torch.device, problem: Callable[[StandIn], Tiled]) -> None:
     """Plan a call on fake tensors; in mode "tune", measure its problem.
 
     A best effort, which raises nothing: for a GPU of this machine and known sizes. Memory is assumed to start

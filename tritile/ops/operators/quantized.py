@@ -4,30 +4,19 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight, meaning
 from tritile.errors import UnsupportedError
 from tritile.ops import linear as weights
 from tritile.ops.fused import check_activation
 from tritile.ops.operators.batches import Batched, finished, first
-from tritile.ops.operators.epilogues import composed
 from tritile.ops.operators.gradients import added, gradient_of_added, kind_of, multiplied
-from tritile.ops.operators.library import Formula, autocast, batch, define, differentiate, refuse
-from tritile.ops.operators.planning import StandIn, plan_ahead
-from tritile.ops.operators.products import fake_of
+from tritile.ops.operators.library import Formula, autocast, define, refuse
+from tritile.ops.operators.products import composed
 from tritile.ops.scaled import eager, scaled_of
+from tritile.ops.signatures import NAMED
 
 _SCALED: Final = "scaled_matmul"
-
-
-def _fake_scaled(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
-    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
-    zero_b: Any = None, *, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    of, precision = scaled_of(tensors, activation, use_fast_accum)
-    return fake_of(of, out, out_dtype, precision)
+_NAMED: Final = NAMED["linear_quantized"]
 
 
 class Scaled(Formula):
@@ -66,16 +55,7 @@ def _record_scaled(
     return composed(product, activation, residual)
 
 
-SCALED_MATMUL = define(
-    _SCALED,
-    "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, Tensor? bias=None, "
-    "str? activation=None, Tensor? residual=None, bool use_fast_accum=False, Tensor? zero_a=None, "
-    "Tensor? zero_b=None",
-    eager,
-    _fake_scaled,
-    into=True,
-)
-differentiate(SCALED_MATMUL, _record_scaled)
+SCALED_MATMUL = define(_SCALED, eager, scaled_of, _record_scaled)
 
 
 def _quantized(
@@ -86,24 +66,10 @@ def _quantized(
     return weights.eager(x, weight, bias)
 
 
-def _fake_quantized(
-    x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, *, bits: int, group_size: int,
-    n: int, k: int,
-) -> torch.Tensor:  # fmt: skip
-    weight = QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k))
-    result = x.new_empty(weights.check(x, weight, bias))
-
-    def problem(like: StandIn) -> Tiled:
-        parts = (like(packed), like(scales), None if zeros is None else like(zeros))
-        weight = QuantizedWeight(*parts, bits, group_size, (n, k))
-        rows = like(x).resolve_neg().reshape(-1, k)
-        return weights.described(rows, weight, bias if bias is None else like(bias), like(result)).problem
-
-    plan_ahead(x.device, problem)
-    return result
-
-
-_OPTIONS: Final = ("bits", "group_size", "n", "k")
+def _asked(
+    x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, bits: int, group_size: int, n: int, k: int
+) -> weights.QuantizedLinear:
+    return weights.QuantizedLinear(x, QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k)), bias)
 
 
 class LinearQuantized(Formula):
@@ -132,7 +98,7 @@ class LinearQuantized(Formula):
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
         (packed, scales, zeros, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
-        options = dict(zip(_OPTIONS, ctx.options, strict=True))
+        options = dict(zip(_NAMED, ctx.options, strict=True))
         terms = [] if of_x is None else [LINEAR_QUANTIZED(of_x, packed, scales, zeros, **options)]
         return added([*terms, *(t for t in (of_bias,) if t is not None)], output)
 
@@ -149,7 +115,7 @@ def _batched_quantized(
     of_x, *of_parts, of_bias = in_dims[:5]
     if any(dim is not None for dim in of_parts):
         raise UnsupportedError("linear: vmap gives a batch of quantized weights: wanted one weight for all")
-    names = dict(zip(_OPTIONS, options, strict=True))
+    names = dict(zip(_NAMED, options, strict=True))
     if of_bias is None:
         return LINEAR_QUANTIZED(x.movedim(of_x, 0), packed, scales, zeros, bias, **names), 0
     rank = x.ndim - (of_x is not None)
@@ -158,13 +124,5 @@ def _batched_quantized(
     return finished(sums, first(bias, of_bias, rank), "", None), 0
 
 
-LINEAR_QUANTIZED = define(
-    "linear_quantized",
-    "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, *, int bits, "
-    "int group_size, int n, int k",
-    _quantized,
-    _fake_quantized,
-)
-differentiate(LINEAR_QUANTIZED, _record_quantized)
-batch(LINEAR_QUANTIZED, _batched_quantized)
+LINEAR_QUANTIZED = define("linear_quantized", _quantized, _asked, _record_quantized, _batched_quantized)
 autocast(LINEAR_QUANTIZED, "input", dtype_of="scales")

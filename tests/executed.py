@@ -1,0 +1,57 @@
+"""Carry out described calls of products and permutations by torch, where they say that tensors lie."""
+
+import torch
+
+from tritile.core.epilogue import finished
+from tritile.core.views import MatmulCall, PermuteCall
+
+
+def executed(call, config=None):
+    """Write the result of a described call, computed in 64 bits and rounded once."""
+    if isinstance(call, PermuteCall):
+        return permuted(call)
+    assert isinstance(call, MatmulCall)
+    assert call.scales is None
+    a, b, out = (seen(view, call.batch_shape) for view in (call.a, call.b, call.out))
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    sides = {name: view and seen(view, call.batch_shape) for name, view in call.fused.named}
+    a, b = a.to(wide), b.to(wide)
+    if sides["zero_a"] is not None:  # one for each row
+        a = a - sides["zero_a"][..., :1]
+    if sides["zero_b"] is not None:
+        b = b - sides["zero_b"][..., :1, :]
+    sums = a @ b
+    up = None if call.up is None else a @ seen(call.up, call.batch_shape).to(wide)
+    fused = call.fused
+    out.copy_(finished(sums, list(sides.values())[:7], fused.activation, fused.alpha, fused.beta, up))
+    return None
+
+
+def seen(view, batch):
+    """The matrices of a view, as a tensor: complex ones lie as pairs of real numbers."""
+    memory = raw(view.tensor)
+    if memory.dtype.itemsize * 2 == view.itemsize and memory.shape[-1:] == (2,):
+        memory = torch.view_as_complex(memory)
+    steps = (*view.batch_strides, *view.strides)
+    found = memory.as_strided((*batch, *view.shape), steps, memory.storage_offset())
+    return found.conj() if view.conj else found
+
+
+def raw(memory):
+    """The numbers as they lie in memory, as a kernel reads them."""
+    return torch._neg_view(memory) if memory.is_neg() else memory
+
+
+def permuted(call):
+    """Copy words, two of which make an element of 16 bytes, and invert the bits that the call says."""
+    problem = call.problem
+    lanes = 2 if problem.itemsize == 16 else 1
+
+    def words(memory, strides):
+        memory, steps = raw(memory), (*(lanes * step for step in strides), 1)
+        return memory.as_strided((*problem.shape, lanes), steps, memory.storage_offset())
+
+    x = words(call.x, problem.x_strides).clone()
+    x[..., 0] ^= call.flip[0] if lanes == 2 else 0
+    x[..., -1] ^= call.flip[1]
+    words(call.out, problem.out_strides).copy_(x)
