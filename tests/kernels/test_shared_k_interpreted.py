@@ -61,7 +61,7 @@ ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (o
 @pytest.mark.parametrize(("order", "polls"), ORDERS)
 @pytest.mark.parametrize("split", [2, 4])
 def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monkeypatch, split, order, polls):
-    monkeypatch.setattr("tritile.families.common.descriptors._POLLS", polls)
+    monkeypatch.setattr("tritile.families.common.grids.POLLS", polls)
     config, counters = split_by(split), torch.zeros(8, dtype=torch.int64)
     for seed in range(3):
         out = torch.full((40, 20), float("nan"))
@@ -91,7 +91,7 @@ def shuffled(seed):
 @pytest.mark.parametrize("polls", [1, 3, 8])
 def test_a_result_that_is_its_own_residual_gets_the_product_once(monkeypatch, polls):
     """Where some gave up the last to arrive sums all rows: one that finds all parts there sums none."""
-    monkeypatch.setattr("tritile.families.common.descriptors._POLLS", polls)
+    monkeypatch.setattr("tritile.families.common.grids.POLLS", polls)
     counters = torch.zeros(8, dtype=torch.int64)
     for seed in range(20):
         out = torch.zeros((40, 20))
