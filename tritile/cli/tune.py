@@ -27,7 +27,7 @@ from tritile.tune import now, tuner
 from tritile.tune.calibrate.predict import CONFIGS
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import processes_for
-from tritile.tune.measure.tasks import Keep, Rules, Tuned, keeper, logged, whole
+from tritile.tune.measure.tasks import Rules, Tuned, keeper, logged, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
 from tritile.tune.shards import Place, Shards, part

@@ -31,6 +31,7 @@ from torch import distributed
 from tritile.core.problem import Problem, problem_from_dict, problem_to_dict
 from tritile.errors import DistributedError, InvalidValueError, StoreWarning, brief
 from tritile.planning.store import Store
+from tritile.planning.sync import difference, facts_of
 from tritile.planning.trial import Trial, row_of, trial_from
 
 LOST_S: Final = 30.0
