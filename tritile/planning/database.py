@@ -96,8 +96,11 @@ def select(kernels: int, where: str = "") -> str:
 
 
 def _connect(where: str, wait_s: float = 0.0, uri: bool = False) -> sqlite3.Connection:
-    """Return a connection without transactions of its own; `shared_file` waits for locks, not SQLite."""
-    connection = sqlite3.connect(where, wait_s, isolation_level=None, uri=uri)
+    """Return a connection without transactions of its own; `shared_file` waits for locks, not SQLite.
+
+    Any thread may use it: `shared_file` has one at a time do so.
+    """
+    connection = sqlite3.connect(where, wait_s, isolation_level=None, uri=uri, check_same_thread=False)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
 
