@@ -122,6 +122,15 @@ def test_kernels_of_any_few_rows_are_compiled_ahead():
                 assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
 
 
+@pytest.mark.parametrize("change", [{"epilogue": "residual=full"}, {"batch": 8}], ids=str)
+def test_kernels_with_a_residual_and_of_batches_are_compiled_ahead(change):
+    problem = replace(ODD, m=4, n=8192, k=8192, a_align=16, b_align=8, out_align=16, **change)
+    ahead = {(c, rows._compiled(p, c, H200)) for p, c in rows.of_class(problem, H200)}
+    for size in (rows._sized(problem, m, 4096, 4096) for m in (1, 2, 8)):
+        for config in own(size):
+            assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
+
+
 def test_few_columns_count_as_the_transpose_does():
     config = own(COLUMN)[0]
     assert config in own(EVEN)
@@ -133,10 +142,9 @@ def test_few_columns_count_as_the_transpose_does():
 def test_parts_count_as_traffic():
     config = own(ODD)[0]
     shared = across.parts(config, ODD, H200.processors)
-    columns = -(-ODD.n // config["BLOCK_N"]) * config["BLOCK_N"]
     more = traffic.tiled(ODD, config, H200).total - traffic.tiled(ODD, config).total
     assert shared > 1
-    assert more == 2 * 4 * shared * columns
+    assert more == 2 * 4 * shared * ODD.n
 
 
 def test_its_tiles_are_not_drawn():

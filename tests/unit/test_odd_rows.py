@@ -11,6 +11,7 @@ from tritile.errors import UnsupportedError
 from tritile.families.odd_rows import family as odd
 from tritile.families.space import legal_configs
 from tritile.lab import traffic
+from tritile.lab.explain import bounds
 from tritile.lab.report.tiling.order import tiling_of
 from tritile.planning import model, plans
 from tritile.tune.deploy import rows
@@ -90,6 +91,29 @@ def test_kernels_of_any_few_rows_are_compiled_ahead():
         size = rows._sized(ODD, m, n, k)
         for config in own(size):
             assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
+
+
+@pytest.mark.parametrize(
+    ("problem", "sizes"),
+    [
+        (COLUMN, [(8191, 24, 8191), (8191, 40, 2001), (4096, 100, 8191), (300, 64, 65)]),
+        (replace(ODD, n=8192, epilogue="residual=full", out_align=16), [(32, 4096, 8191), (20, 1000, 2001)]),
+    ],
+    ids=["few columns", "residual"],
+)
+def test_kernels_of_other_strides_are_compiled_ahead(problem, sizes):
+    ahead = {(c, rows._compiled(p, c, H200)) for p, c in rows.of_class(problem, H200)}
+    for size in (rows._sized(problem, *each) for each in sizes):
+        for config in own(size):
+            assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
+
+
+def test_tiles_count_by_where_rows_begin():
+    """Of 300 rows 38 begin alike: each of 8 places in a word has a tile of 64 rows."""
+    problem = sized(64, 300, 8191)
+    config = next(c for c in own(problem) if c["BLOCK_N"] == 64 and c["SPLIT_K"] == 16)
+    work = bounds.work_of(problem, config, H200)
+    assert (work.tiles, work.units) == (8, 128)
 
 
 def test_copies_and_parts_count_as_traffic():

@@ -112,6 +112,14 @@ def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     return own_tile_of(clustered(config), problem)
 
 
+def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return how many tiles a product has along its rows, and along its columns."""
+    if config.family == odd_rows.NAME:
+        return odd_rows.tile_counts(config, problem)
+    m, n = tile_of(config, problem)
+    return -(-problem.m // m), -(-problem.n // n)
+
+
 def tiled(problem: Known, config: Config, device: Device | None = None) -> Traffic:
     """Return the traffic with a config's tiles; permutations count whole sectors.
 
@@ -123,7 +131,7 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
         return _moved(problem, config)
     problem = problem.core
     m, n = tile_of(config, problem)
-    rows, columns = -(-problem.m // m), -(-problem.n // n)
+    rows, columns = tile_counts(config, problem)
     once = problem.batch * problem.k * problem.itemsize
     out = least(problem).written
     found = Traffic(once * (problem.m * columns + problem.rights * problem.n * rows), out)
@@ -135,10 +143,10 @@ def tiled(problem: Known, config: Config, device: Device | None = None) -> Traff
     elif config.family == split.NAME and device is not None:
         tail = split.tail(config, problem, device)
         parts = tail.rest * tail.split
-    elif config.family == across.NAME and device is not None:
-        shared = across.parts(config, problem, device.processors)
-        parts = rows * columns * problem.batch * shared if shared > 1 else 0
     sums = parts * m * n * _PARTIAL
+    if config.family == across.NAME and device is not None:
+        shared = across.parts(config, problem, device.processors)
+        sums = shared * problem.batch * problem.m * problem.n * _PARTIAL if shared > 1 else 0
     found += Traffic(sums, sums)
     if config.family == odd_rows.NAME:
         x, copies = odd_rows.copied(problem)

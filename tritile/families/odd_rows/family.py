@@ -133,6 +133,12 @@ def _tiles(config: Config, problem: MatmulProblem) -> int:
     return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
+def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Return how many tiles the result has along its rows, and along its columns."""
+    count = _tiles(config, problem)
+    return (count, 1) if _turns(problem) else (1, count)
+
+
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     """Return the rows and columns of the result in a tile."""
     rows, columns = config["BLOCK_M"], config["BLOCK_N"]

@@ -13,6 +13,7 @@ from tritile.families.common.tma_time import TMA_FITTED
 from tritile.families.few_rows import across, sides
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
+from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes
 from tritile.families.permute.family import parts_us
 from tritile.lab import traffic
@@ -125,10 +126,10 @@ def work_of(problem: Known, config: Config, device: Device) -> Work:
         return Work(tiles, tiles, min(1.0, needed))
     problem = problem.core
     m, n = traffic.tile_of(config, problem)
-    rows, columns = -(-problem.m // m), -(-problem.n // n)
+    rows, columns = traffic.tile_counts(config, problem)
     tiles = rows * columns * problem.batch * config.num_ctas
     filled = problem.m / (rows * m) * problem.n / (columns * n)
-    units = tiles * (config["SPLIT_K"] if config.family == descriptor.NAME else 1)
+    units = tiles * (config["SPLIT_K"] if config.family in (descriptor.NAME, odd_rows.NAME) else 1)
     if config.family == split.NAME:
         tail = split.tail(config, problem, device)
         units = tail.whole + tail.rest * tail.split

@@ -33,12 +33,12 @@ _ROWS: Final = (1, 7, 64, 301, 640, 1000, 4096, 5003, 20008)
 _COLUMNS: Final = (40, 48, 256, 264, 1392, 5000, 6160, 8192, 16392)
 _DEPTHS: Final = (72, 208, 1024, 4104, 30000, 30008, 32768)
 # What tells kernels of few rows apart: their number, how wide rows of the matrix can be read, whether K is
-# whole words, and whether programs share it.
+# whole words, whether sizes and strides are multiples of 16, and whether programs share K.
 _FEW: Final = 1, 2, 4, 8
-_NARROW: Final = 264, 265, 266, 268
-_SHORT: Final = 3, 72, 73, 1000
+_NARROW: Final = 264, 265, 266, 268, 272
+_SHORT: Final = 3, 72, 73, 1000, 1024
 # The same of odd rows by tensor cores: rows of a tile, and a K that any number of programs may share.
-_TILED: Final = tuple((few, 264, 40_000) for few in (16, 32, 64, 128))
+_TILED: Final = tuple(itertools.product((16, 24, 32, 40, 64, 72, 120, 128), (264, 272), (40_000,)))
 
 
 def _kind(value: Any) -> Any:
