@@ -77,13 +77,13 @@ def long_functions() -> tuple[list[Found], list[Found]]:
 
 
 def dangling() -> list[Found]:
-    """Return the docstrings of functions and classes that begin with no verb, but for those in kernels."""
+    """Return the docstrings of functions and classes that begin with no verb."""
     places = []
     for path, found in nodes().items():
         for node in found:
             text = ast.get_docstring(node) or ""
             words = text.split(maxsplit=1)
-            if words and words[0].strip(",.:'") in DANGLING and not jitted(node):
+            if words and words[0].strip(",.:'") in DANGLING:
                 places.append(Found(path, node.lineno, text.splitlines()[0]))
     return places
 

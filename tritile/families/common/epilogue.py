@@ -8,7 +8,7 @@ import triton.language as tl
 def side_tile(
     extra, WHICH: tl.constexpr, SPREAD: tl.constexpr, rows, columns, M, N, index, shape
 ):  # fmt: skip
-    """The part of operand WHICH that goes with a tile, zero past the result's edges.
+    """Return the part of operand WHICH that goes with a tile, zero past the result's edges.
 
     In fp32 (fp64 stays), whole numbers in int32.
 
@@ -72,7 +72,7 @@ def gelu(x):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """The activation of torch.nn.functional of this name; "gelu_tanh" is gelu's approximation by tanh."""
+    """Apply torch.nn.functional's activation of this name; "gelu_tanh" is gelu's approximation by tanh."""
     if ACTIVATION == "relu":
         x = tl.where(x <= 0, 0.0, x)  # NaN stays, as in torch
     elif ACTIVATION == "gelu":
@@ -148,7 +148,7 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
 
 @triton.jit
 def finished(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr, up=None):
-    """What `tritile.problem.Epilogue` says done to a tile of a product; `up` is the other one where gated.
+    """Apply what `tritile.problem.Epilogue` says to a tile of a product; `up` is the other one where gated.
 
     `rows` and `columns` are the tile's, in the result. `extra` holds, for each operand in this order, its
     pointer, its strides of rows and columns, and those of the batch; then alpha and beta. (In one tuple: of

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def grouped_tile(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The (row, column) of tile `index`, walked down bands of GROUP_M tile rows.
+    """Return the (row, column) of tile `index`, walked down bands of GROUP_M tile rows.
 
     Programs that run at the same time then share rows of A and columns of B through the L2 cache.
     """
@@ -42,7 +42,7 @@ def batch_offset(index, shape, strides, ALIGN: tl.constexpr):
 
 @triton.jit
 def batch_index(WIDE: tl.constexpr):
-    """Which matrix of the batch this program works on: grid axes 1 and 2, as axis 1 ends at 65,535."""
+    """Return the matrix of the batch that this program makes: on grid axes 1 and 2, as 1 ends at 65,535."""
     outer = tl.program_id(2)
     if WIDE:
         outer = outer.to(tl.int64)
@@ -51,7 +51,7 @@ def batch_index(WIDE: tl.constexpr):
 
 @triton.jit
 def load_tile(ptrs, outer_mask, inner_mask, MASK_OUTER: tl.constexpr, MASK_INNER: tl.constexpr):
-    """A tile of an operand, zero past the edges that MASK_* say it overhangs; the others cost no mask."""
+    """Load a tile of an operand, zero past edges that MASK_* say it overhangs; others cost no mask."""
     if MASK_OUTER and MASK_INNER:
         tile = tl.load(ptrs, mask=outer_mask & inner_mask, other=0.0)
     elif MASK_OUTER:

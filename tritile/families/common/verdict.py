@@ -24,6 +24,6 @@ def reset(verdict_ptr, WAIT: tl.constexpr):
 
 @triton.jit
 def wanted(verdict_ptr, VERDICTS: tl.constexpr):
-    """Whether the verdict is from the first of VERDICTS on and below the second."""
+    """Tell whether the verdict is from the first of VERDICTS on and below the second."""
     verdict = tl.load(verdict_ptr, cache_modifier=".cg")
     return (verdict >= VERDICTS[0]) & (verdict < VERDICTS[1])

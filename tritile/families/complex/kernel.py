@@ -19,13 +19,13 @@ def plus(total, value, TIMES: tl.constexpr):
 
 @triton.jit
 def number(re, im, VALUES: tl.constexpr, INDEX: tl.constexpr):
-    """The real number in which the parts of an element count VALUES[2 * INDEX] and VALUES[2 * INDEX + 1]."""
+    """Return the number in which an element's parts count VALUES[2 * INDEX] and VALUES[2 * INDEX + 1]."""
     return plus(plus(tl.zeros_like(re), re, VALUES[2 * INDEX]), im, VALUES[2 * INDEX + 1])
 
 
 @triton.jit
 def tile_at(columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The rows and the first column of this program's tile, of tiles along grid axis 0, in int64."""
+    """Return the rows and first column of this program's tile, of tiles along grid axis 0, in int64."""
     across = tl.cdiv(columns, BLOCK_C)
     index = tl.program_id(0)
     row = tl.cast(index // across, tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -34,7 +34,7 @@ def tile_at(columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
 
 @triton.jit
 def pairs(stride, BLOCK_C: tl.constexpr, DENSE: tl.constexpr):
-    """Where real and imaginary parts of the elements of a row are, `stride` apart, one after the other."""
+    """Return where real and imaginary parts of a row's elements are, `stride` apart, one after the other."""
     word = tl.arange(0, 2 * BLOCK_C)
     return word if DENSE else (word // 2).to(tl.int64) * stride + word % 2
 

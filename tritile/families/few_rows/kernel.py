@@ -15,7 +15,7 @@ from tritile.families.common.tiles import batch_index, batch_offset, compensated
 
 @triton.jit
 def apart(tile, WORD: tl.constexpr):
-    """The elements of each word of a tile [R, L * WORD]: WORD tensors [R, L], without moving any."""
+    """Return the elements of each word of a tile [R, L * WORD]: WORD tensors [R, L], without moving any."""
     R: tl.constexpr = tile.shape[0]
     L: tl.constexpr = tile.shape[1] // WORD
     HALF: tl.constexpr = WORD // 2
@@ -31,7 +31,7 @@ def apart(tile, WORD: tl.constexpr):
 def edges(
     x_ptrs, stride_xk, w_ptrs, K, shift, begin, words, WORD: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
-    """Products of elements before the first whole word of each row, or after the last: [rows, rows, LANES].
+    """Multiply elements before the first whole word of each row, or after the last: [rows, rows, LANES].
 
     `x_ptrs` and `w_ptrs`: where rows of x and of w begin, as columns.
     """

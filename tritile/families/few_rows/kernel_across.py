@@ -14,7 +14,7 @@ from tritile.families.common.tiles import batch_index, batch_offset, compensated
 
 @triton.jit
 def block_sums(x_ptrs, w_ptrs, x_inside, w_inside):
-    """Products of x and a block of w, summed over rows of a thread: [BLOCK_M, COLUMNS, WIDE, ROWS, LANES].
+    """Multiply x by a block of w, and sum over a thread's rows: [BLOCK_M, COLUMNS, WIDE, ROWS, LANES].
 
     `x_ptrs` [BLOCK_M, UNROLL, ROWS, LANES], `w_ptrs` [UNROLL, COLUMNS, WIDE, ROWS, LANES]; `x_inside` and
     `w_inside` mask them where the block is not whole, or are None.

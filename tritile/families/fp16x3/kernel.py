@@ -30,7 +30,7 @@ MOST = tl.constexpr((127 + 126) << 23)  # those with the bits of 2**126 or more,
 
 @triton.jit
 def magnitude(x):
-    """The bits of |x|, which order as the numbers do; those of infinity and NaN are above all others."""
+    """Return the bits of |x|, which order as numbers do; those of infinity and NaN are above all others."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -44,7 +44,7 @@ def row_scale(exponent):
 def load_rows(
     source, row, column, rows, columns, stride_r, stride_c, TURNED: tl.constexpr, UNIT: tl.constexpr
 ):
-    """A tile of a matrix, zero past its edges.
+    """Load a tile of a matrix, zero past its edges.
 
     UNIT divides the strides that are not 1, and the size of the matrix along the other dimension, the
     contiguous one: rows where it is TURNED, else columns.
@@ -74,7 +74,7 @@ def chunk_peaks(
     source, words, index, matrices, batch_shape, batch_strides, rows, columns, stride_r, stride_c, chunks,
     TURNED: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The largest magnitude of BLOCK_R rows within a chunk: every one of `chunks` blocks of columns.
+    """Return the largest magnitude of BLOCK_R rows within a chunk: every one of `chunks` blocks of columns.
 
     `words` is [chunks + 2, all rows], in whole blocks of rows: peaks, and two counts, which become 0.
     """

@@ -6,20 +6,20 @@ import triton.language as tl
 
 @triton.jit
 def larger(end_a, start_a, end_b, start_b):
-    """The larger of two ends, and of two starts: so far along the groups."""
+    """Return the larger of two ends, and of two starts: so far along the groups."""
     return tl.maximum(end_a, end_b), tl.maximum(start_a, start_b)
 
 
 @triton.jit
 def cut_offsets(offs_ptr, index, groups, total):
-    """The offsets at these places, cut to 0..total; 0 ahead of the first one and past the last."""
+    """Return the offsets at these places, cut to 0..total; 0 ahead of the first one and past the last."""
     offs = tl.load(offs_ptr + index, mask=(index >= 0) & (index < groups), other=0)
     return tl.minimum(tl.maximum(offs, 0), total)
 
 
 @triton.jit
 def ends_of_groups(offs_ptr, groups, total, tiles_n, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr):
-    """Where each group of rows ends, and its last tile: both [BLOCK_G], counted over all groups before it.
+    """Return where each group of rows ends, and its last tile: both [BLOCK_G], counted over all before.
 
     An offset below an earlier one counts as that one, so that groups never overlap, whatever the offsets.
     Lanes past the last group hold what its own does.
@@ -33,14 +33,14 @@ def ends_of_groups(offs_ptr, groups, total, tiles_n, BLOCK_M: tl.constexpr, BLOC
 
 @triton.jit
 def placed(group_a, first_a, start_a, end_a, group_b, first_b, start_b, end_b):
-    """What two parts of the groups know of a tile's place, together: see `group_of_tile`."""
+    """Join what two parts of the groups know of a tile's place: see `group_of_tile`."""
     first = tl.maximum(first_a, first_b)
     return group_a + group_b, first, tl.maximum(start_a, start_b), tl.minimum(end_a, end_b)
 
 
 @triton.jit
 def group_of_tile(index, ends, tile_ends, total):
-    """The group of tile `index`, its first tile, and its rows, from `start` to before `end`.
+    """Return the group of tile `index`, its first tile, and its rows, from `start` to before `end`.
 
     For tiles past those of all groups: a group past the last, and the rows from its end on.
     """

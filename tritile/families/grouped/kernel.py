@@ -19,7 +19,7 @@ def grouped_matmul_tile(
     RAGGED: tl.constexpr, SCALED: tl.constexpr, BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """Each program makes one BLOCK_M x BLOCK_N tile of the product of one group.
+    """Make, in each program, one BLOCK_M x BLOCK_N tile of the product of one group.
 
     RAGGED "m": rows of a belong to groups, out[rows of g] = a[rows of g] @ b[g], and rows of no group become
     zero. "k": columns of a and rows of b do, out[g] = a[:, those of g] @ b[those of g]. "none": out[g] =

@@ -12,7 +12,7 @@ FAR = tl.constexpr(2**30)  # rows of a cut descriptor, whatever the matrix has
 
 @triton.jit
 def load_block(desc, group, row, column, ROW_MAJOR: tl.constexpr):
-    """The tile at (row, column) of a group's matrix; not ROW_MAJOR: `desc` sees its transpose."""
+    """Return the tile at (row, column) of a group's matrix; not ROW_MAJOR: `desc` sees its transpose."""
     if ROW_MAJOR:
         tile = desc.load([group, row, column])
         tile = tile.reshape(tile.shape[1], tile.shape[2])
@@ -24,7 +24,7 @@ def load_block(desc, group, row, column, ROW_MAJOR: tl.constexpr):
 
 @triton.jit
 def load_cut(desc, end, row, column):
-    """The tile at (row, column) of a matrix, zero from row `end` on: `desc` is a cut one.
+    """Return the tile at (row, column) of a matrix, zero from row `end` on: `desc` is a cut one.
 
     The hardware cuts off what lies past a descriptor's end, and knows one end only. A cut descriptor has FAR
     rows, of which row FAR - end + row is meant, and two dimensions ahead of them that, stepped FAR and `end`
@@ -40,7 +40,7 @@ def multiply_group(
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The tile at (m, n) of a's rows times b's columns, over `depth` of K from k_start on.
+    """Return the tile at (m, n) of a's rows times b's columns, over `depth` of K from k_start on.
 
     What lies past the end of K itself is read as zero. Past that of a group others follow: their part of its
     last block is cut off in both operands, as 0 times what another group holds need not be 0. So where
@@ -163,7 +163,7 @@ def grouped_matmul_descriptor(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PERSISTENT: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """The products of all groups, in the ways of `grouped_matmul_tile`.
+    """Make the products of all groups, in the ways of `grouped_matmul_tile`.
 
     Descriptors have three dimensions, the first of which counts groups and is 1 of what has none. A tile of a
     may reach into rows of the next group: they make rows of the result that are not stored.

@@ -15,7 +15,7 @@ def gated_sums(
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, UP_ROW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The products of a's rows from m with columns from n of b, and of up."""
+    """Return the products of a's rows from m with columns from n of b, and of up."""
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     tl.assume(blocks > 0)

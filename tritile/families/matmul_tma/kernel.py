@@ -11,7 +11,7 @@ from tritile.families.common.verdict import wanted
 
 @triton.jit
 def load_operand(desc, outer, inner, row, column, ROW_MAJOR: tl.constexpr):
-    """The tile at (row, column) of a matrix of the batch; not ROW_MAJOR: `desc` sees its transpose."""
+    """Return the tile at (row, column) of a matrix of the batch; not ROW_MAJOR: `desc` sees its transpose."""
     if ROW_MAJOR:
         tile = desc.load([outer, inner, row, column])
         tile = tile.reshape(tile.shape[2], tile.shape[3])

@@ -38,7 +38,7 @@ def run_offset(index, digits, strides, ALIGN: tl.constexpr):
 
 @triton.jit
 def tile_span(index, tiles, extent, ALIGN: tl.constexpr, BLOCK: tl.constexpr, UNEVEN: tl.constexpr):
-    """Where tile `index` of `tiles` begins, and how much of `extent` it covers.
+    """Return where tile `index` of `tiles` begins, and how much of `extent` it covers.
 
     The last tile ends where the extent does and overlaps the one before: what two of them copy, both copy
     alike, and a whole tile needs no masks. UNEVEN: so much would overlap that each covers less than BLOCK.
@@ -50,7 +50,7 @@ def tile_span(index, tiles, extent, ALIGN: tl.constexpr, BLOCK: tl.constexpr, UN
 
 @triton.jit
 def within(m, n, height, width, UNEVEN_M: tl.constexpr, UNEVEN_N: tl.constexpr):
-    """Which elements a tile covers. A mask that is true throughout, the compiler leaves out."""
+    """Mask the elements that a tile covers. The compiler leaves out a mask that is true throughout."""
     mask = tl.full(m.shape, True, tl.int1)
     if UNEVEN_M:
         mask &= m < height

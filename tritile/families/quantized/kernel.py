@@ -16,7 +16,7 @@ from tritile.families.common.tiles import grouped_tile, load_tile, multiple
 
 @triton.jit
 def number(pattern, DTYPE: tl.constexpr):
-    """The float whose 16 bits are the lower half of an int32; DTYPE float32 widens a bfloat16."""
+    """Return the float whose 16 bits are the lower half of an int32; DTYPE float32 widens a bfloat16."""
     if DTYPE.is_fp32():
         value = (pattern << 16).to(tl.float32, bitcast=True)
     else:
@@ -26,7 +26,7 @@ def number(pattern, DTYPE: tl.constexpr):
 
 @triton.jit
 def both(words, DTYPE: tl.constexpr):
-    """The floats in the lower and upper half of each int32, along a new last dimension."""
+    """Return the floats in the lower and upper half of each int32, along a new last dimension."""
     return tl.join(number(words & 0xFFFF, DTYPE), number((words >> 16) & 0xFFFF, DTYPE))
 
 
@@ -82,7 +82,7 @@ def dequantized(
     SCALES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr,
     AHEAD: tl.constexpr = False,
 ):  # fmt: skip
-    """The weight tile [BLOCK_N, BLOCK_K] = (number - zero point) * scale, rounded once, to DTYPE.
+    """Return the weight tile [BLOCK_N, BLOCK_K] = (number - zero point) * scale, rounded once, to DTYPE.
 
     Not SCALED: without the scales, and so exact; AHEAD: they are brought with the words all the same.
 

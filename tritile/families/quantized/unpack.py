@@ -17,7 +17,7 @@ def unpack(
     BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ZEROS: tl.constexpr,
     MASK_K: tl.constexpr, WAIT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Each program writes a BLOCK_N x BLOCK_K tile of the weight to out, as the numbers stand for it.
+    """Write, in each program, a BLOCK_N x BLOCK_K tile of the weight to out, as numbers stand for it.
 
     words, scales, zeros: as `tritile.quantized` lays them out, with `rows` rows, those of padding included;
     BLOCK_N divides them. out: as many rows of `row` elements, a multiple of the 64 in 128 bytes; what is

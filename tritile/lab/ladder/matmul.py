@@ -11,7 +11,7 @@ from tritile.families.common.tiles import grouped_tile
 
 @triton.jit
 def matmul_naive(a_ptr, b_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    """An element of out a lane: each reads its row of a and its column of b, and shares nothing.
+    """Make an element of out in each lane: each reads its row of a and its column of b, and shares nothing.
 
     Asks for 2 n^3 elements: every row of a, and every column of b, n times.
     """
@@ -32,7 +32,7 @@ def matmul_tiles(
     a_ptr, b_ptr, out_ptr, n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """A tile of out a program: tiles of a and b pass through shared memory, where all its threads read them.
+    """Make a tile of out in each program: tiles of a and b pass through shared memory, for all its threads.
 
     Asks for n^3 / BLOCK_N elements of a and n^3 / BLOCK_M of b. A thread holds BLOCK_M * BLOCK_N / threads
     sums in registers: the more, the less often it reads shared memory for each product. Elements of 16
@@ -61,7 +61,7 @@ def matmul_persistent(
     a_desc, b_desc, out_desc, n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """As many programs as processors, each making tile after tile; TMA moves whole tiles, and masks them.
+    """Run as many programs as there are SMs, each making tile after tile; TMA moves and masks whole tiles.
 
     No thread computes an address, and one tile is stored while the next one's operands are under way.
     Asks for as much as `matmul_tiles` does. Rows have to start on 16 bytes.

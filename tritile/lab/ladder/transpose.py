@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 @triton.jit
 def transpose_rows(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    """A row of x a program, BLOCK elements at a time, written down a column of out.
+    """Copy a row of x in each program, BLOCK elements at a time, written down a column of out.
 
     Reads whole sectors. Each element written is in a sector of its own: 32 bytes touched for 4.
     """
@@ -26,7 +26,7 @@ def transpose_rows(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def transpose_elements(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    """An element a thread, in the order of x: as many under way as the GPU holds threads.
+    """Copy an element in each thread, in the order of x: as many under way as the GPU holds threads.
 
     From n = BLOCK on writes are scattered as those of `transpose_rows` are: a sector for each element. Below,
     a program has parts of several rows, whose elements lie side by side in out, and touches fewer sectors.
@@ -49,7 +49,7 @@ SWIZZLED = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=32
 
 @gluon.jit
 def transpose_shared(x_ptr, out_ptr, n, SWIZZLE: gl.constexpr):
-    """A tile a program: read along rows of x, turned over in shared memory, written along rows of out.
+    """Copy a tile in each program: read by rows of x, turned over in shared memory, written by rows of out.
 
     Whole sectors both ways. Shared memory has 32 banks of 4 bytes, which give a warp one word each at a
     time. Without SWIZZLE the lanes of a warp read a column of the tile, 32 words of one bank, one after the
@@ -69,7 +69,7 @@ def transpose_shared(x_ptr, out_ptr, n, SWIZZLE: gl.constexpr):
 
 @triton.jit
 def transpose_tiles(x_ptr, out_ptr, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The same in Triton, which finds a layout of shared memory without conflicts by itself.
+    """Do the same in Triton, which finds a layout of shared memory without conflicts by itself.
 
     What is left to choose is the tile: large ones have more reads under way, long ones longer runs.
     """
