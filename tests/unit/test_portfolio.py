@@ -499,8 +499,8 @@ def test_every_class_that_a_target_runs_has_a_portfolio_measured_or_predicted():
 
 
 def test_a_lead_counts_where_the_portfolio_of_its_class_is_predicted():
-    assert not gpu_tables.portfolio("turned-2", H200)[1].measured
-    assert gpu_tables.lead("turned-2", H200) is not None
+    assert not gpu_tables.portfolio("turned-8", H200)[1].measured
+    assert gpu_tables.lead("turned-8", H200) is not None
     assert gpu_tables.portfolio("halves-nn", H200)[1].measured
     assert gpu_tables.lead("halves-nn", H200) is not None
 
