@@ -69,7 +69,7 @@ def check(a, b, layout="row", every=1):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
-@pytest.mark.parametrize("m", [1, 9, 16, 33, 100, 128])
+@pytest.mark.parametrize("m", [1, 9, 16, 33, 100, 128, 200])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sizes(dtype, m, size):
     n, k = size
@@ -91,7 +91,7 @@ def test_layouts_of_x_and_of_out(layout):
     check(x, at(3, 301, 2053, torch.bfloat16), layout, every=4)
 
 
-@pytest.mark.parametrize("n", [1, 12, 100])
+@pytest.mark.parametrize("n", [1, 12, 100, 256])
 @pytest.mark.parametrize("of_b", ["row", "column"])
 def test_few_columns(n, of_b):
     a, b = at(1, 515, 2053, torch.float16).mT, values((2053, n), torch.float16, 2, "cuda")

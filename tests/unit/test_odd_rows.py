@@ -32,10 +32,11 @@ def sized(m, n, k):
 
 
 @pytest.mark.parametrize("problem", [ODD, COLUMN], ids=str)
-@pytest.mark.parametrize("few", [1, 16, 17, 100, 128])
+@pytest.mark.parametrize("few", [1, 16, 17, 100, 128, 129, 256])
 def test_any_few_rows_have_configs(problem, few):
     problem = replace(problem, **({"m": few} if problem.m == 64 else {"n": few}))
-    for name in ("sm_80", "nvidia-l40s", "nvidia-h200", "sm_100"):
+    smaller = ("sm_80", "nvidia-l40s") if few <= 128 else ()  # tiles of 256 rows take more shared memory
+    for name in (*smaller, "nvidia-h200", "sm_100"):
         found = own(problem, target_device(name))
         assert found
         assert {config["BLOCK_M"] for config in found} == {max(16, 1 << (few - 1).bit_length())}
@@ -44,7 +45,7 @@ def test_any_few_rows_have_configs(problem, few):
 @pytest.mark.parametrize(
     ("change", "device"),
     [
-        ({"m": 129}, "nvidia-h200"),
+        ({"m": 257}, "nvidia-h200"),
         ({"b_layout": "row"}, "nvidia-h200"),
         ({"b_align": 16}, "nvidia-h200"),
         ({"batch": 2}, "nvidia-h200"),
@@ -61,7 +62,7 @@ def test_others_have_none(change, device):
 @pytest.mark.parametrize("processors", [20, 132])
 def test_programs_that_share_k_run_at_once_and_have_two_blocks_each(processors):
     device = replace(H200, processors=processors)
-    for m, n, k in itertools.product((2, 40, 128), (128, 2713, 60001), (65, 1001, 30001)):
+    for m, n, k in itertools.product((2, 40, 256), (300, 2713, 60001), (65, 1001, 30001)):
         problem = sized(m, n, k)
         for config in legal_configs(problem, device, odd.NAME):
             programs = odd._tiles(config, problem) * config["SPLIT_K"]
@@ -87,7 +88,7 @@ def test_a_gpu_of_less_bandwidth_is_predicted_to_take_longer():
 def test_kernels_of_any_few_rows_are_compiled_ahead():
     """Whatever a plan of few rows runs at a size is there, by config and compiled values."""
     ahead = {(c, rows._compiled(p, c, H200)) for p, c in rows.of_class(ODD, H200)}
-    for m, n, k in itertools.product((2, 30, 127), (300, 5003), (65, 2047, 20001)):
+    for m, n, k in itertools.product((2, 30, 127, 200), (300, 5003), (65, 2047, 20001)):
         size = rows._sized(ODD, m, n, k)
         for config in own(size):
             assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
@@ -96,7 +97,7 @@ def test_kernels_of_any_few_rows_are_compiled_ahead():
 @pytest.mark.parametrize(
     ("problem", "sizes"),
     [
-        (COLUMN, [(8191, 24, 8191), (8191, 40, 2001), (4096, 100, 8191), (300, 64, 65)]),
+        (COLUMN, [(8191, 24, 8191), (8191, 40, 2001), (4096, 100, 8191), (8191, 200, 8191), (300, 64, 65)]),
         (replace(ODD, n=8192, epilogue="residual=full", out_align=16), [(32, 4096, 8191), (20, 1000, 2001)]),
     ],
     ids=["few columns", "residual"],

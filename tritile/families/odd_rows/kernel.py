@@ -21,28 +21,30 @@ def whole_words(row_ptr, K, WORD: tl.constexpr):
     return begin, tl.maximum(K - begin, 0) // WORD
 
 
-@triton.jit(do_not_specialize=("M", "K", "stride_xm", "stride_w", "stride_cm"))
+@triton.jit(
+    do_not_specialize=("M", "K", "stride_w", "stride_cm"), do_not_specialize_on_alignment=("stride_xm",)
+)
 def copy_shifted(
     x_ptr, w_ptr, copies_ptr, M, K, stride_xm, stride_xk, stride_w, stride_cm,
-    WORD: tl.constexpr, WAIT: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+    WORD: tl.constexpr, WAIT: tl.constexpr, ROW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copy BLOCK elements of a row of x [M, K] for rows of w that begin like row `program_id(2)`.
+    """Copy BLOCK elements of ROWS rows of x [M, K] for rows of w that begin like row `program_id(2)`.
 
     A copy begins with the element that belongs to the first whole word of such a row. Past the last whole
     word it is zero, to the end of the copy's row, which has a whole number of ROW elements.
     """
     residue = tl.program_id(2)
-    m = tl.program_id(1)
+    ms = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     begin, words = whole_words(w_ptr + residue * tl.cast(stride_w, tl.int64), K, WORD)
-    ks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    source = x_ptr + m * tl.cast(stride_xm, tl.int64) + (begin + ks) * tl.cast(stride_xk, tl.int64)
+    ks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    source = x_ptr + ms * tl.cast(stride_xm, tl.int64) + (begin + ks) * tl.cast(stride_xk, tl.int64)
     if WAIT:
         gdc_wait()
         gdc_launch_dependents()
-    x = tl.load(source, mask=ks < words * WORD, other=0.0)
+    x = tl.load(source, mask=(ms < M) & (ks < words * WORD), other=0.0)
     stride_cm = multiple(stride_cm, ROW)
-    row = (residue * M + m).to(tl.int64) * stride_cm
-    tl.store(copies_ptr + row + ks, x, mask=ks < stride_cm)
+    rows = (residue * M + ms).to(tl.int64) * stride_cm
+    tl.store(copies_ptr + rows + ks, x, mask=(ms < M) & (ks < stride_cm))
 
 
 @triton.jit
@@ -59,7 +61,10 @@ def edge_product(x_ptrs, stride_xk, w_ptrs, x_mask, K, begin, words, WORD: tl.co
     return tl.dot(x, w.T)
 
 
-@triton.jit(do_not_specialize=("M", "N", "K", "stride_xm", "stride_w", "stride_om", "stride_cm"))
+@triton.jit(
+    do_not_specialize=("M", "N", "K", "stride_w", "stride_cm"),
+    do_not_specialize_on_alignment=("stride_xm", "stride_om"),
+)
 def odd_rows(
     x_ptr, w_ptr, out_ptr, copies_ptr, parts_ptr, counters_ptr, M, N, K, stride_xm, stride_xk, stride_w,
     stride_om, stride_on, stride_cm, extra,

@@ -38,7 +38,7 @@ _FEW: Final = 1, 2, 4, 8
 _NARROW: Final = 264, 265, 266, 268, 272
 _SHORT: Final = 3, 72, 73, 1000, 1024
 # The same of odd rows by tensor cores: rows of a tile, and a K that any number of programs may share.
-_TILED: Final = tuple(itertools.product((16, 24, 32, 40, 64, 72, 120, 128), (264, 272), (40_000,)))
+_TILED: Final = tuple(itertools.product((16, 24, 32, 40, 64, 72, 120, 128, 248, 256), (264, 272), (40_000,)))
 
 
 def _kind(value: Any) -> Any:
@@ -54,9 +54,11 @@ def _kind(value: Any) -> Any:
 
 def _kind_for(param: Any, value: Any) -> Any:
     """Reduce an argument to what may decide the compiled code at this parameter."""
-    if param.is_constexpr:
-        return value
-    return value >= 2**31 if param.do_not_specialize and isinstance(value, int) else _kind(value)
+    if param.is_constexpr or not isinstance(value, int):
+        return value if param.is_constexpr else _kind(value)
+    if param.do_not_specialize:
+        return value >= 2**31
+    return _kind(value) if value == 1 or not param.do_not_specialize_on_alignment else value >= 2**31
 
 
 @functools.lru_cache(1024)  # all sizes of a class, which each of its configs takes in turn
