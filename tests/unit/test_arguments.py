@@ -177,7 +177,7 @@ DTYPES = [
     ("scale is a number", scaled(A8, B8, 1.0, ONE), ("scale_a is", "float", "torch.Tensor")),
     ("scale of fp16", scaled(A8, B8, ONE, ONE.half()), ("scale_b is float16", "wanted float32")),
     ("zero point of fp8", scaled(A8, B8, ONE, ONE, zero_a=I8[:1, :1]), ("zero_a", "float8_e4m3fn", "int8")),
-    ("zero point of fp32", scaled(I8, J8, ONE, ONE, zero_b=ONE), ("zero_b is float32", "int32 or int8")),
+    ("zero point of fp32", scaled(I8, J8, ONE, ONE, zero_b=ONE), ("zero_b is float32", "int32, int8")),
     ("zero point is a number", scaled(I8, J8, ONE, ONE, zero_b=3), ("zero_b is", "int", "torch.Tensor")),
     ("gated fp8", gated(A8, B8.mT, B8.mT), ("input is float8_e4m3fn", "bfloat16")),
     ("gated mixture", gated(X, W, W.half()), ("weight_gate is float32", "weight_up float16")),

@@ -7,9 +7,9 @@ import torch
 
 import tritile
 from tritile.errors import OverlapError
-from tritile.ops import grouped, memo
+from tritile.ops import asked, memo
 from tritile.ops.described import Extras, described
-from tritile.ops.groups import Operands
+from tritile.ops.grouped import Operands
 
 
 def f32(*shape):
@@ -58,8 +58,8 @@ def test_an_output_elsewhere_is_checked_anew():
 def test_what_cannot_be_remembered_is_not():
     """Other types, words that no key holds, lazy negation."""
     x = f32(3, 5)
-    assert memo.look_up("linear", x, (x, 3), None, ())[:2] == (None, None)
-    assert memo.look_up("linear", None, (None, None), None, ([],))[:2] == (None, None)
+    assert memo.look_up("linear", (x, 3), None, ())[:2] == (None, None)
+    assert memo.look_up("permute", (None,), None, ([],))[:2] == (None, None)
     negated = torch.complex(x, x).conj().imag
     call = described(x, f32(5, 7), f32(3, 7), "ieee")
     memo.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
@@ -80,17 +80,17 @@ PLACES = {
 def test_tensors_that_are_launched_in_other_ways_are_told_apart(which):
     plain = {"conj": PLACES["conj"].conj(), "neg": torch.view_as_real(PLACES["conj"].conj())[..., 1]}
     other, same = PLACES[which], plain.get(which, f32(3, 5))
-    one, again = (memo.look_up("linear", x, (x,), None, ())[0] for x in (same, same.detach()))
-    assert one == again != memo.look_up("linear", other, (other,), None, ())[0]
+    one, again = (memo.look_up("linear", (x,), None, ())[0] for x in (same, same.detach()))
+    assert one == again != memo.look_up("linear", (other,), None, ())[0]
 
 
 @pytest.mark.parametrize("words", [(torch.float16, None), (None, "tf32")], ids=str)
 def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
     offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
     of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
-    monkeypatch.setattr(grouped, "run_unprepared", lambda *args: keys.append(args[-1]))
-    for asked in ((None, None), words, words):
-        grouped.eager(*of, None, *asked)
+    monkeypatch.setattr(asked, "run_unprepared", lambda *args: keys.append(args[-1]))
+    for options in ((None, None), words, words):
+        asked.eager("grouped_matmul", of, None, options)
     assert keys[0] != keys[1] == keys[2]
 
 
@@ -98,7 +98,7 @@ def test_what_torch_is_set_to_tells_calls_of_fp32_apart(monkeypatch):
     found = []
     for setting in ("ieee", "tf32"):
         monkeypatch.setattr(memo, "default_precision", lambda setting=setting: setting)
-        found.append([memo.look_up("linear", x, (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
+        found.append([memo.look_up("linear", (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
     assert found[0][0] != found[1][0]
     assert found[0][1] == found[1][1]
 

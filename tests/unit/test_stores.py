@@ -19,7 +19,8 @@ from tritile.families.common.work import Descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.ops import groups, linear
+from tritile.ops import grouped as groups
+from tritile.ops import linear
 from tritile.ops.described import Extras, described
 
 H200 = target_device("nvidia-h200")

@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
 from tritile.errors import GradientError, OverlapError
-from tritile.ops import asked, fused, gated, memo
-from tritile.ops import matmul as matmul_op
-from tritile.ops import permute as permute_op
+from tritile.ops import asked, memo
+from tritile.ops.permute import options_of
 
 
 class Launch:
@@ -51,14 +50,26 @@ def parts(*places):
     return [memory[place : place + 36].view(6, 6) for place in places]
 
 
+def matmul(a, b, out=None):
+    return asked.eager("matmul", (a, b), out, (None, None))
+
+
+def addmm(added, a, b, out):
+    return asked.eager("addmm", (added, a, b), out, (1, 1, None, None, None))
+
+
+def permuted(op, x, out):
+    return asked.eager(op, (x,), out, options_of((1, 0)) if op == "permute" else (1, 0))
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped):
     apart, over_a, over_b = parts(0, 256, 512), parts(0, 256, 4), parts(0, 256, 252)
     for a, b, out in (apart, apart):
-        matmul_op.eager(a, b, out.mT if swapped else out)
+        matmul(a, b, out.mT if swapped else out)
     for (a, b, out), name in ((over_a, "input"), (over_b, "other")):
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
-            matmul_op.eager(a, b, out.mT if swapped else out)
+            matmul(a, b, out.mT if swapped else out)
     assert len(first_calls) == 1  # the others were known
 
 
@@ -66,26 +77,26 @@ def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls):
     """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
     a, b, added, other = parts(0, 256, 512, 768)
     for out in (other, added, other, added):
-        assert fused.eager_weighted("addmm", added, a, b, out) is out
+        assert addmm(added, a, b, out) is out
         added_at = first_calls.launch.given[first_calls.launch.given.index(out.data_ptr()) + 1 :]
         assert added_at == [added.data_ptr()]
     assert len(first_calls) == 2
     memory = torch.zeros(1024)
     added, over = memory[512:548].view(6, 6), memory[516:552].view(6, 6)
     with pytest.raises(OverlapError, match="out overlaps input"):
-        fused.eager_weighted("addmm", added, a, b, over)
+        addmm(added, a, b, over)
     with pytest.raises(OverlapError, match="out overlaps mat1"):
-        fused.eager_weighted("addmm", added, memory[540:576].view(6, 6), b, added)
+        addmm(added, memory[540:576].view(6, 6), b, added)
     assert len(first_calls) == 2
 
 
 def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
     a, b, out = parts(0, 256, 512)
-    matmul_op.eager(a, b, out)
+    matmul(a, b, out)
     with torch.inference_mode():
         of_inference = torch.zeros(36).view(6, 6)
     with pytest.raises(GradientError, match="inference_mode"):
-        matmul_op.eager(a, b, of_inference)
+        matmul(a, b, of_inference)
     assert len(first_calls) == 1
 
 
@@ -95,7 +106,7 @@ def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
 def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
     a, b = parts(0, 256)
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
-    for call in (lambda: matmul_op.eager(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
+    for call in (lambda: matmul(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
         first_calls.clear()
         for _ in range(2):
             call()
@@ -118,13 +129,13 @@ def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
 def test_permutations(first_calls, op):
     x, apart, over = parts(0, 256, 4)
     for out in (None, apart, apart, None):
-        got = permute_op.eager(op, x, (1, 0), out)
+        got = permuted(op, x, out)
         assert (got is out) == (out is not None)
         assert first_calls.launch.given == [x.data_ptr(), got.data_ptr()]
     with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
-        permute_op.eager(op, x, (1, 0), over)
+        permuted(op, x, over)
     for _ in range(2):
-        assert permute_op.eager(op, x, (1, 0), x) is x
+        assert permuted(op, x, x) is x
     assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
 
 
@@ -167,8 +178,7 @@ def test_calls_that_torch_need_not_see_are_recalled(first_calls, monkeypatch, na
         names = {t.data_ptr(): key for key, t in {"a": a, "b": b, "c": c, "out": got}.items()}
         found.append([names[at] for at in first_calls.launch.given])
         assert (got is out) == into
-        monkeypatch.setattr(memo, "look_up", None)
-        for module in (matmul_op, fused, gated, permute_op):
+        for module in (memo, asked):
             monkeypatch.setattr(module, "look_up", None)
     assert found[0] == found[1] == found[2]
     assert len(first_calls) == 1
@@ -317,7 +327,7 @@ def test_lazy_tensors_are_not_recalled(first_calls):
         assert plain.stride() == lazy.stride()
         assert plain.data_ptr() == lazy.data_ptr()
         tritile.transpose(plain)
-        options = permute_op._options((-2, -1))
+        options = (-2, -1, int, int)
         assert memo.recall("transpose", (plain,), None, options) is not None
         assert memo.recall("transpose", (lazy,), None, options) is None
 
@@ -363,7 +373,7 @@ def test_a_call_in_place_is_recalled(first_calls):
             tritile.addmm(added, a, b, out=out)
             assert first_calls.launch.given == memo.addresses_of(a, b, out, added)
     assert len(first_calls) == 2
-    options = (1, int, 1, int, None, None, None)
+    options = (1, 1, None, None, None, int, int)
     assert memo.recall("addmm", (added, a, b), added, options) is added
     assert memo.recall("addmm", (added, a, b), other, options) is other
     assert memo.recall("addmm", (added, a, b), a, options) is None

@@ -88,6 +88,14 @@ def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tens
         )
 
 
+def check_beside(op: str, first: torch.Tensor, name: str, other: Any, dtypes: Sequence[torch.dtype]) -> None:
+    """Raise DtypeError or DeviceError unless an argument is of these dtypes and on the first's device."""
+    check_tensor(op, name, other)
+    check_same_device(op, first, name, other)
+    if other.dtype not in dtypes:
+        raise DtypeError(f"{op}: {name} is {describe(other)}: wanted {names_of(dtypes)}")
+
+
 def reach(tensor: torch.Tensor) -> int:
     """Return the number of bytes from a tensor's first element to the end of its last."""
     span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

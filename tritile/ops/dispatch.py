@@ -60,19 +60,26 @@ def call_operator(op: str, values: tuple[Any, ...], out: torch.Tensor | None = N
         DtypeError, InvalidValueError: an argument is of a type that the operator does not take.
         GradientError: out is an inference tensor, outside of `torch.inference_mode()`.
     """
-    given, named = dict(zip(NAMES[op], values, strict=True)), NAMED[op]
+    given = dict(zip(NAMES[op], values, strict=True))
     _check_options(op, given)
     if not is_dynamo_compiling():
         _check_tensors(op, given, out)
         if out is not None:
             check_may_change(op, out)  # torch would write first
         register_shardings()
-    packet = getattr(torch.ops.tritile, op)
-    args, options = values[: len(values) - len(named)], {name: given[name] for name in named}
     if out is None:
-        return packet.default(*args, **options)
-    packet.out(*args, **options, out=out)
+        return call_overload(op, *values)
+    named = {name: given[name] for name in NAMED[op]}
+    getattr(torch.ops.tritile, op).out(*values[: len(values) - len(named)], **named, out=out)
     return out
+
+
+def call_overload(op: str, *values: Any) -> torch.Tensor:
+    """Call the operator `tritile::op` with all of its arguments in the order of its schema."""
+    first = len(values) - len(NAMED[op])
+    named = dict(zip(NAMED[op], values[first:], strict=True))
+    result: torch.Tensor = getattr(torch.ops.tritile, op).default(*values[:first], **named)
+    return result
 
 
 def _check_tensors(op: str, given: dict[str, Any], out: Any) -> None:

@@ -6,12 +6,11 @@ import torch
 
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
-from tritile.ops.asked import run_unprepared
+from tritile.ops.asked import asks, computed
 from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation, check_weight
-from tritile.ops.memo import launch_again, learnt, look_up, recall
+from tritile.ops.memo import recall
 from tritile.ops.products import Product
 
 _OP: Final = "gated_linear"
@@ -72,28 +71,10 @@ def gated_linear(
     """
     tensors, options = (input, weight_gate, weight_up, bias_gate, bias_up), (activation, out_dtype, precision)
     done = recall(_OP, tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(*tensors, out):
-        values = (*tensors[:3], activation, bias_gate, bias_up, out_dtype, precision)
-        return call_operator(_OP, values, out)
-    result = eager(*tensors[:3], activation, bias_gate, bias_up, out, out_dtype, precision)
-    return learnt(_OP, input, tensors, out, options, result)
+    return computed(_OP, tensors, out, options) if done is None else done
 
 
-def eager(
-    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, out: Any = None, out_dtype: Any = None, precision: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
-    key, ready, addresses = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
-    if ready is not None:
-        return launch_again(_OP, ready, tensors, out, addresses)
-    of = gated_of(*tensors[:3], activation, bias_gate, bias_up, out_dtype, precision)
-    return run_unprepared(of, out, key)
-
-
+@asks(_OP)
 def gated_of(
     x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
     bias_up: Any = None, out_dtype: Any = None, precision: Any = None,
