@@ -30,7 +30,7 @@ from tests.scales import assert_block_scaled, blocks_of
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.families.space import illegal
-from tritile.ops import grouped, linear
+from tritile.ops import grouped, linear_quantized
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
@@ -217,7 +217,7 @@ def test_quantized_weights_of_every_family(family, dtype):
             x = poised((m, 4 * k), dtype, 0)
             room = torch.full((16 + m * n + 16,), -1, dtype=torch.int16, device="cuda").view(dtype)
             out = room[16 : 16 + m * n].view(m, n)
-            call = linear.described(x, weight, None, out)
+            call = linear_quantized.described(x, weight, None, out)
             if not run(config, call):
                 pytest.skip(illegal(config, call.problem, devices.gpu(0)))
             torch.testing.assert_close(out, F.linear(x, weight.dequantize()), rtol=2e-2, atol=0.5)

@@ -180,7 +180,7 @@ DTYPES = [
     ("zero point of fp32", scaled(I8, J8, ONE, ONE, zero_b=ONE), ("zero_b is float32", "int32, int8")),
     ("zero point is a number", scaled(I8, J8, ONE, ONE, zero_b=3), ("zero_b is", "int", "torch.Tensor")),
     ("gated fp8", gated(A8, B8.mT, B8.mT), ("input is float8_e4m3fn", "bfloat16")),
-    ("gated mixture", gated(X, W, W.half()), ("weight_gate is float32", "weight_up float16")),
+    ("gated mixture", gated(X, W, W.half()), ("weight_up is float16", "wanted float32")),
     ("gated x", gated(X.half(), W, W), ("input is float16", "weight_gate float32", "same dtype")),
     ("gated None", gated(X, W, None), ("weight_up is", "NoneType")),
     ("gated bias", gated(X, W, W, bias_up=BIAS.double()), ("bias_up is float64", "float32")),

@@ -145,9 +145,6 @@ class QuantizedWeight:
                 f"QuantizedWeight: {name} is on {tensor.device}: wanted {self.packed.device}, as packed"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         known = {each.name for each in fields(self)}
         if set(state) != known:

@@ -11,7 +11,7 @@ from tritile.errors import DtypeError, InvalidValueError, ShapeError, Unsupporte
 from tritile.ops.asked import asks, computed
 from tritile.ops.checks import check_rank, check_tensor, name_of
 from tritile.ops.described import Extras
-from tritile.ops.linear import quantized_linear
+from tritile.ops.linear_quantized import quantized_linear
 from tritile.ops.memo import Tensors, recall
 from tritile.ops.products import Product
 from tritile.ops.signatures import name_of_role

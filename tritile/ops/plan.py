@@ -17,7 +17,7 @@ from tritile.ops.asked import ASKED, Asked, unchanged
 from tritile.ops.checks import check_memory
 from tritile.ops.fused import BESIDE_BIAS, check_bias_alone, linear
 from tritile.ops.grouped import grouped_matmul
-from tritile.ops.linear import QuantizedLinear
+from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
 from tritile.ops.permute import permute, transpose
 from tritile.ops.run import fixed

@@ -7,7 +7,7 @@ import torch
 from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.asked import asks, computed
-from tritile.ops.checks import check_beside, check_rank, check_same_device, describe, name_of
+from tritile.ops.checks import check_beside, check_rank, describe, name_of
 from tritile.ops.described import Extras
 from tritile.ops.fused import check_activation
 from tritile.ops.memo import recall
@@ -24,14 +24,8 @@ def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
         if name_of(tensor.dtype) not in _QUANTISED:
             wanted = ", ".join(_QUANTISED)
             raise DtypeError(f"{_OP}: {name} is {describe(tensor)}: wanted one of {wanted}")
-    check_same_device(_OP, a, "b", b)
     for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
         check_beside(_OP, a, name, tensor, (torch.float32,))
-    if a.shape[1] != b.shape[0]:
-        raise ShapeError(
-            f"{_OP}: a has shape {tuple(a.shape)} and b {tuple(b.shape)}: "
-            f"K is {a.shape[1]} in a and {b.shape[0]} in b"
-        )
 
 
 def _blocks(size: int, shared: int) -> int:

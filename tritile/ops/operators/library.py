@@ -32,8 +32,8 @@ from tritile.core.of_torch import (
     without_keys,
 )
 from tritile.core.settings import rules, under
-from tritile.errors import GradientError
 from tritile.ops.asked import ASKED, eager
+from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import call_overload, register_shardings
 from tritile.ops.operators.planning import fake_of
 from tritile.ops.signatures import NAMES, SCHEMAS, parted
@@ -145,22 +145,6 @@ def below(op: OpOverload, keyset: DispatchKeySet, args: tuple[Any, ...], kwargs:
         return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
 
 
-def _keeping_rules(setup_context: Kernel) -> Kernel:
-    def kept(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.rules = rules()
-        setup_context(ctx, inputs, output)
-
-    return kept
-
-
-def _by_its_rules(backward: Kernel) -> Kernel:
-    def run(ctx: Any, *grads: torch.Tensor) -> Any:
-        with under(ctx.rules):
-            return backward(ctx, *grads)
-
-    return run
-
-
 class Formula(SingleLevelFunction):
     """Define a derivative: a torch.autograd.Function whose forward is an operator, below autograd.
 
@@ -171,8 +155,18 @@ class Formula(SingleLevelFunction):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls.setup_context = staticmethod(_keeping_rules(cls.setup_context))  # type: ignore[method-assign]
-        cls.backward = staticmethod(_by_its_rules(cls.backward))  # type: ignore[method-assign]
+        own_context, own_backward = cls.setup_context, cls.backward
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+            ctx.rules = rules()
+            own_context(ctx, inputs, output)
+
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            with under(ctx.rules):
+                return own_backward(ctx, *grads)
+
+        cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
+        cls.backward = staticmethod(backward)  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, name: str, *values: Any) -> Any:
@@ -212,11 +206,8 @@ def differentiate(op: OpOverload, record: Callable[..., Any], operands: Sequence
 def refuse(op: str, *given: tuple[str, Any]) -> None:
     """Raise GradientError where one of these named arguments requires a gradient or carries a tangent."""
     for name, value in given:
-        if tracked(value):
-            raise GradientError(
-                f"{op}: {name} requires a gradient or carries a tangent, but {op} computes none for it: "
-                f"call it under torch.no_grad(), or pass {name}.detach()"
-            )
+        if isinstance(value, torch.Tensor):
+            check_constant(op, name, value)
 
 
 def _refuse_gradients(op: OpOverload) -> None:

@@ -17,26 +17,6 @@ from tritile.ops.run import interpret_product
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def check(x: Any, weight: QuantizedWeight, bias: Any) -> tuple[int, ...]:
-    """Return the shape of the result. Raise a TritileError for arguments that do not fit."""
-    check_tensor("linear", "input", x)
-    n, k = weight.shape
-    if x.dtype != weight.dtype:
-        raise DtypeError(
-            f"linear: input is {name_of(x.dtype)}, but weight is quantized for {name_of(weight.dtype)}: "
-            f"wanted {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
-        )
-    check_same_device("linear", x, "weight", weight.packed)
-    if x.ndim == 0 or x.shape[-1] != k:
-        shapes = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
-        raise ShapeError(f"linear: {shapes}: wanted input (..., {k})")
-    if bias is not None:
-        check_beside("linear", x, "bias", bias, _BIASES)
-        if tuple(bias.shape) != (n,):
-            raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
-    return (*x.shape[:-1], n)
-
-
 def described(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> QuantizedCall:
@@ -92,7 +72,22 @@ class QuantizedLinear(Asked):
 
     def checked(self, out: Any) -> Result:
         """Do as `Asked.checked`. There is no out."""
-        return check(self.x, self.weight, self.bias), self.x.dtype, "ieee"
+        x, weight, bias, (n, k) = self.x, self.weight, self.bias, self.weight.shape
+        check_tensor("linear", "input", x)
+        if x.dtype != weight.dtype:
+            raise DtypeError(
+                f"linear: input is {name_of(x.dtype)}, but weight is quantized for {name_of(weight.dtype)}: "
+                f"wanted {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
+            )
+        check_same_device("linear", x, "weight", weight.packed)
+        if x.ndim == 0 or x.shape[-1] != k:
+            shapes = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
+            raise ShapeError(f"linear: {shapes}: wanted input (..., {k})")
+        if bias is not None:
+            check_beside("linear", x, "bias", bias, _BIASES)
+            if tuple(bias.shape) != (n,):
+                raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
+        return (*x.shape[:-1], n), x.dtype, "ieee"
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> QuantizedCall:
         """Return the described call. Rows that have no single stride are copied."""
