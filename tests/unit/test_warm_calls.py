@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tritile
 from tritile.errors import GradientError, OverlapError
 from tritile.ops import asked, memo
+from tritile.ops.described import described
+from tritile.ops.grouped import Operands
 from tritile.ops.permute import options_of
 
 
@@ -153,37 +155,6 @@ def test_packed_weights(first_calls, zero_points, biased):
     assert len(first_calls) == 1
 
 
-# Public calls that torch need not see, with their operands and what is added.
-PUBLIC = {
-    "matmul": lambda a, b, c, out: tritile.matmul(a, b, out=out),
-    "linear": lambda a, b, c, out: tritile.linear(a, b, out=out),
-    "linear, bias": lambda a, b, c, out: tritile.linear(a, b, c[0], out=out),
-    "linear, residual": lambda a, b, c, out: tritile.linear(a, b, residual=c, out=out),
-    "addmm": lambda a, b, c, out: tritile.addmm(c, a, b, out=out),
-    "addmm, beta 0": lambda a, b, c, out: tritile.addmm(c, a, b, beta=0, out=out),
-    "gated_linear": lambda a, b, c, out: tritile.gated_linear(a, b, c, out=out),
-    "transpose": lambda a, b, c, out: tritile.transpose(a, out=out),
-    "permute": lambda a, b, c, out: tritile.permute(a, (1, 0), out=out),
-}
-
-
-@pytest.mark.parametrize("into", [False, True], ids=["new", "out"])
-@pytest.mark.parametrize("name", PUBLIC)
-def test_calls_that_torch_need_not_see_are_recalled(first_calls, monkeypatch, name, into):
-    """The launch gets what the checked call gave it, of other tensors, and nothing is looked up."""
-    run, found = PUBLIC[name], []
-    for shift in (0, 16, 32):
-        a, b, c, out = parts(*(place + shift for place in (0, 256, 512, 768)))
-        got = run(a, b, c, out if into else None)
-        names = {t.data_ptr(): key for key, t in {"a": a, "b": b, "c": c, "out": got}.items()}
-        found.append([names[at] for at in first_calls.launch.given])
-        assert (got is out) == into
-        for module in (memo, asked):
-            monkeypatch.setattr(module, "look_up", None)
-    assert found[0] == found[1] == found[2]
-    assert len(first_calls) == 1
-
-
 def zeros(*shapes, dtype=torch.float32):
     return [torch.zeros(shape, dtype=dtype) for shape in shapes]
 
@@ -195,6 +166,9 @@ def scaled(*tensors, **words):
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 # Tensors of a call, and the call, for a result of (3, 7).
 ORDERS = {
+    "matmul": (lambda: zeros((3, 5), (5, 7)), tritile.matmul),
+    "transpose": (lambda: zeros((7, 3)), tritile.transpose),
+    "permute": (lambda: zeros((7, 3)), lambda x, out: tritile.permute(x, (1, 0), out=out)),
     "linear": (lambda: zeros((3, 5), (7, 5), (7,), (3, 7)), lambda x, w, b, r, out: tritile.linear(
         x, w, b, residual=r, out=out)),
     "linear, bias": (lambda: zeros((3, 5), (7, 5), (7,)), tritile.linear),
@@ -217,22 +191,30 @@ ORDERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("into", ["new", "rows", "columns"])
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, name, turned):
-    """As the first call is prepared, the second recalled, and the third looked up."""
+def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, monkeypatch, name, into):
+    """As the first call is prepared, the second recalled, without a look-up, and the third looked up."""
     (make, call), kept, found = ORDERS[name], [], []
     for turn in range(3):
-        kept.append([*make(), torch.zeros(7, 3).mT if turned else torch.zeros(3, 7)])
-        call(*kept[-1][:-1], out=kept[-1][-1])
+        out = {"new": None, "rows": torch.zeros(3, 7), "columns": torch.zeros(7, 3).mT}[into]
+        kept.append(make())
+        with monkeypatch.context() as patched:
+            if turn == 1:
+                for module in (memo, asked):
+                    patched.setattr(module, "look_up", None)
+            got = call(*kept[-1], out=out)
+        assert out is None or got is out
+        kept[-1].append(got)
         places = {tensor.data_ptr(): place for place, tensor in enumerate(kept[-1])}
         found.append([places[at] for at in first_calls.launch.given])
         if turn:
             memo._LEARNT.clear()
     assert found[0] == found[1] == found[2]
     assert len(first_calls) == 1
-    always, never = name == "groups of columns", name in ("gated", "groups of rows")
-    assert first_calls[0].swapped == (always or (turned and not never))
+    if name not in ("transpose", "permute"):
+        always, never = name == "groups of columns", name in ("gated", "groups of rows")
+        assert first_calls[0].swapped == (always or (into == "columns" and not never))
 
 
 def test_recalled_calls_are_refused_what_others_are(first_calls):
@@ -386,3 +368,64 @@ def test_what_was_learnt_is_forgotten(first_calls):
     tritile.matmul(a, b)
     tritile.forget()
     assert memo.recall("matmul", (a, b), None, (None, None)) is None
+
+
+def f32(*shape):
+    return torch.zeros(shape)
+
+
+def test_what_cannot_be_remembered_is_not(first_calls):
+    """Other types, words that no key holds, lazy negation."""
+    x = f32(3, 5)
+    assert memo.look_up("linear", (x, 3), None, ())[:2] == (None, None)
+    assert memo.look_up("permute", (None,), None, ([],))[:2] == (None, None)
+    negated = torch.complex(x, x).conj().imag
+    call = described(x, f32(5, 7), f32(3, 7), "ieee")
+    memo.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
+    assert memo.CALLS == {}
+
+
+PLACES = {
+    "shape": f32(5, 3),
+    "strides": f32(5, 3).mT,
+    "dtype": f32(3, 5).half(),
+    "address": f32(16)[1:].view(3, 5),
+    "conj": torch.zeros(3, 5, dtype=torch.complex64).conj(),
+    "neg": torch.zeros(3, 5, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("which", PLACES)
+def test_tensors_that_are_launched_in_other_ways_are_told_apart(which):
+    plain = {"conj": PLACES["conj"].conj(), "neg": torch.view_as_real(PLACES["conj"].conj())[..., 1]}
+    other, same = PLACES[which], plain.get(which, f32(3, 5))
+    one, again = (memo.look_up("linear", (x,), None, ())[0] for x in (same, same.detach()))
+    assert one == again != memo.look_up("linear", (other,), None, ())[0]
+
+
+@pytest.mark.parametrize("words", [(torch.float16, None), (None, "tf32")], ids=str)
+def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
+    offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
+    of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
+    monkeypatch.setattr(asked, "run_unprepared", lambda *args: keys.append(args[-1]))
+    for options in ((None, None), words, words):
+        asked.eager("grouped_matmul", of, None, options)
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_what_torch_is_set_to_tells_calls_of_fp32_apart(monkeypatch):
+    found = []
+    for setting in ("ieee", "tf32"):
+        monkeypatch.setattr(memo, "default_precision", lambda setting=setting: setting)
+        found.append([memo.look_up("linear", (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+def test_a_stopgap_is_not_kept(first_calls, monkeypatch):
+    """As mode "tune" takes one while a graph is captured."""
+    monkeypatch.setattr(memo, "may_be_kept", lambda: False)
+    x = f32(3, 5)
+    call = described(x, f32(5, 7), f32(3, 7), "ieee")
+    memo.remember(("key",), "linear", None, call, (x, f32(7, 5), None, None), f32(3, 7))
+    assert memo.CALLS == {}
