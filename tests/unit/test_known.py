@@ -10,6 +10,7 @@ import torch
 import triton
 
 import tritile
+from tests.overriding import in_threads, switch
 from tritile.in_torch import overrides, routes, tally
 from tritile.ops.memo import Ready
 from tritile.runtime.launch import Launch
@@ -42,10 +43,6 @@ def decided(crossing, monkeypatch):
     yield calls
     overrides.remove_unwanted()
     assert not overrides._libraries
-
-
-def switch(policy="always"):
-    return tritile.use_in_torch(policy, _keys=("CPU",))
 
 
 CALLS = [
@@ -267,11 +264,7 @@ def test_threads_count_in_their_own_reports(decided):
             for _ in range(200):
                 A @ B
 
-    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda: work(0), lambda: work(1))
     assert sum(report.left for report in reports) + len(decided) == 400
     assert 1 <= len(decided) <= 2
 
