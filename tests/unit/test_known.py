@@ -68,6 +68,7 @@ def test_what_was_left_is_left_and_counted_without_python(decided, name, call, p
         rows = report.rows
     assert decided == [name]
     assert rows == report.rows == [(name, False, "by the test", 2)]
+    assert not report._tallies  # each would stay in memory as long as the report
 
 
 OTHERS = {

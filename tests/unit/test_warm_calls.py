@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
-from tritile.errors import GradientError, OverlapError
+from tritile.errors import GradientError, OverlapError, ShapeError
 from tritile.ops import asked, memo
 from tritile.ops.described import described
 from tritile.ops.grouped import Operands
@@ -139,6 +139,10 @@ def test_permutations(first_calls, op):
     for _ in range(2):
         assert permuted(op, x, x) is x
     assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
+    for _ in range(2):
+        getattr(tritile, op)(x, *((1, 0) if op == "transpose" else ((1, 0),)))
+    with pytest.raises(ShapeError, match="True"):  # which equals 1
+        getattr(tritile, op)(x, *((True, 0) if op == "transpose" else ((True, 0),)))
 
 
 @pytest.mark.parametrize("zero_points", [False, True])

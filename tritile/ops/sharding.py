@@ -32,7 +32,7 @@ def _rules(
     """List the rules of a result of factors and of what is added to it.
 
     `sums` are the factors that may be a sum over ranks each. `k` is the dimension along which products are
-    summed, None where it may not be sharded. Only where no activation follows is there any of them.
+    summed, None where it may not be sharded. Leave both out where an activation follows.
     """
 
     def along(name: Any, tensor: Dims) -> Placement:
