@@ -19,7 +19,7 @@ from tritile.core.of_torch import (
     schema_of,
 )
 from tritile.errors import DtypeError, InvalidValueError
-from tritile.ops.checks import check_may_change, check_tensor, describe
+from tritile.ops.checks import check_may_change, check_number, check_tensor, describe
 from tritile.ops.signatures import NAMED, NAMES
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
@@ -113,8 +113,4 @@ def _check_options(op: str, options: dict[str, Any]) -> None:
         if word is not None and not isinstance(word, str):
             raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
     for name in ("alpha", "beta"):
-        number = options.get(name, 1)
-        if isinstance(number, bool) or not isinstance(
-            number, complex | torch.SymInt | torch.SymFloat | int | float
-        ):
-            raise InvalidValueError(f"{op}: {name} is {number!r}: wanted a number")
+        check_number(op, name, options.get(name, 1))

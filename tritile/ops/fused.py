@@ -9,7 +9,7 @@ from tritile.core.problem import ACTIVATIONS
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.asked import asks, computed
-from tritile.ops.checks import check_rank, check_tensor, name_of
+from tritile.ops.checks import check_number, check_rank, check_tensor, name_of
 from tritile.ops.described import Extras
 from tritile.ops.linear_quantized import quantized_linear
 from tritile.ops.memo import Tensors, recall
@@ -32,14 +32,13 @@ def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]
         raise ShapeError(f"{op}: {shapes}: K is {x.shape[-1]} in input and {weight.shape[-1]} in {name}")
 
 
-def _check_number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
+def _number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
+    check_number(op, name, value)
     if isinstance(value, complex):
         if value.imag and not like.is_complex():
             wanted = f"a real number for {name_of(like.dtype)}"
             raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
         return value if like.is_complex() else value.real
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
-        raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
     return float(value)
 
 
@@ -140,7 +139,7 @@ def _weighted_of(
     if rank == 3 and a.shape[0] != b.shape[0]:
         shapes = f"{of_a} has shape {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
         raise ShapeError(f"{op}: {shapes}: wanted the same batch size")
-    weights = _check_number(op, "alpha", alpha, a), _check_number(op, "beta", beta, a)
+    weights = _number(op, "alpha", alpha, a), _number(op, "beta", beta, a)
     check_tensor(op, "input", added)
     extras = Extras(None, None, added, None, check_activation(op, activation, a), *weights)
     return Product(op, (added, a, b), a, b, extras, *how)
