@@ -216,7 +216,7 @@ def test_a_compiler_that_was_killed_is_asked_again(tmp_path, monkeypatch):
 
 def test_a_library_that_cannot_be_loaded_is_done_without_and_stays(monkeypatch):
     assert building.state()[0] == "not built"
-    building._made(building.path().parent)
+    building.path().parent.mkdir(mode=0o700, parents=True)
     building.path().write_bytes(b"damaged")
     building.path().chmod(0o644)
     assert building.state() == ("built", "")
@@ -251,7 +251,7 @@ def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, cha
     monkeypatch.setattr(building.os, "geteuid", os.geteuid)  # put back afterwards
     monkeypatch.setattr(building, "Crossing", lambda there: pytest.fail("loaded"))
     monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
-    building._made(building.path().parent)
+    building.path().parent.mkdir(mode=0o700, parents=True)
     building.path().write_bytes(b"code")
     building.path().chmod(0o644)
     change(building.path())
@@ -282,7 +282,6 @@ def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
         raise PermissionError(path)
 
     monkeypatch.setattr(building, "FileLock", lambda file, timeout: refuse(file))
-    monkeypatch.setattr(building.Path, "exists", refuse)
     monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
     with pytest.warns(StoreWarning, match="runs without"):
         assert building.library() is None
