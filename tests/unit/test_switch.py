@@ -633,7 +633,7 @@ def test_what_is_short_is_taken_in_a_capture_or_without_python(launched, monkeyp
     for capturing in (False, True):
         monkeypatch.setattr(deciding, "capturing", lambda capturing=capturing: capturing)
         for quick in (False, True):
-            verdict = deciding._decide("mm", "expected", call, lambda: None, quick).verdict
+            verdict = deciding._decide("mm", "expected", "", "", quick, lambda: (call, lambda: None)).verdict
             assert verdict.taken == (capturing or quick)
 
 

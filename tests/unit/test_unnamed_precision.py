@@ -12,6 +12,7 @@ from tritile.ops import products
 from tritile.ops.fused import linear_of
 from tritile.ops.gated import gated_of
 from tritile.ops.products import matmul_of
+from tritile.planning.beside import Judgement
 from tritile.tune.deploy import rows
 
 LARGE = (2048, 2048, 384)
@@ -74,15 +75,11 @@ def test_torchs_own_calls_choose_alike(monkeypatch):
     found = []
     monkeypatch.setattr(deciding, "check_gpu", lambda *args: None)
     monkeypatch.setattr(
-        deciding, "_decide", lambda name, policy, call, *rest: found.append(call.precision) or _passed()
+        deciding, "_judged", lambda policy, call: found.append(call.precision) or Judgement(False, "")
     )
     for setting in ("none", "ieee"):
         deciding.decide_product("mm", "always", operands(*LARGE), (1, 1), None, setting, False)
     assert found == ["fp16x3", "ieee"]
-
-
-def _passed():
-    return deciding.passed_through("mm", "", "")
 
 
 def test_a_problem_says_the_same():
