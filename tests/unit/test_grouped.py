@@ -57,7 +57,6 @@ def scaled(**scales):
 
 
 BAD = [
-    ("a list", call([1.0], B, OFFS), DtypeError, "a is list"),
     ("one dimension", call(A[0], B, OFFS), ShapeError, "two or three dimensions"),
     ("other K", call(A, torch.zeros(3, 7, 5), OFFS), ShapeError, "K is 8 in a and 7 in b"),
     ("other dtypes", call(A, B.half(), OFFS), DtypeError, "wanted the same dtype"),
@@ -78,16 +77,8 @@ BAD = [
     ("scales in rows", scaled(scale_b=torch.ones(5, 3).T), ShapeError, "contiguous"),
     ("half scales", scaled(scale_a=torch.ones(12).half()), DtypeError, "wanted float32"),
     ("whole numbers out", call(A, B, OFFS, out_dtype=torch.int32), DtypeError, "out_dtype"),
-    ("another out", call(A, B, OFFS, out=torch.zeros(12, 6)), ShapeError, r"wanted \(12, 5\)"),
-    (
-        "out of another dtype",
-        call(A, B, OFFS, out=A[:, :5].half()),
-        DtypeError,
-        "out is float16.*or out_dtype",
-    ),
-    ("two dtypes out", call(A, B, OFFS, out=A[:, :5].half(), out_dtype=torch.float32), DtypeError, "out"),
+    ("half out", call(A, B, OFFS, out=A[:, :5].half()), DtypeError, "out is float16.*or out_dtype"),
     ("out in a", call(A, B, OFFS, out=A[:, :5]), OverlapError, "overlaps"),
-    ("precision", call(A, B, OFFS, precision="exact"), InvalidValueError, "precision"),
     ("precision of halves", call(A.half(), B.half(), OFFS, precision="tf32"), InvalidValueError, "precision"),
     ("lowered precision", call(A, B, OFFS, precision="fp16x3"), InvalidValueError, "tf32x3"),
     ("gradient", call(A.clone().requires_grad_(), B, OFFS, out=A[:, :5] + 0), GradientError, "a requires"),
