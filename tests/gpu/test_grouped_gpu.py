@@ -11,7 +11,7 @@ from tritile.core.config import Config
 from tritile.core.device import current_gpu
 from tritile.families.space import illegal
 from tritile.lab.report import baselines
-from tritile.ops.groups import Operands, described
+from tritile.ops.grouped import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers

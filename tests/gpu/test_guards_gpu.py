@@ -30,7 +30,7 @@ from tests.scales import assert_block_scaled, blocks_of
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.families.space import illegal
-from tritile.ops import groups, linear
+from tritile.ops import grouped, linear_quantized
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
@@ -195,9 +195,9 @@ def test_groups_of_every_family(config, dtype, ragged):
         offs = torch.tensor([shared // 3, shared // 3, shared], dtype=torch.int32, device="cuda")
         shape = (3, m, n) if ragged in ("k", "none") else (m, n)
         buffer, out = frame(shape, out_dtype, layout, "cuda")
-        of = groups.Operands(a, b, None if ragged == "none" else offs, None, None)
+        of = grouped.Operands(a, b, None if ragged == "none" else offs, None, None)
         precision = "tf32x3" if dtype == FP32 else "ieee"
-        if run(config, groups.described(of, out, precision)):
+        if run(config, grouped.described(of, out, precision)):
             assert_groups(out, a, b, of.offs, precision)
             assert guard_intact(buffer, out), (m, n, k, layout)
             ran += 1
@@ -217,7 +217,7 @@ def test_quantized_weights_of_every_family(family, dtype):
             x = poised((m, 4 * k), dtype, 0)
             room = torch.full((16 + m * n + 16,), -1, dtype=torch.int16, device="cuda").view(dtype)
             out = room[16 : 16 + m * n].view(m, n)
-            call = linear.described(x, weight, None, out)
+            call = linear_quantized.described(x, weight, None, out)
             if not run(config, call):
                 pytest.skip(illegal(config, call.problem, devices.gpu(0)))
             torch.testing.assert_close(out, F.linear(x, weight.dequantize()), rtol=2e-2, atol=0.5)

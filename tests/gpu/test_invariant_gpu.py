@@ -13,7 +13,7 @@ import tritile
 from tests.reference import assert_product, bytes_of, name, placed, values, words_of
 from tritile.core import device as devices
 from tritile.families.space import legal_configs
-from tritile.ops import linear as packed_op
+from tritile.ops import linear_quantized as packed_op
 from tritile.ops import memo
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch

@@ -13,7 +13,7 @@ from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import illegal, legal_configs
 from tritile.lab.report import baselines, torch_ways
-from tritile.ops.linear import described
+from tritile.ops.linear_quantized import described
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers, operands

@@ -13,7 +13,7 @@ from tritile.core.config import Config
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.grouped.family import tile_work
-from tritile.ops.groups import Operands, described
+from tritile.ops.grouped import Operands, described
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")

@@ -10,7 +10,7 @@ from tests.reference import assert_product, frame, guard_intact, name, placed, p
 from tritile.core.config import Config
 from tritile.errors import DeviceError, DtypeError, GradientError, ShapeError, TuningError, UnsupportedError
 from tritile.families.quantized.family import scales_sums
-from tritile.ops.linear import described
+from tritile.ops.linear_quantized import described
 from tritile.runtime import launch
 
 HALF = (torch.bfloat16, torch.float16)

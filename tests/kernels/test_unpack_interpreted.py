@@ -14,7 +14,7 @@ from tritile.families.lowering import joined
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.quantized import unpacked
 from tritile.families.work import work_of
-from tritile.ops.linear import described
+from tritile.ops.linear_quantized import described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import interpret
 

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 import tritile
+from tests.overriding import in_threads, switch
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.in_torch import building, overrides, routes
 
@@ -17,6 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarni
 KEYS = ("CPU",)
 A, WEIGHT, WIDE = torch.randn(16, 8), torch.randn(8, 4), torch.randn(17, 8)
 X = torch.randn(8, 512)
+
+
+@pytest.fixture(autouse=True)
+def _wanted(monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "1")
 
 
 @pytest.fixture
@@ -40,10 +45,6 @@ def asked(crossing, monkeypatch):
     assert not overrides._libraries
 
 
-def switch(policy="expected"):
-    return tritile.use_in_torch(policy, _keys=KEYS)
-
-
 LITTLE = [
     ("bmm", lambda: torch.bmm(A[None], WEIGHT[None])),
     ("bmm", lambda: torch.bmm(A[None], WEIGHT[None], out=torch.empty(1, 16, 4))),
@@ -55,7 +56,7 @@ LITTLE = [
 @pytest.mark.parametrize(("name", "call"), LITTLE)
 def test_little_is_left_without_asking(asked, name, call):
     wanted = call()
-    with switch() as report:
+    with switch("expected") as report:
         assert torch.equal(call(), wanted)
         call()
         rows = report.rows
@@ -77,7 +78,7 @@ def test_python_is_asked_of_more_than_that(asked, monkeypatch, limit, value, cal
     for most, heard in ((value + 1, False), (value, True)):
         monkeypatch.setattr(routes, limit, most)
         overrides.remove_unwanted()
-        with switch() as report:
+        with switch("expected") as report:
             assert torch.equal(call(), wanted)
         assert bool(asked) == heard
         assert bool(report.rows) != heard
@@ -91,7 +92,7 @@ def test_who_is_asked_goes_by_the_policy(asked):
         assert asked == ["product", "asked", "copy"]
         with switch("never"):
             WIDE @ WEIGHT
-        with switch():
+        with switch("expected"):
             A[None] @ WEIGHT[None]
     WIDE @ WEIGHT
     assert len(asked) == 3
@@ -99,12 +100,10 @@ def test_who_is_asked_goes_by_the_policy(asked):
 
 def test_a_thread_without_a_switch_asks_nobody_but_of_the_one_everywhere(asked):
     def elsewhere():
-        thread = threading.Thread(target=lambda: WIDE @ WEIGHT)
-        thread.start()
-        thread.join()
+        in_threads(lambda: WIDE @ WEIGHT)
         return len(asked)
 
-    with switch():
+    with switch("expected"):
         assert elsewhere() == 0
         tritile.use_in_torch.everywhere(_keys=KEYS)
         assert elsewhere() == 1
@@ -115,14 +114,11 @@ def test_a_thread_without_a_switch_asks_nobody_but_of_the_one_everywhere(asked):
 
 
 def test_a_switch_that_ended_elsewhere_counts_no_more(asked):
-    inner, done = switch(), threading.Event()
+    inner = switch("expected")
     with switch("always"):
         report = inner.__enter__()
         A[None] @ WEIGHT[None]
-        thread = threading.Thread(target=lambda: (inner.__exit__(None, None, None), done.set()))
-        thread.start()
-        thread.join()
-        assert done.is_set()
+        in_threads(lambda: inner.__exit__(None, None, None))
         assert not asked
         A[None] @ WEIGHT[None]
     assert asked == ["asked", "product"]
@@ -130,7 +126,6 @@ def test_a_switch_that_ended_elsewhere_counts_no_more(asked):
 
 
 def test_a_program_may_multiply_to_its_end(crossing, monkeypatch):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(Path(crossing._library._name).parents[1]))
     code = (
         "import atexit\n"
@@ -164,7 +159,6 @@ def counting(monkeypatch, made=None):
 
 
 def test_it_is_built_by_the_first_that_wants_it_and_stays(monkeypatch):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(building, "Crossing", lambda there: there.read_bytes())
     asked = counting(monkeypatch, b"code")
     assert [building.library(), building.library()] == [b"code", b"code"]
@@ -180,7 +174,6 @@ def product_inside():
 
 
 def test_where_it_cannot_be_built_that_is_said_once_and_python_decides(monkeypatch):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     asked = counting(monkeypatch)
     with pytest.warns(StoreWarning, match=r"some 40 us: .*no compiler of today") as told:
         reports = [product_inside() for _ in range(2)]
@@ -189,7 +182,6 @@ def test_where_it_cannot_be_built_that_is_said_once_and_python_decides(monkeypat
 
 
 def test_a_compiler_that_fails_is_asked_once(monkeypatch):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(UnsupportedError, match=r"crossing\.cpp could not be compiled"):
         building.build()
@@ -203,7 +195,6 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch):
 def test_no_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(building.shutil, "which", lambda name: None)
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     with pytest.raises(UnsupportedError, match=r"no C\+\+ compiler is found"):
         building.build()
     assert not building._failed().exists()  # one may come
@@ -224,9 +215,8 @@ def test_a_compiler_that_was_killed_is_asked_again(tmp_path, monkeypatch):
 
 
 def test_a_library_that_cannot_be_loaded_is_done_without_and_stays(monkeypatch):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     assert building.state()[0] == "not built"
-    building._made(building.path().parent)
+    building.path().parent.mkdir(mode=0o700, parents=True)
     building.path().write_bytes(b"damaged")
     building.path().chmod(0o644)
     assert building.state() == ("built", "")
@@ -258,11 +248,10 @@ def given_away(place):
     ],
 )
 def test_a_library_that_others_could_have_written_is_not_loaded(monkeypatch, change, reason):
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(building.os, "geteuid", os.geteuid)  # put back afterwards
     monkeypatch.setattr(building, "Crossing", lambda there: pytest.fail("loaded"))
     monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
-    building._made(building.path().parent)
+    building.path().parent.mkdir(mode=0o700, parents=True)
     building.path().write_bytes(b"code")
     building.path().chmod(0o644)
     change(building.path())
@@ -292,15 +281,14 @@ def test_a_cache_that_may_not_be_looked_into_is_done_without(monkeypatch):
     def refuse(path):
         raise PermissionError(path)
 
-    monkeypatch.setenv("TRITILE_CROSSING", "1")
     monkeypatch.setattr(building, "FileLock", lambda file, timeout: refuse(file))
-    monkeypatch.setattr(building.Path, "exists", refuse)
     monkeypatch.setattr(building, "_compile", lambda made: pytest.fail("in vain"))
     with pytest.warns(StoreWarning, match="runs without"):
         assert building.library() is None
 
 
 def test_it_can_be_refused(monkeypatch):
+    monkeypatch.setenv("TRITILE_CROSSING", "0")
     monkeypatch.setattr(building, "path", lambda: pytest.fail("looked for"))
     assert building.library() is None
     assert building.state()[0] == "not wanted"

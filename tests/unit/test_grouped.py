@@ -30,7 +30,7 @@ from tritile.lab.explain import explained
 from tritile.lab.report import baselines
 from tritile.lab.report.results import case_of, result
 from tritile.lab.report.summary import sizes_label
-from tritile.ops.groups import Operands, described
+from tritile.ops.grouped import Operands, described
 from tritile.planning import model, plans
 from tritile.runtime import launch
 from tritile.tune.subject import answers
@@ -57,14 +57,13 @@ def scaled(**scales):
 
 
 BAD = [
-    ("a list", call([1.0], B, OFFS), DtypeError, "a is list"),
     ("one dimension", call(A[0], B, OFFS), ShapeError, "two or three dimensions"),
     ("other K", call(A, torch.zeros(3, 7, 5), OFFS), ShapeError, "K is 8 in a and 7 in b"),
     ("other dtypes", call(A, B.half(), OFFS), DtypeError, "wanted the same dtype"),
     ("float64", call(A.double(), B.double(), OFFS), DtypeError, "a is float64: wanted one of"),
     ("no offs", call(A, B), ShapeError, "offs is None: wanted offs"),
     ("offs of none", call(B, B.mT.contiguous(), OFFS), ShapeError, "wanted None, as a and b"),
-    ("long offs", call(A, B, OFFS.long()), DtypeError, "offs is int64: wanted int32"),
+    ("long offs", call(A, B, OFFS.long()), DtypeError, "offs is int64 .*: wanted int32"),
     ("offs of another number", call(A, B, OFFS[:2]), ShapeError, r"\(2,\): wanted \(3,\)"),
     ("offs in a table", call(A, B, OFFS[None]), ShapeError, r"\(1, 3\)"),
     ("offs apart", call(A, B, torch.zeros(6, dtype=torch.int32)[::2]), ShapeError, "contiguous elements"),
@@ -78,16 +77,8 @@ BAD = [
     ("scales in rows", scaled(scale_b=torch.ones(5, 3).T), ShapeError, "contiguous"),
     ("half scales", scaled(scale_a=torch.ones(12).half()), DtypeError, "wanted float32"),
     ("whole numbers out", call(A, B, OFFS, out_dtype=torch.int32), DtypeError, "out_dtype"),
-    ("another out", call(A, B, OFFS, out=torch.zeros(12, 6)), ShapeError, r"wanted \(12, 5\)"),
-    (
-        "out of another dtype",
-        call(A, B, OFFS, out=A[:, :5].half()),
-        DtypeError,
-        "out is float16.*or out_dtype",
-    ),
-    ("two dtypes out", call(A, B, OFFS, out=A[:, :5].half(), out_dtype=torch.float32), DtypeError, "out"),
+    ("half out", call(A, B, OFFS, out=A[:, :5].half()), DtypeError, "out is float16.*or out_dtype"),
     ("out in a", call(A, B, OFFS, out=A[:, :5]), OverlapError, "overlaps"),
-    ("precision", call(A, B, OFFS, precision="exact"), InvalidValueError, "precision"),
     ("precision of halves", call(A.half(), B.half(), OFFS, precision="tf32"), InvalidValueError, "precision"),
     ("lowered precision", call(A, B, OFFS, precision="fp16x3"), InvalidValueError, "tf32x3"),
     ("gradient", call(A.clone().requires_grad_(), B, OFFS, out=A[:, :5] + 0), GradientError, "a requires"),

@@ -8,7 +8,7 @@ import tritile
 from tritile.core.device import TARGETS
 from tritile.core.views import posed
 from tritile.lab.report import baselines, torch_ways
-from tritile.ops import linear
+from tritile.ops import linear_quantized
 from tritile.ops.described import described
 from tritile.tune.measure import timing
 from tritile.tune.subject import operands, torch_calls
@@ -22,7 +22,7 @@ def test_what_is_compiled_is_what_calls_pose(m, invariant):
     x, weight = torch.zeros(m, 64, dtype=torch.bfloat16), torch.zeros(48, 64, dtype=torch.bfloat16)
     packed, out = tritile.quantize(weight, bits=4), torch.zeros(m, 48, dtype=torch.bfloat16)
     with tritile.batch_invariant(invariant):
-        calls = described(x, weight.t(), out, "ieee"), linear.described(x, packed, None, out)
+        calls = described(x, weight.t(), out, "ieee"), linear_quantized.described(x, packed, None, out)
     for name, call in zip(("bfloat16", "int4"), calls, strict=True):
         assert call.problem == invariance.problem_of(name, m, 48, 64, invariant)
 

@@ -10,6 +10,7 @@ import torch
 import triton
 
 import tritile
+from tests.overriding import in_threads, switch
 from tritile.in_torch import overrides, routes, tally
 from tritile.ops.memo import Ready
 from tritile.runtime.launch import Launch
@@ -44,10 +45,6 @@ def decided(crossing, monkeypatch):
     assert not overrides._libraries
 
 
-def switch(policy="always"):
-    return tritile.use_in_torch(policy, _keys=("CPU",))
-
-
 CALLS = [
     ("mm", lambda: A @ B),
     ("mm", lambda: torch.mm(A, B, out=torch.empty(20, 4))),
@@ -71,6 +68,7 @@ def test_what_was_left_is_left_and_counted_without_python(decided, name, call, p
         rows = report.rows
     assert decided == [name]
     assert rows == report.rows == [(name, False, "by the test", 2)]
+    assert not report._tallies  # each would stay in memory as long as the report
 
 
 OTHERS = {
@@ -267,11 +265,7 @@ def test_threads_count_in_their_own_reports(decided):
             for _ in range(200):
                 A @ B
 
-    threads = [threading.Thread(target=work, args=(turn,)) for turn in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda: work(0), lambda: work(1))
     assert sum(report.left for report in reports) + len(decided) == 400
     assert 1 <= len(decided) <= 2
 

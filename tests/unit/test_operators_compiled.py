@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tritile
 from tests.operators import OFFS, SAMPLES, A, B, W, X, drawn
-from tritile.errors import DtypeError, GradientError, InvalidValueError, ShapeError, TritileError
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, TritileError
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 OPS = torch.ops.tritile
@@ -74,16 +74,6 @@ def test_compiled_as_one_graph(dynamic):
         given = [t.clone().requires_grad_() for t in (drawn(2, rows, 4), W, drawn(5))]
         for got, wanted in zip(compiled(*given), block(*given), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_of_a_compiled_product():
-    torch._dynamo.reset()
-    compiled = torch.compile(tritile.linear, backend="aot_eager", fullgraph=True)
-    ours, theirs = ([t.clone().requires_grad_() for t in (X, W)] for _ in range(2))
-    compiled(*ours).sin().sum().backward()
-    torch.nn.functional.linear(*theirs).sin().sum().backward()
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
@@ -232,11 +222,8 @@ def test_fakes_refuse_what_the_real_one_refuses():
         a, b = mode.from_tensor(A), mode.from_tensor(B)
         for call, kind in (
             (lambda: tritile.matmul(a, a), ShapeError),
-            (lambda: tritile.matmul(a, b.half()), DtypeError),
             (lambda: tritile.matmul(a, b, precision="exact"), InvalidValueError),
-            (lambda: tritile.matmul(a, b, out=a), ShapeError),
             (lambda: tritile.matmul(a, b, out=(a @ b).half()), DtypeError),
-            (lambda: tritile.linear(a, b.mT, activation="tanh"), InvalidValueError),
             (lambda: tritile.permute(a, (0, 0)), ShapeError),
         ):
             with pytest.raises(kind):
@@ -261,22 +248,6 @@ def test_inference_mode():
         got = tritile.matmul(A.clone().requires_grad_(), B)
         torch.testing.assert_close(got, A @ B)
         torch.testing.assert_close(OPS.matmul.default(A, B), A @ B)
-
-
-def test_no_gradient_through_memory_that_is_given():
-    for a, out in ((A.clone().requires_grad_(), drawn(3, 5)), (A, drawn(3, 5).requires_grad_())):
-        with pytest.raises(GradientError, match="no_grad"):
-            tritile.matmul(a, B, out=out)
-        with torch.no_grad():
-            assert tritile.matmul(a, B, out=out) is out
-
-
-def test_no_gradient_of_fp8_or_scales():
-    a, b, one = A.to(FP8), B.to(FP8), torch.ones(())
-    with pytest.raises(GradientError, match="input requires"):
-        tritile.matmul(a.requires_grad_(), b)
-    with pytest.raises(GradientError, match="scale_a requires"):
-        tritile.scaled_matmul(A.to(FP8), b, one.requires_grad_(), torch.ones(()))
 
 
 def test_a_bias_of_a_scaled_product_has_a_gradient():

@@ -9,8 +9,8 @@ from tests.operators import OFFS, A, B, W, X, drawn
 from tritile.core.versions import parsed
 from tritile.ops import plan as plan_of
 from tritile.ops.described import Extras, described
-from tritile.ops.groups import Operands
-from tritile.ops.groups import described as grouped
+from tritile.ops.grouped import Operands
+from tritile.ops.grouped import described as grouped
 from tritile.ops.operators import planning
 
 pytestmark = [

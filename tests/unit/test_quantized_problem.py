@@ -18,7 +18,7 @@ from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab.report import results
 from tritile.lab.report.summary import summary
-from tritile.ops.linear import described
+from tritile.ops.linear_quantized import described
 from tritile.planning import model
 from tritile.tune.subject.operands import neighbour, ragged
 from tritile.tune.suites import find, parse_shape

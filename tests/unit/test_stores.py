@@ -19,7 +19,8 @@ from tritile.families.common.work import Descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.ops import groups, linear
+from tritile.ops import grouped as groups
+from tritile.ops import linear_quantized
 from tritile.ops.described import Extras, described
 
 H200 = target_device("nvidia-h200")
@@ -97,7 +98,7 @@ def quantized(draw, dtype):
     m, n, k = sizes(draw)
     weight = quantize(torch.ones(n, k, dtype=dtype), bits=4, group_size=32)
     x = torch.empty(m, -(-k // 8) * 8, dtype=dtype)[:, :k]
-    return linear.described(x, weight, None, torch.empty(m, n, dtype=dtype))
+    return linear_quantized.described(x, weight, None, torch.empty(m, n, dtype=dtype))
 
 
 def config_of(draw, call, family):

@@ -1,5 +1,4 @@
-"""torch's calls routed to tritile, in the interpreter: what is taken, what is left, and where a switch
-counts."""
+"""torch's calls by tritile, in the interpreter: what is taken, what is left, and where a switch counts."""
 
 import contextlib
 import subprocess
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 
 import tritile
 from tests.attention import assert_attention
+from tests.overriding import in_threads, switch
 from tests.reference import Sides, assert_fused, assert_product
 from tritile.core import settings
 from tritile.errors import InvalidValueError, UnsupportedError
@@ -21,19 +21,14 @@ from tritile.ops import memo
 from tritile.planning.beside import Judgement
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-KEYS = ("CPU",)
 
 
 def f(*shape, dtype=torch.float32, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def switch(policy="always"):
-    return tritile.use_in_torch(policy, _keys=KEYS)
-
-
 def everywhere(policy="always"):
-    return tritile.use_in_torch.everywhere(policy, _keys=KEYS)
+    return tritile.use_in_torch.everywhere(policy, _keys=("CPU",))
 
 
 def bits(tensor):
@@ -61,6 +56,10 @@ def _nothing_stays(request, monkeypatch):
 
 PRODUCTS = [
     ("mm", lambda: A @ B, A, B, Sides()),
+    *(
+        ("mm", lambda dtype=dtype: A.to(dtype) @ B.to(dtype), A.to(dtype), B.to(dtype), Sides())
+        for dtype in (torch.float16, torch.bfloat16, torch.float64)
+    ),
     ("mm", lambda: torch.mm(B.mT, A.mT), B.mT, A.mT, Sides()),
     ("mm", lambda: torch.mm(A, B, out=torch.empty(3, 5).mT), A, B, Sides()),
     ("mm", lambda: F.linear(AS, B.mT).view(10, 3), AS.view(10, 7), B, Sides()),
@@ -83,16 +82,6 @@ def test_products_are_taken(call, run, a, b, sides):
     assert [(row.call, row.taken, row.calls) for row in report.rows] == [(call, True, 1)]
     assert (got.shape, got.stride(), got.dtype) == (like.shape, like.stride(), like.dtype)
     assert_fused(got, a, b, sides)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes_that_are_taken(dtype):
-    a, b = A.to(dtype), B.to(dtype)
-    with switch() as report:
-        got = a @ b
-    assert report.taken == 1
-    assert got.dtype == dtype
-    assert_product(got, a, b)
 
 
 X = f(2, 3, 4, 5)
@@ -124,19 +113,13 @@ def overlapping():
 
 
 LEFT = [
-    (
-        "int64 is not supported",
-        lambda: torch.ones(3, 3, dtype=torch.int64) @ torch.ones(3, 3, dtype=torch.int64),
-    ),
+    ("int64 is not supported", lambda: (9 * A).long() @ (9 * B).long()),
     ("complex64 is not supported", lambda: A.to(torch.complex64) @ B.to(torch.complex64)),
     ("no elements", lambda: A[:0] @ B),
     ("no elements", lambda: torch.addmm(C, A[:, :0], B[:0])),
     ("out shares memory with an input", overlapping),
     ("out needs to be resized, or overlaps itself", lambda: torch.mm(A, B, out=torch.empty(0))),
-    (
-        "lazily negated or conjugated, or an unsupported memory format",
-        lambda: neg(X).permute(1, 0, 3, 2).contiguous(),
-    ),
+    ("lazily negated or conjugated, or an unsupported memory format", lambda: neg(X).mT.contiguous()),
     ("the order of dimensions stays the same", lambda: X.clone(memory_format=torch.contiguous_format)),
 ]
 
@@ -288,29 +271,20 @@ def test_switches_nest_and_the_innermost_decides():
     assert [(r.taken, r.left) for r in (outer, off, inner)] == [(2, 0), (0, 0), (0, 1)]
 
 
-def in_thread(run):
-    """What it gives, or raises, in a thread of its own."""
-    box = []
-    thread = threading.Thread(target=lambda: box.append(run()))
-    thread.start()
-    thread.join()
-    return box[0]
-
-
 def test_a_switch_counts_for_its_thread():
     with switch() as report:
-        like = in_thread(lambda: A @ B)
+        (like,) = in_threads(lambda: A @ B)
         assert report.taken == 0
-        in_thread(lambda: switch().__enter__())  # never left, in a thread that is gone
+        in_threads(lambda: switch().__enter__())  # never left, in a thread that is gone
         A @ B
     assert report.taken == 1
-    overrides.uninstall(KEYS)
+    overrides.uninstall(("CPU",))
     assert torch.equal(like, A @ B)
 
 
 def test_everywhere_counts_for_all_threads_until_nowhere():
     first = everywhere()
-    in_thread(lambda: A @ B)
+    in_threads(lambda: A @ B)
     with switch("never"):
         A @ B
     second = everywhere("expected")
@@ -413,21 +387,14 @@ def test_two_threads_carry_their_own_modes(decided):
             both.wait(60)
             backward_in_other_threads(lambda: (f(size, 7) @ B, both.wait(60)))
 
-    threads = [threading.Thread(target=step, args=pair) for pair in (("strict", 3), ("off", 4))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda: step("strict", 3), lambda: step("off", 4))
     assert sorted(rules.mode for _, rules in decided[0]) == ["off", "strict"]
 
 
-def test_exceptions_end_it():
+def test_exceptions_end_it_and_switches_may_end_in_any_order():
     with pytest.raises(ZeroDivisionError), switch():
         _ = 1 / 0
     assert state.active() is None
-
-
-def test_switches_may_end_in_any_order():
     first, second = switch(), switch()
     one = first.__enter__()
     two = second.__enter__()
@@ -666,7 +633,7 @@ def test_what_is_short_is_taken_in_a_capture_or_without_python(launched, monkeyp
     for capturing in (False, True):
         monkeypatch.setattr(deciding, "capturing", lambda capturing=capturing: capturing)
         for quick in (False, True):
-            verdict = deciding._decide("mm", "expected", call, lambda: None, quick).verdict
+            verdict = deciding._decide("mm", "expected", "", "", quick, lambda: (call, lambda: None)).verdict
             assert verdict.taken == (capturing or quick)
 
 

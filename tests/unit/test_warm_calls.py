@@ -11,10 +11,11 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
-from tritile.errors import GradientError, OverlapError
-from tritile.ops import asked, fused, gated, memo
-from tritile.ops import matmul as matmul_op
-from tritile.ops import permute as permute_op
+from tritile.errors import GradientError, OverlapError, ShapeError
+from tritile.ops import asked, memo
+from tritile.ops.described import described
+from tritile.ops.grouped import Operands
+from tritile.ops.permute import options_of
 
 
 class Launch:
@@ -51,14 +52,26 @@ def parts(*places):
     return [memory[place : place + 36].view(6, 6) for place in places]
 
 
+def matmul(a, b, out=None):
+    return asked.eager("matmul", (a, b), out, (None, None))
+
+
+def addmm(added, a, b, out):
+    return asked.eager("addmm", (added, a, b), out, (1, 1, None, None, None))
+
+
+def permuted(op, x, out):
+    return asked.eager(op, (x,), out, options_of((1, 0)) if op == "permute" else (1, 0))
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped):
     apart, over_a, over_b = parts(0, 256, 512), parts(0, 256, 4), parts(0, 256, 252)
     for a, b, out in (apart, apart):
-        matmul_op.eager(a, b, out.mT if swapped else out)
+        matmul(a, b, out.mT if swapped else out)
     for (a, b, out), name in ((over_a, "input"), (over_b, "other")):
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
-            matmul_op.eager(a, b, out.mT if swapped else out)
+            matmul(a, b, out.mT if swapped else out)
     assert len(first_calls) == 1  # the others were known
 
 
@@ -66,26 +79,26 @@ def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls):
     """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
     a, b, added, other = parts(0, 256, 512, 768)
     for out in (other, added, other, added):
-        assert fused.eager_weighted("addmm", added, a, b, out) is out
+        assert addmm(added, a, b, out) is out
         added_at = first_calls.launch.given[first_calls.launch.given.index(out.data_ptr()) + 1 :]
         assert added_at == [added.data_ptr()]
     assert len(first_calls) == 2
     memory = torch.zeros(1024)
     added, over = memory[512:548].view(6, 6), memory[516:552].view(6, 6)
     with pytest.raises(OverlapError, match="out overlaps input"):
-        fused.eager_weighted("addmm", added, a, b, over)
+        addmm(added, a, b, over)
     with pytest.raises(OverlapError, match="out overlaps mat1"):
-        fused.eager_weighted("addmm", added, memory[540:576].view(6, 6), b, added)
+        addmm(added, memory[540:576].view(6, 6), b, added)
     assert len(first_calls) == 2
 
 
 def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
     a, b, out = parts(0, 256, 512)
-    matmul_op.eager(a, b, out)
+    matmul(a, b, out)
     with torch.inference_mode():
         of_inference = torch.zeros(36).view(6, 6)
     with pytest.raises(GradientError, match="inference_mode"):
-        matmul_op.eager(a, b, of_inference)
+        matmul(a, b, of_inference)
     assert len(first_calls) == 1
 
 
@@ -95,7 +108,7 @@ def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
 def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
     a, b = parts(0, 256)
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
-    for call in (lambda: matmul_op.eager(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
+    for call in (lambda: matmul(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
         first_calls.clear()
         for _ in range(2):
             call()
@@ -118,14 +131,18 @@ def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
 def test_permutations(first_calls, op):
     x, apart, over = parts(0, 256, 4)
     for out in (None, apart, apart, None):
-        got = permute_op.eager(op, x, (1, 0), out)
+        got = permuted(op, x, out)
         assert (got is out) == (out is not None)
         assert first_calls.launch.given == [x.data_ptr(), got.data_ptr()]
     with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
-        permute_op.eager(op, x, (1, 0), over)
+        permuted(op, x, over)
     for _ in range(2):
-        assert permute_op.eager(op, x, (1, 0), x) is x
+        assert permuted(op, x, x) is x
     assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
+    for _ in range(2):
+        getattr(tritile, op)(x, *((1, 0) if op == "transpose" else ((1, 0),)))
+    with pytest.raises(ShapeError, match="True"):  # which equals 1
+        getattr(tritile, op)(x, *((True, 0) if op == "transpose" else ((True, 0),)))
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
@@ -142,38 +159,6 @@ def test_packed_weights(first_calls, zero_points, biased):
     assert len(first_calls) == 1
 
 
-# Public calls that torch need not see, with their operands and what is added.
-PUBLIC = {
-    "matmul": lambda a, b, c, out: tritile.matmul(a, b, out=out),
-    "linear": lambda a, b, c, out: tritile.linear(a, b, out=out),
-    "linear, bias": lambda a, b, c, out: tritile.linear(a, b, c[0], out=out),
-    "linear, residual": lambda a, b, c, out: tritile.linear(a, b, residual=c, out=out),
-    "addmm": lambda a, b, c, out: tritile.addmm(c, a, b, out=out),
-    "addmm, beta 0": lambda a, b, c, out: tritile.addmm(c, a, b, beta=0, out=out),
-    "gated_linear": lambda a, b, c, out: tritile.gated_linear(a, b, c, out=out),
-    "transpose": lambda a, b, c, out: tritile.transpose(a, out=out),
-    "permute": lambda a, b, c, out: tritile.permute(a, (1, 0), out=out),
-}
-
-
-@pytest.mark.parametrize("into", [False, True], ids=["new", "out"])
-@pytest.mark.parametrize("name", PUBLIC)
-def test_calls_that_torch_need_not_see_are_recalled(first_calls, monkeypatch, name, into):
-    """The launch gets what the checked call gave it, of other tensors, and nothing is looked up."""
-    run, found = PUBLIC[name], []
-    for shift in (0, 16, 32):
-        a, b, c, out = parts(*(place + shift for place in (0, 256, 512, 768)))
-        got = run(a, b, c, out if into else None)
-        names = {t.data_ptr(): key for key, t in {"a": a, "b": b, "c": c, "out": got}.items()}
-        found.append([names[at] for at in first_calls.launch.given])
-        assert (got is out) == into
-        monkeypatch.setattr(memo, "look_up", None)
-        for module in (matmul_op, fused, gated, permute_op):
-            monkeypatch.setattr(module, "look_up", None)
-    assert found[0] == found[1] == found[2]
-    assert len(first_calls) == 1
-
-
 def zeros(*shapes, dtype=torch.float32):
     return [torch.zeros(shape, dtype=dtype) for shape in shapes]
 
@@ -185,6 +170,9 @@ def scaled(*tensors, **words):
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 # Tensors of a call, and the call, for a result of (3, 7).
 ORDERS = {
+    "matmul": (lambda: zeros((3, 5), (5, 7)), tritile.matmul),
+    "transpose": (lambda: zeros((7, 3)), tritile.transpose),
+    "permute": (lambda: zeros((7, 3)), lambda x, out: tritile.permute(x, (1, 0), out=out)),
     "linear": (lambda: zeros((3, 5), (7, 5), (7,), (3, 7)), lambda x, w, b, r, out: tritile.linear(
         x, w, b, residual=r, out=out)),
     "linear, bias": (lambda: zeros((3, 5), (7, 5), (7,)), tritile.linear),
@@ -207,22 +195,30 @@ ORDERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("into", ["new", "rows", "columns"])
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, name, turned):
-    """As the first call is prepared, the second recalled, and the third looked up."""
+def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, monkeypatch, name, into):
+    """As the first call is prepared, the second recalled, without a look-up, and the third looked up."""
     (make, call), kept, found = ORDERS[name], [], []
     for turn in range(3):
-        kept.append([*make(), torch.zeros(7, 3).mT if turned else torch.zeros(3, 7)])
-        call(*kept[-1][:-1], out=kept[-1][-1])
+        out = {"new": None, "rows": torch.zeros(3, 7), "columns": torch.zeros(7, 3).mT}[into]
+        kept.append(make())
+        with monkeypatch.context() as patched:
+            if turn == 1:
+                for module in (memo, asked):
+                    patched.setattr(module, "look_up", None)
+            got = call(*kept[-1], out=out)
+        assert out is None or got is out
+        kept[-1].append(got)
         places = {tensor.data_ptr(): place for place, tensor in enumerate(kept[-1])}
         found.append([places[at] for at in first_calls.launch.given])
         if turn:
             memo._LEARNT.clear()
     assert found[0] == found[1] == found[2]
     assert len(first_calls) == 1
-    always, never = name == "groups of columns", name in ("gated", "groups of rows")
-    assert first_calls[0].swapped == (always or (turned and not never))
+    if name not in ("transpose", "permute"):
+        always, never = name == "groups of columns", name in ("gated", "groups of rows")
+        assert first_calls[0].swapped == (always or (into == "columns" and not never))
 
 
 def test_recalled_calls_are_refused_what_others_are(first_calls):
@@ -317,7 +313,7 @@ def test_lazy_tensors_are_not_recalled(first_calls):
         assert plain.stride() == lazy.stride()
         assert plain.data_ptr() == lazy.data_ptr()
         tritile.transpose(plain)
-        options = permute_op._options((-2, -1))
+        options = (-2, -1, int, int)
         assert memo.recall("transpose", (plain,), None, options) is not None
         assert memo.recall("transpose", (lazy,), None, options) is None
 
@@ -363,7 +359,7 @@ def test_a_call_in_place_is_recalled(first_calls):
             tritile.addmm(added, a, b, out=out)
             assert first_calls.launch.given == memo.addresses_of(a, b, out, added)
     assert len(first_calls) == 2
-    options = (1, int, 1, int, None, None, None)
+    options = (1, 1, None, None, None, int, int)
     assert memo.recall("addmm", (added, a, b), added, options) is added
     assert memo.recall("addmm", (added, a, b), other, options) is other
     assert memo.recall("addmm", (added, a, b), a, options) is None
@@ -376,3 +372,64 @@ def test_what_was_learnt_is_forgotten(first_calls):
     tritile.matmul(a, b)
     tritile.forget()
     assert memo.recall("matmul", (a, b), None, (None, None)) is None
+
+
+def f32(*shape):
+    return torch.zeros(shape)
+
+
+def test_what_cannot_be_remembered_is_not(first_calls):
+    """Other types, words that no key holds, lazy negation."""
+    x = f32(3, 5)
+    assert memo.look_up("linear", (x, 3), None, ())[:2] == (None, None)
+    assert memo.look_up("permute", (None,), None, ([],))[:2] == (None, None)
+    negated = torch.complex(x, x).conj().imag
+    call = described(x, f32(5, 7), f32(3, 7), "ieee")
+    memo.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
+    assert memo.CALLS == {}
+
+
+PLACES = {
+    "shape": f32(5, 3),
+    "strides": f32(5, 3).mT,
+    "dtype": f32(3, 5).half(),
+    "address": f32(16)[1:].view(3, 5),
+    "conj": torch.zeros(3, 5, dtype=torch.complex64).conj(),
+    "neg": torch.zeros(3, 5, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("which", PLACES)
+def test_tensors_that_are_launched_in_other_ways_are_told_apart(which):
+    plain = {"conj": PLACES["conj"].conj(), "neg": torch.view_as_real(PLACES["conj"].conj())[..., 1]}
+    other, same = PLACES[which], plain.get(which, f32(3, 5))
+    one, again = (memo.look_up("linear", (x,), None, ())[0] for x in (same, same.detach()))
+    assert one == again != memo.look_up("linear", (other,), None, ())[0]
+
+
+@pytest.mark.parametrize("words", [(torch.float16, None), (None, "tf32")], ids=str)
+def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
+    offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
+    of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
+    monkeypatch.setattr(asked, "run_unprepared", lambda *args: keys.append(args[-1]))
+    for options in ((None, None), words, words):
+        asked.eager("grouped_matmul", of, None, options)
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_what_torch_is_set_to_tells_calls_of_fp32_apart(monkeypatch):
+    found = []
+    for setting in ("ieee", "tf32"):
+        monkeypatch.setattr(memo, "default_precision", lambda setting=setting: setting)
+        found.append([memo.look_up("linear", (x,), None, ())[0] for x in (f32(3, 5), f32(3, 5).half())])
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+def test_a_stopgap_is_not_kept(first_calls, monkeypatch):
+    """As mode "tune" takes one while a graph is captured."""
+    monkeypatch.setattr(memo, "may_be_kept", lambda: False)
+    x = f32(3, 5)
+    call = described(x, f32(5, 7), f32(3, 7), "ieee")
+    memo.remember(("key",), "linear", None, call, (x, f32(7, 5), None, None), f32(3, 7))
+    assert memo.CALLS == {}

@@ -14,7 +14,6 @@ holds columns 2t and 2t + 1, one in each half, of each of 4 runs (2 runs for byt
 Scales and zeros come by group, and within a group rows n and n + 8 are side by side.
 """
 
-import functools
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -146,9 +145,6 @@ class QuantizedWeight:
                 f"QuantizedWeight: {name} is on {tensor.device}: wanted {self.packed.device}, as packed"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         known = {each.name for each in fields(self)}
         if set(state) != known:
@@ -165,13 +161,6 @@ class QuantizedWeight:
     def device(self) -> torch.device:
         """Return the device of its parts."""
         return self.packed.device
-
-    @functools.cached_property
-    def place(self) -> tuple[Any, ...]:
-        """Return all that decides how it is launched: not its values and addresses."""
-        parts = (self.packed, self.scales, self.zeros)
-        aligned = tuple(None if part is None else part.data_ptr() % 16 for part in parts)
-        return (self.dtype, self.bits, self.group_size, self.shape, self.device, aligned)
 
     @property
     def nbytes(self) -> int:

@@ -67,18 +67,6 @@ def _failed() -> Path:
     return path().with_suffix(f".{compiler}.failed")
 
 
-def _is_there(file: Path) -> bool:
-    try:
-        return file.exists()
-    except OSError:  # in a folder that this user may not read
-        return False
-
-
-def _made(folder: Path) -> None:
-    """Make the library's folder. Others may not write to it, as code is loaded from it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
 def _distrusted(there: Path) -> str:
     """Return why this library must not be loaded, "" where only this user or root could write it."""
     for file in (there.parent, there):
@@ -107,7 +95,7 @@ def build(wait_s: float = _SECONDS) -> Path:
         filelock.Timeout: another process is still building after `wait_s` seconds.
     """
     there = path()
-    _made(there.parent)
+    there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it
     reason = _distrusted(there)
     if reason:
         raise UnsupportedError(f"the C++ library is not built: {reason}")
@@ -152,8 +140,8 @@ _REFUSALS: Final = (UnsupportedError, OSError, AttributeError, ValueError, NotIm
 def _obtained(there: Path) -> Crossing | None:
     """Load the library, built first where it does not exist; None, with a StoreWarning, where that fails."""
     try:
-        if not _is_there(there):
-            if _is_there(_failed()):
+        if not os.access(there, os.F_OK):
+            if os.access(_failed(), os.F_OK):
                 raise UnsupportedError(f"{_failed()} says why; remove it to try again")
             build()
         reason = _distrusted(there)
@@ -174,9 +162,9 @@ def state() -> tuple[str, str]:
     reason = _distrusted(path())
     if reason:
         return "not loaded", f"{reason}: remove it; only you may write to the one that replaces it"
-    if _is_there(path()):
+    if os.access(path(), os.F_OK):
         return "built", ""
-    if _is_there(_failed()):
+    if os.access(_failed(), os.F_OK):
         return "could not be built", f"{_failed()} says why; remove it to try again"
     if _compiler() is None:
         return "no C++ compiler", "with g++ or clang++, calls that use_in_torch passes through cost less"

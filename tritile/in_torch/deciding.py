@@ -37,7 +37,7 @@ class Known(NamedTuple):
     """Hold the decision about calls that are alike.
 
     `ready` is how to launch them, None for calls that are passed through or in host memory. `reaches` are the
-    lengths of their tensors in bytes, out being the last, 0 where one is not read.
+    lengths of their tensors in bytes, out being the last, 0 where one is not read; none without an out.
     """
 
     verdict: Verdict
@@ -119,15 +119,34 @@ def _judged(policy: str, call: Call) -> Judgement:
     return judged(problem, device, lambda: planned(problem, index))
 
 
-def _decide(name: str, policy: str, call: Call, ready: Callable[[], Ready], quick: bool) -> Known:
-    """Decide about a described call; compile one that is handled. `quick`: calls like it skip Python."""
-    label = call.problem.label
-    found = _judged(policy, call)
-    if not found.take:
-        return passed_through(name, label, found.why)
-    if found.captured and not (quick or capturing()):
-        return passed_through(name, label, "host time dominates: handled only where a graph is captured")
-    return Known(Verdict(name, label, True, found.why), None if on_host(call.tensors[0]) else ready())
+def _decide(
+    name: str,
+    policy: str,
+    shown: str,
+    unfit: str,
+    quick: bool,
+    describe: Callable[[], tuple[Call, Callable[[], Ready]]],
+) -> Known:
+    """Decide about calls that are alike; compile those that are handled.
+
+    `shown` stands for their problem where none is described. `unfit` says why tritile does not support them,
+    "" where it does. `quick`: calls like them skip Python. `describe` returns the call, and what prepares it.
+    """
+    if unfit:
+        return passed_through(name, shown, unfit)
+    with paused():
+        try:
+            call, ready = describe()
+            label, found = call.problem.label, _judged(policy, call)
+            if not found.take:
+                return passed_through(name, label, found.why)
+            if found.captured and not (quick or capturing()):
+                return passed_through(
+                    name, label, "host time dominates: handled only where a graph is captured"
+                )
+            return Known(Verdict(name, label, True, found.why), None if on_host(call.tensors[0]) else ready())
+        except TritileError as error:
+            return passed_through(name, shown, brief(error))
 
 
 def decide_product(
@@ -140,23 +159,21 @@ def decide_product(
     quick: bool,
 ) -> Known:
     """Decide about products that are alike; compile those that are handled."""
-    why = _unfit(name, tensors, weights, out)
-    if why:
-        return passed_through(name, " by ".join(str(tuple(t.shape)) for t in tensors[-2:]), why)
     a, b = tensors[-2:]
-    with paused():
-        try:
-            check_gpu(name, a)
-            result = a.new_empty(result_shape(tensors)) if out is None else out
-            how = unset_precision(a, b) if precision == "none" else precision
-            call = describe_product(tensors, weights, result, how)
-            known = _decide(
-                name, policy, call, lambda: ready_of(OPS[name], prepared(call), call, tensors, result), quick
-            )
-            unread = tensors[0] if len(tensors) > 2 and weights[0] == 0 else None
-            return known._replace(reaches=(*reaches_of(tensors, unread), reach(result)))
-        except TritileError as error:
-            return passed_through(name, f"{tuple(a.shape)} by {tuple(b.shape)}", brief(error))
+
+    def describe() -> tuple[Call, Callable[[], Ready]]:
+        check_gpu(name, a)
+        result = a.new_empty(result_shape(tensors)) if out is None else out
+        how = unset_precision(a, b) if precision == "none" else precision
+        call = describe_product(tensors, weights, result, how)
+        return call, lambda: ready_of(OPS[name], prepared(call), call, tensors, result)
+
+    shown, unfit = f"{tuple(a.shape)} by {tuple(b.shape)}", _unfit(name, tensors, weights, out)
+    known = _decide(name, policy, shown, unfit, quick, describe)
+    if out is None or not known.verdict.taken:
+        return known
+    unread = tensors[0] if len(tensors) > 2 and weights[0] == 0 else None
+    return known._replace(reaches=(*reaches_of(tensors, unread), reach(out)))
 
 
 def outermost_first(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -179,21 +196,18 @@ def _unfit_copy(x: torch.Tensor, form: torch.memory_format) -> str:
 
 def decide_copy(policy: str, x: torch.Tensor, form: torch.memory_format, quick: bool) -> Known:
     """Decide about copies that are alike; compile those that are handled."""
-    why = _unfit_copy(x, form)
-    if why:
-        return passed_through("clone", str(tuple(x.shape)), why)
-    with paused():
-        try:
-            out = torch.empty_like(x.detach(), memory_format=form)
-            dims = outermost_first(out)
-            call = described_copy(x.permute(dims), out.permute(dims), range(x.ndim))
 
-            def ready() -> Ready:
-                launch = prepared(call)
-                if type(launch) is not Launch:
-                    raise TritileError("the copy needs more than one launch")
-                return Ready.of(launch, (0, 1), (x,), out)
+    def describe() -> tuple[Call, Callable[[], Ready]]:
+        out = torch.empty_like(x.detach(), memory_format=form)
+        dims = outermost_first(out)
+        call = described_copy(x.permute(dims), out.permute(dims), range(x.ndim))
 
-            return _decide("clone", policy, call, ready, quick)
-        except TritileError as error:
-            return passed_through("clone", str(tuple(x.shape)), brief(error))
+        def ready() -> Ready:
+            launch = prepared(call)
+            if type(launch) is not Launch:
+                raise TritileError("the copy needs more than one launch")
+            return Ready.of(launch, (0, 1), (x,), out)
+
+        return call, ready
+
+    return _decide("clone", policy, str(tuple(x.shape)), _unfit_copy(x, form), quick, describe)

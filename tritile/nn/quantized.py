@@ -1,6 +1,5 @@
 """Offer `tritile.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -9,12 +8,9 @@ from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_s
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
 from tritile.errors import InvalidValueError
 from tritile.nn.packed import PackedLinear
-from tritile.ops.fused import linear
+from tritile.ops.asked import computed
+from tritile.ops.memo import recall
 from tritile.ops.quantize import quantize
-
-
-def _parts(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    return weight.packed, weight.scales, weight.zeros
 
 
 class QuantizedLinear(PackedLinear):
@@ -98,26 +94,21 @@ class QuantizedLinear(PackedLinear):
 
     def _hold(self, weight: QuantizedWeight) -> None:
         self.bits, self.group_size = weight.bits, weight.group_size
-        for name, part in zip(("packed", "scales", "zeros"), _parts(weight), strict=True):
-            self.register_buffer(name, part)
-        self._weight: QuantizedWeight | None = weight
+        for name in ("packed", "scales", "zeros"):
+            self.register_buffer(name, getattr(weight, name))
 
     @property
     def weight(self) -> QuantizedWeight:
-        """Return the buffers as a `tritile.QuantizedWeight`, made anew where a buffer was replaced."""
-        held, parts = self._weight, (self.packed, self.scales, self.zeros)
-        if held is None or any(a is not b for a, b in zip(parts, _parts(held), strict=True)):
-            shape = (self.out_features, self.in_features)
-            held = self._weight = QuantizedWeight(*parts, self.bits, self.group_size, shape)
-        return held
-
-    def _moved(self, tensors: Callable[[], Any]) -> None:
-        self._weight = None  # which would keep replaced buffers in memory
-        super()._moved(tensors)
+        """Return the buffers as a `tritile.QuantizedWeight`."""
+        shape = (self.out_features, self.in_features)
+        return QuantizedWeight(self.packed, self.scales, self.zeros, self.bits, self.group_size, shape)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
-        return linear(input, self.weight, self.bias)
+        tensors = (input, self.packed, self.scales, self.zeros, self.bias)
+        options = (self.bits, self.group_size, self.out_features, self.in_features)
+        done = recall("linear_quantized", tensors, None, options)
+        return computed("linear_quantized", tensors, None, options) if done is None else done
 
     def extra_repr(self) -> str:
         """Return the sizes, and how the weight is quantized."""

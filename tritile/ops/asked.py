@@ -1,14 +1,21 @@
-"""Run calls that are not in the memo of prepared calls: check, allocate, describe, launch and remember."""
+"""Take a call from its arguments to its launch: looked up, or checked, described and prepared.
+
+A public function asks `tritile.ops.memo.recall` first. Every operation says what a call asks for, an `Asked`,
+in a function of all arguments that `asks` registers. Running the call, tracing it and `tritile.plan` follow
+from that.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import torch
 
 from tritile.core.settings import rules
 from tritile.core.views import Call
-from tritile.ops.memo import Key, Tensors, remember
+from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, remember
 from tritile.ops.run import interpret_product, mark_written, on_host, prepared
+from tritile.ops.signatures import joined
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Result = tuple[tuple[int, ...], torch.dtype, str]
@@ -18,7 +25,7 @@ class Asked:
     """Hold what a caller asks of an operation: the tensors, as given, and the options.
 
     An operation defines `checked` and `call`. The rest is what most operations do. `tensors` are in the order
-    of `tritile.ops.memo.ARGUMENTS`.
+    of `tritile.ops.signatures.TENSORS`.
     """
 
     op: str
@@ -61,9 +68,40 @@ class Asked:
         interpret_product(self.call, (self.first, *self.tensors), out, how)
 
 
+_Makes = TypeVar("_Makes", bound=Callable[..., Asked])
+
+ASKED: Final[dict[str, Callable[..., Asked]]] = {}
+"""What each operation computes, by all of its arguments. It may raise a TritileError for bad ones."""
+
+
+def asks(op: str) -> Callable[[_Makes], _Makes]:
+    """Register the function that says what an operation computes."""
+
+    def register(function: _Makes) -> _Makes:
+        ASKED[op] = function
+        return function
+
+    return register
+
+
 def unchanged(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself."""
     return tensor
+
+
+def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    """Compute what `recall` does not know, at once or through torch's dispatcher."""
+    if needs_dispatch(*tensors, out):
+        return call_operator(op, joined(op, tensors, options), out)
+    return learnt(op, tensors, out, options, eager(op, tensors, out, options))
+
+
+def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    """Compute an operation on plain tensors: the kernel of its operator on CUDA and CPU."""
+    key, ready, addresses = look_up(op, tensors, out, options)
+    if ready is not None:
+        return launch_again(op, ready, tensors, out, addresses)
+    return run_unprepared(ASKED[op](*joined(op, tensors, options)), out, key)
 
 
 def run_unprepared(of: Asked, out: Any, key: Key | None) -> torch.Tensor:

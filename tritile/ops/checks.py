@@ -8,7 +8,15 @@ import torch
 from torch.autograd import forward_ad
 
 from tritile.core.of_torch import FakeTensor, forward_level, is_transformed, storage_number
-from tritile.errors import DeviceError, DtypeError, GradientError, OverlapError, ShapeError, UnsupportedError
+from tritile.errors import (
+    DeviceError,
+    DtypeError,
+    GradientError,
+    InvalidValueError,
+    OverlapError,
+    ShapeError,
+    UnsupportedError,
+)
 
 _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test; after these, memory counts as overlapping
 
@@ -86,6 +94,21 @@ def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tens
         raise DeviceError(
             f"{op}: {name} is on {other.device}: wanted {first.device}, the device of the first operand"
         )
+
+
+def check_beside(op: str, first: torch.Tensor, name: str, other: Any, dtypes: Sequence[torch.dtype]) -> None:
+    """Raise DtypeError or DeviceError unless an argument is of these dtypes and on the first's device."""
+    check_tensor(op, name, other)
+    check_same_device(op, first, name, other)
+    if other.dtype not in dtypes:
+        raise DtypeError(f"{op}: {name} is {describe(other)}: wanted {names_of(dtypes)}")
+
+
+def check_number(op: str, name: str, value: Any) -> None:
+    """Raise InvalidValueError unless an argument is a number, which may be symbolic. A bool is none."""
+    kinds = complex | int | float | torch.SymInt | torch.SymFloat
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
 
 
 def reach(tensor: torch.Tensor) -> int:

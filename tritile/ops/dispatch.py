@@ -19,7 +19,7 @@ from tritile.core.of_torch import (
     schema_of,
 )
 from tritile.errors import DtypeError, InvalidValueError
-from tritile.ops.checks import check_may_change, check_tensor, describe
+from tritile.ops.checks import check_may_change, check_number, check_tensor, describe
 from tritile.ops.signatures import NAMED, NAMES
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
@@ -60,19 +60,26 @@ def call_operator(op: str, values: tuple[Any, ...], out: torch.Tensor | None = N
         DtypeError, InvalidValueError: an argument is of a type that the operator does not take.
         GradientError: out is an inference tensor, outside of `torch.inference_mode()`.
     """
-    given, named = dict(zip(NAMES[op], values, strict=True)), NAMED[op]
+    given = dict(zip(NAMES[op], values, strict=True))
     _check_options(op, given)
     if not is_dynamo_compiling():
         _check_tensors(op, given, out)
         if out is not None:
             check_may_change(op, out)  # torch would write first
         register_shardings()
-    packet = getattr(torch.ops.tritile, op)
-    args, options = values[: len(values) - len(named)], {name: given[name] for name in named}
     if out is None:
-        return packet.default(*args, **options)
-    packet.out(*args, **options, out=out)
+        return call_overload(op, *values)
+    named = {name: given[name] for name in NAMED[op]}
+    getattr(torch.ops.tritile, op).out(*values[: len(values) - len(named)], **named, out=out)
     return out
+
+
+def call_overload(op: str, *values: Any) -> torch.Tensor:
+    """Call the operator `tritile::op` with all of its arguments in the order of its schema."""
+    first = len(values) - len(NAMED[op])
+    named = dict(zip(NAMED[op], values[first:], strict=True))
+    result: torch.Tensor = getattr(torch.ops.tritile, op).default(*values[:first], **named)
+    return result
 
 
 def _check_tensors(op: str, given: dict[str, Any], out: Any) -> None:
@@ -106,8 +113,4 @@ def _check_options(op: str, options: dict[str, Any]) -> None:
         if word is not None and not isinstance(word, str):
             raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
     for name in ("alpha", "beta"):
-        number = options.get(name, 1)
-        if isinstance(number, bool) or not isinstance(
-            number, complex | torch.SymInt | torch.SymFloat | int | float
-        ):
-            raise InvalidValueError(f"{op}: {name} is {number!r}: wanted a number")
+        check_number(op, name, options.get(name, 1))

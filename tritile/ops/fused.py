@@ -1,5 +1,6 @@
 """Offer `tritile.linear`, `addmm` and `baddbmm`: products with an epilogue, in one launch."""
 
+import functools
 from typing import Any, Final
 
 import torch
@@ -7,13 +8,13 @@ import torch
 from tritile.core.problem import ACTIVATIONS
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.asked import run_unprepared
-from tritile.ops.checks import check_rank, check_tensor, name_of
+from tritile.ops.asked import asks, computed
+from tritile.ops.checks import check_number, check_rank, check_tensor, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.linear import quantized_linear
-from tritile.ops.memo import launch_again, learnt, look_up, name_of_role, recall
+from tritile.ops.linear_quantized import quantized_linear
+from tritile.ops.memo import Tensors, recall
 from tritile.ops.products import Product
+from tritile.ops.signatures import name_of_role
 
 
 def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
@@ -31,14 +32,13 @@ def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]
         raise ShapeError(f"{op}: {shapes}: K is {x.shape[-1]} in input and {weight.shape[-1]} in {name}")
 
 
-def _check_number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
+def _number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
+    check_number(op, name, value)
     if isinstance(value, complex):
         if value.imag and not like.is_complex():
             wanted = f"a real number for {name_of(like.dtype)}"
             raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
         return value if like.is_complex() else value.real
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymInt | torch.SymFloat):
-        raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
     return float(value)
 
 
@@ -101,35 +101,20 @@ def linear(
         return quantized_linear(input, weight, bias)
     tensors, options = (input, weight, bias, residual), (activation, out_dtype, precision)
     done = recall("linear", tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(*tensors, out):
-        values = (input, weight, bias, activation, residual, out_dtype, precision)
-        return call_operator("linear", values, out)
-    result = eager_linear(input, weight, bias, activation, residual, out, out_dtype, precision)
-    return learnt("linear", input, tensors, out, options, result)
+    return computed("linear", tensors, out, options) if done is None else done
+
+
+BESIDE_BIAS: Final = ("activation", "residual", "out_dtype", "precision", "out")
 
 
 def check_bias_alone(*others: Any) -> None:
-    """Raise UnsupportedError where `linear` of a QuantizedWeight has another argument than a bias."""
-    names = ("activation", "residual", "out_dtype", "precision", "out")
-    given = ", ".join(name for name, value in zip(names, others, strict=False) if value is not None)
+    """Raise UnsupportedError where `linear` of a QuantizedWeight has one of `BESIDE_BIAS`."""
+    given = ", ".join(name for name, value in zip(BESIDE_BIAS, others, strict=True) if value is not None)
     if given:
         raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
 
 
-def eager_linear(
-    x: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None, out: Any = None,
-    out_dtype: Any = None, precision: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    """Run `linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    tensors = (x, weight, bias, residual)
-    key, ready, addresses = look_up("linear", x, tensors, out, (activation, out_dtype, precision))
-    if ready is not None:
-        return launch_again("linear", ready, tensors, out, addresses)
-    return run_unprepared(linear_of(x, weight, bias, activation, residual, out_dtype, precision), out, key)
-
-
+@asks("linear")
 def linear_of(
     input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None,
     out_dtype: Any = None, precision: Any = None,
@@ -144,10 +129,9 @@ def linear_of(
 _RANKS: Final = {"addmm": 2, "baddbmm": 3}
 
 
-def weighted_of(
-    op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
-    precision: Any,
-) -> Product:  # fmt: skip
+def _weighted_of(
+    op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *how: Any
+) -> Product:
     """Return the product that "addmm" or "baddbmm" computes. Raise a TritileError for bad operands."""
     rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
     for name, tensor in ((of_a, a), (of_b, b)):
@@ -155,40 +139,20 @@ def weighted_of(
     if rank == 3 and a.shape[0] != b.shape[0]:
         shapes = f"{of_a} has shape {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
         raise ShapeError(f"{op}: {shapes}: wanted the same batch size")
-    weights = _check_number(op, "alpha", alpha, a), _check_number(op, "beta", beta, a)
+    weights = _number(op, "alpha", alpha, a), _number(op, "beta", beta, a)
     check_tensor(op, "input", added)
     extras = Extras(None, None, added, None, check_activation(op, activation, a), *weights)
-    return Product(op, (added, a, b), a, b, extras, out_dtype, precision)
+    return Product(op, (added, a, b), a, b, extras, *how)
 
 
-def _weighted(
-    op: str, input: Any, a: Any, b: Any, out: Any, beta: Any, alpha: Any, activation: Any, out_dtype: Any,
-    precision: Any,
-) -> torch.Tensor:  # fmt: skip
-    # Types too: True equals 1 in a key, and is refused.
-    options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
-    tensors = (input, a, b)
+for _op in _RANKS:
+    asks(_op)(functools.partial(_weighted_of, _op))
+
+
+def _weighted(op: str, tensors: Tensors, out: Any, *options: Any) -> torch.Tensor:
+    options = (*options, type(options[0]), type(options[1]))  # True equals 1 in a key, and is refused
     done = recall(op, tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(*tensors, out):
-        return call_operator(op, (*tensors, beta, alpha, activation, out_dtype, precision), out)
-    result = eager_weighted(op, *tensors, out, beta, alpha, activation, out_dtype, precision)
-    return learnt(op, a, tensors, out, options, result)
-
-
-def eager_weighted(
-    op: str, input: Any, a: Any, b: Any, out: Any = None, beta: Any = 1, alpha: Any = 1,
-    activation: Any = None, out_dtype: Any = None, precision: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    """Run `addmm` or `baddbmm` on plain tensors: the kernel of their operators on CUDA and CPU."""
-    tensors = (input, a, b)
-    options = (alpha, type(alpha), beta, type(beta), activation, out_dtype, precision)
-    key, ready, addresses = look_up(op, a, tensors, out, options)
-    if ready is not None:
-        return launch_again(op, ready, tensors, out, addresses)
-    of = weighted_of(op, input, a, b, beta, alpha, activation, out_dtype, precision)
-    return run_unprepared(of, out, key)
+    return computed(op, tensors, out, options) if done is None else done
 
 
 def addmm(
@@ -224,7 +188,8 @@ def addmm(
     Raises:
         TritileError: as `tritile.linear` raises it.
     """
-    return _weighted("addmm", input, mat1, mat2, out, beta, alpha, activation, out_dtype, precision)
+    tensors = (input, mat1, mat2)
+    return _weighted("addmm", tensors, out, beta, alpha, activation, out_dtype, precision)
 
 
 def baddbmm(
@@ -258,4 +223,5 @@ def baddbmm(
     Raises:
         TritileError: as `tritile.linear` raises it.
     """
-    return _weighted("baddbmm", input, batch1, batch2, out, beta, alpha, activation, out_dtype, precision)
+    tensors = (input, batch1, batch2)
+    return _weighted("baddbmm", tensors, out, beta, alpha, activation, out_dtype, precision)

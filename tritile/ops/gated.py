@@ -6,12 +6,11 @@ import torch
 
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
-from tritile.ops.asked import run_unprepared
-from tritile.ops.checks import check_same_device, name_of
+from tritile.ops.asked import asks, computed
+from tritile.ops.checks import check_beside, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation, check_weight
-from tritile.ops.memo import launch_again, learnt, look_up, recall
+from tritile.ops.memo import recall
 from tritile.ops.products import Product
 
 _OP: Final = "gated_linear"
@@ -21,12 +20,9 @@ _PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
 def _check_weights(x: Any, gate: Any, up: Any) -> None:
     for name, weight in (("weight_gate", gate), ("weight_up", up)):
         check_weight(_OP, x, name, weight, (2,))
-        check_same_device(_OP, x, name, weight)
     if name_of(x.dtype) not in GATED_DTYPES:
         raise DtypeError(f"{_OP}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
-    if gate.dtype != up.dtype:
-        kinds = f"weight_gate is {name_of(gate.dtype)} and weight_up {name_of(up.dtype)}"
-        raise DtypeError(f"{_OP}: {kinds}: wanted the same dtype")
+    check_beside(_OP, x, "weight_up", up, (gate.dtype,))
     if gate.shape != up.shape:
         shapes = f"weight_gate has shape {tuple(gate.shape)} and weight_up {tuple(up.shape)}"
         raise ShapeError(f"{_OP}: {shapes}: wanted the same shape")
@@ -72,28 +68,10 @@ def gated_linear(
     """
     tensors, options = (input, weight_gate, weight_up, bias_gate, bias_up), (activation, out_dtype, precision)
     done = recall(_OP, tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(*tensors, out):
-        values = (*tensors[:3], activation, bias_gate, bias_up, out_dtype, precision)
-        return call_operator(_OP, values, out)
-    result = eager(*tensors[:3], activation, bias_gate, bias_up, out, out_dtype, precision)
-    return learnt(_OP, input, tensors, out, options, result)
+    return computed(_OP, tensors, out, options) if done is None else done
 
 
-def eager(
-    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, out: Any = None, out_dtype: Any = None, precision: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    """Run `gated_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
-    key, ready, addresses = look_up(_OP, x, tensors, out, (activation, out_dtype, precision))
-    if ready is not None:
-        return launch_again(_OP, ready, tensors, out, addresses)
-    of = gated_of(*tensors[:3], activation, bias_gate, bias_up, out_dtype, precision)
-    return run_unprepared(of, out, key)
-
-
+@asks(_OP)
 def gated_of(
     x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
     bias_up: Any = None, out_dtype: Any = None, precision: Any = None,

@@ -1,18 +1,32 @@
 """Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from tritile.core.views import Call
-from tritile.ops import matmul
-from tritile.ops.asked import Asked, Change, Result, run_unprepared, unchanged
-from tritile.ops.checks import check_out_memory
-from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.groups import OP, Operands, described, result_of
-from tritile.ops.memo import launch_again, learnt, look_up, recall
-from tritile.ops.products import matmul_of
+from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
+from tritile.core.settings import is_batch_invariant
+from tritile.core.views import Call, GroupedCall, Scales, View
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.ops.asked import Asked, Change, Result, asks, computed, eager, unchanged
+from tritile.ops.checks import (
+    check_beside,
+    check_out,
+    check_out_memory,
+    check_same_device,
+    check_tensor,
+    describe,
+    name_of,
+    names_of,
+)
+from tritile.ops.memo import recall
+from tritile.ops.products import check_gpu, check_precision, matmul_of
+
+OP: Final = "grouped_matmul"
+_OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+# The dimension that groups share, by the number of dimensions of a and b.
+_RAGGED: Final = {(2, 3): "rows of a", (3, 2): "columns of b", (2, 2): "k", (3, 3): "none"}
 
 
 def grouped_matmul(
@@ -67,31 +81,142 @@ def grouped_matmul(
     """
     tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
     done = recall(OP, tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(*tensors, out):
-        return call_operator(OP, (*tensors, *options), out)
-    return learnt(OP, a, tensors, out, options, eager(*tensors, out, out_dtype, precision))
+    return computed(OP, tensors, out, options) if done is None else done
 
 
-def eager(
-    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, out: Any = None,
-    out_dtype: torch.dtype | None = None, precision: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """Run `grouped_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    of = Operands(a, b, offs, scale_a, scale_b)
-    key, ready, addresses = look_up(OP, a, of, out, (out_dtype, precision))
-    if ready is not None:
-        return launch_again(OP, ready, of, out, addresses)
-    return run_unprepared(Groups(of, out_dtype, precision), out, key)
+class Operands(NamedTuple):
+    """Hold the tensors of a call, None where one is not given."""
+
+    a: Any
+    b: Any
+    offs: Any
+    scale_a: Any
+    scale_b: Any
+
+    @property
+    def given(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that are given, by name."""
+        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
 
 
-def grouped_of(
-    a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, out_dtype: Any = None,
-    precision: Any = None,
-) -> "Groups":  # fmt: skip
-    """Return the products that `grouped_matmul` computes."""
-    return Groups(Operands(a, b, offs, scale_a, scale_b), out_dtype, precision)
+def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
+    a, b = of.a, of.b
+    if a.dtype != b.dtype:
+        raise DtypeError(f"{OP}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted the same dtype")
+    if name_of(a.dtype) not in GROUPED_DTYPES:
+        raise DtypeError(f"{OP}: a is {name_of(a.dtype)}: wanted one of {', '.join(GROUPED_DTYPES)}")
+    if out_dtype is not None and out_dtype not in _OUT_DTYPES:
+        raise DtypeError(f"{OP}: out_dtype is {out_dtype}: wanted one of {names_of(_OUT_DTYPES)}")
+    if of.scale_a is not None and name_of(a.dtype) not in FP8_DTYPES:
+        raise DtypeError(f"{OP}: scale_a is given for {name_of(a.dtype)}: scales are for fp8 operands")
+    return out_dtype or (a.dtype if a.dtype in _OUT_DTYPES else torch.bfloat16)
+
+
+def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
+    found, allowed = check_precision(OP, dtype, precision), GROUPED_PRECISIONS.get(name_of(dtype), ("ieee",))
+    if found not in allowed:
+        wanted = ", ".join(allowed)
+        raise InvalidValueError(f"{OP}: precision is {found!r}: wanted one of {wanted} for {name_of(dtype)}")
+    return found
+
+
+def _check_offs(of: Operands, groups: int | None) -> None:
+    """Raise a TritileError unless offs is (groups,) int32, contiguous; or None where groups share nothing."""
+    a, offs = of.a, of.offs
+    if a.ndim == 3 and of.b.ndim == 3:
+        if offs is not None:
+            raise ShapeError(f"{OP}: offs is {describe(offs)}: wanted None, as a and b have 3 dimensions")
+        return
+    if offs is None:
+        shapes = f"a is {tuple(a.shape)} and b {tuple(of.b.shape)}"
+        raise ShapeError(f"{OP}: {shapes}, and offs is None: wanted offs, the end of each group")
+    check_beside(OP, a, "offs", offs, (torch.int32,))
+    if offs.ndim != 1 or (groups is not None and offs.shape[0] != groups):
+        wanted = "(groups,)" if groups is None else f"({groups},)"
+        raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: wanted {wanted}")
+    if offs.shape[0] > 1 and offs.stride(0) != 1:
+        raise ShapeError(f"{OP}: offs has a stride of {offs.stride(0)}: wanted contiguous elements")
+    if offs.shape[0] > MAX_GROUPS:
+        raise UnsupportedError(f"{OP}: offs has {offs.shape[0]} groups: wanted at most {MAX_GROUPS}")
+
+
+def _check_scales(of: Operands, wanted: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """Raise a TritileError unless scales are float32, contiguous and of these shapes, both or neither."""
+    if (of.scale_a is None) != (of.scale_b is None):
+        given = "scale_b" if of.scale_a is None else "scale_a"
+        raise ShapeError(f"{OP}: only {given} is given: wanted scale_a and scale_b, or neither")
+    if of.scale_a is None:
+        return
+    for name, scale, shape in zip(("scale_a", "scale_b"), of[3:], wanted, strict=True):
+        check_beside(OP, of.a, name, scale, (torch.float32,))
+        if tuple(scale.shape) != shape or not scale.is_contiguous():
+            found = f"shape {tuple(scale.shape)} and strides {scale.stride()}"
+            raise ShapeError(f"{OP}: {name} has {found}: wanted {shape}, contiguous")
+
+
+def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, Any]]:
+    """Return the result's shape, the number of groups, the shared size and the shapes of the scales.
+
+    The number of groups is None where only offs tells it; the shared size is 0 where groups share nothing.
+    """
+    a, b, offs = of.a, of.b, of.offs
+    shapes = f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}"
+    ragged = _RAGGED.get((a.ndim, b.ndim))
+    if ragged is None:
+        raise ShapeError(f"{OP}: {shapes}: wanted two or three dimensions each")
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(f"{OP}: {shapes}: K is {a.shape[-1]} in a and {b.shape[-2]} in b")
+    m, n = a.shape[-2], b.shape[-1]
+    if ragged == "rows of a":
+        groups = b.shape[0]
+        return (m, n), groups, m, ((m,), (groups, n))
+    if ragged == "columns of b":
+        groups = a.shape[0]
+        return (m, n), groups, n, ((groups, m), (n,))
+    if ragged == "none":
+        groups = a.shape[0]
+        if groups != b.shape[0]:
+            raise ShapeError(f"{OP}: {shapes}: a has {groups} groups and b {b.shape[0]}")
+        return (groups, m, n), groups, 0, ((groups, m), (groups, n))
+    count = offs.shape[0] if isinstance(offs, torch.Tensor) and offs.ndim == 1 else 0
+    return (count, m, n), None, a.shape[1], ((count * m,), (count * n,))
+
+
+def _view(tensor: torch.Tensor) -> View:
+    """Return the view of a matrix, or of one for each group."""
+    rows, columns = tensor.shape[-2:]
+    strides, batch = tensor.stride()[-2:], tensor.stride()[:-2]
+    return View(tensor, (rows, columns), (strides[0], strides[1]), tuple(batch), tensor.element_size())
+
+
+def _scales(of: Operands) -> tuple[Scales, Scales] | None:
+    """Return both scales with their stride over groups, 0 for rows or columns that groups share."""
+    if of.scale_a is None:
+        return None
+    m, n = of.a.shape[-2], of.b.shape[-1]
+    ragged = _RAGGED[of.a.ndim, of.b.ndim]
+    by_row = Scales(of.scale_a, 0 if ragged == "rows of a" else m)
+    return by_row, Scales(of.scale_b, 0 if ragged == "columns of b" else n)
+
+
+def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
+    """Return the call of arguments that were checked. out has the shape of the result.
+
+    Where groups share columns of b, the call is out^T = b^T a^T. So is that of a column-major result, unless
+    calls are batch-invariant (see `tritile.ops.described.described`).
+    """
+    ragged = _RAGGED[of.a.ndim, of.b.ndim]
+    a, b, result, scales = _view(of.a), _view(of.b), _view(out), _scales(of)
+    invariant = is_batch_invariant()
+    by_columns = ragged in ("k", "none") and result.layout == "column" and not invariant
+    swapped = ragged == "columns of b" or by_columns
+    if swapped:
+        a, b, result = b.transposed, a.transposed, result.transposed
+        scales = scales and (scales[1], scales[0])
+    shared = ragged if ragged in ("k", "none") else "m"
+    groups = out.shape[0] if shared != "m" else of.offs.shape[0]
+    dtypes = (name_of(of.a.dtype), name_of(out.dtype))
+    return GroupedCall(shared, groups, a, b, result, of.offs, scales, *dtypes, precision, swapped, invariant)
 
 
 @dataclass(frozen=True)
@@ -117,7 +242,21 @@ class Groups(Asked):
 
     def checked(self, out: Any) -> Result:
         """Do as `Asked.checked`."""
-        return result_of(self.tensors, out, self.out_dtype, self.precision)
+        of = self.tensors
+        for name, tensor in (("a", of.a), ("b", of.b)):
+            check_tensor(OP, name, tensor)
+        check_same_device(OP, of.a, "b", of.b)
+        dtype = _check_dtypes(of, self.out_dtype)
+        precision = _check_precision(of.a.dtype, self.precision)
+        check_gpu(OP, of.a)
+        shape, groups, shared, scales = _shapes(of)
+        _check_offs(of, groups)
+        _check_scales(of, scales)
+        if shared > MAX_RAGGED:
+            raise UnsupportedError(f"{OP}: groups share a dimension of {shared}: wanted at most {MAX_RAGGED}")
+        if out is not None:
+            check_out(OP, out, shape, dtype, of.a)
+        return shape, dtype, precision
 
     def check_memory(self, out: torch.Tensor) -> None:
         """Raise OverlapError where the memory of out overlaps."""
@@ -134,4 +273,11 @@ class Groups(Asked):
     def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
         """Return the products of a plain batch, else None."""
         a, b, *_ = self.tensors
-        return matmul.eager(a, b, out, dtype, self.precision) if self._is_batch else None
+        return eager("matmul", (a, b), out, (dtype, self.precision)) if self._is_batch else None
+
+
+@asks(OP)
+def _groups_of(
+    a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out_dtype: Any, precision: Any
+) -> Groups:
+    return Groups(Operands(a, b, offs, scale_a, scale_b), out_dtype, precision)

@@ -5,11 +5,9 @@ from typing import Any
 import torch
 
 from tritile.errors import ShapeError
-from tritile.ops.asked import run_unprepared
+from tritile.ops.asked import computed
 from tritile.ops.checks import check_rank
-from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import launch_again, learnt, look_up, recall
-from tritile.ops.products import matmul_of
+from tritile.ops.memo import recall
 
 
 def matmul(
@@ -82,11 +80,7 @@ def matmul(
     """
     tensors, options = (input, other), (out_dtype, precision)
     done = recall("matmul", tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(*tensors, out):
-        return call_operator("matmul", (*tensors, *options), out)
-    return learnt("matmul", input, tensors, out, options, eager(input, other, out, out_dtype, precision))
+    return computed("matmul", tensors, out, options) if done is None else done
 
 
 def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
@@ -153,14 +147,3 @@ def bmm(
     """
     check_matrices("bmm", input, mat2, 3)
     return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
-
-
-def eager(
-    a: Any, b: Any, out: Any = None, out_dtype: torch.dtype | None = None, precision: str | None = None
-) -> torch.Tensor:
-    """Run `matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    tensors = (a, b)
-    key, ready, addresses = look_up("matmul", a, tensors, out, (out_dtype, precision))
-    if ready is not None:
-        return launch_again("matmul", ready, tensors, out, addresses)
-    return run_unprepared(matmul_of(a, b, out_dtype, precision), out, key)

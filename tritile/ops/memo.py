@@ -20,29 +20,14 @@ from tritile.core.views import Call
 from tritile.errors import OverlapError
 from tritile.ops.checks import overlap, reach, same_memory
 from tritile.ops.run import mark_written, may_be_kept, new_output
+from tritile.ops.signatures import TENSORS
 from tritile.runtime.launch import Launch, SplitLaunch
 
-# The tensors of each operation in the order of its arguments: role in the product, and argument's name.
-ARGUMENTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
-    "matmul": (("a", "input"), ("b", "other")),
-    "linear": (("a", "input"), ("b", "weight"), ("bias", "bias"), ("residual", "residual")),
-    "addmm": (("bias", "input"), ("a", "mat1"), ("b", "mat2")),
-    "baddbmm": (("bias", "input"), ("a", "batch1"), ("b", "batch2")),
-    "scaled_matmul": tuple(
-        (name, name) for name in ("a", "b", "scale_a", "scale_b", "bias", "residual", "zero_a", "zero_b")
-    ),
-    "gated_linear": (
-        ("a", "input"), ("b", "weight_gate"), ("up", "weight_up"), ("bias", "bias_gate"),
-        ("bias_up", "bias_up"),
-    ),
-    "grouped_matmul": tuple((name, name) for name in ("a", "b", "offs", "scale_a", "scale_b")),
-    "permute": (("x", "input"),),
-    "transpose": (("x", "input"),),
-    "linear_quantized": (
-        ("x", "input"), ("words", "packed"), ("scales", "scales"), ("zeros", "zeros"), ("bias", "bias"),
-    ),
-}  # fmt: skip
 _ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just before out's is written
+# The place of the first operand of each product, None for other operations.
+_FIRST: Final = {
+    op: next((i for i, (role, _) in enumerate(each) if role == "a"), None) for op, each in TENSORS.items()
+}
 _TRANSPOSED: Final = {"a": "b", "b": "a", **TURNED}
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
 
@@ -112,22 +97,16 @@ def default_precision() -> str:
     return fp32_precision("cuda", "matmul")
 
 
-def name_of_role(op: str, role: str) -> str:
-    """Return the name of the argument that has this role in a product."""
-    return next(name for own, name in ARGUMENTS[op] if own == role)
-
-
-def look_up(
-    op: str, a: Any, tensors: Tensors, out: Any, options: Key
-) -> tuple[Key | None, Ready | None, Addresses]:
+def look_up(op: str, tensors: Tensors, out: Any, options: Key) -> tuple[Key | None, Ready | None, Addresses]:
     """Return a call's key, the launch that was prepared for it, and the addresses of its tensors, out last.
 
     None for a key where an argument is not a tensor or has no dense memory, and for what was not prepared.
-    `a` is the first operand of a product, None for copies; `options` are all arguments that are not tensors.
+    `options` are all arguments that are not tensors.
     """
     addresses: Addresses = []
     try:
-        setting = default_precision() if a is not None and a.dtype in IN_FP32 else None
+        first = _FIRST[op]
+        setting = default_precision() if first is not None and tensors[first].dtype in IN_FP32 else None
         parts: list[Any] = [op, options, setting, rules()]
         for tensor in (*tensors, out):
             if tensor is None:
@@ -152,7 +131,7 @@ def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Seque
 
     A tensor with a reach of 0 bytes is not read.
     """
-    for (role, name), tensor, far in zip(ARGUMENTS[op], tensors, reaches, strict=False):
+    for (role, name), tensor, far in zip(TENSORS[op], tensors, reaches, strict=False):
         if far and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
             allowed = f", or exactly {name}'s" if role in _ADDED else ""
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
@@ -226,12 +205,9 @@ def recall(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor | 
     return None
 
 
-def learnt(op: str, a: Any, tensors: Tensors, out: Any, options: Key, result: torch.Tensor) -> torch.Tensor:
-    """Have `recall` know calls like this one, which torch need not see; return its result.
-
-    `a` is as for `look_up`.
-    """
-    key, ready, addresses = look_up(op, a, tensors, out, options)
+def learnt(op: str, tensors: Tensors, out: Any, options: Key, result: torch.Tensor) -> torch.Tensor:
+    """Have `recall` know calls like this one, which torch need not see; return its result."""
+    key, ready, addresses = look_up(op, tensors, out, options)
     if key is None or ready is None:
         return result
     everything, places = (*tensors, out), dict[int, int]()
@@ -262,7 +238,7 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
 
 def ready_of(op: str, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: torch.Tensor) -> Ready:
     """Return how to launch calls like this one. `tensors` are the caller's, as given."""
-    indices = {role: i for i, (role, _) in enumerate(ARGUMENTS[op])} | {"out": len(tensors)}
+    indices = {role: i for i, (role, _) in enumerate(TENSORS[op])} | {"out": len(tensors)}
     order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
     return Ready.of(launch, order, tensors, out)
 

@@ -10,10 +10,10 @@ from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
-from tritile.ops.asked import Asked, Change, Result, run_unprepared, unchanged
+from tritile.ops.asked import Asked, Change, Result, asks, computed, unchanged
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
-from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, recall
+from tritile.ops.dispatch import needs_dispatch
+from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.run import interpret
 
 _SEQUENCES: Final = (list, tuple)
@@ -131,26 +131,18 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    options = _options(dims)
-    done = recall("permute", (input,), out, options)
+    tensors, options = (input,), options_of(dims)
+    done = recall("permute", tensors, out, options)
     if done is not None:
         return done
     if needs_dispatch(input, out):
-        return call_operator("permute", (input, ordered(input.ndim, dims)), out)
-    return learnt("permute", None, (input,), out, options, eager("permute", input, dims, out))
+        options = (ordered(input.ndim, dims),)  # refused here rather than by torch
+    return computed("permute", tensors, out, options)
 
 
-def _options(which: Any) -> Key:
-    """Return what tells dimensions apart in a key: types too, as True equals 1 and is refused."""
-    return (type(which), *which, *map(type, which)) if isinstance(which, _SEQUENCES) else ()
-
-
-def eager(op: str, x: Any, which: Any, out: Any = None) -> torch.Tensor:
-    """Run `permute`, or `transpose`, on plain tensors: the operator's kernel on CUDA and CPU."""
-    key, ready, addresses = look_up(op, None, (x,), out, _options(which))
-    if ready is not None:
-        return launch_again(op, ready, (x,), out, addresses)
-    return run_unprepared(Permutation(op, x, which), out, key)
+def options_of(dims: Any) -> Key:
+    """Return dims as `permute`'s options, with their types: True equals 1 in a key, and is refused."""
+    return (tuple(dims), *map(type, dims)) if isinstance(dims, _SEQUENCES) else (dims,)
 
 
 def contiguous(input: torch.Tensor) -> torch.Tensor:
@@ -191,14 +183,13 @@ def transpose(
     Raises:
         TritileError: as `tritile.permute` raises it.
     """
-    which = (dim0, dim1)
-    options = _options(which)
-    done = recall("transpose", (input,), out, options)
+    tensors, options = (input,), (dim0, dim1, type(dim0), type(dim1))
+    done = recall("transpose", tensors, out, options)
     if done is not None:
         return done
     if needs_dispatch(input, out):
-        return call_operator("permute", (input, swapped(input.ndim, dim0, dim1)), out)
-    return learnt("transpose", None, (input,), out, options, eager("transpose", input, which, out))
+        return computed("permute", tensors, out, (swapped(input.ndim, dim0, dim1),))
+    return computed("transpose", tensors, out, options)
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
@@ -251,6 +242,11 @@ class Permutation(Asked):
         interpret(self.call(unchanged, out, how))
 
 
-def permute_of(input: Any, dims: Any) -> Permutation:
-    """Return the copy that `permute` makes."""
+@asks("permute")
+def _permute_of(input: Any, dims: Any) -> Permutation:
     return Permutation("permute", input, dims)
+
+
+@asks("transpose")
+def _transpose_of(input: Any, dim0: Any, dim1: Any) -> Permutation:
+    return Permutation("transpose", input, (dim0, dim1))

@@ -1,6 +1,5 @@
 """Offer `tritile.plan`: tell what a call would run, and why, without running it."""
 
-import functools
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -14,55 +13,42 @@ from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
-from tritile.ops import fused
-from tritile.ops import grouped as grouped_op
-from tritile.ops import linear as linear_op
-from tritile.ops import matmul as matmul_op
-from tritile.ops import permute as permute_op
-from tritile.ops.asked import Asked, unchanged
+from tritile.ops.asked import ASKED, Asked, unchanged
 from tritile.ops.checks import check_memory
-from tritile.ops.products import matmul_of
+from tritile.ops.fused import BESIDE_BIAS, check_bias_alone, linear
+from tritile.ops.grouped import grouped_matmul
+from tritile.ops.linear_quantized import QuantizedLinear
+from tritile.ops.matmul import bmm, check_matrices, matmul, mm
+from tritile.ops.permute import permute, transpose
 from tritile.ops.run import fixed
+from tritile.ops.signatures import NAMES
 from tritile.planning import plans
 from tritile.planning.plans import Plan
 
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
 
 
-def _linear_of(weight: Any, **given: Any) -> Asked:
-    """Return what `linear` computes. A `QuantizedWeight` takes a bias alone."""
-    if not isinstance(weight, QuantizedWeight):
-        return fused.linear_of(weight=weight, **given)
-    x, bias = given.pop("input"), given.pop("bias")
-    others = (given[name] for name in ("activation", "residual", "out_dtype", "precision"))
-    fused.check_bias_alone(*others)
-    return linear_op.QuantizedLinear(x, weight, bias)
+_PLANNED: Final = {f: f.__name__ for f in (matmul, mm, bmm, linear, grouped_matmul, permute, transpose)}
 
 
-def _matrices_of(op: str, rank: int, input: Any, mat2: Any, **how: Any) -> Asked:
-    """Return what `mm` or `bmm` computes."""
-    matmul_op.check_matrices(op, input, mat2, rank)
-    return matmul_of(input, mat2, **how)
-
-
-# What each function computes, by its arguments but out.
-_ASKED: Final[dict[Any, Callable[..., Asked]]] = {
-    matmul_op.matmul: matmul_of,
-    matmul_op.mm: functools.partial(_matrices_of, "mm", 2),
-    matmul_op.bmm: functools.partial(_matrices_of, "bmm", 3),
-    fused.linear: _linear_of,
-    grouped_op.grouped_matmul: grouped_op.grouped_of,
-    permute_op.permute: permute_op.permute_of,
-    permute_op.transpose: lambda input, dim0, dim1: permute_op.Permutation("transpose", input, (dim0, dim1)),
-}
+def _asked(name: str, given: dict[str, Any]) -> Asked:
+    """Return what a function computes, by its arguments but out."""
+    if name in ("mm", "bmm"):
+        a, b = given["input"], given["mat2"]
+        check_matrices(name, a, b, 2 if name == "mm" else 3)
+        return ASKED["matmul"](a, b, given["out_dtype"], given["precision"])
+    if isinstance(given.get("weight"), QuantizedWeight):
+        check_bias_alone(*(given[name] for name in BESIDE_BIAS))
+        return QuantizedLinear(given["input"], given["weight"], given["bias"])
+    return ASKED[name](*(given[each] for each in NAMES[name]))
 
 
 def _call(what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the described call of a function, whose result is allocated."""
     given = inspect.signature(what).bind(*args, **kwargs)
     given.apply_defaults()
-    out = given.arguments.pop("out")
-    of = _ASKED[what](**given.arguments)
+    out = given.arguments["out"]
+    of = _asked(_PLANNED[what], given.arguments)
     shape, dtype, how = of.checked(out)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=of.first.device)
@@ -117,7 +103,7 @@ def plan(
     """
     if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
-    elif isinstance(what, Hashable) and what in _ASKED:
+    elif isinstance(what, Hashable) and what in _PLANNED:
         check_memory("plan", *args, *kwargs.values())
         call = _call(what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)

@@ -11,29 +11,21 @@ from tritile.core.settings import is_batch_invariant
 from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
-from tritile.ops.asked import Asked, Change, Result, run_unprepared
+from tritile.ops.asked import Asked, Change, Result, asks, eager
 from tritile.ops.checks import (
     broadcast,
+    check_beside,
     check_out,
     check_out_memory,
     check_same_device,
     check_tensor,
-    describe,
     name_of,
     names_of,
 )
 from tritile.ops.described import NOTHING, Extras, described
-from tritile.ops.memo import (
-    IN_FP32,
-    Tensors,
-    check_out_apart,
-    default_precision,
-    launch_ready,
-    look_up,
-    name_of_role,
-    reaches_of,
-)
+from tritile.ops.memo import IN_FP32, Tensors, check_out_apart, default_precision, reaches_of
 from tritile.ops.run import mark_written
+from tritile.ops.signatures import name_of_role
 
 _HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
 _FROM_FP8: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -153,12 +145,8 @@ def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Ten
 
 
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    check_tensor(op, name, tensor)
-    check_same_device(op, like, name, tensor)
     alike = like.dtype == torch.float64 or like.is_complex()
-    wanted = (like.dtype,) if alike else _HALF
-    if tensor.dtype not in wanted:
-        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {names_of(wanted)}")
+    check_beside(op, like, name, tensor, (like.dtype,) if alike else _HALF)
     try:
         fits = broadcast(tensor.shape, shape) == shape
     except ShapeError:
@@ -246,6 +234,7 @@ class Product(Asked):
         return _complex_product(self, out, how) if self._is_composed else None
 
 
+@asks("matmul")
 def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
     """Return the product of `tritile.matmul`."""
     return Product("matmul", (input, other), input, other, NOTHING, out_dtype, precision)
@@ -269,12 +258,7 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     Real and imaginary parts are added separately. torch's complex addition multiplies by 1 + 0i, which turns
     the other part of an infinity into NaN.
     """
-    extras, factors = of.extras, (of.a, of.b)
-    key, ready, addresses = look_up("matmul", of.a, factors, None, (None, precision))
-    if ready is None:
-        sums = run_unprepared(matmul_of(*factors, None, precision), None, key)
-    else:
-        sums = launch_ready(ready, addresses, None)
+    extras, sums = of.extras, eager("matmul", (of.a, of.b), None, (None, precision))
     if extras.alpha != 1:
         sums.mul_(extras.alpha)
     read = dict(zip(SIDES, extras.tensors, strict=True))

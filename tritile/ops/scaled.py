@@ -6,12 +6,11 @@ import torch
 
 from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
-from tritile.ops.asked import run_unprepared
-from tritile.ops.checks import check_rank, check_same_device, check_tensor, describe, name_of
+from tritile.ops.asked import asks, computed
+from tritile.ops.checks import check_beside, check_rank, describe, name_of
 from tritile.ops.described import Extras
-from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.fused import check_activation
-from tritile.ops.memo import launch_again, learnt, look_up, recall
+from tritile.ops.memo import recall
 from tritile.ops.products import Product
 
 _OP: Final = "scaled_matmul"
@@ -20,22 +19,13 @@ _QUANTISED: Final = (*FP8_DTYPES, "int8")
 
 
 def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
-    for name, tensor in (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
-        check_tensor("scaled_matmul", name, tensor)
-        check_same_device("scaled_matmul", a, name, tensor)
     for name, tensor in (("a", a), ("b", b)):
+        check_rank(_OP, name, tensor, 2)
         if name_of(tensor.dtype) not in _QUANTISED:
             wanted = ", ".join(_QUANTISED)
-            raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted one of {wanted}")
-        check_rank("scaled_matmul", name, tensor, 2)
-    if a.shape[1] != b.shape[0]:
-        raise ShapeError(
-            f"scaled_matmul: a has shape {tuple(a.shape)} and b {tuple(b.shape)}: "
-            f"K is {a.shape[1]} in a and {b.shape[0]} in b"
-        )
+            raise DtypeError(f"{_OP}: {name} is {describe(tensor)}: wanted one of {wanted}")
     for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if tensor.dtype != torch.float32:
-            raise DtypeError(f"scaled_matmul: {name} is {describe(tensor)}: wanted float32")
+        check_beside(_OP, a, name, tensor, (torch.float32,))
 
 
 def _blocks(size: int, shared: int) -> int:
@@ -67,7 +57,7 @@ def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: to
             wanted_a += f", or ({m} or {_blocks(m, _BLOCK)}, {blocks})"
             wanted_b += f", or ({blocks}, {n} or {_blocks(n, _BLOCK)})"
         raise ShapeError(
-            f"scaled_matmul: scale_a has shape {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: "
+            f"{_OP}: scale_a has shape {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: "
             f"wanted {wanted_a}, and {wanted_b}; both or neither with a scale for each {_BLOCK} of K"
         )
     return Extras(blocks=(scale_a, scale_b), shared=f"{of_a}x{of_b}")
@@ -79,12 +69,9 @@ def _zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Any, zero_b: Any) -> dict[s
     for name, zero, rows in (("zero_a", zero_a, (a.shape[0], 1)), ("zero_b", zero_b, (1, b.shape[1]))):
         if zero is None:
             continue
-        check_tensor(_OP, name, zero)
-        check_same_device(_OP, a, name, zero)
+        check_beside(_OP, a, name, zero, (torch.int32, torch.int8))
         if a.dtype != torch.int8:
             raise DtypeError(f"{_OP}: {name} is given for {name_of(a.dtype)} operands: wanted int8")
-        if zero.dtype not in (torch.int32, torch.int8):
-            raise DtypeError(f"{_OP}: {name} is {describe(zero)}: wanted int32 or int8")
         if zero.numel() != 1 and tuple(zero.shape) != rows:
             raise ShapeError(f"{_OP}: {name} has shape {tuple(zero.shape)}: wanted one element or {rows}")
         found[name] = zero.reshape(()) if zero.numel() == 1 else zero
@@ -142,28 +129,10 @@ def scaled_matmul(
     tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
     options = (out_dtype, activation, use_fast_accum)
     done = recall(_OP, tensors, out, options)
-    if done is not None:
-        return done
-    values = (*tensors[:4], out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b)
-    if needs_dispatch(*tensors, out):
-        return call_operator(_OP, values, out)
-    return learnt(_OP, a, tensors, out, options, eager(*values, out))
+    return computed(_OP, tensors, out, options) if done is None else done
 
 
-def eager(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any = None, bias: Any = None,
-    activation: Any = None, residual: Any = None, use_fast_accum: bool = False, zero_a: Any = None,
-    zero_b: Any = None, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    """Run `scaled_matmul` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
-    key, ready, addresses = look_up(_OP, a, tensors, out, (out_dtype, activation, use_fast_accum))
-    if ready is not None:
-        return launch_again(_OP, ready, tensors, out, addresses)
-    values = (*tensors[:4], out_dtype, bias, activation, residual, use_fast_accum, zero_a, zero_b)
-    return run_unprepared(scaled_of(*values), out, key)
-
-
+@asks(_OP)
 def scaled_of(
     a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
     use_fast_accum: bool, zero_a: Any, zero_b: Any,

@@ -2,7 +2,8 @@
 
 A rule lists, for one dimension of a device mesh, placements of the operands and the placement of the result
 that they give where every rank calls the operator on its own shards. torch takes the option that moves the
-least data. Products are linear. Where K is sharded, or an operand is a sum over ranks, the result is a sum
+least data. Rules follow from names of dimensions: one that the result has may be sharded, in all tensors that
+have it. Products are linear. Where K is sharded, or an operand is a sum over ranks, the result is a sum
 (Partial), and so is what is added to it. Activations and gates are not linear: no sum passes through them.
 
 Each rank rounds its part of a sum to the result's dtype before the parts are added, as torch does.
@@ -18,73 +19,81 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from tritile.core.of_torch import know_words, schema_of
 
-Placements = tuple[Placement, ...]
-Option = tuple[Placement, Placements]  # of the result and of the operands
 Rules = list[tuple[list[Placement], list[Placement]]]  # of results and of given tensors, for torch
+Dims = tuple[Any, ...]  # the name of each dimension of a tensor, None for one that is whole on every rank
 
 WHOLE: Final = Replicate()
 SUM: Final = Partial()
 
 
-def _aligned(dim: int, rank: int, shape: Sequence[int]) -> Placement:
-    """Return the placement of a tensor that broadcasts to `rank` dimensions, of which `dim` is sharded."""
-    own = dim - (rank - len(shape))
-    return Shard(own) if own >= 0 and shape[own] != 1 else WHOLE
+def _rules(
+    result: Dims, factors: Sequence[Dims], added: Sequence[Dims] = (), sums: Sequence[int] = (), k: Any = None
+) -> Rules:
+    """List the rules of a result of factors and of what is added to it.
+
+    `sums` are the factors that may be a sum over ranks each. `k` is the dimension along which products are
+    summed, None where it may not be sharded. Leave both out where an activation follows.
+    """
+
+    def along(name: Any, tensor: Dims) -> Placement:
+        return Shard(tensor.index(name)) if name is not None and name in tensor else WHOLE
+
+    rules: Rules = [([WHOLE], [WHOLE] * (len(factors) + len(added)))]
+    for name in result:
+        if any(name is not None and name in tensor for tensor in factors):
+            rules.append(([along(name, result)], [along(name, tensor) for tensor in (*factors, *added)]))
+    if k is not None:
+        rules.append(([SUM], [*(along(k, tensor) for tensor in factors), *[SUM] * len(added)]))
+    for place in sums:
+        each: list[Placement] = [SUM if i == place else WHOLE for i in range(len(factors))]
+        rules.append(([SUM], [*each, *[SUM] * len(added)]))
+    return rules
 
 
-def _products(a: Sequence[int], b: Sequence[int]) -> list[Option]:
-    """List the options of `torch.matmul`: batches, rows, columns, K, and sums of either operand."""
-    batch = max(len(a), len(b), 2) - 2
-    options: list[Option] = [(WHOLE, (WHOLE, WHOLE))]
-    for dim in range(batch):
-        sides = _aligned(dim, batch, a[:-2]), _aligned(dim, batch, b[:-2])
-        if sides != (WHOLE, WHOLE):
-            options.append((Shard(dim), sides))
-    if len(a) > 1:
-        options.append((Shard(batch), (Shard(len(a) - 2), WHOLE)))
-    if len(b) > 1:
-        options.append((Shard(batch + (len(a) > 1)), (WHOLE, Shard(len(b) - 1))))
-    options.append((SUM, (Shard(len(a) - 1), Shard(max(len(b) - 2, 0)))))
-    return [*options, (SUM, (SUM, WHOLE)), (SUM, (WHOLE, SUM))]
+def _product(a: Sequence[int], b: Sequence[int]) -> tuple[Dims, Dims, Dims]:
+    """Name the dimensions of a product's result and operands. A batch dimension of size 1 has no name."""
+    rank = max(len(a), len(b), 2) - 2
+
+    def batch(shape: Sequence[int]) -> Dims:
+        before = rank - len(shape[:-2])
+        return tuple(before + i if size != 1 else None for i, size in enumerate(shape[:-2]))
+
+    rows, columns = ("m",) * (len(a) > 1), ("n",) * (len(b) > 1)
+    return (*range(rank), *rows, *columns), (*batch(a), *rows, "k"), (*batch(b), "k", *columns)
 
 
-def _linears(x: Any, weight: Any) -> list[Option]:
-    """List the options of x @ weight^T, whose result has the rank of x where weight is a matrix."""
-    last = weight.ndim - 1
-
-    def transposed(placement: Placement) -> Placement:
-        return Shard(last - placement.dim) if isinstance(placement, Shard) else placement
-
-    options = _products(x.shape, tuple(weight.shape)[::-1])
-    return [(out, (of_x, transposed(of_weight))) for out, (of_x, of_weight) in options]
-
-
-def _rules(options: Sequence[Option], rank: int = 0, added: Sequence[Any] = (), summed: bool = True) -> Rules:
-    """Extend options by the tensors that are added to a result of this rank; drop sums unless `summed`."""
-    shapes = [tuple(tensor.shape) for tensor in added if tensor is not None]
+def _added(result: Dims, *tensors: Any) -> list[Dims]:
+    """Name the dimensions of the tensors that broadcast to the result, None for those of size 1."""
     return [
-        ([out], [*each, *(_aligned(out.dim, rank, s) if isinstance(out, Shard) else out for s in shapes)])
-        for out, each in options
-        if summed or out != SUM
+        tuple(
+            name if size != 1 else None
+            for name, size in zip(result[len(result) - t.ndim :], t.shape, strict=True)
+        )
+        for t in tensors
+        if t is not None
     ]
 
 
 def matmul(a: Any, b: Any, **_: Any) -> Rules:
-    """List the rules of `tritile::matmul`."""
-    return _rules(_products(a.shape, b.shape))
+    """List the rules of `tritile::matmul`: batches, rows, columns, K, and sums of either operand."""
+    result, *factors = _product(a.shape, b.shape)
+    return _rules(result, factors, (), (0, 1), "k")
 
 
 def linear(
     x: Any, weight: Any, bias: Any = None, activation: str | None = None, residual: Any = None, **_: Any
 ) -> Rules:
     """List the rules of `tritile::linear`."""
-    rank = x.ndim - 2 + weight.ndim
-    return _rules(_linears(x, weight), rank, (bias, residual), summed=activation is None)
+    result, of_x, of_weight = _product(x.shape, tuple(weight.shape)[::-1])
+    sums = ((0, 1), "k") if activation is None else ()
+    return _rules(result, (of_x, of_weight[::-1]), _added(result, bias, residual), *sums)
 
 
 def addmm(input: Any, a: Any, b: Any, *, activation: str | None = None, **_: Any) -> Rules:
     """List the rules of `tritile::addmm` and `tritile::baddbmm`, whose first operand is added."""
-    rules = _rules(_products(a.shape, b.shape), a.ndim, (input,), summed=activation is None)
+    result, *factors = _product(a.shape, b.shape)
+    sums = ((0, 1), "k") if activation is None else ()
+    rules = _rules(result, factors, _added(result, input), *sums)
     return [(out, [added, *operands]) for out, (*operands, added) in rules]
 
 
@@ -93,48 +102,35 @@ def gated_linear(
     **__: Any,
 ) -> Rules:  # fmt: skip
     """List the rules of `tritile::gated_linear`, whose weights and biases are sharded alike."""
-    options = [(out, (of_x, of_both, of_both)) for out, (of_x, of_both) in _linears(x, weight_gate)]
-    return _rules(options, x.ndim, (bias_gate, bias_up), summed=False)
+    result, of_x, of_weight = _product(x.shape, tuple(weight_gate.shape)[::-1])
+    return _rules(result, (of_x, of_weight[::-1], of_weight[::-1]), _added(result, bias_gate, bias_up))
 
 
 def permute(x: Any, dims: Sequence[int]) -> Rules:
     """List the rules of `tritile::permute`."""
-    options: list[Option] = [(WHOLE, (WHOLE,)), (SUM, (SUM,))]
-    return _rules(options + [(Shard(to), (Shard(dim % x.ndim),)) for to, dim in enumerate(dims)])
+    return _rules(tuple(dim % x.ndim for dim in dims), [tuple(range(x.ndim))], (), (0,))
+
+
+# Dimensions of the result, of a and of b, and K, by the number of dimensions of a and b. Those that groups
+# share, and the groups themselves, are whole on every rank.
+_GROUPED: Final[dict[tuple[int, int], tuple[Dims, Dims, Dims, Any]]] = {
+    (2, 3): ((None, "n"), (None, "k"), (None, "k", "n"), "k"),
+    (3, 2): (("m", None), (None, "m", "k"), ("k", None), "k"),
+    (2, 2): ((None, "m", "n"), ("m", None), (None, "n"), None),
+}
 
 
 def grouped_matmul(
     a: Any, b: Any, offs: Any = None, scale_a: Any = None, scale_b: Any = None, **_: Any
 ) -> Rules:
-    """List the rules of `tritile::grouped_matmul`, all of whose groups are on every rank.
-
-    The dimension that groups share is whole on every rank. Rows, columns or K that each group has for itself
-    may be sharded. With scales nothing is sharded.
-    """
+    """List the rules of `tritile::grouped_matmul`. With scales nothing is sharded."""
     if scale_a is not None or scale_b is not None:
         given = [tensor for tensor in (a, b, offs, scale_a, scale_b) if tensor is not None]
-        return _rules([(WHOLE, (WHOLE,) * len(given))])
-    if a.ndim == b.ndim == 3:
-        options = _products(a.shape, b.shape)
-    else:
-        options = [(WHOLE, (WHOLE, WHOLE)), (SUM, (SUM, WHOLE)), (SUM, (WHOLE, SUM))]
-        rank = 2 if a.ndim + b.ndim == 5 else 3
-        if b.ndim == 3 or a.ndim == 2 == b.ndim:  # groups do not share columns
-            options.append((Shard(rank - 1), (WHOLE, Shard(b.ndim - 1))))
-        if a.ndim == 3 or a.ndim == 2 == b.ndim:  # groups do not share rows
-            options.append((Shard(rank - 2), (Shard(a.ndim - 2), WHOLE)))
-        if a.ndim + b.ndim == 5:  # groups do not share K
-            options.append((SUM, (Shard(a.ndim - 1), Shard(b.ndim - 2))))
-    if offs is not None:
-        options = [(out, (*operands, WHOLE)) for out, operands in options]
-    return _rules(options)
-
-
-def _along(scale: Any, dim: int, size: int) -> Placement | None:
-    """Return the placement of scales where a dimension is sharded; None where several elements share one."""
-    if scale is None or scale.shape.numel() == 1:
-        return WHOLE
-    return Shard(dim) if scale.shape[dim] == size else None
+        return _rules((), [()] * len(given))
+    if offs is None:
+        return matmul(a, b)
+    result, of_a, of_b, k = _GROUPED[a.ndim, b.ndim]
+    return _rules(result, (of_a, of_b, ()), (), (0, 1), k)
 
 
 def scaled_matmul(
@@ -143,31 +139,26 @@ def scaled_matmul(
     zero_b: Any = None,
 ) -> Rules:  # fmt: skip
     """List the rules of `tritile::scaled_matmul`: rows, columns, and K unless scales are of a part of it."""
-    rows = [_along(scale, 0, a.shape[0]) for scale in (scale_a, zero_a)]
-    columns = [_along(scale, 1, b.shape[1]) for scale in (scale_b, zero_b)]
-    options: list[tuple[Placement, tuple[Placement | None, ...]]] = [(WHOLE, (WHOLE,) * 6)]
-    options.append((Shard(0), (Shard(0), WHOLE, rows[0], WHOLE, rows[1], WHOLE)))
-    options.append((Shard(1), (WHOLE, Shard(1), WHOLE, columns[0], WHOLE, columns[1])))
-    by_k = [scale.shape.numel() > 1 and scale.shape[dim] > 1 for scale, dim in ((scale_a, 1), (scale_b, 0))]
-    if activation is None and not any(by_k):
-        options.append((SUM, (Shard(1), Shard(0), *[WHOLE] * 4)))
-    rules: Rules = []
-    for out, each in options:
-        placements = [placement for placement in each if placement is not None]
-        if len(placements) == len(each):
-            ((_, tensors),) = _rules([(out, tuple(placements[:4]))], 2, (bias, residual))
-            zeros = zip((zero_a, zero_b), placements[4:], strict=True)
-            rules.append(([out], [*tensors, *(placement for zero, placement in zeros if zero is not None)]))
-    return rules
+    by_k = [t.shape.numel() > 1 and t.shape[dim] > 1 for t, dim in ((scale_a, 1), (scale_b, 0))]
+    many = [t for t in (scale_a, zero_a, scale_b, zero_b) if t is not None and t.shape.numel() > 1]
+    m = "m" if all(t.shape[0] == a.shape[0] for t in many if t is scale_a or t is zero_a) else None
+    n = "n" if all(t.shape[1] == b.shape[1] for t in many if t is scale_b or t is zero_b) else None
+    k = "k" if activation is None and not any(by_k) else None
+    names = ((scale_a, (m, None)), (scale_b, (None, n)), (zero_a, (m, None)), (zero_b, (None, n)))
+    sides: list[Dims] = [dims if t.shape.numel() > 1 else () for t, dims in names if t is not None]
+    added = _added((m, n), bias, residual)
+    rules = _rules((m, n), [(m, k), (k, n), *sides], added, (), k)
+    last = 2 + len(sides)  # zero points come behind what is added
+    return [(out, [*each[:4], *each[last:], *each[4:last]]) for out, each in rules]
 
 
 def linear_quantized(
     x: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, **_: Any
 ) -> Rules:
     """List the rules of `tritile::linear_quantized`, whose weight is whole on every rank."""
-    weight = (WHOLE,) * (2 if zeros is None else 3)
-    options: list[Option] = [(Shard(dim), (Shard(dim), *weight)) for dim in range(x.ndim - 1)]
-    return _rules([(WHOLE, (WHOLE, *weight)), *options, (SUM, (SUM, *weight))], x.ndim, (bias,))
+    result = (*range(x.ndim - 1), None)
+    weight: list[Dims] = [()] * (2 if zeros is None else 3)
+    return _rules(result, [result, *weight], _added(result, bias), (0,))
 
 
 RULES: Final[dict[str, Callable[..., Rules]]] = {

@@ -1,6 +1,12 @@
-"""List the signatures of the operators of `torch.ops.tritile`, by which they are defined and called."""
+"""List the arguments of each operation: they define its operator, and tell tensors from options.
 
-from typing import Final
+`tensors` and `options` are an operation's arguments that are tensors, and all others, each in the order of
+its schema. `values` are all of them in that order.
+"""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any, Final
 
 _HOW: Final = "ScalarType? out_dtype=None, str? precision=None"
 _WEIGHTS: Final = "Scalar beta=1, Scalar alpha=1, str? activation=None"
@@ -20,15 +26,65 @@ SCHEMAS: Final = {
     "grouped_matmul": "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, "
     f"*, {_HOW}",
     "permute": "Tensor input, int[] dims",
+    "transpose": "Tensor input, int dim0, int dim1",  # no operator of its own: torch sees `permute`
     "linear_quantized": "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, "
     "*, int bits, int group_size, int n, int k",
 }  # fmt: skip
+# The role in a product of each tensor whose role has another name.
+_ROLES: Final[dict[str, dict[str, str]]] = {
+    "matmul": {"input": "a", "other": "b"},
+    "linear": {"input": "a", "weight": "b"},
+    "addmm": {"input": "bias", "mat1": "a", "mat2": "b"},
+    "baddbmm": {"input": "bias", "batch1": "a", "batch2": "b"},
+    "gated_linear": {"input": "a", "weight_gate": "b", "weight_up": "up", "bias_gate": "bias"},
+    "permute": {"input": "x"},
+    "transpose": {"input": "x"},
+    "linear_quantized": {"input": "x", "packed": "words"},
+}
 
 
-def _names(arguments: str) -> tuple[str, ...]:
-    return tuple(each.partition("=")[0].split()[-1] for each in arguments.split(", ") if each)
+def _pairs(arguments: str) -> list[tuple[str, str]]:
+    """Return type and name of each argument."""
+    found = [each.partition("=")[0].split() for each in arguments.split(", ") if each]
+    return [(kind, name) for kind, name in found]
 
 
-# The names of the arguments of each operator, and of those that it takes by name alone.
-NAMES: Final = {op: _names(schema.replace(" *,", "")) for op, schema in SCHEMAS.items()}
-NAMED: Final = {op: _names(schema.partition("*, ")[2]) for op, schema in SCHEMAS.items()}
+_PAIRS: Final = {op: _pairs(schema.replace(" *,", "")) for op, schema in SCHEMAS.items()}
+_ARE_TENSORS: Final = {op: [kind.startswith("Tensor") for kind, _ in pairs] for op, pairs in _PAIRS.items()}
+_ARE_OPTIONS: Final = {op: [not is_tensor for is_tensor in each] for op, each in _ARE_TENSORS.items()}
+
+# The names of the arguments of each operation, and of those that its operator takes by name alone.
+NAMES: Final = {op: tuple(name for _, name in pairs) for op, pairs in _PAIRS.items()}
+NAMED: Final = {
+    op: tuple(name for _, name in _pairs(schema.partition("*, ")[2])) for op, schema in SCHEMAS.items()
+}
+# The tensors of each operation: role in the product, and argument's name.
+TENSORS: Final = {
+    op: tuple((_ROLES.get(op, {}).get(name, name), name) for name in compress(NAMES[op], _ARE_TENSORS[op]))
+    for op in SCHEMAS
+}
+
+
+def _places(op: str) -> list[int]:
+    """Return the place of each argument among the tensors with the options behind them."""
+    tensors, options = parted(op, range(len(NAMES[op])))
+    return [(*tensors, *options).index(place) for place in range(len(NAMES[op]))]
+
+
+def parted(op: str, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the tensors and the options of all arguments."""
+    return tuple(compress(values, _ARE_TENSORS[op])), tuple(compress(values, _ARE_OPTIONS[op]))
+
+
+_PLACES: Final = {op: _places(op) for op in SCHEMAS}
+
+
+def joined(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Any, ...]:
+    """Return all arguments of these tensors and options. Options may have more behind them."""
+    given = (*tensors, *options)
+    return tuple(given[place] for place in _PLACES[op])
+
+
+def name_of_role(op: str, role: str) -> str:
+    """Return the name of the argument that has this role in a product."""
+    return next(name for own, name in TENSORS[op] if own == role)

@@ -1,5 +1,5 @@
 """Register tritile's operations with torch's dispatcher, compiler and transforms as `torch.ops.tritile`."""
 
-from tritile.ops.operators import copies, groups, products, quantized
+from tritile.ops.operators import defined
 
-__all__ = ["copies", "groups", "products", "quantized"]
+__all__ = ["defined"]

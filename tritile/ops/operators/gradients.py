@@ -1,180 +1,234 @@
-"""Differentiate products by tritile's own operators, so that derivatives have derivatives in turn.
+"""Differentiate operators by tritile's own operators, so that derivatives have derivatives in turn.
 
 With g the gradient of a b, that of a is g b^H and that of b is a^H g, each summed over expanded dimensions.
 The tangent of a b is a' b + a b'. Transposed operands are views.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.quantized import meaning
+from tritile.ops.dispatch import call_overload
 from tritile.ops.operators.library import Formula
+from tritile.ops.signatures import NAMES
 
-Shape = tuple[int, ...]
+Kind = tuple[tuple[int, ...], torch.dtype]
 
 
-def multiplied(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, precision: str | None) -> torch.Tensor:
+def _multiplied(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, precision: Any = None) -> torch.Tensor:
     """Return a b in this dtype, to which both are cast."""
-    return torch.ops.tritile.matmul.default(a.to(dtype), b.to(dtype), precision=precision)
+    return call_overload("matmul", a.to(dtype), b.to(dtype), None, precision)
 
 
-def gradient_of_left(g: torch.Tensor, b: torch.Tensor, shape: Shape, precision: str | None) -> torch.Tensor:
-    """Return the gradient of a, whose shape is (..., M, K), from the gradient g of a b."""
-    return multiplied(g, b.mH, b.dtype, precision).sum_to_size(shape)
-
-
-def gradient_of_right(g: torch.Tensor, a: torch.Tensor, shape: Shape, precision: str | None) -> torch.Tensor:
-    """Return the gradient of b, whose shape is (..., K, N), from the gradient g of a b.
-
-    Where one matrix b serves a whole batch, its gradient is one product.
-    """
-    if a.ndim > 2 and len(shape) == 2:
-        a, g = a.flatten(0, -2), g.flatten(0, -2)
-    return multiplied(a.mH, g, a.dtype, precision).sum_to_size(shape)
-
-
-def added(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def _sum(terms: Iterable[torch.Tensor | None], like: torch.Tensor) -> torch.Tensor:
     """Return the sum of tangents, in the shape and dtype of the result that they belong to."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total.expand(like.shape).to(like.dtype)
+    first, *rest = (term for term in terms if term is not None)
+    for term in rest:
+        first = first + term
+    return first.expand(like.shape).to(like.dtype)
 
 
-def tangent_terms(op: Any, a: Any, b: Any, of_a: Any, of_b: Any, **options: Any) -> list[torch.Tensor]:
-    """Return a' b and a b', multiplied by op, without a product of which an operand is None."""
-    return [op(x, y, **options) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
-
-
-class Matmul(Formula):
-    """Differentiate `tritile::matmul`, also of vectors."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep each operand that the gradient of the other needs."""
-        _, a, b, _, ctx.precision = inputs
-        _, needs_a, needs_b, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
-        ctx.save_for_forward(a, b, output)
-        ctx.shapes = a.shape, b.shape
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of a and b."""
-        (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
-        g = g.unsqueeze(-1) if len(of_b) == 1 else g
-        g = g.unsqueeze(-2) if len(of_a) == 1 else g
-        grad_a = grad_b = None
-        if b is not None:
-            matrices = b.unsqueeze(-1) if len(of_b) == 1 else b
-            shape = (1, *of_a) if len(of_a) == 1 else of_a
-            grad_a = gradient_of_left(g, matrices, shape, ctx.precision).reshape(of_a)
-        if a is not None:
-            matrices = a.unsqueeze(0) if len(of_a) == 1 else a
-            shape = (*of_b, 1) if len(of_b) == 1 else of_b
-            grad_b = gradient_of_right(g, matrices, shape, ctx.precision).reshape(of_b)
-        return None, grad_a, grad_b, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """Return the tangent of the product."""
-        (a, b, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        op, options = (
-            torch.ops.tritile.matmul.default,
-            {"out_dtype": output.dtype, "precision": ctx.precision},
-        )
-        return added(tangent_terms(op, a, b, of_a, of_b, **options), output)
-
-
-def multiply(g: torch.Tensor, weight: Any) -> torch.Tensor:
+def _weighted(g: torch.Tensor, weight: Any) -> torch.Tensor:
     """Return g times a number, or g itself where the number is 1."""
     return g if type(weight) in (int, float) and weight == 1 else g * weight
 
 
-def conjugate(weight: Any) -> Any:
+def _conjugate(weight: Any) -> Any:
     """Return the conjugate of a number: a gradient is multiplied by it where the value is by the number."""
     return weight.conjugate() if isinstance(weight, complex) else weight
 
 
-def gradient_of_added(g: torch.Tensor, like: tuple[Shape, torch.dtype] | None) -> torch.Tensor | None:
+def _gradient_of_added(g: torch.Tensor, like: Kind | None) -> torch.Tensor | None:
     """Return the gradient of a tensor of this shape and dtype that is added to a product."""
     return None if like is None else g.sum_to_size(like[0]).to(like[1])
 
 
-def kind_of(tensor: Any, needed: bool) -> tuple[Shape, torch.dtype] | None:
-    """Return the shape and dtype that `gradient_of_added` takes, None where no gradient is needed."""
+def _kind_of(tensor: Any, needed: bool) -> Kind | None:
     return (tensor.shape, tensor.dtype) if needed else None
 
 
-class Linear(Formula):
-    """Differentiate `tritile::linear` without an activation. bias and residual are not kept."""
+class Form(NamedTuple):
+    """Say by the names of its arguments what an operator computes: alpha a b + beta added + ... .
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep x and weight, each where the gradient of the other needs it."""
-        _, x, weight, bias, _, residual, _, ctx.precision = inputs
-        _, needs_x, needs_weight, needs_bias, _, needs_residual, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        ctx.save_for_forward(x, weight, output)
-        ctx.shapes = x.shape, weight.shape
-        ctx.added = kind_of(bias, needs_bias), kind_of(residual, needs_residual)
+    b is the transpose of the argument where `turned`. What is added is multiplied by 1 where the operator has
+    no `beta`.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x, weight, bias and residual; weight's is one product for a whole batch."""
-        (whole,), (x, weight), (of_x, of_weight) = grads, ctx.saved_tensors, ctx.shapes
-        bias, residual = (gradient_of_added(whole, like) for like in ctx.added)
-        g = whole.unsqueeze(-1) if len(of_weight) == 1 else whole
-        grad_x = grad_weight = None
-        if weight is not None:
-            rows = weight if len(of_weight) == 2 else weight.unsqueeze(0)
-            grad_x = multiplied(g, rows.conj(), weight.dtype, ctx.precision)
-        if x is not None:
-            x, g = (t.flatten(0, -2) if len(of_x) > 1 else t.unsqueeze(0) for t in (x, g))
-            grad_weight = multiplied(g.mT, x.conj(), x.dtype, ctx.precision).reshape(of_weight)
-        return None, grad_x, grad_weight, bias, None, residual, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """Return the tangent of the result."""
-        (x, weight, output), (_, of_x, of_weight, bias, _, residual, *_) = ctx.saved_tensors, tangents
-        op, options = (
-            torch.ops.tritile.linear.default,
-            {"out_dtype": output.dtype, "precision": ctx.precision},
-        )
-        terms = tangent_terms(op, x, weight, of_x, of_weight, **options)
-        return added([*terms, *(t for t in (bias, residual) if t is not None)], output)
+    a: str
+    b: str
+    added: tuple[str, ...] = ()
+    turned: bool = False
 
 
-class Weighted(Formula):
-    """Differentiate `tritile::addmm` and `baddbmm` without an activation. input is not kept."""
+FORMS: Final = {
+    "matmul": Form("input", "other"),
+    "linear": Form("input", "weight", ("bias", "residual"), turned=True),
+    "addmm": Form("mat1", "mat2", ("input",)),
+    "baddbmm": Form("batch1", "batch2", ("input",)),
+    "scaled_matmul": Form("a", "b", ("bias", "residual")),  # a and b have no gradients
+}
+
+
+class Product(Formula):
+    """Differentiate a product with what is added to it, without an activation, also of vectors.
+
+    What is added is not kept.
+    """
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         """Keep each operand that the gradient of the other needs."""
-        _, added_to, a, b, ctx.beta, ctx.alpha, _, _, ctx.precision = inputs
-        _, needs_input, needs_a, needs_b, *_ = ctx.needs_input_grad
+        name, *values = inputs
+        given = dict(zip(NAMES[name], values, strict=True))
+        ctx.needs = dict(zip(NAMES[name], ctx.needs_input_grad[1:], strict=True))
+        ctx.form, ctx.names = FORMS[name], NAMES[name]
+        a, b = given[ctx.form.a], given[ctx.form.b]
+        needs_a, needs_b = ctx.needs[ctx.form.a], ctx.needs[ctx.form.b]
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
         ctx.save_for_forward(a, b, output)
-        ctx.added, ctx.shapes = kind_of(added_to, needs_input), (a.shape, b.shape)
+        ctx.shapes = a.shape, b.shape
+        ctx.added = {each: _kind_of(given[each], ctx.needs[each]) for each in ctx.form.added}
+        ctx.alpha, ctx.beta = given.get("alpha", 1), given.get("beta", 1)
+        ctx.precision = given.get("precision")
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of input, a and b."""
+        """Return the gradients of a, b and what is added."""
         (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
-        grad_input = gradient_of_added(multiply(g, conjugate(ctx.beta)), ctx.added)
-        grad_a = None if b is None else gradient_of_left(g, b, of_a, ctx.precision)
-        grad_b = None if a is None else gradient_of_right(g, a, of_b, ctx.precision)
-        both = (None if grad is None else multiply(grad, conjugate(ctx.alpha)) for grad in (grad_a, grad_b))
-        return None, grad_input, *both, *[None] * 5
+        found = {
+            each: _gradient_of_added(_weighted(g, _conjugate(ctx.beta)), kind)
+            for each, kind in ctx.added.items()
+        }
+        g = g.unsqueeze(-1) if len(of_b) == 1 else g
+        g = g.unsqueeze(-2) if len(of_a) == 1 else g
+        alpha = _conjugate(ctx.alpha)
+        if b is not None:
+            left = _gradient_of_left(g, b, ctx.form.turned, ctx.precision)
+            left = left.sum_to_size(of_a if len(of_a) > 1 else (1, *of_a)).reshape(of_a)
+            found[ctx.form.a] = _weighted(left, alpha)
+        if a is not None:
+            right = _gradient_of_right(g, a, len(of_b), ctx.form.turned, ctx.precision)
+            rows = (1, *of_b) if ctx.form.turned else (*of_b, 1)
+            right = right.sum_to_size(of_b if len(of_b) > 1 else rows).reshape(of_b)
+            found[ctx.form.b] = _weighted(right, alpha)
+        return None, *(found.get(name) for name in ctx.names)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         """Return the tangent of the result."""
-        (a, b, output), (_, of_input, of_a, of_b, *_) = ctx.saved_tensors, tangents
-        op, options = (
-            torch.ops.tritile.matmul.default,
-            {"out_dtype": output.dtype, "precision": ctx.precision},
-        )
-        terms = [multiply(term, ctx.alpha) for term in tangent_terms(op, a, b, of_a, of_b, **options)]
-        return added([*terms, *([] if of_input is None else [multiply(of_input, ctx.beta)])], output)
+        (a, b, output), of = ctx.saved_tensors, dict(zip(ctx.names, tangents[1:], strict=True))
+        terms: list[torch.Tensor | None] = []
+        for x, y in ((of[ctx.form.a], b), (a, of[ctx.form.b])):
+            if x is not None and y is not None:
+                how = (output.dtype, ctx.precision)
+                values = ("linear", x, y, None, None, None) if ctx.form.turned else ("matmul", x, y)
+                terms.append(_weighted(call_overload(*values, *how), ctx.alpha))
+        terms += [None if of[each] is None else _weighted(of[each], ctx.beta) for each in ctx.form.added]
+        return _sum(terms, output)
+
+
+def _gradient_of_left(g: torch.Tensor, b: torch.Tensor, turned: bool, precision: Any) -> torch.Tensor:
+    """Return the gradient of a, a matrix, before it is summed over expanded dimensions."""
+    if turned:
+        rows = b if b.ndim > 1 else b.unsqueeze(0)
+        return _multiplied(g, rows.conj(), b.dtype, precision)
+    columns = b if b.ndim > 1 else b.unsqueeze(-1)
+    return _multiplied(g, columns.mH, b.dtype, precision)
+
+
+def _gradient_of_right(
+    g: torch.Tensor, a: torch.Tensor, rank: int, turned: bool, precision: Any
+) -> torch.Tensor:
+    """Return the gradient of b, of `rank` dimensions, as a matrix: one product where b serves a batch."""
+    a = a if a.ndim > 1 else a.unsqueeze(0)
+    if a.ndim > 2 and rank <= 2:
+        a, g = a.flatten(0, -2), g.flatten(0, -2)
+    if turned:
+        return _multiplied(g.mT, a.conj(), a.dtype, precision)
+    return _multiplied(a.mH, g, a.dtype, precision)
+
+
+class Grouped(Formula):
+    """Differentiate `tritile::grouped_matmul` by products of the same groups, whatever they share.
+
+    Where groups share rows of a, or columns of b, the gradient of the other operand is a product of groups
+    that share K, and the reverse.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep each operand that the gradient of the other needs, and offs."""
+        _, a, b, offs, _, _, _, ctx.precision = inputs
+        _, needs_a, needs_b, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, offs)
+        ctx.save_for_forward(a, b, offs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of a and b."""
+        (g,), (a, b, offs) = grads, ctx.saved_tensors
+        how = (offs, None, None, None, ctx.precision)
+        grad_a = None if b is None else call_overload("grouped_matmul", g.to(b.dtype), b.mT, *how)
+        grad_b = None if a is None else call_overload("grouped_matmul", a.mT, g.to(a.dtype), *how)
+        return None, grad_a, grad_b, *[None] * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """Return the tangent of the result."""
+        (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
+        how = (offs, None, None, output.dtype, ctx.precision)
+        pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
+        return _sum([call_overload("grouped_matmul", x, y, *how) for x, y in pairs], output)
+
+
+class Quantized(Formula):
+    """Differentiate `tritile::linear_quantized` with respect to x, by the dequantized weight, and to bias."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep the weight packed."""
+        _, _, packed, scales, zeros, bias, *ctx.options = inputs
+        ctx.save_for_backward(packed, scales, zeros)
+        ctx.save_for_forward(packed, scales, zeros, output)
+        ctx.added = _kind_of(bias, ctx.needs_input_grad[5])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and bias."""
+        (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
+        bits, group_size, n, k = ctx.options
+        grad_x = None
+        if ctx.needs_input_grad[1]:
+            weight = meaning(packed, scales, zeros, (n, k), bits, group_size).to(scales.dtype)
+            grad_x = _multiplied(g, weight, scales.dtype)
+        return None, grad_x, None, None, None, _gradient_of_added(g, ctx.added), *[None] * 4
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """Return the tangent of the result."""
+        (*weight, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
+        values = (of_x, *weight, None, *ctx.options)
+        return _sum([None if of_x is None else call_overload("linear_quantized", *values), of_bias], output)
+
+
+class Permute(Formula):
+    """Differentiate `tritile::permute`: by the inverse permutation backward, the same one forward."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep the order of dimensions."""
+        _, x, dims = inputs
+        ctx.dims = [dim % max(1, x.ndim) for dim in dims]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of x."""
+        back = [ctx.dims.index(i) for i in range(len(ctx.dims))]
+        return None, call_overload("permute", grads[0], back), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
+        """Return the tangent of the copy."""
+        return call_overload("permute", tangents[1], ctx.dims)

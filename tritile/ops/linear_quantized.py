@@ -8,37 +8,13 @@ import torch
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
-from tritile.errors import DtypeError, ShapeError, UnsupportedError
-from tritile.ops.asked import Asked, Change, Result, run_unprepared
-from tritile.ops.checks import check_same_device, check_tensor, describe, name_of, names_of
-from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import Tensors, addresses_of, launch_ready, look_up
+from tritile.errors import DtypeError, ShapeError
+from tritile.ops.asked import Asked, Change, Result, asks, computed
+from tritile.ops.checks import check_beside, check_same_device, check_tensor, name_of
+from tritile.ops.memo import Tensors, recall
 from tritile.ops.run import interpret_product
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def check(x: Any, weight: QuantizedWeight, bias: Any) -> tuple[int, ...]:
-    """Return the shape of the result. Raise a TritileError for arguments that do not fit."""
-    check_tensor("linear", "input", x)
-    n, k = weight.shape
-    if x.dtype != weight.dtype:
-        raise DtypeError(
-            f"linear: input is {name_of(x.dtype)}, but weight is quantized for {name_of(weight.dtype)}: "
-            f"wanted {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
-        )
-    check_same_device("linear", x, "weight", weight.packed)
-    if x.ndim == 0 or x.shape[-1] != k:
-        shapes = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
-        raise ShapeError(f"linear: {shapes}: wanted input (..., {k})")
-    if bias is not None:
-        check_tensor("linear", "bias", bias)
-        check_same_device("linear", x, "bias", bias)
-        if bias.dtype not in _BIASES:
-            raise DtypeError(f"linear: bias is {describe(bias)}: wanted {names_of(_BIASES)}")
-        if tuple(bias.shape) != (n,):
-            raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
-    return (*x.shape[:-1], n)
 
 
 def described(
@@ -73,19 +49,10 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
     those of `weight.dequantize()` are, or stay exact while sums over a group are scaled instead. Sums and
     bias are added in float32 and rounded once, when stored.
     """
-    if needs_dispatch(x, bias):
-        parts = (weight.packed, weight.scales, weight.zeros)
-        options = (weight.bits, weight.group_size, *weight.shape)
-        return call_operator("linear_quantized", (x, *parts, bias, *options))
-    return eager(x, weight, bias)
-
-
-def eager(x: Any, weight: QuantizedWeight, bias: Any) -> torch.Tensor:
-    """Run `quantized_linear` on plain tensors: the kernel of its operator on CUDA and CPU."""
-    key, ready, _ = look_up("linear_quantized", None, (x, bias), None, weight.place)
-    if ready is None:
-        return run_unprepared(QuantizedLinear(x, weight, bias), None, key)
-    return launch_ready(ready, addresses_of(x, weight.packed, weight.scales, weight.zeros, bias, None), None)
+    tensors = (x, weight.packed, weight.scales, weight.zeros, bias)
+    options = (weight.bits, weight.group_size, *weight.shape)
+    done = recall("linear_quantized", tensors, None, options)
+    return computed("linear_quantized", tensors, None, options) if done is None else done
 
 
 @dataclass(frozen=True)
@@ -105,9 +72,22 @@ class QuantizedLinear(Asked):
 
     def checked(self, out: Any) -> Result:
         """Do as `Asked.checked`. There is no out."""
-        if out is not None:
-            raise UnsupportedError("linear: a QuantizedWeight does not combine with out: wanted bias only")
-        return check(self.x, self.weight, self.bias), self.x.dtype, "ieee"
+        x, weight, bias, (n, k) = self.x, self.weight, self.bias, self.weight.shape
+        check_tensor("linear", "input", x)
+        if x.dtype != weight.dtype:
+            raise DtypeError(
+                f"linear: input is {name_of(x.dtype)}, but weight is quantized for {name_of(weight.dtype)}: "
+                f"wanted {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
+            )
+        check_same_device("linear", x, "weight", weight.packed)
+        if x.ndim == 0 or x.shape[-1] != k:
+            shapes = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
+            raise ShapeError(f"linear: {shapes}: wanted input (..., {k})")
+        if bias is not None:
+            check_beside("linear", x, "bias", bias, _BIASES)
+            if tuple(bias.shape) != (n,):
+                raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
+        return (*x.shape[:-1], n), x.dtype, "ieee"
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> QuantizedCall:
         """Return the described call. Rows that have no single stride are copied."""
@@ -125,3 +105,10 @@ class QuantizedLinear(Asked):
             return self.call(lambda t: t if t is self.weight.scales else read(t), into, how)
 
         interpret_product(describe, (self.x, self.bias), out, how)
+
+
+@asks("linear_quantized")
+def _quantized_of(
+    x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, bits: int, group_size: int, n: int, k: int
+) -> QuantizedLinear:
+    return QuantizedLinear(x, QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k)), bias)
