@@ -33,7 +33,7 @@ HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
 
 
-def _product(*batch: int, m: int = 1, n: int = 1) -> object:
+def _product(*batch, m=1, n=1):
     a = torch.empty(*batch, m, 1, dtype=torch.int8, device="meta")
     b = torch.empty(*batch, 1, n, dtype=torch.int8, device="meta")
     return described(a, b, torch.empty(*batch, m, n, dtype=torch.int32, device="meta"), "ieee")
@@ -64,11 +64,11 @@ class _Unloaded:
 
     name, kernel, function, n_regs, n_spills = "it", b"", 1, 2, 3
 
-    def __init__(self) -> None:
+    def __init__(self):
         target = SimpleNamespace(backend="cuda", warp_size=32)
         self.metadata, self.launchers = SimpleNamespace(target=target, shared=0, num_warps=4), 0
 
-    def _init_handles(self) -> None:
+    def _init_handles(self):
         self.launchers += 1
 
 
@@ -128,7 +128,7 @@ OZAKI = described(*(torch.empty(64, 64, dtype=torch.float64) for _ in range(3)),
 class _NoMemory:
     """Stands for `torch.empty` of a GPU that is full."""
 
-    def __init__(self, monkeypatch) -> None:
+    def __init__(self, monkeypatch):
         self.asked: list[int] = []
         monkeypatch.setattr(torch, "empty", self)
         monkeypatch.setattr(launch, "current_gpu", lambda: 0)
@@ -196,7 +196,7 @@ class _Noting:
     function, packed_metadata = 1, ()
     metadata = SimpleNamespace(tensordesc_meta=None)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.given: list[object] = []
 
     def launch_metadata(self, grid, stream, *args):

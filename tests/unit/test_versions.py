@@ -3,7 +3,6 @@
 import re
 import tomllib
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ TILE = Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8)
 
 
 @pytest.fixture
-def shipped(tmp_path, monkeypatch) -> Iterator[table.Table]:
+def shipped(tmp_path, monkeypatch):
     """A table of the present kernels that triton 3.6.0 measured, in the place of those that ship."""
     facts = replace(H200, triton="3.6.0").to_dict()
     made = table.Table(facts, True, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))

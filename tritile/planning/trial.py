@@ -81,7 +81,7 @@ class Trial:
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:
-    """Return a key that sorts the trials of a problem, the best first: `database.BEST_FIRST` in Python.
+    """Return a key that sorts the trials of a problem, the best first.
 
     A checked answer goes first: its time was also measured more carefully.
     """
