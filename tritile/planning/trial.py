@@ -124,6 +124,13 @@ def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any
     return value
 
 
+def numbers_from(what: str, values: Any, count: int, low: float, high: float) -> tuple[float, ...]:
+    """Return a list of `count` numbers from low to high. Raises InvalidValueError for anything else."""
+    if not isinstance(values, list) or len(values) != count or None in values:
+        raise InvalidValueError(f"{str(values)[:80]!r}: wanted {count} {what}")
+    return tuple(float(number_from(value, low, high)) for value in values)
+
+
 def moment(text: Any) -> float:
     """Return seconds since 1970 of an ISO time, -inf for "". Raises InvalidValueError for anything else."""
     if text == "":
