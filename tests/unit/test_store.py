@@ -594,22 +594,6 @@ def test_a_damaged_file_that_is_in_use_is_not_renamed(store, clock):
     assert len(beside(store)) == 1
 
 
-def test_trials_are_written_once_a_full_disk_has_room(store, failing, clock):
-    failing.word = "INSERT"
-    with one_warning("disk is full"):
-        for number in range(4):
-            store.add(KERNEL, trial(1.0, number))
-        assert store.flush() == 4
-        failing.word = ""
-        store.add(KERNEL, trial(2.0, 0))  # too early
-        assert store.trials(KERNEL, PROBLEM) == []
-    clock.now += shared_file.RETRY_S
-    store.add(KERNEL, trial(1.0, 4))
-    assert len(store.trials(KERNEL, PROBLEM)) == 5
-    assert store.trials(KERNEL, PROBLEM)[0] == trial(2.0, 0)
-    assert store.flush() == 0
-
-
 def test_an_add_that_is_interrupted_can_be_done_later(store, monkeypatch):
     def interrupted(*_):
         raise SystemExit

@@ -1,4 +1,4 @@
-"""Check the fields of problems."""
+"""Check the fields of problems, and define those that all products share."""
 
 import math
 from typing import Any, Final
