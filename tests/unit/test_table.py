@@ -174,7 +174,7 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path):
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "t.json")
-    with pytest.raises(InvalidValueError, match=r"t\.json is no regular file"):
+    with pytest.raises(InvalidValueError, match=r"t\.json is not there, or no regular file"):
         read(tmp_path / "t.json")
 
 

@@ -133,7 +133,7 @@ def read(file: Path | Traversable) -> Table:
     name = str(file)
     try:
         if not file.is_file():  # a pipe or a device may have no end
-            raise InvalidValueError(f"{name} is no regular file")
+            raise InvalidValueError(f"{name} is not there, or no regular file")
         with file.open("rb") as opened:
             raw = opened.read(MAX_BYTES + 1)
     except OSError as error:
