@@ -33,7 +33,12 @@ HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
 
 
-def _product(*batch: int, m: int = 1, n: int = 1) -> object:
+def by_descriptor(split=1, group=1):
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": group}
+    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
+
+
+def _product(*batch, m=1, n=1):
     a = torch.empty(*batch, m, 1, dtype=torch.int8, device="meta")
     b = torch.empty(*batch, 1, n, dtype=torch.int8, device="meta")
     return described(a, b, torch.empty(*batch, m, n, dtype=torch.int32, device="meta"), "ieee")
@@ -64,11 +69,11 @@ class _Unloaded:
 
     name, kernel, function, n_regs, n_spills = "it", b"", 1, 2, 3
 
-    def __init__(self) -> None:
+    def __init__(self):
         target = SimpleNamespace(backend="cuda", warp_size=32)
         self.metadata, self.launchers = SimpleNamespace(target=target, shared=0, num_warps=4), 0
 
-    def _init_handles(self) -> None:
+    def _init_handles(self):
         self.launchers += 1
 
 
@@ -128,7 +133,7 @@ OZAKI = described(*(torch.empty(64, 64, dtype=torch.float64) for _ in range(3)),
 class _NoMemory:
     """Stands for `torch.empty` of a GPU that is full."""
 
-    def __init__(self, monkeypatch) -> None:
+    def __init__(self, monkeypatch):
         self.asked: list[int] = []
         monkeypatch.setattr(torch, "empty", self)
         monkeypatch.setattr(launch, "current_gpu", lambda: 0)
@@ -182,8 +187,7 @@ def test_the_spare_config_is_the_likeliest_that_takes_no_workspace(monkeypatch):
 
 def test_a_plan_tells_the_bytes_of_workspace():
     ragged = MatmulProblem(1, 1001, 1024, 1003, "bfloat16", "bfloat16", a_align=2)
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    config = by_descriptor(group=8)
     plan = plans.Plan(ragged, config, "model", HOPPER)
     assert plan.workspace == 1001 * 1024 * 2  # a, its rows padded to whole 128 bytes
     assert f"{plan.workspace} bytes of workspace" in repr(plan)
@@ -196,7 +200,7 @@ class _Noting:
     function, packed_metadata = 1, ()
     metadata = SimpleNamespace(tensordesc_meta=None)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.given: list[object] = []
 
     def launch_metadata(self, grid, stream, *args):
@@ -210,9 +214,7 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
     """Of a product whose a is copied, and whose K programs share."""
     a, b, out = (torch.empty(256, 256 + pad, dtype=torch.bfloat16)[:, :256] for pad in (1, 0, 0))
     call, counters = described(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1}
-    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=2, SUBTILES=1)
-    work = work_of(call, config, 132, False)
+    work = work_of(call, by_descriptor(split=2), 132, False)
     kernels, memory, asked = [_Noting() for _ in work.steps], torch.empty(1 << 20, dtype=torch.uint8), []
     take = SimpleNamespace(take=lambda count, stream: asked.append(count) or counters)
     monkeypatch.setattr(launch, "counters_of", lambda device: take)
@@ -269,12 +271,10 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
 def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
     a, b = (torch.empty(4, 256, 256 + pad, dtype=torch.bfloat16)[..., :256] for pad in (1, 0))
     call = described(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 1}
-    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
     copied = 256 * 256 * 2  # a
-    assert workspace_bytes(call, config, HOPPER) == 4 * copied
+    assert workspace_bytes(call, by_descriptor(), HOPPER) == 4 * copied
     monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 32)
-    assert workspace_bytes(call, config, HOPPER) == copied
+    assert workspace_bytes(call, by_descriptor(), HOPPER) == copied
 
 
 @pytest.mark.parametrize("op", ["matmul", "linear_quantized"])
@@ -333,7 +333,7 @@ OPERATIONS = [
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize("problem", OPERATIONS, ids=lambda problem: problem.label)
 def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, starts):
-    call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
+    call = posed(problem, Pointer.named)
     early = 0
     for family in model.families(problem, HOPPER):
         config = legal_configs(problem, HOPPER, family)[0]
@@ -346,7 +346,7 @@ def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, s
 
 def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
     """A second one would add to what the first has stored, where a residual is overwritten in place."""
-    call = posed(OPERATIONS[4], lambda dtype, elements: Pointer(getattr(torch, dtype)))
+    call = posed(OPERATIONS[4], Pointer.named)
     parts = lowered(call, False)
     ranges = [parts.core.verdict[1:], *(step.args["VERDICTS"] for step in parts.after)]
     assert ranges[0][0] == 0
@@ -358,8 +358,7 @@ def test_a_grid_has_no_more_programs_on_an_axis_than_a_launch_takes():
     """Whole columns of tiles as bands, of a batch too long for the third axis."""
     for batch in (65535, 65536):
         a = torch.empty(batch, 64, 64, dtype=torch.bfloat16, device="meta")
-        blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-        config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
-        *_, step = work_of(described(a, a, torch.empty_like(a), "ieee"), config, 132, True).steps
+        call = described(a, a, torch.empty_like(a), "ieee")
+        *_, step = work_of(call, by_descriptor(group=8), 132, True).steps
         assert prod(step.grid) == batch
         assert max(step.grid[1:]) <= 65535

@@ -144,20 +144,15 @@ def test_times_of_permutations_are_the_models_at_first():
 def test_facts_of_packed_weights():
     problem = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
     assert class_of(problem) == class_of(replace(problem, bits=8, group_size=32)) == "weights"
-    in_registers, in_memory = (
-        FORMULAS[problem.op].facts(problem, H200, unpacked) for unpacked in (False, True)
-    )
+    formula = FORMULAS[problem.op]
+    in_registers, in_memory = (formula.facts(problem, H200, unpacked) for unpacked in (False, True))
     assert (in_registers.bytes_b, in_registers.copied, in_registers.copies) == (problem.weight_bytes, 0, 0)
     assert in_memory.bytes_b == problem.unpacked_bytes
     assert 2 * in_memory.copied == problem.weight_bytes + problem.unpacked_bytes
     for config in legal_configs(problem, H200)[::99]:
-        formula = FORMULAS[problem.op]
         shape = formula.shape(config, problem, H200)
-        assert (
-            0
-            < formula.us(shape, formula.facts(problem, H200, formula.key(config)), formula.begin(shape))
-            < 1e4
-        )
+        facts = formula.facts(problem, H200, formula.key(config))
+        assert 0 < formula.us(shape, facts, formula.begin(shape)) < 1e4
 
 
 def test_a_portfolio_of_permutations():
@@ -186,18 +181,8 @@ def test_facts_of_rows_that_start_off_sectors_and_of_copies():
 
 def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
     portfolio = members(20)
-    split = Config.of(
-        4,
-        4,
-        "descriptor",
-        BLOCK_M=64,
-        BLOCK_N=64,
-        BLOCK_K=128,
-        GROUP_M=8,
-        PERSISTENT=False,
-        SPLIT_K=64,
-        SUBTILES=1,
-    )
+    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8}
+    split = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=64, SUBTILES=1)
     short = replace(PRODUCT, k=128)
     first = replace(portfolio, configs=(split, *portfolio.configs), constants=(Constants(start=1e-6),) * 21)
     assert illegal(split, short, H200) is not None
@@ -257,10 +242,8 @@ def test_a_formula_tells_how_many_inputs_a_correction_has(name):
     formula, config = FORMULAS[problem.op], legal_configs(problem, H200)[0]
     shape = formula.shape(config, problem, H200)
     facts = formula.facts(problem, H200, formula.key(config))
-    assert (
-        len(formula.parts(shape, facts, formula.begin(shape))) + len(formula.traits(problem))
-        == formula.inputs
-    )
+    parts = formula.parts(shape, facts, formula.begin(shape))
+    assert len(parts) + len(formula.traits(problem)) == formula.inputs
 
 
 def test_traits_beyond_those_that_are_drawn_are_as_of_the_last_of_them():
@@ -294,9 +277,8 @@ def test_corrections_are_made_where_they_earn_their_keep(missed):
     for problem in drawn("halves-nt", 120, "earned"):
         times = portfolio.times(problem, H200)
         slower = [math.exp(missed * (place % 2) * math.sin(math.log(problem.n) / 2)) for place in range(8)]
-        rows.append(
-            Row(problem, {c: us * s for c, us, s in zip(portfolio.configs, times, slower, strict=True)})
-        )
+        timed = zip(portfolio.configs, times, slower, strict=True)
+        rows.append(Row(problem, {config: us * by for config, us, by in timed}))
     measured = Measured("halves-nt", rows, H200)
     left_out = measured.left_out()
     alone, corrected = (float(measured.lost(us).log1p().mean()) for us in left_out[:2])
@@ -379,13 +361,8 @@ def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     portfolio, *_ = gpu_tables.portfolio("halves-nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
-    for text in (
-        f"{second / us:.3f} times",
-        f"{portfolio.loss.p95:.1%}",
-        "halves-nt",
-        "measured for this GPU",
-    ):
-        assert text in plan.why
+    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "halves-nt", "measured for this GPU"
+    assert all(text in plan.why for text in told)
     assert plans.plan_for(plan.problem, H200, "off").source == "model"
 
 
@@ -567,11 +544,8 @@ def test_what_is_pinned_goes_before_what_was_measured(pin, monkeypatch):
     plans.forget()
     assert plans.plan_for(PRODUCT, H200, "cached").config == measured
     own = replace(members(), constants=members().constants[::-1])
-    pin(
-        table.Table(
-            H200.to_dict(), True, digests(), (table.Entry(PRODUCT, slow, 9.0),), None, {"halves-nt": own}
-        )
-    )
+    entries = (table.Entry(PRODUCT, slow, 9.0),)
+    pin(table.Table(H200.to_dict(), True, digests(), entries, None, {"halves-nt": own}))
     for mode in ("cached", "strict", "tune"):
         plan = plans.plan_for(PRODUCT, H200, mode)
         assert (plan.source, plan.config, plan.us) == ("pinned", slow, 9.0)
@@ -637,9 +611,8 @@ def test_constants_are_found_again():
     dice = random.Random(3)
     problems = drawn("halves-nt", 400, "fit")
     configs = [c for c in legal_configs(PRODUCT, H200) if c.family == "warpgroups"]
-    configs = [
-        replace(c, kwargs=tuple((k, 8 if k == "GROUP_M" else v) for k, v in c.kwargs)) for c in configs
-    ]
+    grouped = [tuple((k, 8 if k == "GROUP_M" else v) for k, v in c.kwargs) for c in configs]
+    configs = [replace(c, kwargs=kwargs) for c, kwargs in zip(configs, grouped, strict=True)]
     configs = list(dict.fromkeys(configs))[::60][:12]
     shapes = [shape_of(config, PRODUCT, H200) for config in configs]
     facts = fit.facts_at(FORMULAS["matmul"], problems, H200, True)

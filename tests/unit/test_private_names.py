@@ -231,7 +231,7 @@ def test_the_exception_is_for_kernels_alone():
 
 
 class Given(NamedTuple):
-    """A name that an adapter gives, and the docstring below it."""
+    """A name that an adapter gives, and its docstring, or the comment beside or above it."""
 
     name: str
     told: str | None
@@ -239,15 +239,15 @@ class Given(NamedTuple):
 
 def given(adapter: Path) -> list[Given]:
     """What an adapter offers, but for CHECKED_ON."""
-    body, found = ast.parse(adapter.read_text()).body, []
-    for node, below in zip(body, [*body[1:], None], strict=True):
+    text, found = adapter.read_text(), []
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.append(Given(node.name, ast.get_docstring(node)))
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            text = below.value if isinstance(below, ast.Expr) else None
-            told = text.value if isinstance(text, ast.Constant) else None
-            found.append(Given(ast.unparse(target), told))
+            above = lines[node.lineno - 2] if lines[node.lineno - 2].startswith("#") else ""
+            found.append(Given(ast.unparse(target), lines[node.lineno - 1].partition("  # ")[2] or above))
     return [each for each in found if each.name != "CHECKED_ON" and not is_private(each.name)]
 
 

@@ -43,6 +43,7 @@ def permuted(shape, dims, itemsize=4, **rest):
 def test_dimensions_that_stay_together_are_one(shape, dims, wanted):
     found = permuted(shape, dims, 8)
     assert (found.shape, found.x_strides, found.out_strides) == wanted
+    assert problem_from_dict(problem_to_dict(found)) == found
 
 
 def test_short_rows_move_as_wider_words():
@@ -74,11 +75,6 @@ def test_tiles_and_what_lies_side_by_side_in_them(seed):
             for index in itertools.product(*(range(size) for _, size in sizes))
         }
         assert set(range(run)) <= places
-
-
-def test_problems_survive_being_written():
-    problem = permuted((5, 7, 3), (2, 0, 1), 2)
-    assert problem_from_dict(problem_to_dict(problem)) == problem
 
 
 @pytest.mark.parametrize(
@@ -177,6 +173,9 @@ def test_problems_of_before_there_were_epilogues_are_read_on():
         {"epilogue": " "},
         {"b_dtype": "float8_e4m3fn"},
         {"b_dtype": "int8"},
+        *({name: "diagonal"} for name in ("a_layout", "b_layout", "out_layout", "out_dtype", "precision")),
+        *({name: value} for name in ("a_align", "b_align", "out_align") for value in (3, 16.0, True)),
+        *({name: 0} for name in ("batch", "m", "n", "k", "invariant")),
         {"block_scales": "1x64"},
         {"epilogue": "gated silu"},
         {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"},

@@ -115,13 +115,8 @@ def test_shared_memory_is_counted_by_stages_in_flight():
 
 
 SIZES = [
-    (1, 1, 1, 1),
-    (1, 1, 8192, 3),
-    (7, 997, 1, 1009),
-    (65537, 3, 5, 7),
-    (1, 2**31, 1, 1),
-    (2, 33, 129, 65),
-]
+    (1, 1, 1, 1), (1, 1, 8192, 3), (7, 997, 1, 1009), (65537, 3, 5, 7), (1, 2**31, 1, 1), (2, 33, 129, 65)
+]  # fmt: skip
 TYPES = [
     ("float16", "float16", "ieee"), ("bfloat16", "float32", "ieee"), ("float32", "float32", "ieee"),
     ("float32", "float32", "tf32x3"), ("float32", "bfloat16", "tf32"), ("float64", "float64", "ieee"),
@@ -232,11 +227,8 @@ def test_results_wider_than_operands_take_more_shared_memory(family):
     """As sums of 16-bit operands do that are stored in fp32, through shared memory."""
     wide = replace(SQUARE, m=4096, n=4096, out_dtype="float32")
     configs = FAMILIES["matmul"][family].configs
-    apart = [
-        c
-        for c in configs
-        if illegal(c, wide, HOPPER) and not illegal(c, replace(wide, out_dtype="float16"), HOPPER)
-    ]
+    narrow = replace(wide, out_dtype="float16")
+    apart = [c for c in configs if illegal(c, wide, HOPPER) and not illegal(c, narrow, HOPPER)]
     assert apart
     assert all("bytes of shared memory" in illegal(config, wide, HOPPER) for config in apart)
 
@@ -338,12 +330,14 @@ def test_each_rung_beats_the_next(monkeypatch):
     assert plans.plan_for(SQUARE, HOPPER).us == 20.0
 
 
-def test_a_plan_is_remembered_until_forgotten():
-    first = plans.plan_for(SQUARE, HOPPER)
-    remember(SQUARE, BEST, 20.0)
-    assert plans.plan_for(SQUARE, HOPPER) is first
+@pytest.mark.parametrize(("problem", "config"), [(SQUARE, BEST), (TURN, turned())], ids=["product", "turn"])
+def test_a_plan_is_remembered_until_forgotten(problem, config):
+    first = plans.plan_for(problem, HOPPER)
+    assert first.source == "model"
+    remember(problem, config, 20.0)
+    assert plans.plan_for(problem, HOPPER) is first
     tritile.forget()
-    assert planned() == ("exact", BEST)
+    assert planned(problem) == ("exact", config)
 
 
 def test_strict_wants_a_measurement(monkeypatch):
@@ -412,14 +406,6 @@ def test_failures_never_win():
 def test_what_another_kernel_source_measured_is_not_believed():
     store_of(HOPPER).add("0" * 16, Trial(SQUARE, BEST, 20.0))
     assert planned()[0] == "model"
-
-
-def test_transposes_climb_the_same_ladder():
-    assert planned(TURN)[0] == "model"
-    remember(TURN, turned(), 5.0)
-    tritile.forget()
-    assert planned(TURN) == ("exact", turned())
-    assert planned(PermuteProblem.turned(1, 2048, 1024, 2))[0] == "model"
 
 
 def test_a_plan_reads_well():

@@ -6,21 +6,20 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tritile.core import threads
 from tritile.core.config import Config
-from tritile.core.device import TARGETS, Device
+from tritile.core.device import TARGETS
 from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning import database, shared_file
@@ -35,23 +34,23 @@ FORK = multiprocessing.get_context("fork")
 forks = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 
-def config(number: int = 0) -> Config:
+def config(number=0):
     return Config.of(BLOCK_M=64, BLOCK_N=16 * (number + 1), num_warps=4)
 
 
-def trial(us: float | None = 10.0, number: int = 0, **changes: Any) -> Trial:
+def trial(us=10.0, number=0, **changes):
     return replace(Trial(PROBLEM, config(number), us, measured_utc="2026-01-02T03:04:05+00:00"), **changes)
 
 
-def beside(store: Store) -> list[str]:
+def beside(store):
     return sorted(path.name for path in store.path.parent.iterdir() if "set-aside" in path.name)
 
 
-def raw(store: Store) -> sqlite3.Connection:
+def raw(store):
     return sqlite3.connect(store.path, isolation_level=None)
 
 
-def filled(directory: Path, count: int, device: Device = DEVICE) -> Store:
+def filled(directory, count, device=DEVICE):
     """A store with so many trials, written in one transaction."""
     store = Store(device, directory)
     store.add(KERNEL, trial())
@@ -65,7 +64,7 @@ def filled(directory: Path, count: int, device: Device = DEVICE) -> Store:
 
 
 @contextlib.contextmanager
-def one_warning(match: str) -> Iterator[None]:
+def one_warning(match):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -75,27 +74,27 @@ def one_warning(match: str) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_silent_warning() -> Iterator[None]:
+def _no_silent_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", StoreWarning)
         yield
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return Store(DEVICE, tmp_path / "cache")
 
 
 # --- What is remembered ---
 
 
-def test_nothing_is_opened_or_created_by_looking(store: Store) -> None:
+def test_nothing_is_opened_or_created_by_looking(store):
     assert store.best(KERNEL, PROBLEM) is None
     assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == list(store.everything()) == []
     assert not store.path.parent.exists()
 
 
-def test_one_store_of_a_device_and_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_store_of_a_device_and_a_directory(tmp_path, monkeypatch):
     here = store_of(DEVICE)
     assert here.path == tmp_path / "nvidia-h200.sqlite3"
     assert store_of(replace(DEVICE)) is here
@@ -113,7 +112,7 @@ def test_one_store_of_a_device_and_a_directory(tmp_path: Path, monkeypatch: pyte
         KernelProblem("mine", (("n", 5), ("x", None), ("s", "é\ud800"), ("f", 0.5)), (("x", "float16"),)),
     ],
 )
-def test_round_trip(tmp_path: Path, problem: Any) -> None:
+def test_round_trip(tmp_path, problem):
     full = Trial(problem, config(), 12.5, 0.01, 128, 0, 49152, 1e-3, None, "2026-01-02T03:04:05Z")
     failed = Trial(problem, config(1), None, failure="out of resources: é")
     Store(DEVICE, tmp_path).add(KERNEL, full)
@@ -126,7 +125,7 @@ def test_round_trip(tmp_path: Path, problem: Any) -> None:
     assert list(again.everything()) == [(environment | {"kernel": KERNEL}, t) for t in (full, failed)]
 
 
-def test_the_same_again_replaces(store: Store) -> None:
+def test_the_same_again_replaces(store):
     store.add(KERNEL, trial(10.0, registers=99))
     store.add(KERNEL, trial(None, failure="wrong answer"))
     assert store.trials(KERNEL, PROBLEM) == [trial(None, failure="wrong answer")]
@@ -146,7 +145,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("field", OTHER)
-def test_every_field_of_the_environment_counts(store: Store, field: str) -> None:
+def test_every_field_of_the_environment_counts(store, field):
     store.add(KERNEL, trial())
     changed = Store(replace(DEVICE, **{field: OTHER[field]}), store.path.parent)
     assert changed.path == store.path
@@ -157,7 +156,7 @@ def test_every_field_of_the_environment_counts(store: Store, field: str) -> None
     assert store.best(KERNEL, PROBLEM) == trial()
 
 
-def test_kernel_problem_and_op_count(store: Store) -> None:
+def test_kernel_problem_and_op_count(store):
     store.add(KERNEL, trial())
     assert store.best("another", PROBLEM) is None
     assert store.bests("another", "matmul") == store.bests(KERNEL, "transpose") == []
@@ -168,7 +167,7 @@ def test_kernel_problem_and_op_count(store: Store) -> None:
     assert slower.best(KERNEL, PROBLEM) == trial()
 
 
-def test_the_best_of_each_problem_are_checked_then_fast(store: Store) -> None:
+def test_the_best_of_each_problem_are_checked_then_fast(store):
     in_order = [
         trial(3.0, 4, error=0.1),
         trial(3.0, 1, error=0.0),
@@ -188,7 +187,7 @@ def test_the_best_of_each_problem_are_checked_then_fast(store: Store) -> None:
 
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0, 0.0, float("-inf"), 1e300, -(10**400)])
-def test_a_time_that_is_none_is_a_failure(store: Store, us: float) -> None:
+def test_a_time_that_is_none_is_a_failure(store, us):
     store.add(KERNEL, trial(us, 0))
     assert store.best(KERNEL, PROBLEM) is None
     store.add(KERNEL, trial(7.0, 1))
@@ -204,7 +203,7 @@ def test_a_time_that_is_none_is_a_failure(store: Store, us: float) -> None:
 @pytest.mark.parametrize(
     "changes", [{"registers": 2**70}, {"measured_utc": "soon"}, {"us": None}, {"spills": -1}]
 )
-def test_what_cannot_be_remembered_is_dropped_with_one_warning(store: Store, changes: Any) -> None:
+def test_what_cannot_be_remembered_is_dropped_with_one_warning(store, changes):
     with one_warning("cannot be remembered"):
         store.add(KERNEL, trial(**changes))
         store.add(KERNEL, trial(**changes))
@@ -212,7 +211,7 @@ def test_what_cannot_be_remembered_is_dropped_with_one_warning(store: Store, cha
     assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 
-def test_a_failure_becomes_one_short_line(store: Store) -> None:
+def test_a_failure_becomes_one_short_line(store):
     store.add(KERNEL, trial(None, failure="ptxas\x00 failed:\n\tout of\ud800é " + "x" * 10**6))
     text = store.trials(KERNEL, PROBLEM)[0].failure or ""
     assert text.startswith("ptxas failed: out of é xxx")
@@ -222,74 +221,58 @@ def test_a_failure_becomes_one_short_line(store: Store) -> None:
 # --- Files that are damaged, or not ours ---
 
 
-def garbage(path: Path) -> None:
+def garbage(path):
     path.write_bytes(random.Random(0).randbytes(20000))
 
 
-def short_garbage(path: Path) -> None:
-    path.write_bytes(b"not a store")
-
-
-def truncated(path: Path) -> None:
+def truncated(path):
     filled(path.parent, 200)
     os.truncate(path, path.stat().st_size // 2 + 100)
 
 
-def headless(path: Path) -> None:
-    filled(path.parent, 50)
-    path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
-
-
-def foreign(path: Path) -> None:
+def foreign(path):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE trials (id INTEGER PRIMARY KEY)")
 
 
-def future_format(path: Path) -> None:
+def future_format(path):
     filled(path.parent, 3)
     data = bytearray(path.read_bytes())
     data[44:48] = (99).to_bytes(4, "big")  # SQLite's own schema format number
     path.write_bytes(data)
 
 
-def triggered(path: Path) -> None:
+def triggered(path):
     filled(path.parent, 3)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END")
 
 
-def directory(path: Path) -> None:
+def directory(path):
     path.mkdir()
     (path / "kept").write_text("x")
 
 
-DAMAGE = [garbage, short_garbage, truncated, headless, foreign, future_format, triggered, directory]
-SAVED = {"truncated": range(20, 180), "headless": [50], "future_format": [3], "triggered": [3]}
+DAMAGE = [garbage, truncated, foreign, future_format, triggered, directory]
 
 
 @pytest.mark.parametrize("first", ["best", "add"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_or_foreign_file_is_set_aside(
-    tmp_path: Path, damage: Callable[[Path], None], first: str
-) -> None:
+def test_damaged_or_foreign_file_is_set_aside(tmp_path, damage, first):
     store = Store(DEVICE, tmp_path)
     damage(store.path)
     before = None if store.path.is_dir() else store.path.read_bytes()
-    saved = SAVED.get(damage.__name__, [0])
     with one_warning("set-aside"):
-        if first == "best":
-            assert bool(store.best(KERNEL, PROBLEM)) == (0 not in saved)
+        assert first == "add" or store.best(KERNEL, PROBLEM) is None
         store.add(KERNEL, trial(99.0, 999))
-        assert store.best(KERNEL, PROBLEM) == (trial(99.0, 999) if 0 in saved else trial())
-        assert len(store.trials(KERNEL, PROBLEM)) - 1 in saved
     (name,) = beside(store)
-    assert name.startswith("nvidia-h200.sqlite3.set-aside-2")
-    assert name.endswith(f"-{os.getpid()}")
+    assert re.fullmatch(rf"nvidia-h200\.sqlite3\.set-aside-2\w+\.\w+-{os.getpid()}", name)
     assert before is None or (tmp_path / name).read_bytes() == before
-    assert len(Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM)) - 1 in saved
+    for again in (store, Store(DEVICE, tmp_path)):
+        assert again.trials(KERNEL, PROBLEM) == [trial(99.0, 999)]
 
 
-def test_empty_file_is_a_new_store(store: Store) -> None:
+def test_empty_file_is_a_new_store(store):
     store.path.parent.mkdir()
     store.path.touch()
     assert store.best(KERNEL, PROBLEM) is None
@@ -299,7 +282,7 @@ def test_empty_file_is_a_new_store(store: Store) -> None:
 
 
 @pytest.mark.parametrize("first", ["read", "add"])
-def test_pages_damaged_while_a_store_is_in_use(tmp_path: Path, first: str) -> None:
+def test_pages_damaged_while_a_store_is_in_use(tmp_path, first):
     store = filled(tmp_path, 3000)
     assert store.best(KERNEL, PROBLEM) == trial()
     size = store.path.stat().st_size
@@ -316,7 +299,7 @@ def test_pages_damaged_while_a_store_is_in_use(tmp_path: Path, first: str) -> No
     assert len(beside(store)) == 1
 
 
-def test_a_journal_goes_aside_with_its_file(store: Store) -> None:
+def test_a_journal_goes_aside_with_its_file(store):
     store.path.mkdir(parents=True)
     journal = store.path.with_name(store.path.name + "-journal")
     journal.write_bytes(b"left by a killed process")
@@ -327,7 +310,7 @@ def test_a_journal_goes_aside_with_its_file(store: Store) -> None:
     assert store.best(KERNEL, PROBLEM) == trial()
 
 
-def test_an_open_store_follows_a_file_set_aside_by_another(tmp_path: Path) -> None:
+def test_an_open_store_follows_a_file_set_aside_by_another(tmp_path):
     store = filled(tmp_path, 3)
     assert store.best(KERNEL, PROBLEM) == trial()
     store.path.rename(tmp_path / "moved")
@@ -338,14 +321,12 @@ def test_an_open_store_follows_a_file_set_aside_by_another(tmp_path: Path) -> No
     assert store.trials(KERNEL, PROBLEM) == []
 
 
-def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(store, monkeypatch):
     store.path.parent.mkdir()
     garbage(store.path)
     lock = shared_file.FileLock
 
-    def overtaken(*arguments: Any, **options: Any) -> Any:
+    def overtaken(*arguments, **options):
         monkeypatch.setattr(shared_file, "FileLock", lock)
         with one_warning("set-aside"):
             Store(DEVICE, store.path.parent).add(KERNEL, trial())
@@ -356,15 +337,13 @@ def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(
     assert len(beside(store)) == 1
 
 
-def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypatch):
     store.path.parent.mkdir()
     store.path.touch()
     connect = sqlite3.connect
 
     class Overtaken(sqlite3.Connection):
-        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        def execute(self, sql, *arguments):
             if sql.startswith("SELECT sql"):
                 other = connect(store.path, 0, isolation_level=None)
                 with contextlib.suppress(sqlite3.OperationalError):  # locked, where all is well
@@ -377,11 +356,11 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(
     assert beside(store) == []
 
 
-def test_a_rename_amid_an_add_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch):
     store = filled(tmp_path, 3)
     put = database.put
 
-    def renamed_meanwhile(*arguments: Any) -> None:
+    def renamed_meanwhile(*arguments):
         put(*arguments)
         if not (tmp_path / "moved").exists():
             store.path.rename(tmp_path / "moved")
@@ -391,7 +370,7 @@ def test_a_rename_amid_an_add_does_not_lose_it(tmp_path: Path, monkeypatch: pyte
     assert Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
 
 
-def test_a_newer_version_is_left_alone(store: Store) -> None:
+def test_a_newer_version_is_left_alone(store):
     store.add(KERNEL, trial())
     with contextlib.closing(raw(store)) as connection:
         connection.execute("PRAGMA user_version = 2")
@@ -409,7 +388,7 @@ def test_a_newer_version_is_left_alone(store: Store) -> None:
 # --- Disks that are full, read-only or slow ---
 
 
-def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+def test_a_file_where_the_directory_should_be(tmp_path):
     (tmp_path / "cache").write_text("a file")
     store = Store(DEVICE, tmp_path / "cache")
     with one_warning("tried again later"):
@@ -424,14 +403,14 @@ class Failing(sqlite3.Connection):
 
     word, error = "", "database or disk is full"
 
-    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+    def execute(self, sql, *arguments):
         if Failing.word and sql.startswith(Failing.word):
             raise sqlite3.OperationalError(Failing.error)
         return super().execute(sql, *arguments)
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
+def failing(monkeypatch):
     """Makes every statement that begins with `word` fail, as a full or read-only disk does."""
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Failing, **k))
@@ -441,9 +420,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
 
 @pytest.mark.parametrize("word", ["BEGIN IMMEDIATE", "INSERT INTO trials", "COMMIT", "CREATE", "PRAGMA user"])
 @pytest.mark.parametrize("error", ["database or disk is full", "disk I/O error", "database is locked"])
-def test_a_failing_disk_drops_adds_and_reads_go_on(
-    store: Store, failing: type[Failing], monkeypatch: pytest.MonkeyPatch, word: str, error: str
-) -> None:
+def test_a_failing_disk_drops_adds_and_reads_go_on(store, failing, monkeypatch, word, error):
     store.add(KERNEL, trial())
     if word in ("CREATE", "PRAGMA user"):
         store = Store(DEVICE, store.path.parent / "fresh")
@@ -460,7 +437,7 @@ def test_a_failing_disk_drops_adds_and_reads_go_on(
 
 
 @pytest.mark.parametrize("word", ["SELECT", "PRAGMA integrity"])
-def test_a_disk_that_cannot_be_read(store: Store, failing: type[Failing], word: str) -> None:
+def test_a_disk_that_cannot_be_read(store, failing, word):
     Store(DEVICE, store.path.parent).add(KERNEL, trial())
     failing.word = word
     with one_warning("tried again later"):
@@ -469,11 +446,11 @@ def test_a_disk_that_cannot_be_read(store: Store, failing: type[Failing], word: 
         store.add(KERNEL, trial(1.0))
 
 
-def test_a_read_only_file_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_is_read(store, monkeypatch):
     store.add(KERNEL, trial())
     connect = sqlite3.connect
 
-    def read_only(path: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
+    def read_only(path, *arguments, **options):
         return connect(f"{Path(path).as_uri()}?mode=ro", *arguments, **(options | {"uri": True}))
 
     monkeypatch.setattr(sqlite3, "connect", read_only)
@@ -485,11 +462,11 @@ def test_a_read_only_file_is_read(store: Store, monkeypatch: pytest.MonkeyPatch)
         assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 
-def test_damage_that_cannot_be_set_aside(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_cannot_be_set_aside(store, monkeypatch):
     store.path.parent.mkdir()
     garbage(store.path)
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr(Path, "rename", refuse)
@@ -502,20 +479,20 @@ def test_damage_that_cannot_be_set_aside(store: Store, monkeypatch: pytest.Monke
 class Clock:
     """Time that passes only while somebody sleeps, and then looks whether the store's lock is free."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.slept, self.free = 1000.0, 0.0, True
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
         self.slept += seconds
         looking = threading.Thread(target=self._look)
         looking.start()
         looking.join()
 
-    def _look(self) -> None:
+    def _look(self):
         free = shared_file.LOCK.acquire(blocking=False)
         if free:
             shared_file.LOCK.release()
@@ -523,13 +500,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(shared_file, "time", made)
     return made
 
 
-def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store: Store, clock: Clock) -> None:
+def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store, clock):
     store.add(KERNEL, trial())
     with contextlib.closing(raw(store)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
@@ -548,14 +525,14 @@ def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store: Store, clock: Cl
 
 
 @pytest.mark.parametrize("lock", ["BEGIN EXCLUSIVE", "BEGIN"])
-def test_a_lock_that_is_soon_released_is_waited_for(store: Store, clock: Clock, lock: str) -> None:
+def test_a_lock_that_is_soon_released_is_waited_for(store, clock, lock):
     store.add(KERNEL, trial())
     other = raw(store)
     other.execute(lock)
     assert other.execute("SELECT count(*) FROM trials").fetchone() == (1,)
     sleep = clock.sleep
 
-    def sleep_and_end(seconds: float) -> None:
+    def sleep_and_end(seconds):
         sleep(seconds)
         other.close()
 
@@ -568,7 +545,7 @@ def test_a_lock_that_is_soon_released_is_waited_for(store: Store, clock: Clock, 
     assert store.flush() == 0
 
 
-def test_trials_wait_for_a_lock_that_another_writer_keeps(store: Store, clock: Clock) -> None:
+def test_trials_wait_for_a_lock_that_another_writer_keeps(store, clock):
     store.add(KERNEL, trial())
     with contextlib.closing(raw(store)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -585,7 +562,7 @@ def test_trials_wait_for_a_lock_that_another_writer_keeps(store: Store, clock: C
     assert store.trials(KERNEL, PROBLEM) == [trial(), trial(2.0, 1), trial(3.0, 2)]
 
 
-def test_setting_aside_waits_a_moment_for_the_lock_of_another_process(store: Store, clock: Clock) -> None:
+def test_setting_aside_waits_a_moment_for_the_lock_of_another_process(store, clock):
     store.path.parent.mkdir()
     garbage(store.path)
     with shared_file.FileLock(f"{store.path}.lock"), one_warning("could not be acquired"):
@@ -601,7 +578,7 @@ def test_setting_aside_waits_a_moment_for_the_lock_of_another_process(store: Sto
     assert store.best(KERNEL, PROBLEM) == trial()
 
 
-def test_a_damaged_file_that_is_in_use_is_not_renamed(store: Store, clock: Clock) -> None:
+def test_a_damaged_file_that_is_in_use_is_not_renamed(store, clock):
     filled(store.path.parent, 50)
     data = store.path.read_bytes()
     at = data.rindex(b"bfloat16")
@@ -613,29 +590,12 @@ def test_a_damaged_file_that_is_in_use_is_not_renamed(store: Store, clock: Clock
         assert beside(store) == []
     clock.now += shared_file.RETRY_S
     with one_warning("set-aside"):
-        assert len(store.trials(KERNEL, PROBLEM)) >= 49
-
-
-def test_trials_are_written_once_a_full_disk_has_room(
-    store: Store, failing: type[Failing], clock: Clock
-) -> None:
-    failing.word = "INSERT"
-    with one_warning("disk is full"):
-        for number in range(4):
-            store.add(KERNEL, trial(1.0, number))
-        assert store.flush() == 4
-        failing.word = ""
-        store.add(KERNEL, trial(2.0, 0))  # too early
         assert store.trials(KERNEL, PROBLEM) == []
-    clock.now += shared_file.RETRY_S
-    store.add(KERNEL, trial(1.0, 4))
-    assert len(store.trials(KERNEL, PROBLEM)) == 5
-    assert store.trials(KERNEL, PROBLEM)[0] == trial(2.0, 0)
-    assert store.flush() == 0
+    assert len(beside(store)) == 1
 
 
-def test_an_add_that_is_interrupted_can_be_done_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
+def test_an_add_that_is_interrupted_can_be_done_later(store, monkeypatch):
+    def interrupted(*_):
         raise SystemExit
 
     with monkeypatch.context() as patch:
@@ -647,9 +607,7 @@ def test_an_add_that_is_interrupted_can_be_done_later(store: Store, monkeypatch:
     assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 
-def test_no_more_than_so_many_trials_wait(
-    store: Store, failing: type[Failing], clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_than_so_many_trials_wait(store, failing, clock, monkeypatch):
     monkeypatch.setattr(store_module, "_MOST_UNWRITTEN", 3)
     failing.word = "INSERT"
     with one_warning("disk is full"):
@@ -660,57 +618,7 @@ def test_no_more_than_so_many_trials_wait(
     assert store.trials(KERNEL, PROBLEM) == [trial(1.0, number) for number in (2, 3, 4)]
 
 
-# --- Flipped bits ---
-
-
-def _keys(trials: list[Trial]) -> set[tuple[int, str]]:
-    return {(t.problem.m, t.config.key) for t in trials}  # type: ignore[union-attr]
-
-
-def test_no_flipped_bit_hides_a_trial_in_silence(tmp_path: Path) -> None:
-    draw = random.Random(5)
-    problems = [replace(PROBLEM, m=m) for m in range(1, 7)]
-    sound = Store(DEVICE, tmp_path / "sound")
-    for problem in problems:
-        for number in range(5):
-            sound.add(KERNEL, trial(10.0 + number, number, problem=problem))
-    data, aside, told = sound.path.read_bytes(), 0, 0
-    for turn in range(60):
-        store, spoiled = Store(DEVICE, tmp_path / str(turn)), bytearray(data)
-        spoiled[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        store.path.parent.mkdir()
-        store.path.write_bytes(spoiled)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = [t for problem in problems for t in store.trials(KERNEL, problem)]
-            bests = store.bests(KERNEL, "matmul")
-            best = [store.best(KERNEL, problem) for problem in problems]
-            store.add(KERNEL, trial(1.0, 99))
-        warned = [str(w.message) for w in caught if issubclass(w.category, StoreWarning)]
-        aside += len(beside(store))
-        told += len(warned)
-        lost = 30 - len(_keys(found))
-        # The page with all trials of a table, or with the only environment, may be past reading.
-        assert len(warned) == 1 or not (lost or warned or len(bests) < 6 or None in best), turn
-        newer = warned and "newer" in warned[0]
-        assert newer or trial(1.0, 99) in store.trials(KERNEL, PROBLEM), turn
-    assert 12 < aside <= told
-
-
-def test_what_can_be_read_of_a_damaged_file_is_saved(tmp_path: Path) -> None:
-    store = filled(tmp_path, 2000)
-    data = bytearray(store.path.read_bytes())
-    pages = range(0, len(data), 4096)
-    leaf = next(at for at in pages if data[at] == 13 and b"257" in data[at : at + 4096] and at > 40 * 4096)
-    data[leaf : leaf + 8] = b"\xff" * 8
-    store.path.write_bytes(data)
-    with one_warning("trials that could be read"):
-        assert store.best(KERNEL, PROBLEM) == trial()
-    assert 1950 < len(store.trials(KERNEL, PROBLEM)) < 2000
-    assert len(beside(store)) == 1
-
-
-def test_a_file_is_checked_once_by_a_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_checked_once_by_a_process(store, monkeypatch):
     checks: list[int] = []
     monkeypatch.setattr(database, "_check", lambda connection: checks.append(1))
     store.add(KERNEL, trial())
@@ -724,22 +632,6 @@ def test_a_file_is_checked_once_by_a_process(store: Store, monkeypatch: pytest.M
     assert len(checks) == 2
 
 
-def test_pages_that_refer_to_each_other_without_end_are_given_up(store: Store) -> None:
-    filled(store.path.parent, 2000)
-    data = bytearray(store.path.read_bytes())
-    root = 3 * 4096  # of the table of trials: an interior page, every child of which becomes the first
-    cells = int.from_bytes(data[root + 3 : root + 5], "big")
-    assert data[root] == 5
-    assert cells > 2
-    at = [int.from_bytes(data[root + 12 + 2 * i : root + 14 + 2 * i], "big") for i in range(cells)]
-    for place in [root + cell for cell in at] + [root + 8]:
-        data[place : place + 4] = data[root + at[0] : root + at[0] + 4]
-    store.path.write_bytes(data)
-    with one_warning("set-aside"):
-        found = store.trials(KERNEL, PROBLEM)
-    assert 0 < len(found) < 200
-
-
 # --- Rows that nobody of ours wrote ---
 
 CANARY = "canary"
@@ -747,7 +639,7 @@ EVIL = f"__import__('os').system('touch {CANARY}')"
 
 
 class Bomb:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.system, (f"touch {CANARY}",)
 
 
@@ -766,6 +658,7 @@ CONFIG_TEXTS = [
     config(5).key.replace('"family":""', '"family":[]'), config(5).key.replace('"family":"",', ""),
 ]  # fmt: skip
 BAD = [
+    *(("problem", value) for value in PROBLEM_TEXTS),
     *(("config", value) for value in CONFIG_TEXTS),
     *((name, value) for name in ("us", "spread", "registers", "error") for value in NUMBERS),
     ("us", 0), ("us", None), ("registers", 1.5), ("op", "transpose"),
@@ -774,7 +667,7 @@ BAD = [
 ]  # fmt: skip
 
 
-def plant(store: Store, column: str, value: Any) -> None:
+def plant(store, column, value):
     """Spoils one column of the fast trial of config 5, behind the store's back."""
     store.add(KERNEL, trial(10.0))
     store.add(KERNEL, trial(0.001, 5))
@@ -786,9 +679,7 @@ def plant(store: Store, column: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("column", "value"), BAD)
-def test_a_bad_row_is_skipped_and_hides_no_good_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch, column: str, value: Any
-) -> None:
+def test_a_bad_row_is_skipped_and_hides_no_good_one(store, monkeypatch, column, value):
     monkeypatch.chdir(store.path.parent.parent)
     plant(store, column, value)
     with one_warning("not valid"):
@@ -800,21 +691,10 @@ def test_a_bad_row_is_skipped_and_hides_no_good_one(
     assert beside(store) == []
 
 
-@pytest.mark.parametrize("value", PROBLEM_TEXTS)
-def test_a_bad_problem_is_skipped(store: Store, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    monkeypatch.chdir(store.path.parent.parent)
-    plant(store, "problem", value)
-    with one_warning("not valid"):
-        assert [found for _, found in store.everything()] == [trial(10.0)]
-        assert store.bests(KERNEL, "matmul") == [trial(10.0)]
-        assert store.best(KERNEL, PROBLEM) == trial(10.0)
-    assert not Path(CANARY).exists()
-
-
 @pytest.mark.parametrize(
     "setting", ["processors = 'many'", "arch = x'80'", "triton = x'ff'", "l2_bytes = -1"]
 )
-def test_a_bad_environment_is_skipped(store: Store, setting: str) -> None:
+def test_a_bad_environment_is_skipped(store, setting):
     store.add(KERNEL, trial(10.0))
     store.add("other", trial(1.0))
     with contextlib.closing(raw(store)) as connection:
@@ -826,7 +706,7 @@ def test_a_bad_environment_is_skipped(store: Store, setting: str) -> None:
 # --- Merging ---
 
 
-def test_merge_takes_what_is_new_or_newer(tmp_path: Path) -> None:
+def test_merge_takes_what_is_new_or_newer(tmp_path):
     ours, theirs = Store(DEVICE, tmp_path / "a"), Store(DEVICE, tmp_path / "b")
     early, late = "2026-01-02T06:00:00+05:00", "2026-01-02T05:00:00+00:00"  # late by four hours
     ours.add(KERNEL, trial(1.0, 0, measured_utc=late))
@@ -847,7 +727,7 @@ def test_merge_takes_what_is_new_or_newer(tmp_path: Path) -> None:
     assert Store(newer, tmp_path / "a").best(KERNEL, PROBLEM) == trial(0.5)
 
 
-def test_merge_skips_bad_rows_and_replaces_ours(tmp_path: Path) -> None:
+def test_merge_skips_bad_rows_and_replaces_ours(tmp_path):
     ours, theirs = Store(DEVICE, tmp_path / "a"), filled(tmp_path / "b", 600)
     plant(ours, "us", "soon")
     plant(theirs, "spread", EVIL)  # of config 5 as well, which is so good on neither side
@@ -859,7 +739,7 @@ def test_merge_skips_bad_rows_and_replaces_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.touch(), lambda path: None])
-def test_merge_refuses_what_is_no_store(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_merge_refuses_what_is_no_store(tmp_path, damage):
     (tmp_path / "b").mkdir()
     other = tmp_path / "b" / "nvidia-h200.sqlite3"
     damage(other)
@@ -870,7 +750,7 @@ def test_merge_refuses_what_is_no_store(tmp_path: Path, damage: Callable[[Path],
     assert len(list(other.parent.glob("*set-aside*"))) == 0
 
 
-def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path: Path) -> None:
+def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path):
     other = Store(TARGETS["sm_90"], tmp_path / "b")
     other.add(KERNEL, trial())
     store = Store(DEVICE, tmp_path / "a")
@@ -885,7 +765,7 @@ def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path: Path) -> None:
 # --- Many at once ---
 
 
-def work(directory: Path, report: Path, start: int, count: int) -> None:
+def work(directory, report, start, count):
     """What a child does: add trials, and note each one that is added."""
     store = Store(DEVICE, directory)
     with report.open("ab", buffering=0) as done:
@@ -894,29 +774,35 @@ def work(directory: Path, report: Path, start: int, count: int) -> None:
             done.write(b"%d\n" % number)
 
 
-def reported(report: Path) -> list[int]:
+def started(target, arguments):
+    children = [FORK.Process(target=target, args=each) for each in arguments]
+    for child in children:
+        child.start()
+    return children
+
+
+def exit_codes(children):
+    for child in children:
+        child.join(60)
+    return [child.exitcode for child in children]
+
+
+def reported(report):
     return [int(line) for line in report.read_text().split()] if report.exists() else []
 
 
 @forks
-def test_eight_processes_of_which_two_are_killed(tmp_path: Path) -> None:
+def test_eight_processes_of_which_two_are_killed(tmp_path):
     reports = [tmp_path / f"report{index}" for index in range(8)]
     counts = [10**6, 10**6] + [25] * 6
-    children = [
-        FORK.Process(target=work, args=(tmp_path, reports[index], 10_000 * index, counts[index]))
-        for index in range(8)
-    ]
-    for child in children:
-        child.start()
+    children = started(work, [(tmp_path, reports[i], 10_000 * i, counts[i]) for i in range(8)])
     deadline = time.monotonic() + 60
     for index in range(2):
         while len(reported(reports[index])) < 4 * (index + 1):
             assert time.monotonic() < deadline
             time.sleep(0.001)
         os.kill(children[index].pid or 0, signal.SIGKILL)
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [-signal.SIGKILL] * 2 + [0] * 6
+    assert exit_codes(children) == [-signal.SIGKILL] * 2 + [0] * 6
     finished = [[*reported(report)] for report in reports]
     assert [len(numbers) for numbers in finished[2:]] == [25] * 6
     store = Store(DEVICE, tmp_path)
@@ -930,23 +816,18 @@ def test_eight_processes_of_which_two_are_killed(tmp_path: Path) -> None:
 
 
 @forks
-def test_four_processes_find_the_same_damage(tmp_path: Path) -> None:
+def test_four_processes_find_the_same_damage(tmp_path):
     garbage(Store(DEVICE, tmp_path).path)
     barrier = FORK.Barrier(4)
 
-    def meet(index: int) -> None:
+    def meet(index):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             barrier.wait()
             work(tmp_path, tmp_path / f"report{index}", 100 * index, 5)
         (tmp_path / f"warned{index}").write_text("\n".join(str(w.message) for w in caught))
 
-    children = [FORK.Process(target=meet, args=(index,)) for index in range(4)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * 4
+    assert exit_codes(started(meet, [(index,) for index in range(4)])) == [0] * 4
     store = Store(DEVICE, tmp_path)
     assert len(beside(store)) == 1
     told = "".join((tmp_path / f"warned{index}").read_text() for index in range(4))
@@ -955,18 +836,16 @@ def test_four_processes_find_the_same_damage(tmp_path: Path) -> None:
 
 
 @forks
-def test_a_child_forked_amid_a_transaction_lets_the_file_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_forked_amid_a_transaction_lets_the_file_alone(store, monkeypatch):
     monkeypatch.setattr(threads, "WAIT_S", 0.01)
     store.add(KERNEL, trial())
     working, done = threading.Event(), threading.Event()
 
-    def work(_: sqlite3.Connection) -> None:
+    def work(_):
         working.set()
         assert done.wait(60)
 
-    def child() -> None:
+    def child():
         with one_warning("the parent was using the file"):
             assert store.best(KERNEL, PROBLEM) is None
             store.add(KERNEL, trial(1.0))
@@ -974,39 +853,32 @@ def test_a_child_forked_amid_a_transaction_lets_the_file_alone(
     thread = threading.Thread(target=store._file.attempt, args=(work, None))
     thread.start()
     assert working.wait(60)
-    process = FORK.Process(target=child)
-    process.start()
+    children = started(child, [()])
     done.set()
     thread.join(60)
-    process.join(60)
-    assert process.exitcode == 0
+    assert exit_codes(children) == [0]
     assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 
 @forks
-def test_a_child_does_not_write_what_waits_in_its_parent(
-    store: Store, failing: type[Failing], clock: Clock
-) -> None:
+def test_a_child_does_not_write_what_waits_in_its_parent(store, failing, clock):
     failing.word = "INSERT"
     with one_warning("disk is full"):
         store.add(KERNEL, trial())
     failing.word = ""
-    process = FORK.Process(target=store.flush)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    assert exit_codes(started(store.flush, [()])) == [0]
     assert store.trials(KERNEL, PROBLEM) == []
     assert store.flush() == 0
     assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_two_threads(tmp_path: Path, shared: bool) -> None:
+def test_two_threads(tmp_path, shared):
     stores = [Store(DEVICE, tmp_path)] * 2 if shared else [Store(DEVICE, tmp_path) for _ in range(2)]
     barrier = threading.Barrier(2)
     read: list[int] = []
 
-    def add(index: int) -> None:
+    def add(index):
         barrier.wait()
         for number in range(15):
             stores[index].add(KERNEL, trial(1.0 + number, 100 * index + number))

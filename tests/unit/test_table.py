@@ -2,14 +2,9 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,14 +36,14 @@ TABLE = Table(DEVICE.to_dict(), True, {"matmul/tile": "0123", "permute/tile": "4
 
 
 @pytest.fixture(autouse=True)
-def _no_silent_warning() -> Iterator[None]:
+def _no_silent_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", StoreWarning)
         yield
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """A stand-in for the folder of shipped tables."""
     monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
     for read_once in (gpu_tables._shipped, gpu_tables._of_like):
@@ -58,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         read_once.cache_clear()
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     write(TABLE, tmp_path / "new" / "nvidia-h200.json")
     again = read(tmp_path / "new" / "nvidia-h200.json")
     assert again == TABLE
@@ -69,13 +64,13 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entries", [(), (Entry(PROBLEMS[0], CONFIG, None),)])
-def test_empty_and_predicted_tables(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+def test_empty_and_predicted_tables(tmp_path, entries):
     table = replace(TABLE, measured=False, entries=entries)
     write(table, tmp_path / "t.json")
     assert read(tmp_path / "t.json") == table
 
 
-def test_what_a_table_lost_is_written_and_kept_where_entries_are_taken_over(tmp_path: Path) -> None:
+def test_what_a_table_lost_is_written_and_kept_where_entries_are_taken_over(tmp_path):
     entries = tuple(replace(entry, config=replace(CONFIG, family="tile")) for entry in ENTRIES[1:])
     lossy = replace(TABLE, entries=entries, loss=Loss(**LOSS))
     write(lossy, tmp_path / "t.json")
@@ -88,7 +83,7 @@ def test_what_a_table_lost_is_written_and_kept_where_entries_are_taken_over(tmp_
     assert completed(replace(lossy, loss=None), lossy).loss is None
 
 
-def test_the_order_of_entries_and_names_does_not_show(tmp_path: Path) -> None:
+def test_the_order_of_entries_and_names_does_not_show(tmp_path):
     backwards = {name: TABLE.device[name] for name in reversed(TABLE.device)}
     write(TABLE, tmp_path / "a.json")
     write(Table(backwards, True, dict(reversed(TABLE.kernels.items())), ENTRIES[::-1]), tmp_path / "b.json")
@@ -98,7 +93,7 @@ def test_the_order_of_entries_and_names_does_not_show(tmp_path: Path) -> None:
     assert text.endswith(b"\n]\n}\n")
 
 
-def entry(**changes: Any) -> Any:
+def entry(**changes):
     return {"problem": problem_to_dict(PROBLEMS[1]), "config": CONFIG.to_dict(), "us": 2.0} | changes
 
 
@@ -121,13 +116,13 @@ BAD = [
 ]  # fmt: skip
 
 
-def document(**changes: Any) -> dict[str, Any]:
+def document(**changes):
     facts = {"device": TABLE.device, "measured": True, "kernels": TABLE.kernels, "entries": [entry()]}
     return {"format": 2} | facts | changes
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_entry_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Any) -> None:
+def test_a_bad_entry_is_skipped(tmp_path, monkeypatch, bad):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "t.json"
     path.write_text(json.dumps(document(entries=[bad, entry(), bad])))
@@ -138,7 +133,7 @@ def test_a_bad_entry_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "canary").exists()
 
 
-def test_of_two_entries_for_one_problem_the_first_counts(tmp_path: Path) -> None:
+def test_of_two_entries_for_one_problem_the_first_counts(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(document(entries=[entry(), entry(us=1.0)])))
     with pytest.warns(StoreWarning, match="a second entry"):
         table = read(tmp_path / "t.json")
@@ -161,58 +156,29 @@ def test_of_two_entries_for_one_problem_the_first_counts(tmp_path: Path) -> None
         *(json.dumps(document(loss={**LOSS, "configs": value})) for value in (1.5, -1, "4", True)),
     ],
 )  # fmt: skip
-def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+def test_what_is_no_table_is_refused(tmp_path, text):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(InvalidValueError, match=r"t\.json"):
         read(tmp_path / "t.json")
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_not_read_whole(tmp_path):
     path = tmp_path / "t.json"
-    path.touch()
+    path.write_text(json.dumps(document()) + " " * table_module.MAX_BYTES)
+    os.truncate(path, table_module.MAX_BYTES)
+    assert len(read(path).entries) == 1
     os.truncate(path, 1 << 40)
-    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
-    with pytest.raises(InvalidValueError, match=r"t\.json has 1099511627776 bytes: wanted 8388608 at most"):
+    with pytest.raises(InvalidValueError, match=r"t\.json holds more than 8 MiB"):
         read(path)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "t.json")
-    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
-    monkeypatch.setattr(Path, "read_bytes", lambda *_: pytest.fail("read"))
-    with pytest.raises(InvalidValueError, match=r"t\.json is not a regular file"):
+    with pytest.raises(InvalidValueError, match=r"t\.json is not there, or no regular file"):
         read(tmp_path / "t.json")
 
 
-def test_a_file_that_grows_is_read_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "t.json"
-    write(TABLE, path)
-    monkeypatch.setattr(table_module, "MAX_BYTES", path.stat().st_size)
-    assert read(path) == TABLE
-    facts = path.stat()
-    with path.open("a") as file:
-        file.write(" ")
-    monkeypatch.setattr(Path, "stat", lambda *_, **__: facts)
-    with pytest.raises(InvalidValueError, match="holds more than"):
-        read(path)
-
-
-def test_of_many_bad_entries_no_more_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[Any] = []
-    entry_of = table_module._entry
-    monkeypatch.setattr(table_module, "_entry", lambda data: looked.append(data) or entry_of(data))
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(document(entries=[entry(), *[[]] * 1000])))
-    with pytest.warns(StoreWarning, match="skipped 1000 of 1001"):
-        assert len(read(path).entries) == 1
-    looked.clear()
-    path.write_text(json.dumps(document(entries=[entry(), *[[]] * 5000])))
-    with pytest.raises(InvalidValueError, match="more than 1000 entries are not valid"):
-        read(path)
-    assert len(looked) == 1002
-
-
-def test_bytes_that_are_no_text_a_folder_and_nothing_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_a_folder_and_nothing_are_refused(tmp_path):
     (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "t.json", tmp_path, tmp_path / "missing.json"):
         with pytest.raises(InvalidValueError):
@@ -220,13 +186,11 @@ def test_bytes_that_are_no_text_a_folder_and_nothing_are_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_an_interrupted_write_leaves_the_old_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_an_interrupted_write_leaves_the_old_table(tmp_path, monkeypatch, call):
     path = tmp_path / "t.json"
     write(TABLE, path)
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_):
         assert len(list(tmp_path.iterdir())) == 2  # the new text lies beside the old
         raise KeyboardInterrupt
 
@@ -235,33 +199,6 @@ def test_an_interrupted_write_leaves_the_old_table(
         write(replace(TABLE, entries=()), path)
     assert read(path) == TABLE
     assert list(tmp_path.iterdir()) == [path]
-
-
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-from tritile.core.files import write_whole
-
-os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-write_whole(Path(sys.argv[1]), "half")
-"""
-
-
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "t[1].json"
-    done = subprocess.run([sys.executable, "-c", WRITER, path], check=False, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
-    host = left.name.split(".")[-3]
-    alive = tmp_path / f".t[1].json.{host}.{os.getppid()}.tmp"
-    elsewhere, old = (tmp_path / f".t[1].json.elsewhere.{pid}.tmp" for pid in (10**9, 10**9 + 1))
-    strange, other = tmp_path / f".t[1].json.{host}.x.tmp", tmp_path / f".u.json.{host}.{10**9}.tmp"
-    for name in (alive, elsewhere, old, strange, other):
-        name.touch()
-    os.utime(old, (0, 0))
-    write(TABLE, path)
-    assert set(tmp_path.iterdir()) == {path, alive, elsewhere, strange, other}
-    assert read(path) == TABLE
 
 
 @pytest.mark.parametrize(
@@ -275,7 +212,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
         {"kernels": {"matmul/tile": 1}},
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: Any) -> None:
+def test_what_could_not_be_read_back_is_not_written(tmp_path, changes):
     path = tmp_path / "t.json"
     write(TABLE, path)
     with pytest.raises(InvalidValueError):
@@ -284,7 +221,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: Any
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_from_store_takes_the_best_of_the_given_kernels(tmp_path: Path) -> None:
+def test_from_store_takes_the_best_of_the_given_kernels(tmp_path):
     store = Store(DEVICE, tmp_path)
     slow = Config.of(BLOCK_M=16)
     for problem in PROBLEMS[1:]:
@@ -299,7 +236,7 @@ def test_from_store_takes_the_best_of_the_given_kernels(tmp_path: Path) -> None:
     assert read(tmp_path / "t.json") == made
 
 
-def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_path: Path) -> None:
+def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_path):
     store, problem = Store(DEVICE, tmp_path), PROBLEMS[1]
     names = {label: label for label in ("matmul/tile", "matmul/descriptor")}
     store.add("matmul/tile", Trial(problem, CONFIG, 5.0, error=1e-3))
@@ -308,7 +245,7 @@ def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_pa
         assert from_store(store, DEVICE, kernels).entries == (Entry(problem, CONFIG, 5.0),)
 
 
-def test_shipped_is_read_once(folder: Path) -> None:
+def test_shipped_is_read_once(folder):
     write(TABLE, folder / "nvidia-h200.json")
     (found,) = shipped(DEVICE)
     assert found == TABLE
@@ -316,7 +253,7 @@ def test_shipped_is_read_once(folder: Path) -> None:
     assert shipped(replace(DEVICE, triton="9"))[0] is found
 
 
-def test_no_table_for_another_name(folder: Path) -> None:
+def test_no_table_for_another_name(folder):
     write(TABLE, folder / "nvidia-h200.json")
     write(TABLE, folder / "nvidia-b200.json")
     same_file = replace(DEVICE, name="nvidia h200", processors=131)
@@ -326,7 +263,7 @@ def test_no_table_for_another_name(folder: Path) -> None:
     assert shipped(TARGETS["gfx942"]) == ()
 
 
-def test_a_broken_shipped_table_warns_once_and_counts_as_none(folder: Path) -> None:
+def test_a_broken_shipped_table_warns_once_and_counts_as_none(folder):
     (folder / "nvidia-h200.json").write_text("{")
     with pytest.warns(StoreWarning, match="shipped") as caught:
         found = shipped(DEVICE)
@@ -335,7 +272,7 @@ def test_a_broken_shipped_table_warns_once_and_counts_as_none(folder: Path) -> N
     assert shipped(DEVICE) == ()  # a second StoreWarning would be an error here
 
 
-def test_the_tables_in_the_package_are_whole() -> None:
+def test_the_tables_in_the_package_are_whole():
     gpu_tables._shipped.cache_clear()
     for device in TARGETS.values():
         for table in shipped(device):  # a StoreWarning is an error here

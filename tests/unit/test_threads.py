@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import tritile
-from tritile.core import threads
+from tritile.core import settings, threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
@@ -94,6 +94,20 @@ def test_where_one_is_interrupted_another_begins_anew(waiting):
 
 def test_keys_do_not_wait_for_each_other():
     assert once("a", lambda: once("b", lambda: 7)) == 7
+
+
+def test_what_another_thread_chose_counts_inside_a_with_and_ends_with_it():
+    before, other = settings.rules(), settings.Rules("off", True)
+    with settings.under(other):
+        assert settings.rules() == other
+    assert settings.rules() == before
+    with tritile.mode("tune"), tritile.batch_invariant():
+        choices = settings.chosen()
+    with settings.carried(choices):
+        assert settings.rules() == ("tune", True)
+    with tritile.mode("off"), settings.carried(choices):
+        assert settings.rules() == ("off", True)  # what this thread chose goes first
+    assert settings.rules() == before
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

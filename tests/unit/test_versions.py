@@ -3,7 +3,6 @@
 import re
 import tomllib
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,18 +24,21 @@ PROBLEM = MatmulProblem(1, 512, 512, 512, "bfloat16", "bfloat16")
 TILE = Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8)
 
 
+def forget_tables():
+    for forget in (gpu_tables._shipped.cache_clear, gpu_tables._of_like.cache_clear, plans.forget):
+        forget()
+
+
 @pytest.fixture
-def shipped(tmp_path, monkeypatch) -> Iterator[table.Table]:
+def shipped(tmp_path, monkeypatch):
     """A table of the present kernels that triton 3.6.0 measured, in the place of those that ship."""
     facts = replace(H200, triton="3.6.0").to_dict()
     made = table.Table(facts, True, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
     table.write(made, tmp_path / "nvidia-h200.json")
     monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
-    for forget in (gpu_tables._shipped.cache_clear, gpu_tables._of_like.cache_clear, plans.forget):
-        forget()
+    forget_tables()
     yield made
-    for forget in (gpu_tables._shipped.cache_clear, gpu_tables._of_like.cache_clear, plans.forget):
-        forget()
+    forget_tables()
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,7 @@ def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
 
 def test_a_table_of_other_kernels_does_not_count_in_mode_strict(shipped, tmp_path):
     table.write(replace(shipped, kernels={"matmul/tile": "0123"}), tmp_path / "nvidia-h200.json")
-    gpu_tables._shipped.cache_clear()
-    gpu_tables._of_like.cache_clear()
+    forget_tables()
     with pytest.raises(NotTunedError):
         plans.plan_for(PROBLEM, H200, "strict")
 

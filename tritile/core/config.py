@@ -89,7 +89,7 @@ class Config:
         It is for values that follow from those of this config, which were checked.
         """
         values = self.kwargs if kwargs is None else tuple(kwargs)
-        own = {each.name: getattr(self, each.name) for each in _FIELDS}
+        own = {name: getattr(self, name) for name in _FIELDS}
         made = object.__new__(Config)
         vars(made).update(own | changes, kwargs=values, _values=dict(values))
         return made
@@ -99,39 +99,24 @@ class Config:
         return self._values[name]
 
     def __str__(self) -> str:
-        blocks = [f"{name}={value}" for name, value in self.kwargs]
-        extra = [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
-        extra += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
-        return " ".join(
-            [
-                *[self.family] * bool(self.family),
-                *blocks,
-                f"num_warps={self.num_warps}",
-                f"num_stages={self.num_stages}",
-                *extra,
-            ]
-        )
+        words = [self.family] * bool(self.family) + [f"{name}={value}" for name, value in self.kwargs]
+        words += [f"num_warps={self.num_warps}", f"num_stages={self.num_stages}"]
+        words += [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
+        words += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
+        return " ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary that JSON holds and `from_dict` reads back."""
-        return {
-            "kwargs": dict(self.kwargs),
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "num_ctas": self.num_ctas,
-            "maxnreg": self.maxnreg,
-            "family": self.family,
-        }
+        return {name: getattr(self, name) for name in _FIELDS} | {"kwargs": dict(self.kwargs)}
 
     @classmethod
     def from_dict(cls, data: Any) -> "Config":
         """Return the config that `to_dict` wrote. Raises InvalidValueError for anything else."""
-        known = {"kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "family"}
-        if not isinstance(data, Mapping) or set(data) - known or not isinstance(data.get("kwargs"), Mapping):
+        known = isinstance(data, Mapping) and set(data) <= set(_FIELDS)
+        kwargs = data.get("kwargs") if known else None
+        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
             raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
-        if not all(isinstance(name, str) for name in data["kwargs"]):
-            raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
-        return cls(tuple(sorted(data["kwargs"].items())), **{k: v for k, v in data.items() if k != "kwargs"})
+        return cls(**{**data, "kwargs": tuple(sorted(kwargs.items()))})
 
     @functools.cached_property
     def key(self) -> str:
@@ -147,13 +132,8 @@ class Config:
     @classmethod
     def from_triton(cls, config: triton.Config) -> "Config":
         """Return the same from a `triton.Config`. Raises InvalidValueError if a value is not plain data."""
-        return cls(
-            tuple(sorted(config.kwargs.items())),
-            config.num_warps,
-            config.num_stages,
-            config.num_ctas,
-            config.maxnreg,
-        )
+        kwargs = tuple(sorted(config.kwargs.items()))
+        return cls(kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg)
 
 
-_FIELDS: Final = tuple(each for each in fields(Config) if each.init)
+_FIELDS: Final = tuple(each.name for each in fields(Config) if each.init)

@@ -19,66 +19,41 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _contextlib, _python_dispatch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-CHECKED_ON: Final = ("2.11", "2.13")
-"""List the versions of torch on which these names were checked."""
+CHECKED_ON: Final = ("2.11", "2.13")  # versions of torch on which these names were checked
 
 # The current GPU. Names that only builds for CUDA have are None in other builds.
 
+# Have the current stream do nothing for so many cycles of the GPU's clock.
 wait_on_gpu: Any = torch.cuda._sleep
-"""Have the current stream do nothing for so many cycles of the GPU's clock: `torch.cuda._sleep`."""
-
-current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)
-"""Return the number of the current GPU: `torch._C._cuda_getDevice`."""
-
+current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # return the number of the current GPU
+# Return the current stream of a GPU as the driver's number.
 current_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-"""Return the current stream of a GPU as the driver's number: `torch._C._cuda_getCurrentRawStream`."""
-
+# Allocate on the current GPU without the dispatcher.
 empty_strided_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
-"""Allocate on the current GPU without the dispatcher: `torch._C._dynamo.guards._empty_strided_cuda`."""
-
+# Return the precision that torch is set to for fp32.
 fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
-"""Return the precision that torch is set to for fp32: `torch._C._get_fp32_precision_getter`."""
-
+# Tell autograd that tensors were written, in half the time of torch's wrapper.
 increment_versions: Final = torch._C._increment_version
-"""Tell autograd that tensors were written: `torch._C._increment_version`, half of its wrapper's time."""
 
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
-modes_entered: Final = torch._C._len_torch_dispatch_stack
-"""Return how many `__torch_dispatch__` modes are on: `torch._C._len_torch_dispatch_stack`."""
-
-without_modes: Final = _python_dispatch._disable_current_modes
-"""Turn all modes off for a `with`: `torch.utils._python_dispatch._disable_current_modes`."""
-
+modes_entered: Final = torch._C._len_torch_dispatch_stack  # return how many `__torch_dispatch__` modes are on
+without_modes: Final = _python_dispatch._disable_current_modes  # turn all modes off for a `with`
+# Tell whether torch.autocast is on for any device.
 is_any_autocast_on: Final = torch._C._is_any_autocast_enabled
-"""Tell whether torch.autocast is on for any device: `torch._C._is_any_autocast_enabled`."""
-
+# Read the level of forward derivatives, -1 outside all.
 forward_level: Final = functools.partial(getattr, forward_ad, "_current_level")
-"""Read the level of forward derivatives, -1 outside all: the variable `forward_ad._current_level`."""
-
-forward_recording: Final = forward_ad._set_fwd_grad_enabled
-"""Turn tangents on or off for a `with`: `forward_ad._set_fwd_grad_enabled`."""
-
+forward_recording: Final = forward_ad._set_fwd_grad_enabled  # turn tangents on or off for a `with`
+# Return the innermost torch.func transform or None.
 innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
-"""Return the innermost torch.func transform or None: `torch._C._functorch.peek_interpreter_stack`."""
-
+# Return the transform that runs.
 current_transform: Final = pyfunctorch.retrieve_current_functorch_interpreter
-"""Return the transform that runs: `torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter`."""
-
+# Tell whether torch.func wraps a tensor.
 is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
-"""Tell whether torch.func wraps a tensor: `torch._C._functorch.is_functorch_wrapped_tensor`."""
-
-unwrap_batched: Final = vmap.unwrap_batched
-"""Split arguments of vmap into tensors and batch dimensions: `torch._functorch.vmap.unwrap_batched`."""
-
-add_batch_dim: Final = torch._C._functorch._add_batch_dim
-"""Wrap a result of vmap with its batch dimension: `torch._C._functorch._add_batch_dim`."""
-
-FakeTensor: TypeAlias = _FakeTensor
-"""Stand for a tensor while a call is traced: `torch._subclasses.fake_tensor.FakeTensor`."""
-
-TracingContext: TypeAlias = _TracingContext
-"""Tell whether torch.compile traces in this thread: `torch._guards.TracingContext`."""
+unwrap_batched: Final = vmap.unwrap_batched  # split arguments of vmap into tensors and batch dimensions
+add_batch_dim: Final = torch._C._functorch._add_batch_dim  # wrap a result of vmap with its batch dimension
+FakeTensor: TypeAlias = _FakeTensor  # stand for a tensor while a call is traced
+TracingContext: TypeAlias = _TracingContext  # tell whether torch.compile traces in this thread
 
 
 def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
@@ -90,38 +65,17 @@ def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
 
 # Operators, and the dispatcher's keys.
 
-OpOverload: TypeAlias = _OpOverload
-"""Represent an overload of an operator: `torch._ops.OpOverload`."""
-
-schema_of: Final[Callable[[Any], Any]] = attrgetter("_schema")
-"""Return the schema of an overload: `OpOverload._schema`."""
-
-DispatchKey: TypeAlias = torch._C.DispatchKey
-"""Name a key of the dispatcher: `torch._C.DispatchKey`."""
-
-DispatchKeySet: TypeAlias = torch._C.DispatchKeySet
-"""Hold a set of keys: `torch._C.DispatchKeySet`."""
-
-keys_of: Final = torch._C._dispatch_keys
-"""Return the dispatch keys of a tensor: `torch._C._dispatch_keys`."""
-
-KEYS_BELOW_AUTOGRAD: Final = torch._C._after_autograd_keyset
-"""Hold all keys below autograd: `torch._C._after_autograd_keyset`."""
-
-below_autograd: Final = torch._C._AutoDispatchBelowAutograd
-"""Dispatch below autograd for a `with`: `torch._C._AutoDispatchBelowAutograd`."""
-
-without_keys: Final = torch._C._ExcludeDispatchKeyGuard
-"""Leave keys out of dispatch for a `with`: `torch._C._ExcludeDispatchKeyGuard`."""
-
-SingleLevelFunction: TypeAlias = _SingleLevelFunction
-"""Record a derivative at one level of transforms: `torch.autograd.function._SingleLevelFunction`."""
-
-single_level: Final = utils.enable_single_level_autograd_function
-"""Allow SingleLevelFunction for a `with`: functorch's `enable_single_level_autograd_function`."""
-
-destroy: Final = torch.library.Library._destroy
-"""Remove all that a library registered: `torch.library.Library._destroy`."""
+OpOverload: TypeAlias = _OpOverload  # represent an overload of an operator
+schema_of: Final[Callable[[Any], Any]] = attrgetter("_schema")  # return the schema of an overload
+DispatchKey: TypeAlias = torch._C.DispatchKey  # name a key of the dispatcher
+DispatchKeySet: TypeAlias = torch._C.DispatchKeySet  # hold a set of keys
+keys_of: Final = torch._C._dispatch_keys  # return the dispatch keys of a tensor
+KEYS_BELOW_AUTOGRAD: Final = torch._C._after_autograd_keyset  # hold all keys below autograd
+below_autograd: Final = torch._C._AutoDispatchBelowAutograd  # dispatch below autograd for a `with`
+without_keys: Final = torch._C._ExcludeDispatchKeyGuard  # leave keys out of dispatch for a `with`
+SingleLevelFunction: TypeAlias = _SingleLevelFunction  # record a derivative at one level of transforms
+single_level: Final = utils.enable_single_level_autograd_function  # allow SingleLevelFunction for a `with`
+destroy: Final = torch.library.Library._destroy  # remove all that a library registered
 
 
 def forget_dispatches(overload: Any) -> None:
@@ -140,32 +94,18 @@ def know_words(operator: Any, words: Sequence[str]) -> None:
 
 # Tensors, products and modules.
 
-neg_view: Final = torch._neg_view
-"""Return a tensor's negative as a lazy view: `torch._neg_view`."""
-
+neg_view: Final = torch._neg_view  # return a tensor's negative as a lazy view
+# Return the address of a storage object, which no other has.
 storage_number: Final[Callable[[Any], Any]] = attrgetter("_cdata")
-"""Return the address of a storage object, which no other has: `UntypedStorage._cdata`."""
-
-int_mm: Any = torch._int_mm
-"""Multiply int8 matrices into int32: `torch._int_mm`."""
-
-scaled_mm: Any = torch._scaled_mm
-"""Multiply fp8 matrices with scales: `torch._scaled_mm`."""
-
+int_mm: Any = torch._int_mm  # multiply int8 matrices into int32
+scaled_mm: Any = torch._scaled_mm  # multiply fp8 matrices with scales
+# Multiply, add a bias, and apply relu or gelu by tanh in one call.
 addmm_activation: Any = torch._addmm_activation
-"""Multiply, add a bias, and apply relu or gelu by tanh in one call: `torch._addmm_activation`."""
-
-grouped_mm: Any = torch._grouped_mm
-"""Multiply groups of matrices: `torch._grouped_mm`."""
-
-scaled_grouped_mm: Any = torch._scaled_grouped_mm
-"""Multiply groups of fp8 matrices with scales: `torch._scaled_grouped_mm`."""
-
+grouped_mm: Any = torch._grouped_mm  # multiply groups of matrices
+scaled_grouped_mm: Any = torch._scaled_grouped_mm  # multiply groups of fp8 matrices with scales
+# Lay a weight of 4-bit numbers out as `int4_mm` wants it.
 int4_packed: Any = torch._convert_weight_to_int4pack
-"""Lay a weight of 4-bit numbers out as `int4_mm` wants it: `torch._convert_weight_to_int4pack`."""
-
-int4_mm: Any = torch._weight_int4pack_mm
-"""Multiply by a weight of 4-bit numbers: `torch._weight_int4pack_mm`."""
+int4_mm: Any = torch._weight_int4pack_mm  # multiply by a weight of 4-bit numbers
 
 
 class Moved(torch.nn.Module):
@@ -182,22 +122,15 @@ class Moved(torch.nn.Module):
 
 # Objects of a thread, which torch carries to the threads that work for it.
 
-kept_in_thread: Final = torch._C._get_obj_in_tls
-"""Return the object that this thread keeps under a name: `torch._C._get_obj_in_tls`."""
-
-is_kept_in_thread: Final = torch._C._is_key_in_tls
-"""Tell whether this thread keeps an object under a name: `torch._C._is_key_in_tls`."""
-
-keep_in_thread: Final = torch._C._stash_obj_in_tls
-"""Keep an object in this thread: `torch._C._stash_obj_in_tls`."""
-
+kept_in_thread: Final = torch._C._get_obj_in_tls  # return the object that this thread keeps under a name
+is_kept_in_thread: Final = torch._C._is_key_in_tls  # tell whether this thread keeps an object under a name
+keep_in_thread: Final = torch._C._stash_obj_in_tls  # keep an object in this thread
+# Remove an object from this thread; None in torch 2.11.
 remove_from_thread: Any = getattr(torch._C, "_remove_obj_from_tls", None)
-"""Remove an object from this thread: `torch._C._remove_obj_from_tls`, None in torch 2.11."""
 
 # torch.compile.
 
-context_decorator: Final = _contextlib.context_decorator
-"""Run each call of a function in a context: `torch.utils._contextlib.context_decorator`."""
+context_decorator: Final = _contextlib.context_decorator  # run each call of a function in a context
 
 
 def untraced(function: _Function) -> _Function:

@@ -20,34 +20,20 @@ from triton.runtime import interpreter as _interpreter
 from triton.runtime import jit as _jit
 from triton.runtime.driver import driver as _driver
 
+# Versions of Triton on which these names were checked.
 CHECKED_ON: Final = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
-"""List the versions of Triton on which these names were checked."""
 
 # Kernels under a decorator, and compiled kernels.
 
-JITCallable = _jit.JITCallable
-"""Represent any function under triton.jit: `triton.runtime.jit.JITCallable`."""
-
-JITFunction = _jit.JITFunction
-"""Represent a kernel under triton.jit: `triton.runtime.jit.JITFunction`."""
-
+JITCallable = _jit.JITCallable  # represent any function under triton.jit
+JITFunction = _jit.JITFunction  # represent a kernel under triton.jit
+# Return the function that names what a kernel compiles to, None by default.
 naming_of: Final = attrgetter("_repr")
-"""Return the function that names what a kernel compiles to, None by default: `JITFunction._repr`."""
-
-Heuristics = _autotuner.Heuristics
-"""Represent a kernel under triton.heuristics: `triton.runtime.autotuner.Heuristics`."""
-
-Autotuner = _autotuner.Autotuner
-"""Represent a kernel under triton.autotune: `triton.runtime.autotuner.Autotuner`."""
-
-time_config: Final = _autotuner.Autotuner._bench
-"""Time one config of an Autotuner: `Autotuner._bench`."""
-
-CompiledKernel = _compiler.CompiledKernel
-"""Hold a compiled kernel: `triton.compiler.CompiledKernel`."""
-
-OutOfResources = _errors.OutOfResources
-"""Refuse a kernel that asks for more than the GPU has: `triton.runtime.errors.OutOfResources`."""
+Heuristics = _autotuner.Heuristics  # represent a kernel under triton.heuristics
+Autotuner = _autotuner.Autotuner  # represent a kernel under triton.autotune
+time_config: Final = _autotuner.Autotuner._bench  # time one config of an Autotuner
+CompiledKernel = _compiler.CompiledKernel  # hold a compiled kernel
+OutOfResources = _errors.OutOfResources  # refuse a kernel that asks for more than the GPU has
 
 
 def handles_of(kernel: Any) -> tuple[int, int, int]:
@@ -63,14 +49,9 @@ def forget_compiled(function: Any, device: Any) -> None:
 
 # Targets and drivers.
 
-GPUTarget = _targets.GPUTarget
-"""Name what a kernel is compiled for: `triton.backends.compiler.GPUTarget`."""
-
-backends: Final = _backends
-"""Hold the installed backends by name: `triton.backends.backends`."""
-
-driver: Any = _driver
-"""Hold the active driver of this process: `triton.runtime.driver.driver`."""
+GPUTarget = _targets.GPUTarget  # name what a kernel is compiled for
+backends: Final = _backends  # hold the installed backends by name
+driver: Any = _driver  # hold the active driver of this process
 
 
 @contextlib.contextmanager
@@ -100,43 +81,23 @@ def nvidia_driver() -> ModuleType:
 
 # The cache on disk.
 
-build: Final[ModuleType] = _build
-"""Build C modules, or find them in the cache: the module `triton.runtime.build`."""
-
+build: Final[ModuleType] = _build  # build C modules, or find them in the cache
+# The owner and the name of the loader of C modules.
 MODULE_LOADER: Final = (_build, "_load_module_from_path")
-"""Tell where the loader of C modules is, an owner and a name: `triton.runtime.build`."""
-
-CacheManager = _cache.CacheManager
-"""Find and keep the files of a key: the base class `triton.runtime.cache.CacheManager`."""
-
-FileCacheManager = _cache.FileCacheManager
-"""Keep the files of a key in a folder, as Triton does by default: `triton.runtime.cache.FileCacheManager`."""
-
-folder_of: Final = _cache._base32
-"""Return the folder name of a key: `triton.runtime.cache._base32`."""
-
-read_own_files: Final = _cache.triton_key
-"""Read Triton's own files into a digest that the process keeps: `triton.runtime.cache.triton_key`."""
+CacheManager = _cache.CacheManager  # find and keep the files of a key
+FileCacheManager = _cache.FileCacheManager  # keep the files of a key in a folder, as Triton does by default
+folder_of: Final = _cache._base32  # return the folder name of a key
+read_own_files: Final = _cache.triton_key  # read Triton's own files into a digest that the process keeps
 
 # The interpreter.
 
-InterpretedFunction = _interpreter.InterpretedFunction
-"""Represent a function that is interpreted: `triton.runtime.interpreter.InterpretedFunction`."""
-
-InterpreterBuilder = _interpreter.InterpreterBuilder
-"""Carry out each operation of a kernel: `triton.runtime.interpreter.InterpreterBuilder`."""
-
+InterpretedFunction = _interpreter.InterpretedFunction  # represent a function that is interpreted
+InterpreterBuilder = _interpreter.InterpreterBuilder  # carry out each operation of a kernel
+# Hold the builder that carries them out, with its options.
 interpreter_builder: Any = _interpreter.interpreter_builder
-"""Hold the builder that carries them out, with its options: `triton.runtime.interpreter`."""
-
-InterpreterError = _errors.InterpreterError
-"""Report an error inside a kernel: `triton.runtime.errors.InterpreterError`."""
-
-TensorHandle = _interpreter.TensorHandle
-"""Hold a block of values: `triton.runtime.interpreter.TensorHandle`."""
-
+InterpreterError = _errors.InterpreterError  # report an error inside a kernel
+TensorHandle = _interpreter.TensorHandle  # hold a block of values
+# The owner and the name of the function that patches triton.language.
 LANGUAGE_PATCHER: Final = (_interpreter, "_patch_lang")
-"""Tell where the function is that patches triton.language: `triton.runtime.interpreter`."""
-
+# Functions of `tl.standard` that the interpreter replaces by reductions of numpy.
 REDUCTIONS: Final = ("_sum_combine", "_elementwise_max", "_elementwise_min")
-"""Name the functions of `tl.standard` that the interpreter replaces by reductions of numpy."""

@@ -12,6 +12,11 @@ class Pointer:
     def __init__(self, dtype: torch.dtype, offset: int = 0) -> None:
         self.dtype, self._offset = dtype, offset
 
+    @classmethod
+    def named(cls, dtype: str, elements: int = 0) -> "Pointer":
+        """Return one for memory of torch's dtype of this name, however many elements it has."""
+        return cls(getattr(torch, dtype))
+
     def data_ptr(self) -> int:
         """Return an address of that alignment; nothing lies there."""
         return 4096 + self._offset * self.dtype.itemsize

@@ -65,6 +65,17 @@ _mode: ContextVar[_Chosen[str] | None] = ContextVar("tritile_mode", default=None
 _invariant: ContextVar[_Chosen[bool] | None] = ContextVar("tritile_batch_invariant", default=None)
 
 
+@contextlib.contextmanager
+def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
+    """Set each variable to its choice for the `with`."""
+    tokens = [(variable, variable.set(choice)) for variable, choice in choices]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
+
+
 def _checked_mode(value: str, origin: str) -> str:
     if value not in MODES:
         raise InvalidValueError(f"{origin} is {value!r}: wanted one of {', '.join(MODES)}")
@@ -95,12 +106,8 @@ def mode(name: str) -> Iterator[None]:
     Raises InvalidValueError for any other name. It applies to the current thread or task, to the backward
     passes of tritile's calls made inside, and to backward passes under a `use_in_torch` turned on inside.
     """
-    _checked_mode(name, "mode")
-    token = _mode.set(_Chosen(name))
-    try:
+    with _choosing((_mode, _Chosen(_checked_mode(name, "mode")))):
         yield
-    finally:
-        _mode.reset(token)
 
 
 def _switched(name: str, default: str) -> bool:
@@ -143,12 +150,8 @@ def under(found: Rules) -> Iterator[None]:
     if rules() == found:
         yield
         return
-    tokens = _mode.set(_Chosen(found.mode)), _invariant.set(_Chosen(found.invariant))
-    try:
+    with _choosing((_mode, _Chosen(found.mode)), (_invariant, _Chosen(found.invariant))):
         yield
-    finally:
-        _mode.reset(tokens[0])
-        _invariant.reset(tokens[1])
 
 
 Chosen = tuple[_Chosen[str] | None, _Chosen[bool] | None]
@@ -165,12 +168,8 @@ def carried(choices: Chosen) -> Iterator[None]:
     """Have the choices of another thread count inside the `with`, each where this thread made none."""
     variables: tuple[ContextVar[Any], ...] = (_mode, _invariant)
     pairs = zip(variables, choices, strict=True)
-    tokens = [(each, each.set(choice)) for each, choice in pairs if each.get() is None]
-    try:
+    with _choosing(*((each, choice) for each, choice in pairs if each.get() is None)):
         yield
-    finally:
-        for each, token in tokens:
-            each.reset(token)
 
 
 @contextlib.contextmanager
@@ -194,11 +193,8 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     """
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
-    token = _invariant.set(_Chosen(on))
-    try:
+    with _choosing((_invariant, _Chosen(on))):
         yield
-    finally:
-        _invariant.reset(token)
 
 
 def tune_budget_s(default: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tritile.errors import InvalidValueError
-from tritile.planning.trial import number_from
+from tritile.planning.trial import numbers_from
 
 UNITS: Final = 32
 _LEAST: Final = 2.0**-30  # parts below it count as it
@@ -72,6 +72,4 @@ def correction_of(data: Any, inputs: int, configs: int) -> Correction:
 def _rows(rows: Any, count: int, length: int) -> Rows:
     if not isinstance(rows, list) or len(rows) != count:
         raise InvalidValueError(f"wanted {count} rows of a correction")
-    if not all(isinstance(row, list) and len(row) == length and None not in row for row in rows):
-        raise InvalidValueError(f"wanted {length} numbers in each row of a correction")
-    return tuple(tuple(float(number_from(value, -_LARGEST, _LARGEST)) for value in row) for row in rows)
+    return tuple(numbers_from("numbers of a correction", row, length, -_LARGEST, _LARGEST) for row in rows)

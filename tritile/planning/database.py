@@ -1,4 +1,4 @@
-"""Define a store's SQLite file: its tables and statements, opening it, and what is saved of a damaged one.
+"""Define a store's SQLite file: its tables and statements, opening it, setting a damaged one aside.
 
 Functions here raise what SQLite and the disk raise, which `FAULTS` names. `shared_file.py` decides what then.
 """
@@ -16,7 +16,6 @@ from tritile.planning.trial import (
     TRIAL_COLUMNS,
     Row,
     Trial,
-    environment_from,
     moment,
     row_of,
     trial_from,
@@ -26,7 +25,6 @@ APPLICATION_ID: Final = 0x74726974
 VERSION: Final = 1
 _WAIT_S: Final = 10.0  # for which reading another store waits for a lock
 _COMMIT_MS: Final = 100  # for which a commit waits for readers: no new ones come in meanwhile
-_MOST_SALVAGED: Final = 1 << 30  # bytes
 # `arch` has no type, so that 90 and "90" stay apart.
 _SCHEMA: Final = (
     "CREATE TABLE environments (id INTEGER PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, "
@@ -243,42 +241,3 @@ def rename(path: Path, aside: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(f"{path.name}-journal").rename(f"{aside}-journal")
         path.rename(aside)
-
-
-def _mended(data: bytes) -> bytes:
-    """Return the pages of a store behind the first page of a fresh one, which is the same in every store."""
-    with contextlib.closing(_connect(":memory:")) as fresh:
-        create(fresh)
-        whole = fresh.serialize()
-    size = int.from_bytes(whole[16:18], "big")
-    pages = len(data) // size
-    return whole[:28] + pages.to_bytes(4, "big") + whole[32:size] + data[size : pages * size]
-
-
-def _readable(connection: sqlite3.Connection, table: str, columns: str) -> dict[int, Row]:
-    """Return the rows of a table by their number, read from both ends as far as pages can be read."""
-    found: dict[int, Row] = {}
-    for order in ("ASC", "DESC"):
-        query = f"SELECT id, {columns} FROM {table} NOT INDEXED ORDER BY id {order}"
-        with contextlib.suppress(*FAULTS), contextlib.closing(connection.execute(query)) as rows:
-            for number, *row in rows:
-                if number in found:  # read from the other end; or pages refer to each other in a circle
-                    break
-                found[number] = tuple(row)
-    return found
-
-
-def salvaged(path: Path) -> list[tuple[Row, Trial]]:
-    """Return environment and trial of each valid row that can be read of a damaged store."""
-    pairs: list[tuple[Row, Trial]] = []
-    # AttributeError: a Python without `deserialize`
-    with contextlib.suppress(*FAULTS, AttributeError, MemoryError):
-        if path.is_file() and path.stat().st_size <= _MOST_SALVAGED:
-            with contextlib.closing(_connect(":memory:")) as connection:
-                connection.deserialize(_mended(path.read_bytes()))
-                environments = _readable(connection, "environments", _bounded(ENVIRONMENT_COLUMNS))
-                trials = _readable(connection, "trials", f"environment, {_bounded(TRIAL_COLUMNS)}")
-            for number, *row in trials.values():
-                with contextlib.suppress(InvalidValueError, KeyError):
-                    pairs.append((environment_from(environments[number]), trial_from(row)))
-    return pairs

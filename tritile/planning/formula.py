@@ -65,10 +65,7 @@ class Shape(NamedTuple):
     sharers: Any = 1  # SMs that make a block together, as a cluster of programs
 
 
-_CLUSTERED: Final = {
-    clusters.NAME: clusters.clustered,
-    transposed_clusters.NAME: transposed_clusters.clustered,
-}
+_CLUSTERED: Final = {each.NAME: each.clustered for each in (clusters, transposed_clusters)}
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -117,18 +114,8 @@ def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     waves = tiles * shape.split / (processors * shape.slots)
     edges = tiles_m * shape.block_m / m, tiles_n * shape.block_n / n
     bounds = wait / us, work / us, memory / us, cache / us
-    return (
-        us,
-        *bounds,
-        waves,
-        rounds / waves,
-        *edges,
-        iterations,
-        missed,
-        *shape[:5],
-        1 + shape.tail,
-        shape.sharers,
-    )
+    ratios = waves, rounds / waves, *edges, iterations, missed
+    return us, *bounds, *ratios, *shape[:5], 1 + shape.tail, shape.sharers
 
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
@@ -278,34 +265,17 @@ _BY_POINTERS: Final = "tile"  # the family that never copies an operand first
 
 FORMULAS: Final[dict[str, Formula]] = {
     MatmulProblem.op: Formula(
-        Constants,
-        lambda config: config.family != _BY_POINTERS,
-        facts_of,
-        shape_of,
-        _product_parts,
-        _begin,
-        _product_traits,
-        25,
+        Constants, lambda config: config.family != _BY_POINTERS, facts_of,
+        shape_of, _product_parts, _begin, _product_traits, 25,
     ),
     packed.TILE.op: Formula(
-        Constants,
-        lambda config: config.family == unpacked.NAME,
-        packed.facts_of,
-        shape_of,
-        _product_parts,
-        _begin,
-        _packed_traits,
-        23,
+        Constants, lambda config: config.family == unpacked.NAME, packed.facts_of,
+        shape_of, _product_parts, _begin, _packed_traits, 23,
     ),
     PermuteProblem.op: Formula(
-        PermuteConstants,
-        lambda config: config,
-        _permute_facts,
-        lambda config, problem, device: (),
-        _permute_parts,
-        lambda shape: PermuteConstants(),
-        _permute_traits,
-        10,
+        PermuteConstants, lambda config: config, _permute_facts,
+        lambda config, problem, device: (), _permute_parts,
+        lambda shape: PermuteConstants(), _permute_traits, 10,
         lambda config, problem: config.family != boxes.BOX and permute.oversized(config, problem),
     ),
-}
+}  # fmt: skip

@@ -10,7 +10,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.planning.classes import MEASURED
 from tritile.planning.formula import FORMULAS
-from tritile.planning.trial import number_from
+from tritile.planning.trial import number_from, numbers_from
 
 _LARGEST: Final = 1e30  # of a weight; as `least` it is never reached
 _TERMS: Final = {MatmulProblem.op: 36, PermuteProblem.op: 21}
@@ -52,9 +52,6 @@ def lead_of(name: str, data: Any) -> Lead:
         raise InvalidValueError(f"lead {name!r}: wanted a class of products or of permutations")
     if not isinstance(data, Mapping) or set(data) != {"weights", "least", "sizes"} or None in data.values():
         raise InvalidValueError(f"lead {name!r}: wanted weights, least and sizes")
-    weights = data["weights"]
-    if not isinstance(weights, list) or len(weights) != count or None in weights:
-        raise InvalidValueError(f"lead {name!r}: wanted {count} weights")
-    checked = tuple(float(number_from(each, -_LARGEST, _LARGEST)) for each in weights)
+    weights = numbers_from("weights", data["weights"], count, -_LARGEST, _LARGEST)
     least = float(number_from(data["least"], 1, _LARGEST))
-    return Lead(checked, least, number_from(data["sizes"], 1, 1 << 31, whole=True))
+    return Lead(weights, least, number_from(data["sizes"], 1, 1 << 31, whole=True))

@@ -4,7 +4,7 @@ Estimates are in microseconds, but only their order matters.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tritile.core.config import Config
@@ -22,15 +22,18 @@ def predict_us(config: Config, problem: Tiled, device: Device) -> float:
     return FAMILIES[problem.op][config.family].predicted_us(config, made, device)
 
 
+def _order(problem: Tiled, device: Device) -> Callable[[Config], tuple[float, str]]:
+    return lambda config: (predict_us(config, problem, device), config.key)
+
+
 def ranked(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
     """Return the legal configs, the fastest predicted first; ties break by key."""
-    configs = legal_configs(problem, device, family)
-    return sorted(configs, key=lambda config: (predict_us(config, problem, device), config.key))
+    return sorted(legal_configs(problem, device, family), key=_order(problem, device))
 
 
 def likeliest(configs: Iterable[Config], problem: Tiled, device: Device) -> Config:
     """Return the fastest predicted of legal configs; ties break by key."""
-    return min(configs, key=lambda config: (predict_us(config, problem, device), config.key))
+    return min(configs, key=_order(problem, device))
 
 
 def pick(problem: Tiled, device: Device) -> Config:

@@ -17,8 +17,6 @@ only measurements of the kernels as they are now.
 from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
-
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.forgetting import new_memo
@@ -67,11 +65,7 @@ class Plan:
         """Return the bytes of workspace that a call allocates while it runs, 0 in the interpreter."""
         if self.source == "interpreter":
             return 0
-
-        def make(dtype: str, elements: int) -> Pointer:
-            return Pointer(getattr(torch, dtype))
-
-        return workspace_bytes(posed(self.problem, make), self.config, self.device)
+        return workspace_bytes(posed(self.problem, Pointer.named), self.config, self.device)
 
     def __repr__(self) -> str:
         time = "" if self.us is None else f", {self.us:.1f} us"

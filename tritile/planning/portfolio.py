@@ -15,7 +15,7 @@ from tritile.families.space import illegal
 from tritile.planning.classes import MEASURED
 from tritile.planning.correction import Correction, correction_of, factors, inputs_of
 from tritile.planning.formula import FORMULAS
-from tritile.planning.trial import number_from
+from tritile.planning.trial import number_from, numbers_from
 
 MOST: Final = 96  # configs of a portfolio
 RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times
@@ -114,21 +114,19 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
     for member in members:
         known = isinstance(member, Mapping) and set(member) == {"config", "constants"}
         _check(known, f"{name}: a member is a config and its constants")
-        values = member["constants"]
-        _check(isinstance(values, list) and len(values) == count, f"{name}: wanted {count} constants")
+        constants.append(kind(*numbers_from("constants", member["constants"], count, _SMALLEST, _LARGEST)))
         configs.append(_offered(Config.from_dict(member["config"]), MEASURED[name].op, name))
-        constants.append(kind(*(_number(value, _SMALLEST, _LARGEST) for value in values)))
         _check(constants[-1].blend <= _BLEND, f"{name}: a blend of {constants[-1].blend}, above {_BLEND}")
     _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
     names = [f.name for f in fields(Loss)]
     _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")
     sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
-    shares = [_number(loss[each], 0, 1e3) for each in names[1:]]
-    correction = None
+    shares = numbers_from("shares", [loss[each] for each in names[1:]], len(names) - 1, 0, 1e3)
+    found = Loss(int(sizes or 1), *shares)
+    inputs, correction = FORMULAS[MEASURED[name].op].inputs, None
     if "correction" in data:
-        inputs = FORMULAS[MEASURED[name].op].inputs
         correction = correction_of(data["correction"], inputs, len(configs))
-    return Portfolio(name, tuple(configs), tuple(constants), Loss(int(sizes or 1), *shares), correction)
+    return Portfolio(name, tuple(configs), tuple(constants), found, correction)
 
 
 @functools.cache
@@ -147,13 +145,6 @@ def _offered(config: Config, op: str, name: str) -> Config:
     blocks = [value for each, value in config.kwargs if not isinstance(value, bool)]
     _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{name}: {config}: wanted blocks")
     return config
-
-
-def _number(value: Any, low: float, high: float) -> float:
-    number = number_from(value, low, high)
-    if number is None:
-        raise InvalidValueError("None: wanted a number")
-    return float(number)
 
 
 def _check(condition: bool, text: str) -> None:

@@ -4,7 +4,6 @@ Whatever is wrong with the file or the disk, work goes on without it, after a St
 kept for further work, as opening one takes four times as long as a read. A forked child opens its own.
 """
 
-import contextlib
 import os
 import sqlite3
 import threading
@@ -22,7 +21,6 @@ from tritile.core.threads import at_fork
 from tritile.errors import StoreWarning
 from tritile.planning import database
 from tritile.planning.database import FAULTS, DamagedError, is_busy
-from tritile.planning.trial import Row, Trial
 
 READ_S = 1.0  # for which a read waits for a lock
 WRITE_S = 10.0  # for which a write waits for a lock
@@ -148,7 +146,7 @@ class SharedFile:
         self.warn("file", f"{self.path}: {error}; calls go on without it, and it is tried again later")
 
     def _set_aside(self, reason: str, identity: Identity) -> None:
-        """Start a fresh store with what can be read of a damaged one, unless another process did.
+        """Rename a damaged file, so that work starts a fresh one, unless another process did.
 
         Raises OSError where that is not allowed, and TimeoutError where another process is at it.
         """
@@ -159,19 +157,9 @@ class SharedFile:
                 if identity is None or _identity_of(self.path) != identity:
                     return
                 database.rename(self.path, aside)
-                saved = self._refill(database.salvaged(aside))
         except (OSError, NotImplementedError) as fault:
             if isinstance(fault, TimeoutError):
                 raise
             raise OSError(f"{reason}; setting it aside failed: {fault}") from fault
         text = f"{self.path}: {reason}; it now lies at {aside.name}, and a fresh store is started"
-        self.warn(aside.name, f"{text} with the {saved} trials that could be read" if saved else text)
-
-    def _refill(self, pairs: list[tuple[Row, Trial]]) -> int:
-        """Create the store with these trials; return how many they are."""
-        with contextlib.suppress(*FAULTS):
-            connection = database.opened(self.path, new=True)
-            assert connection is not None
-            with contextlib.closing(connection):
-                return database.merge(connection, pairs)
-        return 0
+        self.warn(aside.name, text)

@@ -81,7 +81,7 @@ class Trial:
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:
-    """Return a key that sorts the trials of a problem, the best first: `database.BEST_FIRST` in Python.
+    """Return a key that sorts the trials of a problem, the best first.
 
     A checked answer goes first: its time was also measured more carefully.
     """
@@ -122,6 +122,13 @@ def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any
     ):
         raise InvalidValueError(f"{str(value)[:80]!r}: wanted a number from {low} to {high}")
     return value
+
+
+def numbers_from(what: str, values: Any, count: int, low: float, high: float) -> tuple[float, ...]:
+    """Return a list of `count` numbers from low to high. Raises InvalidValueError for anything else."""
+    if not isinstance(values, list) or len(values) != count or None in values:
+        raise InvalidValueError(f"{str(values)[:80]!r}: wanted {count} {what}")
+    return tuple(float(number_from(value, low, high)) for value in values)
 
 
 def moment(text: Any) -> float:

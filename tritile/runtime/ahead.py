@@ -4,8 +4,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.pointer import Pointer
@@ -22,11 +20,7 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-
-    def make(dtype: str, elements: int = 0) -> Pointer:
-        return Pointer(getattr(torch, dtype))
-
-    return compiles_of(posed(problem, make), config, device, make)
+    return compiles_of(posed(problem, Pointer.named), config, device, Pointer.named)
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:

@@ -166,16 +166,21 @@ def _interpreted_library() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unchecked() -> Iterator[None]:
-    """Spare the check of integers for overflow, which takes half of the time and reports nothing."""
-    options = interpreter_builder.options
-    with _undone(lambda: setattr(interpreter_builder, "options", options)):
-        interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute for the `with`."""
+    before = getattr(owner, name)
+    with _undone(lambda: setattr(owner, name, before)):
+        setattr(owner, name, value)
         yield
 
 
-@contextlib.contextmanager
-def _summed_in_order() -> Iterator[None]:
+def _unchecked() -> contextlib.AbstractContextManager[None]:
+    """Spare the check of integers for overflow, which takes half of the time and reports nothing."""
+    options = interpreter_builder.options
+    return _patched(interpreter_builder, "options", replace(options, sanitize_overflow=options.debug))
+
+
+def _summed_in_order() -> contextlib.AbstractContextManager[None]:
     """Have `tl.dot` add products one after the other, in the order of K.
 
     numpy leaves the order to a BLAS, which takes another at the edges of a matrix.
@@ -189,13 +194,10 @@ def _summed_in_order() -> Iterator[None]:
             acc = whole(self, column, row, acc, *how)
         return acc
 
-    with _undone(lambda: setattr(InterpreterBuilder, "create_dot", whole)):
-        InterpreterBuilder.create_dot = create_dot
-        yield
+    return _patched(InterpreterBuilder, "create_dot", create_dot)
 
 
-@contextlib.contextmanager
-def _truths_spread() -> Iterator[None]:
+def _truths_spread() -> contextlib.AbstractContextManager[None]:
     """Have comparisons of scalars give truth values when they are spread over a block.
 
     The interpreter makes them integers, which it refuses as a mask from Triton 3.9 on.
@@ -207,9 +209,7 @@ def _truths_spread() -> Iterator[None]:
             scalar = TensorHandle(scalar.data, tl.int1)
         return whole(self, block, scalar)
 
-    with _undone(lambda: setattr(InterpreterBuilder, "create_splat", whole)):
-        InterpreterBuilder.create_splat = create_splat
-        yield
+    return _patched(InterpreterBuilder, "create_splat", create_splat)
 
 
 def interpret(
@@ -221,12 +221,11 @@ def interpret(
     Raises UnsupportedError where Triton and numpy are of versions that cannot interpret together.
     """
     try:
-        summed = _summed_in_order() if in_order else contextlib.nullcontext()
         # A sum that overflows is infinite, as on a GPU: numpy need not warn.
         with (
             library_lock,
             np.errstate(all="ignore"),
-            summed,
+            _summed_in_order() if in_order else contextlib.nullcontext(),
             _truths_spread(),
             _unchecked(),
             _interpreted_library(),

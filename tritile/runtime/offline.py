@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -19,25 +20,6 @@ import triton
 from tritile.core.device import Device
 from tritile.core.of_triton import assembler, driven_by
 from tritile.errors import TuningError
-
-
-class _StandInDriver:
-    """Stand for a Triton driver while compiling: it names a target, and has no device to load on.
-
-    Triton keeps compiled kernels of this process by `index`, the device.
-    """
-
-    def __init__(self, device: Device, index: Any) -> None:
-        self._target, self._index = device.target, index
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_current_device(self) -> Any:
-        return self._index
-
-    def get_current_stream(self, device: Any = None) -> int:
-        return 0
 
 
 @contextlib.contextmanager
@@ -50,7 +32,13 @@ def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
     """
     if triton.knobs.runtime.interpret:
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
-    stand_in = _StandInDriver(device, device.target if index is None else index)
+    # A driver that has no device to load on. Triton keeps what it compiles by the device that it names.
+    target = device.target
+    stand_in = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: target if index is None else index,
+        get_current_stream=lambda device=None: 0,
+    )
     # If the assembler refuses, Triton prints the whole assembly: the error says enough.
     with driven_by(stand_in), contextlib.redirect_stdout(io.StringIO()):
         yield

@@ -1,4 +1,4 @@
-"""Check the fields of problems."""
+"""Check the fields of problems, and define those that all products share."""
 
 import math
 from typing import Any, Final
@@ -43,11 +43,66 @@ def check(condition: bool, problem: Any, wanted: str) -> None:
         raise InvalidValueError(f"{problem!r}: wanted {wanted}")
 
 
-def among(allowed: tuple[object, ...], *values: Any) -> bool:
-    """Tell whether each value is one of these, of the same type: 16.0 and True are not alignments."""
-    return all(any(type(v) is type(a) and v == a for a in allowed) for v in values)
-
-
 def extent_fits(value: Any) -> bool:
     """Tell whether it is a size: an integer from 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXTENT
+
+
+def check_sizes(problem: Any, *sizes: Any) -> None:
+    """Raise InvalidValueError unless each is a size."""
+    check(all(map(extent_fits, sizes)), problem, "sizes of 1 and more")
+
+
+def check_fields(problem: Any, **allowed: tuple[object, ...]) -> None:
+    """Raise InvalidValueError unless each field named is one of those allowed.
+
+    It has to be of the same type too: 16.0 and True are not alignments.
+    """
+    for name, values in allowed.items():
+        value = getattr(problem, name)
+        if value not in values or type(value) is not type(values[values.index(value)]):
+            article = "an" if name[0] in "aeiou" else "a"
+            check(False, problem, f"{article} {name} of {', '.join(map(str, values))}")
+
+
+class Laid:
+    """Say what products of matrices a and b into out have in common: layouts, alignments and dtypes."""
+
+    dtype: str
+    precision: str
+    a_layout: str
+    b_layout: str
+    out_layout: str
+    a_align: int
+    b_align: int
+    out_align: int
+
+    def _check_laid(self) -> None:
+        check_fields(self, a_layout=LAYOUTS, b_layout=LAYOUTS, out_layout=LAYOUTS, invariant=(False, True))
+        check_fields(self, a_align=ALIGNMENTS, b_align=ALIGNMENTS, out_align=ALIGNMENTS)
+
+    @property
+    def layouts(self) -> tuple[str, str, str]:
+        """Return the layouts of a, b and out."""
+        return (self.a_layout, self.b_layout, self.out_layout)
+
+    @property
+    def aligns(self) -> tuple[int, int, int]:
+        """Return the alignments of a, b and out."""
+        return (self.a_align, self.b_align, self.out_align)
+
+    @property
+    def letters(self) -> str:
+        """Return the layouts of a and b as a BLAS names them: N by rows, T by columns, or S for strided."""
+        names = {"row": "N", "column": "T", "strided": "S"}
+        return names[self.a_layout] + names[self.b_layout]
+
+    @property
+    def itemsize(self) -> int:
+        """Return bytes of an input element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def totals(self) -> bool:
+        """Tell whether sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
+        return self.dtype in FP8_DTYPES and self.precision != "fast"

@@ -45,11 +45,8 @@ class Epilogue:
     def __post_init__(self) -> None:
         good = all(getattr(self, name) in ("", *SPREADS) for name in SIDES)
         good = good and isinstance(self.weighted, bool) and isinstance(self.gated, bool)
-        if self.activation == REMAINDER:
-            good = good and str(self) == f"scale_a=one {REMAINDER}"
-        elif self.activation not in ("", *ACTIVATIONS):
-            good = False
-        if not good:
+        remainder = self.activation == REMAINDER and str(self) == f"scale_a=one {REMAINDER}"
+        if not good or not (remainder or self.activation in ("", *ACTIVATIONS)):
             raise InvalidValueError(
                 f"{self!r}: wanted spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
             )

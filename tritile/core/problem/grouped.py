@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tritile.core.problem.checks import ALIGNMENTS, FP8_DTYPES, ITEMSIZE, LAYOUTS, among, check, extent_fits
+from tritile.core.problem.checks import FP8_DTYPES, ITEMSIZE, Laid, check, check_fields, check_sizes
 from tritile.core.problem.matmul import MatmulProblem, Operand, operand_of
 from tritile.errors import InvalidValueError
 
@@ -41,7 +41,7 @@ def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class GroupedProblem:
+class GroupedProblem(Laid):
     """Describe `groups` products in one call.
 
     `ragged` names the dimension that groups share, each with a part of its own that only the GPU knows:
@@ -79,42 +79,15 @@ class GroupedProblem:
     invariant: bool = False
 
     def __post_init__(self) -> None:
-        check(among(RAGGED, self.ragged), self, f"ragged of {', '.join(RAGGED)}")
-        check(all(map(extent_fits, (self.groups, self.m, self.n, self.k))), self, "sizes of 1 and more")
+        outs = ("float32", "float16", "bfloat16")
+        check_fields(self, ragged=RAGGED, dtype=GROUPED_DTYPES, out_dtype=outs, scaled=(False, True))
+        check_fields(self, precision=GROUPED_PRECISIONS.get(self.dtype, ("ieee",)))
+        check_sizes(self, self.groups, self.m, self.n, self.k)
+        self._check_laid()
         if self.ragged != "none":
             check(self.groups <= MAX_GROUPS, self, f"at most {MAX_GROUPS} groups")
-            check(self._shared <= MAX_RAGGED, self, f"{self.ragged} of at most {MAX_RAGGED}")
-        check(among(GROUPED_DTYPES, self.dtype), self, f"a dtype of {', '.join(GROUPED_DTYPES)}")
-        outs = ("float32", "float16", "bfloat16")
-        check(among(outs, self.out_dtype), self, f"an out_dtype of {', '.join(outs)}")
-        check(among(LAYOUTS, *self._layouts), self, f"layouts of {', '.join(LAYOUTS)}")
-        check(among(ALIGNMENTS, *self._aligns), self, f"alignments of {ALIGNMENTS}")
-        precisions = GROUPED_PRECISIONS.get(self.dtype, ("ieee",))
-        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
-        check(type(self.scaled) is bool, self, "scaled as True or False")
-        check(type(self.invariant) is bool, self, "invariant as True or False")
-
-    @property
-    def _shared(self) -> int:
-        return self.m if self.ragged == "m" else self.k
-
-    @property
-    def _layouts(self) -> tuple[str, str, str]:
-        return (self.a_layout, self.b_layout, self.out_layout)
-
-    @property
-    def _aligns(self) -> tuple[int, int, int]:
-        return (self.a_align, self.b_align, self.out_align)
-
-    @property
-    def itemsize(self) -> int:
-        """Return bytes of an input element."""
-        return ITEMSIZE[self.dtype]
-
-    @property
-    def totals(self) -> bool:
-        """Tell whether sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
-        return self.dtype in FP8_DTYPES and self.precision != "fast"
+            shared = self.m if self.ragged == "m" else self.k
+            check(shared <= MAX_RAGGED, self, f"{self.ragged} of at most {MAX_RAGGED}")
 
     @property
     def flops(self) -> int:
@@ -132,10 +105,8 @@ class GroupedProblem:
         """Return the batch of products that it is where groups are as large as each other."""
         m = -(-self.m // self.groups) if self.ragged == "m" else self.m
         k = -(-self.k // self.groups) if self.ragged == "k" else self.k
-        layouts, aligns = self._layouts, self._aligns
-        return MatmulProblem(
-            self.groups, m, self.n, k, self.dtype, self.out_dtype, *layouts, *aligns, self.precision
-        )
+        dtypes, precision = (self.dtype, self.out_dtype), self.precision
+        return MatmulProblem(self.groups, m, self.n, k, *dtypes, *self.layouts, *self.aligns, precision)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -146,7 +117,7 @@ class GroupedProblem:
     def kind(self) -> tuple[Any, ...]:
         """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         dtypes = (self.dtype, self.out_dtype, self.precision, self.scaled)
-        return (self.op, self.ragged, *dtypes, *self._layouts, *self._aligns)
+        return (self.op, self.ragged, *dtypes, *self.layouts, *self.aligns)
 
     @property
     def of_groups(self) -> tuple[bool, bool, bool]:
@@ -156,12 +127,11 @@ class GroupedProblem:
     @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
         """Return a, b and out as tensors that pose this problem, their first dimension for groups."""
-        g, size, out_size = self.groups, self.itemsize, ITEMSIZE[self.out_dtype]
-        of_a, of_b, of_out = (g if own else 1 for own in self.of_groups)
+        of_a, of_b, of_out = (self.groups if own else 1 for own in self.of_groups)
         return (
-            operand_of(self.dtype, size, self.a_layout, self.a_align, (of_a, self.m, self.k)),
-            operand_of(self.dtype, size, self.b_layout, self.b_align, (of_b, self.k, self.n)),
-            operand_of(self.out_dtype, out_size, self.out_layout, self.out_align, (of_out, self.m, self.n)),
+            operand_of(self.dtype, self.a_layout, self.a_align, (of_a, self.m, self.k)),
+            operand_of(self.dtype, self.b_layout, self.b_align, (of_b, self.k, self.n)),
+            operand_of(self.out_dtype, self.out_layout, self.out_align, (of_out, self.m, self.n)),
         )
 
     @property
@@ -173,10 +143,8 @@ class GroupedProblem:
     @property
     def label(self) -> str:
         """Return a short name for a table of results: groups, m, n and k, with the shared one marked."""
-        letters = {"row": "N", "column": "T", "strided": "S"}
         sizes = "x".join(f"({size})" if name == self.ragged else str(size)
                          for name, size in (("m", self.m), ("n", self.n), ("k", self.k)))  # fmt: skip
-        layout = letters[self.a_layout] + letters[self.b_layout]
         precision = f" {self.precision}" if self.dtype == "float32" else ""
         flags = " scaled" * self.scaled + " invariant" * self.invariant
-        return f"{self.groups} of {sizes} {layout} {self.dtype}{precision}{flags}"
+        return f"{self.groups} of {sizes} {self.letters} {self.dtype}{precision}{flags}"

@@ -5,19 +5,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from tritile.core.problem.checks import (
-    ALIGNMENTS,
     BLOCK_SCALES,
     FP8_DTYPES,
     ITEMSIZE,
-    LAYOUTS,
     MATMUL_DTYPES,
     PRECISIONS,
     PRECISIONS_OF,
     REAL_DTYPE,
     THREE,
-    among,
+    Laid,
     check,
-    extent_fits,
+    check_fields,
+    check_sizes,
 )
 from tritile.core.problem.complexes import core_of
 from tritile.core.problem.epilogue import REMAINDER, Epilogue, epilogue_of
@@ -52,11 +51,9 @@ def _leading(extent: int, itemsize: int, alignment: int) -> int:
     return stride
 
 
-def operand_of(
-    dtype: str, itemsize: int, layout: str, alignment: int, shape: tuple[int, int, int]
-) -> Operand:
+def operand_of(dtype: str, layout: str, alignment: int, shape: tuple[int, int, int]) -> Operand:
     """Return an operand of this layout, without gaps, whose rows or columns have just this alignment."""
-    _, rows, columns = shape
+    (_, rows, columns), itemsize = shape, ITEMSIZE[dtype]
     if layout == "column":
         leading = _leading(rows, itemsize, alignment)
         return Operand(dtype, shape, (leading * columns, 1, leading))
@@ -66,7 +63,7 @@ def operand_of(
 
 
 @dataclass(frozen=True)
-class MatmulProblem:
+class MatmulProblem(Laid):
     """Describe `batch` products of an m x k by a k x n matrix.
 
     - Layouts: "row" is contiguous along the last dimension, "column" along the first, "strided" along
@@ -102,20 +99,14 @@ class MatmulProblem:
     invariant: bool = False
 
     def __post_init__(self) -> None:
-        check(all(map(extent_fits, (self.batch, self.m, self.n, self.k))), self, "sizes of 1 and more")
-        check(among(MATMUL_DTYPES, self.dtype), self, f"a dtype of {', '.join(MATMUL_DTYPES)}")
-        check(among(tuple(ITEMSIZE), self.out_dtype), self, f"an out_dtype of {', '.join(ITEMSIZE)}")
-        layouts = (self.a_layout, self.b_layout, self.out_layout)
-        check(among(LAYOUTS, *layouts), self, f"layouts of {', '.join(LAYOUTS)}")
-        aligns = (self.a_align, self.b_align, self.out_align)
-        check(among(ALIGNMENTS, *aligns), self, f"alignments of {ALIGNMENTS}")
-        precisions = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
-        check(among(precisions, self.precision), self, f"a precision of {', '.join(precisions)}")
+        check_sizes(self, self.batch, self.m, self.n, self.k)
+        check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
+        check_fields(self, precision=PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS)
+        self._check_laid()
         real = {self.dtype, self.out_dtype}.isdisjoint(REAL_DTYPE)
         bare = self.dtype == self.out_dtype and not self.epilogue
         check(real or bare, self, "complex operands and result of one dtype, and nothing fused")
         check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
-        check(self.block_scales in BLOCK_SCALES, self, f"block_scales of {', '.join(BLOCK_SCALES)}")
         check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
         if self.precision.removesuffix(THREE) == "ozaki":
             deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
@@ -126,7 +117,6 @@ class MatmulProblem:
         zeros = fused.zero_a or fused.zero_b
         whole = self.dtype == "int8" and self.batch == 1
         check(not zeros or whole, self, "zero points of int8, in one product")
-        check(type(self.invariant) is bool, self, "invariant as True or False")
 
     @property
     def _gateable(self) -> bool:
@@ -155,11 +145,6 @@ class MatmulProblem:
         return self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
 
     @property
-    def itemsize(self) -> int:
-        """Return bytes of an input element."""
-        return ITEMSIZE[self.dtype]
-
-    @property
     def flops(self) -> int:
         """Return multiplications and additions of real numbers, each counted; complex ones take four."""
         return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
@@ -180,36 +165,17 @@ class MatmulProblem:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
-        layouts = (self.a_layout, self.b_layout, self.out_layout)
-        aligns = (self.a_align, self.b_align, self.out_align)
-        return (
-            self.op,
-            self.dtype,
-            self.out_dtype,
-            *layouts,
-            *aligns,
-            self.precision,
-            self.epilogue,
-            self.b_dtype,
-            self.block_scales,
-        )
+        dtypes, how = (self.dtype, self.out_dtype), (self.precision, self.epilogue)
+        return (self.op, *dtypes, *self.layouts, *self.aligns, *how, self.b_dtype, self.block_scales)
 
     @functools.cached_property
     def operands(self) -> tuple[Operand, Operand, Operand]:
         """Return a, b and out as tensors that pose this problem."""
-        out_size = ITEMSIZE[self.out_dtype]
+        batch, m, n, k = self.batch, self.m, self.n, self.k
         return (
-            operand_of(self.dtype, self.itemsize, self.a_layout, self.a_align, (self.batch, self.m, self.k)),
-            operand_of(
-                self.b_dtype or self.dtype,
-                self.itemsize,
-                self.b_layout,
-                self.b_align,
-                (self.batch, self.k, self.n),
-            ),
-            operand_of(
-                self.out_dtype, out_size, self.out_layout, self.out_align, (self.batch, self.m, self.n)
-            ),
+            operand_of(self.dtype, self.a_layout, self.a_align, (batch, m, k)),
+            operand_of(self.b_dtype or self.dtype, self.b_layout, self.b_align, (batch, k, n)),
+            operand_of(self.out_dtype, self.out_layout, self.out_align, (batch, m, n)),
         )
 
     @property
@@ -234,7 +200,7 @@ class MatmulProblem:
     @property
     def totals(self) -> bool:
         """Tell whether sums move from tensor cores to totals in fp32: of parts, and of fp8 unless "fast"."""
-        return self.promoted or (self.dtype in FP8_DTYPES and self.precision != "fast")
+        return self.promoted or super().totals
 
     @functools.cached_property
     def core(self) -> "MatmulProblem":
@@ -252,26 +218,21 @@ class MatmulProblem:
             return replace(self, b_layout="row", b_align=16)
         if not self.in_parts:
             return self
+        scaled = str(replace(epilogue_of(self.epilogue), scale_a="column", scale_b="row"))
+        a_layout = "column" if self.a_layout == "column" else "row"
+        b_layout = "row" if self.b_layout == "row" else "column"
         return replace(
-            self,
-            k=3 * part_length(self.k),
-            dtype="float16",
-            a_layout="column" if self.a_layout == "column" else "row",
-            b_layout="row" if self.b_layout == "row" else "column",
-            a_align=16,
-            b_align=16,
-            epilogue=str(replace(epilogue_of(self.epilogue), scale_a="column", scale_b="row")),
-        )
+            self, k=3 * part_length(self.k), dtype="float16", epilogue=scaled,
+            a_layout=a_layout, b_layout=b_layout, a_align=16, b_align=16,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:
         """Return a short name for a table of results."""
         batch = f"{self.batch}x" if self.batch > 1 else ""
-        letters = {"row": "N", "column": "T", "strided": "S"}
-        layout = letters[self.a_layout] + letters[self.b_layout]
         precision = f" {self.precision}" if self.dtype in PRECISIONS_OF else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""
         dtype = self.dtype + f" by {self.b_dtype}" * bool(self.b_dtype)
         scales = f" scales {self.block_scales}" * bool(self.block_scales)
         mode = " invariant" * self.invariant
-        return f"{batch}{self.m}x{self.n}x{self.k} {layout} {dtype}{precision}{scales}{epilogue}{mode}"
+        return f"{batch}{self.m}x{self.n}x{self.k} {self.letters} {dtype}{precision}{scales}{epilogue}{mode}"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
-from tritile.core.problem.checks import ALIGNMENTS, alignment, among, check, extent_fits
+from tritile.core.problem.checks import ALIGNMENTS, alignment, check, check_fields, check_sizes, extent_fits
 from tritile.errors import InvalidValueError
 
 _TILE: Final = 4096  # elements that the dimensions of a tile should have
@@ -82,12 +82,11 @@ class PermuteProblem:
         lists = (self.shape, self.x_strides, self.out_strides)
         check(all(isinstance(values, tuple) for values in lists), self, "shape and strides as tuples")
         check(len({len(values) for values in lists}) == 1, self, "a stride for every dimension")
-        check(all(map(extent_fits, self.shape)), self, "sizes of 1 and more")
+        check_sizes(self, *self.shape)
         steps = (*self.x_strides, *self.out_strides)
         check(all(extent_fits(step + 1) for step in steps if type(step) is int), self, "strides from 0")
         check(all(type(step) is int for step in steps), self, "whole strides")
-        check(among(ALIGNMENTS, self.itemsize), self, f"an itemsize of {ALIGNMENTS}")
-        check(among(ALIGNMENTS, self.x_align, self.out_align), self, f"alignments of {ALIGNMENTS}")
+        check_fields(self, itemsize=ALIGNMENTS, x_align=ALIGNMENTS, out_align=ALIGNMENTS)
 
     @classmethod
     def of(

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tritile.core.problem.checks import ALIGNMENTS, alignment, among, check, extent_fits
+from tritile.core.problem.checks import ALIGNMENTS, alignment, check_fields, check_sizes
 from tritile.core.problem.matmul import MatmulProblem, Operand
 
 WEIGHT_BITS: Final = (4, 8)
@@ -67,14 +67,10 @@ class QuantizedProblem:
     invariant: bool = False
 
     def __post_init__(self) -> None:
-        check(all(map(extent_fits, (self.m, self.n, self.k))), self, "sizes of 1 and more")
-        check(among(ACTIVATION_DTYPES, self.dtype), self, f"a dtype of {', '.join(ACTIVATION_DTYPES)}")
-        check(among(WEIGHT_BITS, self.bits), self, f"bits of {WEIGHT_BITS}")
-        check(among(GROUP_SIZES, self.group_size), self, f"a group_size of {GROUP_SIZES}")
-        check(among((False, True), self.zero_points, self.bias), self, "zero_points and bias True or False")
-        check(among(("row", "strided"), self.x_layout), self, "an x_layout of row, strided")
-        check(among(ALIGNMENTS, self.x_align), self, f"an alignment of {ALIGNMENTS}")
-        check(type(self.invariant) is bool, self, "invariant as True or False")
+        check_sizes(self, self.m, self.n, self.k)
+        check_fields(self, dtype=ACTIVATION_DTYPES, bits=WEIGHT_BITS, group_size=GROUP_SIZES)
+        check_fields(self, x_layout=("row", "strided"), x_align=ALIGNMENTS, invariant=(False, True))
+        check_fields(self, zero_points=(False, True), bias=(False, True))
 
     @property
     def flops(self) -> int:

@@ -239,25 +239,12 @@ class MatmulCall(Buffered):
     @functools.cached_property
     def problem(self) -> MatmulProblem:
         """Return the problem that this call poses."""
+        a, b, out = self.a, self.b, self.out
         return MatmulProblem(
-            prod(self.batch_shape),
-            self.a.shape[0],
-            self.b.shape[1],
-            self.a.shape[1],
-            self.dtype,
-            self.out_dtype,
-            self.a.layout,
-            self.b.layout,
-            self.out.layout,
-            self.a.align,
-            self.b.align,
-            self.out.align,
-            self.precision,
-            str(self.fused.epilogue),
-            self.b_dtype,
-            self.scales.shared if self.scales else "",
-            self.invariant,
-        )
+            prod(self.batch_shape), a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
+            a.layout, b.layout, out.layout, a.align, b.align, out.align, self.precision,
+            str(self.fused.epilogue), self.b_dtype, self.scales.shared if self.scales else "", self.invariant,
+        )  # fmt: skip
 
     @property
     def transposed(self) -> "MatmulCall":
@@ -287,11 +274,10 @@ Make = Callable[[str, int], Any]
 
 def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
     """Return an operand on memory of its own."""
-    batch_stride, *strides = operand.strides
     real = REAL_DTYPE.get(operand.dtype)
     tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
     return View(
-        tensor, operand.shape[1:], (strides[0], strides[1]), (batch_stride,) if batch > 1 else (), itemsize
+        tensor, operand.shape[1:], operand.strides[1:], operand.strides[:1] if batch > 1 else (), itemsize
     )
 
 
@@ -316,9 +302,7 @@ def _fused(problem: MatmulProblem, make: Make) -> Fused:
     epilogue = epilogue_of(problem.epilogue)
     sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
     weight = 0.5 if epilogue.weighted else 1.0
-    return Fused(
-        **sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated
-    )  # fmt: skip
+    return Fused(**sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated)
 
 
 def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:

@@ -32,18 +32,11 @@ class QuantizedCall(Buffered):
     @property
     def problem(self) -> QuantizedProblem:
         """Return the problem that this call poses."""
+        layout = "row" if self.x.layout == "row" else "strided"
         return QuantizedProblem(
-            *self.out.shape,
-            self.x.shape[1],
-            self.dtype,
-            self.bits,
-            self.group_size,
-            self.zeros is not None,
-            self.fused.bias is not None,
-            "row" if self.x.layout == "row" else "strided",
-            self.x.align,
-            self.invariant,
-        )
+            *self.out.shape, self.x.shape[1], self.dtype, self.bits, self.group_size,
+            self.zeros is not None, self.fused.bias is not None, layout, self.x.align, self.invariant,
+        )  # fmt: skip
 
     @property
     def buffers(self) -> dict[str, Any]:
