@@ -66,8 +66,8 @@ class Shape(NamedTuple):
 
 
 _CLUSTERED: Final = {
-    clusters.NAME: clusters.clustered,
-    transposed_clusters.NAME: transposed_clusters.clustered,
+    clusters.NAME: clusters.KIND.clustered,
+    transposed_clusters.NAME: transposed_clusters.KIND.clustered,
 }
 
 
