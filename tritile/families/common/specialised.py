@@ -5,7 +5,7 @@ which decides what is legal, how long it takes, and which descriptors read and s
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ TRITON: Final = (3, 7)  # the version with whose barriers and copies to both pro
 _BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
 _RESERVED: Final = 1024  # bytes of shared memory beside Triton's, in clusters
 _GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
+_SIDES: Final = {"BLOCK_M": "BLOCK_N", "BLOCK_N": "BLOCK_M"}
 _TRANSPOSED: Final = {"row": "column", "column": "row"}
 # Measured time by the time that the formula of single programs gives, where rows of all operands start on
 # sectors, and elsewhere: programs of a cluster read less of the L2 cache, of which such rows take more.
@@ -214,16 +215,17 @@ class Kind:
 
     def mirrored(self, config: Config) -> Config:
         """Return a config with the blocks of out for those of out^T, and the other way, if `turned`."""
-        if not self.turned:
-            return config
-        sides = {"BLOCK_M": "BLOCK_N", "BLOCK_N": "BLOCK_M"}
-        return config.derived((name, config[sides.get(name, name)]) for name, _ in config.kwargs)
+        return config.derived(self._mirrored(config)) if self.turned else config
+
+    def _mirrored(self, config: Config) -> Iterator[tuple[str, Any]]:
+        sides = _SIDES if self.turned else {}
+        return ((name, config[sides.get(name, name)]) for name, _ in config.kwargs)
 
     def alone(self, config: Config) -> Config:
         """Return the config of `warpgroups` whose programs do the same, on out^T if `turned`."""
         if self.name == WARPGROUPS:
             return config
-        kwargs = (pair for pair in self.mirrored(config).kwargs if pair[0] != "DOWN")
+        kwargs = (pair for pair in self._mirrored(config) if pair[0] != "DOWN")
         return config.derived(kwargs, family=WARPGROUPS, num_ctas=1)
 
     def arranged(self, config: Config) -> tuple[int, int]:

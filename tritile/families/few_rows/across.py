@@ -197,10 +197,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a product: one kernel, and a second that adds parts up where K is shared.
-
-    `early`: kernels use programmatic dependent launch.
-    """
+    """Return the launches of a product: one kernel, and a second that adds parts up where K is shared."""
     shape, split = _shape(config, call.problem), parts(config, call.problem, processors)
     call = transposed(call) if turned(call.problem) else call
     values = arguments(call, config, early)

@@ -162,10 +162,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs.
-
-    `early`: the kernel uses programmatic dependent launch.
-    """
+    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
     seen = sides(call.problem)
     call = transposed(call) if turned(call.problem) else call
     values = arguments(call, config, early)

@@ -185,10 +185,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a product: copies of x, then the product, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch.
-    """
+    """Return the launches of a product: copies of x, then the product."""
     seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
     call = transposed(call) if _turns(call.problem) else call
     values = arguments(call, config, early)

@@ -303,11 +303,7 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a permutation with a config of its families, or that of `in_place`.
-
-    `early`: it uses programmatic dependent launch: it starts before the kernel ahead is done, and waits
-    itself.
-    """
+    """Return the launch of a permutation with a config of its families, or that of `in_place`."""
     if call.in_place:
         return _in_place(call, config)
     kernel, rows, lanes = permute_tile, call.problem.m, 1

@@ -15,7 +15,7 @@ from tritile.core.device import Device
 from tritile.core.problem import QuantizedProblem, unit_columns
 from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
-from tritile.families.common.blocks import blocks_fault
+from tritile.families.common.blocks import blocks_fault, shared_fault
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.fused import extra
@@ -121,10 +121,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
         return f"{words} accumulator and {weight_words(config, device)} weight registers a thread"
     if config["BLOCK_N"] * config["BLOCK_K"] < 32 * 32 * config.num_warps:
         return f"a block of the weight leaves some of {config.num_warps} warps idle"
-    shared = shared_bytes(config, problem, device)
-    if shared > device.shared_memory:
-        return f"{shared} bytes of shared memory, of {device.shared_memory}"
-    return None
+    return shared_fault(shared_bytes(config, problem, device), device)
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
@@ -270,11 +267,7 @@ def predicted_us(
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where the config leaves programs without work.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     (m, n), k = call.out.shape, call.x.shape[1]
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, split = -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]

@@ -86,11 +86,7 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where no descriptor can see the operands.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     parts = lowered(call, early)
     return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
 
