@@ -17,8 +17,8 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.errors import UnsupportedError
 from tritile.families import numerics
-from tritile.families.common.specialised import REGISTERS
 from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.common.warpgroups import REGISTERS
 from tritile.families.common.warps import order
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
@@ -233,41 +233,42 @@ def box(rows, wide, layout="row"):
     ids=str,
 )
 def test_boxes_hold_a_tile_in_two_pieces_for_both_programs(layouts, own, main, rest):
-    """Of out^T the kernel's own a is b^T, and its b is a^T; that of `transposed` swaps them itself."""
-    (a_layout, b_layout), kind = layouts, KINDS[own.family]
-    step = steps_of(replace(EVEN, a_layout=a_layout, b_layout=b_layout), own)[-1]
-    args, (down, across) = step.args, kind.arranged(own)
-    made = kind.alone(own)
-    rows = made["BLOCK_M"] // own["CONSUMERS"]
+    """Of out^T the kernel's own a is b^T, and its b is a^T; `transposed` names them as they are of out."""
+    kind, step = KINDS[own.family], steps_of(replace(EVEN, a_layout=layouts[0], b_layout=layouts[1]), own)[-1]
+    made, (down, across), args = kind.alone(own), kind.arranged(own), step.args
+    rows, turn = made["BLOCK_M"] // own["CONSUMERS"], slice(None, None, -1 if kind.turned else 1)
+
+    def of(high, wide, layout="row"):
+        return box(*(high, wide)[turn], layout)
+
+    a_layout, b_layout = layouts[turn]
+    names = {"b_desc": "a_desc", "b_rest_desc": "a_rest_desc", "a_desc": "b_desc"} if kind.by_out else {}
     wanted = {
-        "a_desc": box(64, rows * down, b_layout) if kind.turned else box(rows * down, 64, a_layout),
-        "b_desc": box(main * across, 64, a_layout) if kind.turned else box(64, main * across, b_layout),
-        "b_rest_desc": box(rest * across, 64, a_layout) if kind.turned else box(64, rest * across, b_layout),
-        "out_desc": (rows * down, main // own["SUBTILES"] * across),
-        "out_rest_desc": (rows * down, rest * across),
+        "a_desc": of(rows * down, 64, a_layout),
+        "b_desc": of(64, main * across, b_layout),
+        "b_rest_desc": of(64, rest * across, b_layout) if rest else None,
+        "out_desc": of(rows * down, main // own["SUBTILES"] * across),
+        "out_rest_desc": of(rows * down, rest * across) if rest else None,
     }
-    for name in ("out_desc", "out_rest_desc"):
-        wanted[name] = box(*wanted[name][:: -1 if kind.turned else 1])
-    by_out = own.family == "transposed"
-    names = {"a_desc": "b_desc", "b_desc": "a_desc", "b_rest_desc": "a_rest_desc"} if by_out else {}
-    for name, block in wanted.items():
-        found = args[names.get(name, name)]
-        assert found is None if "rest" in name and not rest else found.block == block, name
-        if found and own.num_ctas == 2 and name == "out_desc":
-            sides = (across, down) if kind.turned else (down, across)
-            assert found.layout.cga_layout == [[0, 0, sides[0] - 1, sides[1] - 1]]
-    assert args["MAIN_M" if by_out else "MAIN_N"] == main
-    blocks = own if by_out else made
-    assert (args["BLOCK_M"], args["BLOCK_N"]) == (blocks["BLOCK_M"], blocks["BLOCK_N"])
-    if kind.turned and not by_out:
-        assert (args["A_ROW"], args["B_ROW"]) == (b_layout == "column", a_layout == "column")
-        assert (args["a_desc"].buffer, args["b_desc"].buffer) == ("b", "a")
+    found = {name: args[names.get(name, name)] for name in wanted}
+    assert {name: each and each.block for name, each in found.items()} == wanted
+    assert [found[name].buffer for name in ("a_desc", "b_desc")] == [*"ab"[turn]]
+    if own.num_ctas == 2:
+        high, wide = (down, across)[turn]
+        assert found["out_desc"].layout.cga_layout == [[0, 0, high - 1, wide - 1]]
+        assert (args["DOWN"], args["TRANSPOSED"]) == (own["DOWN"], kind.turned)
     else:
-        assert (args["A_ROW"], args["B_ROW"]) == (a_layout == "row", b_layout == "row")
+        assert {found[name].layout.transposed for name in ("a_desc", "b_desc", "out_desc")} == {False}
+    blocks, rowwise = (own, [each == "row" for each in layouts])
+    if kind.turned and not kind.by_out:
+        blocks, rowwise = made, [each == "column" for each in layouts[::-1]]
+    assert (args["BLOCK_M"], args["BLOCK_N"]) == (blocks["BLOCK_M"], blocks["BLOCK_N"])
+    assert [args["A_ROW"], args["B_ROW"]] == rowwise
+    assert (args["M"], args["N"], args["K"]) == (EVEN.m, EVEN.n, EVEN.k)
+    assert args["MAIN_M" if kind.by_out else "MAIN_N"] == main
     assert (args["REGISTERS"], args["STAGES"]) == (REGISTERS[own["CONSUMERS"]], own.num_stages)
-    assert args.get("TRANSPOSED", kind.turned) == kind.turned
-    paired_programs = {} if own.num_ctas == 1 else {"num_ctas": 2}
-    assert step.options == {"num_warps": 4, "launch_pdl": True} | paired_programs
+    clustered = {} if own.num_ctas == 1 else {"num_ctas": 2}
+    assert step.options == {"num_warps": 4, "launch_pdl": True} | clustered
 
 
 @by_family

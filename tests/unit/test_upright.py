@@ -8,6 +8,7 @@ import pytest
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem, alignment
 from tritile.errors import UnsupportedError
+from tritile.families.common.upright import sides_of
 from tritile.families.common.work import Buffer
 from tritile.families.few_rows import across
 from tritile.families.few_rows import family as few
@@ -100,6 +101,28 @@ def test_others_have_none(name, change, device):
 )
 def test_other_layouts_and_sizes_have_none(name, change):
     assert own(name, replace(POSED[name][0], **change)) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "period", "whole"),
+    [
+        (EVEN, 1, True),
+        (ODD, 8, False),
+        (replace(ODD, b_align=4), 4, False),
+        (replace(ODD, **FP32), 4, False),
+        (replace(EVEN, k=3070), 1, False),
+    ],
+    ids=str,
+)
+def test_a_transpose_has_the_same_sides(problem, period, whole):
+    """An element is in one word, whatever is said of its rows."""
+    seen = sides_of(problem, False)
+    layouts = {"a_layout": "row", "b_layout": "column"}
+    aligned = {"a_align": problem.b_align, "b_align": problem.a_align}
+    other = replace(problem, m=problem.n, n=problem.m, **layouts, **aligned)
+    assert sides_of(other, True) == seen
+    assert (seen.rows, seen.columns, seen.along) == (problem.m, problem.n, "k")
+    assert (seen.period, seen.whole, seen.x_words) == (period, whole, problem.a_align == 16)
 
 
 @by_family

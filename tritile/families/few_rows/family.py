@@ -15,6 +15,7 @@ from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.grids import grid, options
 from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.products import held
 from tritile.families.common.upright import (
     MOST_ROWS,
     WORD,
@@ -131,8 +132,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs of a config an SM holds at once."""
     sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
     threads, registers = 32 * config.num_warps, min(255, 64 + sums)
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem) + 1024)
-    return max(1, min(by_shared, int(65536 / (threads * registers)), 2048 // threads, 32))
+    return held(device, threads, registers, shared_bytes(config, problem), 32)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:

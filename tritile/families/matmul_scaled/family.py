@@ -12,8 +12,9 @@ from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, shared_fault
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.operands import inputs, reachable, tiles
-from tritile.families.common.specialised import Kind, numbers_fault, swizzled
+from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
+from tritile.families.common.warpgroups import numbers_fault, swizzled
 from tritile.families.common.work import Work, step_of
 from tritile.families.matmul_scaled.kernel import matmul_scaled
 

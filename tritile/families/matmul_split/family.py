@@ -13,8 +13,9 @@ from tritile.families.common.descriptors import check_sizes, output_of, sizes_of
 from tritile.families.common.numerics import Numerics
 from tritile.families.common.operands import inputs, tiles
 from tritile.families.common.rates import memory_us
-from tritile.families.common.specialised import Kind, epilogue_fault, fault, programs_of
+from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
+from tritile.families.common.warpgroups import epilogue_fault, fault, programs_of
 from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
 from tritile.families.matmul_split.kernel import matmul_split
 from tritile.families.matmul_wgmma import family as warpgroups

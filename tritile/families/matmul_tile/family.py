@@ -24,6 +24,7 @@ from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, 
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import (
     accumulator_words,
+    held,
     loads_per_thread,
     uses_tensor_cores,
     warpgroup_mma,
@@ -148,9 +149,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
-    by_threads = 2048 // threads
-    return max(1, min(by_shared, 65536 // (threads * registers), by_threads, 16))
+    return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
 def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:

@@ -7,11 +7,12 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
-from tritile.families.common.specialised import COLUMNS, REGISTERS, ROWS, WARPGROUPS, Kind
+from tritile.families.common.specialised import Kind
+from tritile.families.common.warpgroups import COLUMNS, REGISTERS, ROWS
 from tritile.families.common.work import Work
 from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
 
-NAME: Final = WARPGROUPS
+NAME: Final = "warpgroups"
 KIND: Final = Kind(NAME)
 _LARGEST: Final = 256 * 160  # elements of a tile
 

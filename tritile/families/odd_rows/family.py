@@ -18,7 +18,7 @@ from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fa
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import POLLS, options
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.products import warpgroup_mma
+from tritile.families.common.products import held, warpgroup_mma
 from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of, transposed
 from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
 from tritile.families.family import Family
@@ -149,8 +149,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs of a config an SM holds at once."""
     threads = 32 * config.num_warps
     registers = min(255, 80 + config["BLOCK_M"] * config["BLOCK_N"] // threads)
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
-    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 32)))
+    return held(device, threads, registers, shared_bytes(config, problem, device), 32)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:

@@ -21,6 +21,7 @@ from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
+from tritile.families.common.products import held
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
 from tritile.families.family import Family
@@ -201,10 +202,9 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
-    held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
-    registers = min(255, held + (32 if config.family == NAME else 46))  # as compiled by Triton 3.6
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
-    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
+    words = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
+    registers = min(255, words + (32 if config.family == NAME else 46))  # as compiled by Triton 3.6
+    return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
 def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
