@@ -181,6 +181,14 @@ def test_configs_that_were_not_checked_are_refused(own, why):
     assert why in (illegal(own, EVEN, H200) or "legal")
 
 
+def test_tiles_that_are_turned_over_spill_beside_a_matrix():
+    own, fused = config(256, 64, 1), replace(EVEN, epilogue="residual=full gelu")
+    assert illegal(own, EVEN, H200) is None
+    assert "accumulator registers" in illegal(own, fused, H200)
+    other = replace(transposed.KIND.alone(own), family="warpgroups")
+    assert illegal(other, turned(fused), H200) is None
+
+
 @by_family
 def test_other_gpus_have_none(own):
     for name in ("sm_80", "sm_100", "gfx942"):
@@ -254,8 +262,9 @@ def test_boxes_hold_a_tile_in_two_pieces_for_both_programs(layouts, own, main, r
     assert {name: each and each.block for name, each in found.items()} == wanted
     assert [found[name].buffer for name in ("a_desc", "b_desc")] == [*"ab"[turn]]
     if own.num_ctas == 2:
-        high, wide = (down, across)[turn]
-        assert found["out_desc"].layout.cga_layout == [[0, 0, high - 1, wide - 1]]
+        parts = {"a_desc": (down - 1, 0, a_layout), "b_desc": (0, across - 1, b_layout)}
+        for name, part in (parts | {"out_desc": (down - 1, across - 1)}).items():
+            assert found[name].layout.cga_layout == [[0, 0, *of(*part)[2:]]]
         assert (args["DOWN"], args["TRANSPOSED"]) == (own["DOWN"], kind.turned)
     else:
         assert {found[name].layout.transposed for name in ("a_desc", "b_desc", "out_desc")} == {False}
@@ -332,6 +341,13 @@ def test_every_tile_is_made_once_down_bands(monkeypatch, size, name, m, n, down,
         turn = slice(None, None, -1) if KINDS[name].turned else slice(None)
         placed = [tiling.place(turn) for turn in range(tiling.turns)]
         assert [(matrix, *place[turn]) for matrix, *place in made] == placed
+
+
+@pytest.mark.parametrize(("m", "dominated"), [(640, True), (1280, False)])
+def test_persistent_clusters_gain_where_not_all_run_at_once(m, dominated):
+    """66 of 128 x 384 do."""
+    own = paired("clusters", 128, 192, persistent=True)
+    assert clusters.FAMILY.pointless(own, replace(EVEN, m=m, n=3840), H200) == dominated
 
 
 @pytest.mark.parametrize(("m", "most"), [(20, 32), (65, 128), (4096, 256)])
