@@ -12,20 +12,10 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
+from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault
 from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.upright import (
-    MOST_ROWS,
-    WORD,
-    arguments,
-    contends,
-    fault,
-    rows_fault,
-    sides,
-    transposed,
-    turned,
-)
 from tritile.families.common.work import Buffer, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.few_rows.family import DTYPES
@@ -81,21 +71,21 @@ class Shape(NamedTuple):
 
 
 def _shape(config: Config, problem: MatmulProblem) -> Shape:
-    seen, itemsize = sides(problem), problem.itemsize
-    own = min(WORD // itemsize, _MOST // config["BLOCK_M"])
+    seen, itemsize = upright.sides(problem), problem.itemsize
+    own = min(upright.WORD // itemsize, _MOST // config["BLOCK_M"])
     unroll = config["BLOCK_N"] * config["BLOCK_K"] // (32 * config.num_warps * own)
     return Shape(own, unroll, min(own, max(1, seen.align // itemsize), unit(seen.columns, itemsize)))
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
-    reason = rows_fault(config, sides(problem).rows)
+    reason = upright.rows_fault(config, upright.sides(problem).rows)
     if reason is not None:
         return reason
     own, unroll, _ = _shape(config, problem)
     if not own <= config["BLOCK_N"] <= 32 * config.num_warps * own:
         return f"BLOCK_N = {config['BLOCK_N']} is not {own} to {32 * config.num_warps * own}"
-    if unroll not in _UNROLLS or unroll * problem.itemsize > WORD:
+    if unroll not in _UNROLLS or unroll * problem.itemsize > upright.WORD:
         return f"a thread has {unroll} rows of w, not one of {_UNROLLS}, up to a word of {problem.dtype}"
     spills = unroll * config["BLOCK_M"] > _MOST
     return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x" if spills else None
@@ -106,7 +96,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
-        or fault(problem, device, sides(problem), "n", MOST_ROWS, DTYPES)
+        or upright.fault(problem, device, upright.sides(problem), "n", upright.MOST_ROWS, DTYPES)
         or _tile_fault(config, problem)
     )
     if reason is not None:
@@ -119,9 +109,9 @@ def _configs() -> Iterator[Config]:
     found = dict[Config, None]()
     for itemsize in (2, 4):
         for block_m in (1, 2, 4, 8):
-            own = min(WORD // itemsize, _MOST // block_m)
+            own = min(upright.WORD // itemsize, _MOST // block_m)
             for block_n, warps, unroll in _TILES:
-                if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, WORD // itemsize):
+                if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, upright.WORD // itemsize):
                     blocks = {
                         "BLOCK_M": block_m,
                         "BLOCK_N": block_n,
@@ -136,7 +126,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if (config["BLOCK_N"], config.num_warps, _shape(config, problem).unroll) not in _TILES:
         return True
     least = _TILES[0][0]
-    return bool(config["BLOCK_N"] >= 2 * max(sides(problem).columns, least))
+    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, least))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device | None = None) -> int:
@@ -144,14 +134,14 @@ def resident(config: Config, problem: MatmulProblem, device: Device | None = Non
     own, unroll, wide = _shape(config, problem)
     loaded = unroll * own * max(1, wide * problem.itemsize // 4) // wide
     sums = config["BLOCK_M"] * own * (1 + (problem.dtype == "float32"))
-    x = unroll * config["BLOCK_M"] * (1 if sides(problem).x_words else 4)  # with pointers to each
+    x = unroll * config["BLOCK_M"] * (1 if upright.sides(problem).x_words else 4)  # with pointers to each
     registers = 24 + loaded + x + sums * (1 + (config["BLOCK_M"] > 1)) + 16 * (unroll > 4)
     threads = 32 * config.num_warps
     return max(1, min(_REGISTERS // (threads * min(registers, 255)), 1024 // threads))
 
 
 def _tiles(config: Config, problem: MatmulProblem) -> int:
-    return int(problem.batch * -(-sides(problem).columns // config["BLOCK_N"]))
+    return int(problem.batch * -(-upright.sides(problem).columns // config["BLOCK_N"]))
 
 
 def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
@@ -171,7 +161,7 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
     iterations = -(-problem.k // config["BLOCK_K"] // split)
     block_m, block = config["BLOCK_M"], config["BLOCK_N"] * config["BLOCK_K"]
     lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
-    x = fit.x * (1 if sides(problem).x_words else 3) * block_m / own
+    x = fit.x * (1 if upright.sides(problem).x_words else 3) * block_m / own
     element = fit.element + fit.load / wide + fit.multiply * block_m + x
     element *= 1 + fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block * element / lanes + fit.program)
@@ -183,7 +173,7 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
 
 def _sum_us(problem: MatmulProblem, split: int, device: Device, fit: _Fit) -> float:
     """Return predicted microseconds of leaving the parts, and of adding them up."""
-    seen = sides(problem)
+    seen = upright.sides(problem)
     programs = problem.batch * seen.rows * -(-seen.columns // _COLUMNS)
     waits = -(-split // _PARTS) * -(-programs // (8 * device.processors))
     moved = 8 * split * problem.batch * seen.rows * seen.columns / device.processors
@@ -199,8 +189,8 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of a product: one kernel, and a second that adds parts up where K is shared."""
     shape, split = _shape(config, call.problem), parts(config, call.problem, processors)
-    call = transposed(call) if turned(call.problem) else call
-    values = arguments(call, config, early)
+    call = upright.transposed(call) if upright.turned(call.problem) else call
+    values = upright.arguments(call, config, early)
     m, n, k, batch, xk = (values[name] for name in ("M", "N", "K", "batch", "stride_xk"))
     tiles = -(-n // config["BLOCK_N"])
     across = tiles * config["BLOCK_N"]
@@ -232,6 +222,6 @@ FAMILY: Final = Family(
     work=work,
     numerics=numerics,
     canonical=canonical_product,
-    contends=contends,
+    contends=upright.contends,
     margin=1.2,  # its formula errs by 15% (standard deviation) at its picks
 )

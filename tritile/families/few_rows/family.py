@@ -12,21 +12,11 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
+from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.grids import grid, options
 from tritile.families.common.numerics import Numerics, canonical_product
 from tritile.families.common.products import held
-from tritile.families.common.upright import (
-    MOST_ROWS,
-    WORD,
-    arguments,
-    contends,
-    fault,
-    rows_fault,
-    sides,
-    transposed,
-    turned,
-)
 from tritile.families.common.work import Work, step_of
 from tritile.families.family import Family
 from tritile.families.few_rows.kernel import few_rows
@@ -68,12 +58,14 @@ FITTED: Final = _Fit()
 
 def _words(config: Config, problem: MatmulProblem) -> float:
     """Return the words of w that a thread multiplies in a K iteration."""
-    return float(config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (WORD * 32 * config.num_warps))
+    return float(
+        config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (upright.WORD * 32 * config.num_warps)
+    )
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
-    word, reason = WORD // problem.itemsize, rows_fault(config, sides(problem).rows)
+    word, reason = upright.WORD // problem.itemsize, upright.rows_fault(config, upright.sides(problem).rows)
     if reason is not None:
         return reason
     if _words(config, problem) not in _WORDS:
@@ -92,7 +84,7 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 
 
 def _programs(config: Config, problem: MatmulProblem) -> int:
-    seen = sides(problem)
+    seen = upright.sides(problem)
     return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
@@ -101,7 +93,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
-        or fault(problem, device, sides(problem), "k", MOST_ROWS, DTYPES)
+        or upright.fault(problem, device, upright.sides(problem), "k", upright.MOST_ROWS, DTYPES)
         or _tile_fault(config, problem)
         or shared_fault(shared_bytes(config, problem), device)
     )
@@ -125,7 +117,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     tiles = [tile[:4] for tile in _TILES]
     if (config["BLOCK_N"], across, config.num_warps, config.num_stages) not in tiles:
         return True
-    return bool(config["BLOCK_N"] >= 2 * max(sides(problem).columns, 8))
+    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, 8))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -137,7 +129,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
     """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for tiles."""
-    seen, programs = sides(problem), _programs(config, problem)
+    seen, programs = upright.sides(problem), _programs(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)
     iterations = -(-problem.k // config["BLOCK_K"])
@@ -163,11 +155,11 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
-    seen = sides(call.problem)
-    call = transposed(call) if turned(call.problem) else call
-    values = arguments(call, config, early)
+    seen = upright.sides(call.problem)
+    call = upright.transposed(call) if upright.turned(call.problem) else call
+    values = upright.arguments(call, config, early)
     values["X_WORDS"] &= seen.whole
-    values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": WORD // call.a.itemsize}
+    values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": upright.WORD // call.a.itemsize}
     tiles = -(-values["N"] // (config["BLOCK_N"] * seen.period)) * seen.period
     how = options(config) | {"launch_pdl": early}
     step = step_of(few_rows, grid(tiles, values["batch"]), values, how)
@@ -186,6 +178,6 @@ FAMILY: Final = Family(
     work=work,
     numerics=numerics,
     canonical=canonical_product,
-    contends=contends,
+    contends=upright.contends,
     margin=1.1,  # its formula errs by 11% (standard deviation) at its picks
 )

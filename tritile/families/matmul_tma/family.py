@@ -24,14 +24,7 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
-from tritile.families.common.descriptors import (
-    BARRIER,
-    arguments,
-    check_sizes,
-    grid_of,
-    output_of,
-    sizes_of,
-)
+from tritile.families.common.descriptors import BARRIER, arguments, check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
