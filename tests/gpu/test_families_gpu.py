@@ -15,7 +15,7 @@ from tests.reference import assert_product, bytes_of, frame, guard_intact, name,
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.versions import parsed
-from tritile.families.matmul_clusters.family import TRITON
+from tritile.families.common.specialised import TRITON
 from tritile.families.space import illegal
 from tritile.ops.described import described
 from tritile.planning import model

@@ -15,11 +15,12 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
 from tritile.errors import TuningError
+from tritile.families.common.specialised import TRITON
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_tile.family import shared_bytes
-from tritile.families.matmul_transposed.family import mirrored
+from tritile.families.matmul_transposed.family import KIND
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal
 from tritile.planning import model
@@ -289,7 +290,7 @@ def test_warpgroups_compile_for_hopper(problem, config):
     assert kernel.asm["ptx"].count("wgmma.mma_async") > 0
     assert ahead.resources(kernel).spills == 0
     # the estimate is not below what is taken, and not wastefully above
-    assert 0 <= warpgroups.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
+    assert 0 <= warpgroups.KIND.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
 
 
 def split(m, n, k, consumers, stages, subtiles):
@@ -364,7 +365,7 @@ def test_scaled_products_compile_for_hopper(name):
 
 
 with_clusters = pytest.mark.skipif(
-    parsed(triton.__version__) != clusters.TRITON, reason="clusters are made with one version of Triton"
+    parsed(triton.__version__) != TRITON, reason="clusters are made with one version of Triton"
 )
 
 
@@ -405,7 +406,7 @@ POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
 )
 def test_transposed_products_compile_for_hopper(problem, config):
     kernel = turned_as_stored(problem, config, 0)
-    assert 0 <= warpgroups.shared_bytes(mirrored(config), problem) - kernel.metadata.shared <= 1024
+    assert 0 <= KIND.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
 
 
 @with_clusters
@@ -427,8 +428,8 @@ def test_transposed_products_compile_for_hopper(problem, config):
 )
 def test_transposed_clusters_compile_for_hopper(problem, config):
     kernel = turned_as_stored(problem, config, 1024)
-    own = replace(mirrored(config), family="clusters")
-    assert 0 <= clusters.shared_bytes(own, problem) - 1024 - kernel.metadata.shared <= 1024
+    own = replace(KIND.mirrored(config), family="clusters")
+    assert 0 <= clusters.KIND.shared_bytes(own, problem) - 1024 - kernel.metadata.shared <= 1024
     assert "multicast::cluster" in kernel.asm["ptx"]
     assert kernel.metadata.num_ctas == 2
 
@@ -478,7 +479,7 @@ def test_clusters_compile_for_hopper(problem, config):
     assert "multicast::cluster" in ptx
     assert kernel.metadata.num_ctas == 2
     assert ahead.resources(kernel).spills == 0
-    assert 0 <= clusters.shared_bytes(config, problem) - 1024 - kernel.metadata.shared <= 1024
+    assert 0 <= clusters.KIND.shared_bytes(config, problem) - 1024 - kernel.metadata.shared <= 1024
     assert kernel.metadata.shared + 1024 <= device.shared_memory
 
 

@@ -25,7 +25,7 @@ from tests.unit.test_invariant import (
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.versions import parsed
-from tritile.families.matmul_clusters.family import TRITON
+from tritile.families.common.specialised import TRITON
 from tritile.families.numerics import numerics
 from tritile.families.space import illegal
 from tritile.runtime.ahead import compiled_for

@@ -142,7 +142,7 @@ def test_tried_where_a_fused_tile_has_not_all_rows(m, tried):
 def test_prediction_is_of_both_launches(n, k, bits):
     problem = replace(PREFILL, n=n, k=k, bits=bits)
     us = model.predict_us(CONFIG, problem, H200)
-    copy = us - warpgroups.predicted_us(dense(CONFIG), problem.product, H200)
+    copy = us - warpgroups.KIND.predicted_us(dense(CONFIG), problem.product, H200)
     moved = problem.weight_bytes + 2 * n * k
     assert problem.unpacked_bytes == 2 * n * k
     assert moved / (H200.memory_gbps * 1e3) < copy < 1.3 * moved / (H200.memory_gbps * 1e3) + 1

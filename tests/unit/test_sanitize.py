@@ -8,8 +8,8 @@ import triton
 from tests.gpu import sanitize
 from tritile.core.device import target_device
 from tritile.core.versions import parsed
+from tritile.families.common.specialised import TRITON
 from tritile.families.common.warps.consume import start_warps
-from tritile.families.matmul_clusters.family import TRITON
 from tritile.families.registry import FAMILIES
 from tritile.families.work import work_of
 

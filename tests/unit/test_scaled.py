@@ -60,6 +60,7 @@ def test_what_may_not_be_made_by_pieces_is_said(problem, why):
         (config(m=256, n=256), "registers a thread"),
         (replace(config(m=256), num_stages=5), "bytes of shared memory"),
         (replace(config(), num_warps=8), "num_warps 4"),
+        (replace(config(), num_ctas=2), "num_ctas must be 1"),
     ],
     ids=str,
 )

@@ -17,9 +17,9 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
+from tritile.families.common import upright
 from tritile.families.common.blocks import late_fault
 from tritile.families.common.rates import peak_tflops, rate
-from tritile.families.few_rows import sides
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
@@ -208,7 +208,7 @@ def test_deep_pipelines_are_for_copies_of_4_bytes_or_more(align):
 )
 def test_a_batch_takes_longer_than_one_of_its_products(family):
     one = replace(SQUARE, k=8192)  # of which a part takes longer than leaving it
-    if family in sides.FAMILIES:
+    if family in upright.FAMILIES:
         one = replace(one, m=8, n=8192, b_layout="column" if family == "few_rows" else "row")
     many = replace(one, batch=64)
     config = next(config for config in model.ranked(one, HOPPER, family) if not illegal(config, many, HOPPER))

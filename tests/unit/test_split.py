@@ -74,6 +74,7 @@ def test_what_may_not_be_split_is_said(problem, why):
     assert why in illegal(config(), problem, H200)
     assert illegal(config(), DEEP, TARGETS["sm_80"])
     assert "BLOCK_N" in illegal(config(n=112), DEEP, H200)
+    assert "num_ctas" in illegal(replace(config(), num_ctas=2), DEEP, H200)
     assert "parameters" in illegal(replace(config(), kwargs=config().kwargs[:-1]), DEEP, H200)
 
 

@@ -86,7 +86,7 @@ BY_TMA = set(families.digests()) - {
         ),
         ("runtime/native.py", "def ", "async def ", set(families.digests())),
         ("families/pieces.py", "ALIGNMENT: Final = 256", "ALIGNMENT: Final = 16", set(families.digests())),
-        ("families/matmul_tma/family.py", '"""Return the launches of a gated', '"""As of a gated', set()),
+        ("families/matmul_tma/family.py", '"""Return the warps that suit', '"""As suits', set()),
         ("tune/autotuner.py", "def ", "async def ", set()),
     ],
 )

@@ -24,11 +24,7 @@ LOWERINGS: Final = (complexes, zeros, fp16x3, ozaki, rows)
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
-    """Return what a product is lowered to, None where kernels make it directly.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves.
-    """
+    """Return what a product is lowered to, None where kernels make it directly."""
     for lowering in LOWERINGS:
         if lowering.wanted(call):
             return lowering.lowered(call, early)

@@ -5,13 +5,7 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import (
-    MatmulProblem,
-    PermuteProblem,
-    Product,
-    Tiled,
-    suits,
-)
+from tritile.core.problem import MatmulProblem, PermuteProblem, Product, Tiled, suits
 from tritile.core.problem.checks import THREE
 from tritile.families.common.numerics import AMD_SIDE, Numerics
 from tritile.families.registry import FAMILIES

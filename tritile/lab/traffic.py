@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
-from tritile.families.common import operands
+from tritile.families.common import operands, upright
 from tritile.families.common.grids import unit
-from tritile.families.few_rows import across, sides
+from tritile.families.few_rows import across
 from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
@@ -30,8 +30,8 @@ _ROW: Final = 128  # rows of a copied operand are multiples of these bytes
 _PARTIAL: Final = 4  # bytes of an element of a partial sum
 # The families that make tiles by clusters of programs, and what gives a cluster's rows and columns.
 CLUSTERED: Final = {
-    clusters.NAME: clusters.clustered,
-    transposed_clusters.NAME: transposed_clusters.clustered,
+    clusters.NAME: clusters.KIND.clustered,
+    transposed_clusters.NAME: transposed_clusters.KIND.clustered,
 }
 
 
@@ -100,8 +100,8 @@ def clustered(config: Config) -> Config:
 
 def own_tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     """Return the rows and columns of the tile that one program makes of a product."""
-    if config.family in sides.FAMILIES:
-        return sides.tile_of(config, problem)
+    if config.family in upright.FAMILIES:
+        return upright.tile_of(config, problem)
     if config.family == odd_rows.NAME:
         return odd_rows.tile_of(config, problem)
     return config["BLOCK_M"], config["BLOCK_N"]

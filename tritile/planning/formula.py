@@ -65,7 +65,7 @@ class Shape(NamedTuple):
     sharers: Any = 1  # SMs that make a block together, as a cluster of programs
 
 
-_CLUSTERED: Final = {each.NAME: each.clustered for each in (clusters, transposed_clusters)}
+_CLUSTERED: Final = {each.NAME: each.KIND.clustered for each in (clusters, transposed_clusters)}
 
 
 def _lesser(x: Any, y: Any) -> Any:

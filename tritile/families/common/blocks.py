@@ -7,10 +7,17 @@ from tritile.core.problem.parts import PROMOTED_EVERY
 from tritile.families.common.products import warpgroup_mma
 
 
+def names_fault(config: Config, names: tuple[str, ...]) -> str | None:
+    """Say that a config's parameters are not these, None where they are."""
+    found = tuple(name for name, _ in config.kwargs)
+    return None if found == names else f"parameters {[*found]} are not {[*names]}"
+
+
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
     """Say what is wrong with a config's parameters: not these, not powers of two, or above `most`."""
-    if tuple(name for name, _ in config.kwargs) != names:
-        return f"parameters {[name for name, _ in config.kwargs]} are not {list(names)}"
+    reason = names_fault(config, names)
+    if reason is not None:
+        return reason
     for name, value in config.kwargs:
         if name == "PERSISTENT":
             if not isinstance(value, bool):

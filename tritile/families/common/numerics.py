@@ -41,13 +41,7 @@ from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import (
-    FP8_DTYPES,
-    SCALE_K,
-    GroupedProblem,
-    MatmulProblem,
-    Product,
-)
+from tritile.core.problem import FP8_DTYPES, SCALE_K, GroupedProblem, MatmulProblem, Product
 from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
 _STEP: Final = 32  # elements of K that fp32 sums apart

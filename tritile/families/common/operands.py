@@ -167,36 +167,11 @@ def described(seen: Seen, itemsize: int) -> Seen:
 
 
 class _Copy(NamedTuple):
-    """Describe how one operand is copied, and the copy."""
+    """Describe how one operand is copied: arguments of `repack`, whose names lack a or b, and the copy."""
 
-    source: str
-    matrices: int
-    inner: int
-    rows: int
-    columns: int
-    strides: tuple[int, int, int, int]
-    padded: int
+    args: dict[str, Any]
     seen: Seen
     section: Section
-
-    @property
-    def gaps(self) -> bool:
-        """Tell whether elements of a row are not contiguous."""
-        return self.strides[3] != 1
-
-    def tiles(self, tile: tuple[int, int, int]) -> int:
-        """Return how many tiles are copied."""
-        return self.matrices * -(-self.rows // tile[0]) * -(-self.columns // tile[1])
-
-    def args(self, side: str) -> dict[str, Any]:
-        """Return the arguments of `repack` for this operand as its first ("a") or second ("b")."""
-        names = (f"stride_{side}o", f"stride_{side}i", f"stride_{side}r", f"stride_{side}c")
-        return {
-            f"{side}_ptr": Buffer(self.source), f"{side}_copy": Buffer(self.seen.buffer),
-            f"{side}_batch": self.matrices, f"{side}_inner": self.inner,
-            f"{side}_rows": self.rows, f"{side}_columns": self.columns,
-            **dict(zip(names, self.strides, strict=True)), f"stride_{side}cr": self.padded,
-        }  # fmt: skip
 
 
 def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
@@ -204,15 +179,16 @@ def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
     outer, inner = (
         1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
     )
-    rows, columns = seen.shape[2:]
-    unit = _ROW_BYTES // view.itemsize
+    (rows, columns), unit = seen.shape[2:], _ROW_BYTES // view.itemsize
     padded = -(-columns // unit) * unit
     own = (0 if outer == 1 else inner * rows * padded, 0 if inner == 1 else rows * padded, padded, 1)
+    args = {
+        "{}_ptr": Buffer(seen.buffer), "{}_copy": Buffer(name), "{}_batch": outer * inner, "{}_inner": inner,
+        "{}_rows": rows, "{}_columns": columns, "stride_{}cr": padded,
+        **dict(zip(("stride_{}o", "stride_{}i", "stride_{}r", "stride_{}c"), seen.strides, strict=True)),
+    }  # fmt: skip
     section = Section(dtype, outer * inner * rows * padded)
-    copied = Seen(name, seen.shape, own, seen.transposed)
-    return _Copy(
-        seen.buffer, outer * inner, inner, rows, columns, seen.strides, padded, copied, section
-    )  # fmt: skip
+    return _Copy(args, Seen(name, seen.shape, own, seen.transposed), section)
 
 
 class Inputs(NamedTuple):
@@ -230,19 +206,21 @@ class Inputs(NamedTuple):
 
 def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
     """Return the launch that copies one operand, or two."""
-    nothing = first._replace(
-        matrices=0, inner=1, rows=1, columns=1, strides=(0, 0, 0, 1), padded=_ROW_BYTES
-    )  # fmt: skip
-    gaps = [copy is not None and copy.gaps for copy in (first, second)]
-    tile = _TILE[any(gaps)]
-    args = first.args("a") | (second or nothing).args("b")
+    nothing = {"{}_batch": 0, "{}_inner": 1, "{}_rows": 1, "{}_columns": 1, "stride_{}cr": _ROW_BYTES}
+    nothing |= {"stride_{}o": 0, "stride_{}i": 0, "stride_{}r": 0, "stride_{}c": 1}
+    sides = {"a": first.args, "b": second.args if second else first.args | nothing}
+    gaps = [own["stride_{}c"] != 1 for own in sides.values()]
+    block_r, block_c, warps = _TILE[any(gaps)]
+    args = {name.format(side): value for side, own in sides.items() for name, value in own.items()}
     args |= {
         "ALIGN_C": 16 // itemsize, "A_GAPS": gaps[0], "B_GAPS": gaps[1],
-        "BLOCK_R": tile[0], "BLOCK_C": tile[1], "WAIT": early,
+        "BLOCK_R": block_r, "BLOCK_C": block_c, "WAIT": early,
     }  # fmt: skip
-    tiles = first.tiles(tile) + (second.tiles(tile) if second else 0)
-    options = {"num_warps": tile[2], "launch_pdl": early}
-    return Step(repack, (tiles, 1, 1), args, options)
+    tiles = sum(
+        own["{}_batch"] * -(-own["{}_rows"] // block_r) * -(-own["{}_columns"] // block_c)
+        for own in sides.values()
+    )
+    return Step(repack, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
 
 
 def inputs(call: MatmulCall, early: bool) -> Inputs:

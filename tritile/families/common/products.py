@@ -36,3 +36,9 @@ def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
     size = problem.itemsize
     loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
     return float(loads / (config.num_warps * device.warp_size))
+
+
+def held(device: Device, threads: int, registers: float, shared: int, most: int) -> int:
+    """Return how many programs, of `most`, an SM holds at once: by shared memory, registers and threads."""
+    by_shared = (device.shared_memory + 1024) // (shared + 1024)
+    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, most)))

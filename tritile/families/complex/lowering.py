@@ -152,10 +152,7 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """Return the real product that makes a product of complex matrices, with the launches around it.
-
-    `early`: as in `tritile.families.work.work_of`.
-    """
+    """Return the real product that makes a product of complex matrices, with the launches around it."""
     form, made = form_of(call.problem), _Call(call, early)
     sa, sb = (-1 if view.conj else 1 for view in (call.a, call.b))
     result = _Planes(1, 2, (1, 0), (0, 1))  # as it lies

@@ -5,21 +5,21 @@ that the GPU is full: each leaves the sums of its part, and a second kernel adds
 """
 
 from collections.abc import Iterator
-from math import hypot, prod
-from typing import Any, Final, NamedTuple
+from math import hypot
+from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall, View
+from tritile.core.views import MatmulCall
+from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault
-from tritile.families.common.fused import extra
 from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.work import Buffer, Section, Work, buffer_of, step_of
+from tritile.families.common.work import Buffer, Section, Work, step_of
 from tritile.families.family import Family
+from tritile.families.few_rows.family import DTYPES
 from tritile.families.few_rows.kernel_across import few_rows_across, sum_parts
-from tritile.families.few_rows.sides import WORD, contends, fault, rows_fault, sides, upright
 
 NAME: Final = "few_rows_across"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
@@ -71,27 +71,21 @@ class Shape(NamedTuple):
 
 
 def _shape(config: Config, problem: MatmulProblem) -> Shape:
-    seen, itemsize = sides(problem), problem.itemsize
-    own = min(WORD // itemsize, _MOST // config["BLOCK_M"])
+    seen, itemsize = upright.sides(problem), problem.itemsize
+    own = min(upright.WORD // itemsize, _MOST // config["BLOCK_M"])
     unroll = config["BLOCK_N"] * config["BLOCK_K"] // (32 * config.num_warps * own)
     return Shape(own, unroll, min(own, max(1, seen.align // itemsize), unit(seen.columns, itemsize)))
 
 
-def _fault(problem: MatmulProblem, device: Device) -> str | None:
-    """Say why no config may run a problem, None where one may."""
-    along = sides(problem).along == "n"
-    return fault(problem, device) or (None if along else "the larger operand is not contiguous along N")
-
-
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
-    reason = rows_fault(config, problem)
+    reason = upright.rows_fault(config, upright.sides(problem).rows)
     if reason is not None:
         return reason
     own, unroll, _ = _shape(config, problem)
     if not own <= config["BLOCK_N"] <= 32 * config.num_warps * own:
         return f"BLOCK_N = {config['BLOCK_N']} is not {own} to {32 * config.num_warps * own}"
-    if unroll not in _UNROLLS or unroll * problem.itemsize > WORD:
+    if unroll not in _UNROLLS or unroll * problem.itemsize > upright.WORD:
         return f"a thread has {unroll} rows of w, not one of {_UNROLLS}, up to a word of {problem.dtype}"
     spills = unroll * config["BLOCK_M"] > _MOST
     return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x" if spills else None
@@ -102,7 +96,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
-        or _fault(problem, device)
+        or upright.fault(problem, device, upright.sides(problem), "n", upright.MOST_ROWS, DTYPES)
         or _tile_fault(config, problem)
     )
     if reason is not None:
@@ -115,9 +109,9 @@ def _configs() -> Iterator[Config]:
     found = dict[Config, None]()
     for itemsize in (2, 4):
         for block_m in (1, 2, 4, 8):
-            own = min(WORD // itemsize, _MOST // block_m)
+            own = min(upright.WORD // itemsize, _MOST // block_m)
             for block_n, warps, unroll in _TILES:
-                if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, WORD // itemsize):
+                if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, upright.WORD // itemsize):
                     blocks = {
                         "BLOCK_M": block_m,
                         "BLOCK_N": block_n,
@@ -132,33 +126,28 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if (config["BLOCK_N"], config.num_warps, _shape(config, problem).unroll) not in _TILES:
         return True
     least = _TILES[0][0]
-    return bool(config["BLOCK_N"] >= 2 * max(sides(problem).columns, least))
+    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, least))
 
 
-def _slots(config: Config, problem: MatmulProblem) -> int:
+def resident(config: Config, problem: MatmulProblem, device: Device | None = None) -> int:
     """Return how many programs the registers and threads of an SM hold at once."""
     own, unroll, wide = _shape(config, problem)
     loaded = unroll * own * max(1, wide * problem.itemsize // 4) // wide
     sums = config["BLOCK_M"] * own * (1 + (problem.dtype == "float32"))
-    x = unroll * config["BLOCK_M"] * (1 if sides(problem).x_words else 4)  # with pointers to each
+    x = unroll * config["BLOCK_M"] * (1 if upright.sides(problem).x_words else 4)  # with pointers to each
     registers = 24 + loaded + x + sums * (1 + (config["BLOCK_M"] > 1)) + 16 * (unroll > 4)
     threads = 32 * config.num_warps
     return max(1, min(_REGISTERS // (threads * min(registers, 255)), 1024 // threads))
 
 
-def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return how many programs of a config an SM holds at once."""
-    return _slots(config, problem)
-
-
 def _tiles(config: Config, problem: MatmulProblem) -> int:
-    return int(problem.batch * -(-sides(problem).columns // config["BLOCK_N"]))
+    return int(problem.batch * -(-upright.sides(problem).columns // config["BLOCK_N"]))
 
 
 def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
     """Return how many programs share the K of a tile: as many as run at once, of so many SMs."""
     blocks = -(-problem.k // config["BLOCK_K"])
-    most = _slots(config, problem) * processors // _tiles(config, problem)
+    most = resident(config, problem) * processors // _tiles(config, problem)
     split = max(1, min(most, blocks // _LEAST))
     return -(-blocks // -(-blocks // split))
 
@@ -168,11 +157,11 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
     own, _, wide = _shape(config, problem)
     split, tiles = parts(config, problem, device.processors), _tiles(config, problem)
     busiest = -(-tiles * split // device.processors)  # programs of the busiest SM
-    slots = _slots(config, problem)
+    slots = resident(config, problem)
     iterations = -(-problem.k // config["BLOCK_K"] // split)
     block_m, block = config["BLOCK_M"], config["BLOCK_N"] * config["BLOCK_K"]
     lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
-    x = fit.x * (1 if sides(problem).x_words else 3) * block_m / own
+    x = fit.x * (1 if upright.sides(problem).x_words else 3) * block_m / own
     element = fit.element + fit.load / wide + fit.multiply * block_m + x
     element *= 1 + fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block * element / lanes + fit.program)
@@ -184,7 +173,7 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
 
 def _sum_us(problem: MatmulProblem, split: int, device: Device, fit: _Fit) -> float:
     """Return predicted microseconds of leaving the parts, and of adding them up."""
-    seen = sides(problem)
+    seen = upright.sides(problem)
     programs = problem.batch * seen.rows * -(-seen.columns // _COLUMNS)
     waits = -(-split // _PARTS) * -(-programs // (8 * device.processors))
     moved = 8 * split * problem.batch * seen.rows * seen.columns / device.processors
@@ -197,39 +186,19 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
     return Numerics("fma by words", 0, config["BLOCK_K"])
 
 
-def _steps(x: View, w: View, out: View, m: int, k: int) -> dict[str, int]:
-    """Return strides; those of a dimension of size 1 are never stepped over."""
-    return {
-        "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1] if k > 1 else 0,
-        "stride_w": w.strides[0] if k > 1 else 0,
-        "stride_om": out.strides[0], "stride_on": out.strides[1],
-    }  # fmt: skip
-
-
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a product: one kernel, and a second that adds parts up where K is shared.
-
-    `early`: kernels use programmatic dependent launch.
-    """
+    """Return the launches of a product: one kernel, and a second that adds parts up where K is shared."""
     shape, split = _shape(config, call.problem), parts(config, call.problem, processors)
-    call = upright(call)
-    x, w, out = call.a, call.b, call.out
-    (m, k), n = x.shape, w.shape[1]
+    call = upright.transposed(call) if upright.turned(call.problem) else call
+    values = upright.arguments(call, config, early)
+    m, n, k, batch, xk = (values[name] for name in ("M", "N", "K", "batch", "stride_xk"))
     tiles = -(-n // config["BLOCK_N"])
-    sizes = call.batch_shape or (1,)
-    batch, across = prod(sizes), tiles * config["BLOCK_N"]
-    strides = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]
-    x_words = x.align == WORD and k > 1 and x.strides[1] == 1
-    epilogue = {"extra": extra(call.fused, len(sizes)), "EPILOGUE": call.fused.epilogue.constants}
-    values: dict[str, Any] = {
-        "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
-        "out_ptr": buffer_of(out.tensor, "out"), "parts_ptr": Buffer("parts") if split > 1 else None,
-        "M": m, "N": n, "K": k, **_steps(x, w, out, m, k), "split": split, "across": across,
-        "batch": batch, "batch_shape": sizes, "x_batch_strides": strides[0],
-        "w_batch_strides": strides[1], "out_batch_strides": strides[2],
-        "WIDE": shape.wide, "X_WORDS": x_words, "OWN": shape.own, "UNROLL": shape.unroll,
-        "COMPENSATED": call.dtype == "float32", "WAIT": early, "PARTS": _PARTS, "COLUMNS": _COLUMNS,
-        **epilogue, **dict(config.kwargs),
+    across = tiles * config["BLOCK_N"]
+    values |= {
+        "stride_xk": xk if k > 1 else 0, "stride_w": call.b.strides[0] if k > 1 else 0,
+        "parts_ptr": Buffer("parts") if split > 1 else None, "split": split, "across": across,
+        "WIDE": shape.wide, "X_WORDS": values["X_WORDS"] and k > 1, "OWN": shape.own, "UNROLL": shape.unroll,
+        "PARTS": _PARTS, "COLUMNS": _COLUMNS,
     }  # fmt: skip
     kept = values if split == 1 else values | {"extra": None, "EPILOGUE": None}
     how = options(config) | {"launch_pdl": early}
@@ -253,6 +222,6 @@ FAMILY: Final = Family(
     work=work,
     numerics=numerics,
     canonical=canonical_product,
-    contends=contends,
+    contends=upright.contends,
     margin=1.2,  # its formula errs by 15% (standard deviation) at its picks
 )

@@ -5,27 +5,28 @@ time. A product of few columns is made as out.T = b.T @ a.T.
 """
 
 from collections.abc import Iterator
-from math import hypot, prod
-from typing import Any, Final, NamedTuple
+from math import hypot
+from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
+from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
-from tritile.families.common.fused import extra
 from tritile.families.common.grids import grid, options
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.work import Work, buffer_of, step_of
+from tritile.families.common.products import held
+from tritile.families.common.work import Work, step_of
 from tritile.families.family import Family
 from tritile.families.few_rows.kernel import few_rows
-from tritile.families.few_rows.sides import WORD, contends, fault, rows_fault, sides, upright
 
 NAME: Final = "few_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 _WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
 _MOST_SUMS: Final = 32  # of a thread
 _MAX_BLOCK: Final = 2048
+DTYPES: Final = ("float16", "bfloat16", "float32")
 _LANES: Final = 128  # that an SM issues to in a clock
 # BLOCK_N, bytes of BLOCK_K, warps, stages and the largest BLOCK_M.
 _TILES: Final = (
@@ -55,39 +56,16 @@ class _Fit(NamedTuple):
 FITTED: Final = _Fit()
 
 
-class _Sides(NamedTuple):
-    """Hold a product as the kernel sees it: `rows` of x by w, which has so many `columns`.
-
-    `period`: after how many columns of w, at the most, they begin at the same place in a word again.
-    """
-
-    rows: int
-    columns: int
-    period: int
-    whole: bool
-
-
-def _sides(problem: MatmulProblem) -> _Sides:
-    """Return what the kernel sees of a product: of its transpose, where it has few columns and many rows."""
-    seen = sides(problem)
-    whole = seen.align == WORD and problem.k * problem.itemsize % WORD == 0
-    return _Sides(seen.rows, seen.columns, WORD // max(seen.align, problem.itemsize), whole)
-
-
-def _fault(problem: MatmulProblem, device: Device) -> str | None:
-    """Say why no config may run a problem, None where one may."""
-    along = sides(problem).along == "k"
-    return fault(problem, device) or (None if along else "the larger operand is not contiguous along K")
-
-
 def _words(config: Config, problem: MatmulProblem) -> float:
     """Return the words of w that a thread multiplies in a K iteration."""
-    return float(config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (WORD * 32 * config.num_warps))
+    return float(
+        config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (upright.WORD * 32 * config.num_warps)
+    )
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
     """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
-    word, reason = WORD // problem.itemsize, rows_fault(config, problem)
+    word, reason = upright.WORD // problem.itemsize, upright.rows_fault(config, upright.sides(problem).rows)
     if reason is not None:
         return reason
     if _words(config, problem) not in _WORDS:
@@ -106,7 +84,7 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 
 
 def _programs(config: Config, problem: MatmulProblem) -> int:
-    seen = _sides(problem)
+    seen = upright.sides(problem)
     return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
@@ -115,7 +93,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
-        or _fault(problem, device)
+        or upright.fault(problem, device, upright.sides(problem), "k", upright.MOST_ROWS, DTYPES)
         or _tile_fault(config, problem)
         or shared_fault(shared_bytes(config, problem), device)
     )
@@ -139,20 +117,19 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     tiles = [tile[:4] for tile in _TILES]
     if (config["BLOCK_N"], across, config.num_warps, config.num_stages) not in tiles:
         return True
-    return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 8))
+    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, 8))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs of a config an SM holds at once."""
     sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
     threads, registers = 32 * config.num_warps, min(255, 64 + sums)
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem) + 1024)
-    return max(1, min(by_shared, int(65536 / (threads * registers)), 2048 // threads, 32))
+    return held(device, threads, registers, shared_bytes(config, problem), 32)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
     """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for tiles."""
-    seen, programs = _sides(problem), _programs(config, problem)
+    seen, programs = upright.sides(problem), _programs(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)
     iterations = -(-problem.k // config["BLOCK_K"])
@@ -177,31 +154,15 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs.
-
-    `early`: the kernel uses programmatic dependent launch.
-    """
-    seen = _sides(call.problem)
-    call = upright(call)
-    x, w, out, word = call.a, call.b, call.out, WORD // call.a.itemsize
-    (m, k), n = x.shape, w.shape[1]
-    tiles = -(-n // (config["BLOCK_N"] * seen.period)) * seen.period
-    shape = call.batch_shape or (1,)
-    batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]
-    values: dict[str, Any] = {
-        "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
-        "out_ptr": buffer_of(out.tensor, "out"), "M": m, "N": n, "K": k,
-        "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
-        "stride_w": w.strides[1], "stride_om": out.strides[0], "stride_on": out.strides[1],
-        "batch": prod(shape), "batch_shape": shape, "x_batch_strides": batch[0],
-        "w_batch_strides": batch[1], "out_batch_strides": batch[2],
-        "extra": extra(call.fused, len(shape)), "EPILOGUE": call.fused.epilogue.constants,
-        "PERIOD": seen.period, "EDGES": not seen.whole, "WORD": word,
-        "X_WORDS": seen.whole and x.align == WORD and (k == 1 or x.strides[1] == 1),
-        "COMPENSATED": call.dtype == "float32", "WAIT": early, "STAGES": config.num_stages,
-        **dict(config.kwargs),
-    }  # fmt: skip
-    step = step_of(few_rows, grid(tiles, prod(shape)), values, options(config) | {"launch_pdl": early})
+    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
+    seen = upright.sides(call.problem)
+    call = upright.transposed(call) if upright.turned(call.problem) else call
+    values = upright.arguments(call, config, early)
+    values["X_WORDS"] &= seen.whole
+    values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": upright.WORD // call.a.itemsize}
+    tiles = -(-values["N"] // (config["BLOCK_N"] * seen.period)) * seen.period
+    how = options(config) | {"launch_pdl": early}
+    step = step_of(few_rows, grid(tiles, values["batch"]), values, how)
     return Work((step,))
 
 
@@ -217,6 +178,6 @@ FAMILY: Final = Family(
     work=work,
     numerics=numerics,
     canonical=canonical_product,
-    contends=contends,
+    contends=upright.contends,
     margin=1.1,  # its formula errs by 11% (standard deviation) at its picks
 )

@@ -25,19 +25,9 @@ each program but one that shares a tile's K: at most 256, and one for each block
 2^-10 of the whole, add part / 780; terms in u^2 are below what is left of part / 750. From K = 128 on all
 that is less than the bound of a sum in fp32, K u.
 
-Tensor cores simulated so err as those of an H200 do: without what is carried, log-normal numbers of 8404
-terms are off by 2.9e-7, where 2.8e-7 was measured. With it the error does not grow with K. The errors of the
-norm, simulated, and torch's on an H200 at M = N = 2048, are
-
-    K                       1024     4096     16384
-    normal numbers          1.4e-7   1.4e-7   1.4e-7
-      torch's fp32          5.7e-7   1.2e-6   1.3e-6
-    uniform, positive ones  2.0e-7   2.0e-7   2.0e-7
-      torch's fp32          4.8e-7   9.6e-7   5.6e-7
-
-and of log-normal ones 2.3e-7. Promoting every 32 of K would halve those of positive numbers. Torch's error
-falls where cuBLAS shares K among programs: for log-normal numbers to 2.75e-7 at 1717x8026x8404, and below
-these where a result is small (`suits`).
+With what is carried the error does not grow with K: simulated, it is 1.4e-7 of the norm for normal numbers,
+2.0e-7 for uniform and 2.3e-7 for log-normal ones. Without it, log-normal numbers of 8404 terms are off by
+2.9e-7. Torch's fp32 errs by 4.8e-7 to 1.3e-6, and less where cuBLAS shares K among programs (`suits`).
 
 Data that do not suit, found as they are split, without the host (`common.verdict`): elements with 0 < |x|
 < 2^-8, some 2^-22 of their row's largest, lose up to 1.5 2^-30 times the other operand's largest, 2^15.

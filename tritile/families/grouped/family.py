@@ -16,7 +16,7 @@ from tritile.core.problem import ITEMSIZE, GroupedProblem
 from tritile.core.views import GroupedCall, View
 from tritile.errors import TuningError
 from tritile.families.common import grids
-from tritile.families.common.blocks import least_blocks, oversized
+from tritile.families.common.blocks import least_blocks, oversized, shared_fault
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import accumulator_words
@@ -87,10 +87,7 @@ def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str
     words = accumulator_words(config, problem, device)
     if words > _MAX_WORDS:
         return f"{words} accumulator registers a thread, of {_MAX_WORDS}"
-    shared = shared_bytes(config, problem)
-    if shared > device.shared_memory:
-        return f"{shared} bytes of shared memory, of {device.shared_memory}"
-    return None
+    return shared_fault(shared_bytes(config, problem), device)
 
 
 def _tile_configs() -> Iterator[Config]:
@@ -222,8 +219,7 @@ def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of products of groups with a config of the descriptor family.
 
-    `early`: the kernel uses programmatic dependent launch: it starts before the kernel ahead is done, and
-    waits itself. Raises TuningError where no descriptor can see an operand.
+    Raises TuningError where no descriptor can see an operand.
     """
     reason = unreachable(call.problem)
     if reason is not None:

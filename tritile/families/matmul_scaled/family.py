@@ -1,6 +1,5 @@
 """Make fp8 products with a scale for each 128 of K by specialised warps, on Hopper."""
 
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import Final
@@ -12,14 +11,12 @@ from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, shared_fault
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
-from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
-from tritile.families.common.repack import repack
+from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
+from tritile.families.common.warpgroups import numbers_fault, swizzled
 from tritile.families.common.work import Work, step_of
-from tritile.families.family import Family
 from tritile.families.matmul_scaled.kernel import matmul_scaled
-from tritile.families.matmul_wgmma.family import swizzled
 
 NAME: Final = "scaled"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "PERSISTENT", "PIECE")
@@ -70,23 +67,15 @@ def ahead(config: Config, problem: MatmulProblem) -> bool:
 
 
 def _values_fault(config: Config) -> str | None:
-    if tuple(name for name, _ in config.kwargs) != PARAMETERS:
-        return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
-    numbers = [value for name, value in config.kwargs if name != "PERSISTENT"]
-    if not all(isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= 384 for v in numbers):
-        return f"{config}: blocks are whole numbers from 1"
-    if not isinstance(config["PERSISTENT"], bool):
-        return f"PERSISTENT = {config['PERSISTENT']!r} is neither True nor False"
+    reason = numbers_fault(config, PARAMETERS)
+    if reason is not None:
+        return reason
     if config["CONSUMERS"] not in REGISTERS or config["BLOCK_M"] % (_ROWS * config["CONSUMERS"]):
         return f"BLOCK_M = {config['BLOCK_M']} is no multiple of 64 rows for each of 1 to 3 consumers"
     if config["PIECE"] not in _PIECES or config["BLOCK_N"] % config["PIECE"]:
         return f"PIECE = {config['PIECE']} is none of {_PIECES}, or does not divide BLOCK_N"
     if config["BLOCK_K"] != SCALE_K:
         return f"BLOCK_K must be {SCALE_K}"
-    if config["GROUP_M"] & (config["GROUP_M"] - 1):
-        return f"GROUP_M = {config['GROUP_M']} is not a power of two"
-    if config.num_ctas != 1 or config.num_warps != 4 or not 2 <= config.num_stages <= 12:
-        return "num_ctas must be 1, num_warps 4, num_stages 2 to 12"
     return None
 
 
@@ -152,11 +141,7 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where no descriptor can see the operands.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     grid, flat = grid_of(call, config, 1, processors)
@@ -173,17 +158,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     return Work((*read.steps, step), read.scratch)
 
 
-FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=matmul_scaled,
-    also=(repack,),
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
+FAMILY: Final = Kind(NAME).family(
+    matmul_scaled, _configs, work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
     resident=resident,
-    work=work,
-    numerics=functools.partial(of_product, specialised=True),
-    canonical=canonical_product,
-)
+)  # fmt: skip

@@ -8,14 +8,15 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
-from tritile.families.common.descriptors import arguments, check_sizes, output_of, sizes_of
-from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.blocks import names_fault
+from tritile.families.common.descriptors import check_sizes, output_of, sizes_of
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.operands import inputs, tiles
 from tritile.families.common.rates import memory_us
-from tritile.families.common.repack import repack
+from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
+from tritile.families.common.warpgroups import epilogue_fault, fault, programs_of
 from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
-from tritile.families.family import Family
 from tritile.families.matmul_split.kernel import matmul_split
 from tritile.families.matmul_wgmma import family as warpgroups
 
@@ -57,12 +58,13 @@ def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, None where it may."""
-    if tuple(name for name, _ in config.kwargs) != PARAMETERS:
-        return f"parameters {[name for name, _ in config.kwargs]} are not {list(PARAMETERS)}"
+    reason = names_fault(config, PARAMETERS)
+    if reason is not None:
+        return reason
     if problem.itemsize != 2 or problem.totals:
         return f"{problem.dtype} is summed by warpgroups that split no tile"
-    reason = warpgroups.fault(_as_warpgroups(config, True), problem, device)
-    reason = reason or warpgroups.epilogue_fault(config, problem, split=True)
+    reason = fault(_as_warpgroups(config, True), problem, device)
+    reason = reason or epilogue_fault(config, problem, split=True)
     if reason is not None:
         return reason
     if -(-problem.k // config["BLOCK_K"]) * _MOST >= 2**31:
@@ -79,14 +81,14 @@ def _configs() -> Iterator[Config]:
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     """Tell whether the config is dominated: another of the family does the same or strictly less work."""
-    return warpgroups.pointless(_as_warpgroups(config, False), problem, device)
+    return warpgroups.KIND.pointless(_as_warpgroups(config, False), problem, device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
     """Return predicted microseconds of a config: of its whole tiles, of parts and of their sum."""
     made, several = tail(config, problem, device), tiles(config, problem) > device.processors
     dense = _as_warpgroups(config, several)
-    programs = warpgroups.programs(dense, problem)
+    programs = programs_of(dense, problem)
     if not several:
         return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
     part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes that an SM leaves, and that it sums
@@ -103,34 +105,22 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where no descriptor can see the operands.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
-    block_m, columns, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    consumers = config["CONSUMERS"]
-    main, by = warpgroups.main_columns(config), out.by_descriptor
-    rows, rest = block_m // consumers, columns - main
     m, n, k, batch, _ = sizes_of(call)
-    made = tail_of(batch * -(-m // block_m) * -(-n // columns), -(-k // block_k), processors)
-    inward, outward = warpgroups.swizzled(call.dtype), warpgroups.swizzled(call.out_dtype)
-    values = arguments(call, config, read, out, early) | {
-        "a_desc": read.a.descriptor(rows, block_k, inward),
-        "b_desc": read.b.descriptor(block_k, main, inward),
-        "b_rest_desc": read.b.descriptor(block_k, rest, inward) if rest else None,
-        "out_desc": out.seen.descriptor(rows, main // config["SUBTILES"], outward) if by else None,
-        "out_rest_desc": out.seen.descriptor(rows, rest, outward) if by and rest else None,
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    made = tail_of(batch * -(-m // block_m) * -(-n // block_n), -(-k // config["BLOCK_K"]), processors)
+    values = warpgroups.KIND.arguments(call, config, read, out, early) | {
         "parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS),
-        "whole": made.whole, "rest": made.rest, "split": made.split, "MAIN_N": main,
-        "REGISTERS": warpgroups.REGISTERS[consumers], "STAGES": config.num_stages,
+        "whole": made.whole, "rest": made.rest, "split": made.split,
     }  # fmt: skip
     options = {"num_warps": config.num_warps, "launch_pdl": early}
     step = step_of(matmul_split, (made.programs, 1, 1), values, options)
-    parts = Section("float32", max(1, made.rest * made.split) * block_m * columns)
-    return Work((*read.steps, step), {**read.scratch, "parts": parts}, max(1, made.rest) * consumers)
+    parts = Section("float32", max(1, made.rest * made.split) * block_m * block_n)
+    return Work(
+        (*read.steps, step), {**read.scratch, "parts": parts}, max(1, made.rest) * config["CONSUMERS"]
+    )
 
 
 def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
@@ -138,17 +128,7 @@ def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numeric
     return Numerics("warpgroup", 0)
 
 
-FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=matmul_split,
-    also=(repack,),
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=_numerics,
-    canonical=canonical_product,
-)
+FAMILY: Final = Kind(NAME).family(
+    matmul_split, _configs, work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
+    resident=resident, numerics=_numerics,
+)  # fmt: skip

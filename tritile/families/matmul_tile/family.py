@@ -24,6 +24,7 @@ from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, 
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import (
     accumulator_words,
+    held,
     loads_per_thread,
     uses_tensor_cores,
     warpgroup_mma,
@@ -148,9 +149,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
-    by_threads = 2048 // threads
-    return max(1, min(by_shared, 65536 // (threads * registers), by_threads, 16))
+    return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
 def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
@@ -249,31 +248,20 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _up_args(call: MatmulCall) -> dict[str, Any]:
-    """Return the arguments that `gated_tile` takes besides."""
-    if call.up is None:
-        return {}
-    up = call.up
-    _, up_batch = _batch(call.batch_shape, up)
-    return {
-        "up_ptr": buffer_of(up.tensor, "up"), "stride_uk": up.strides[0], "stride_un": up.strides[1],
-        "up_batch_strides": up_batch, "ALIGN_UP": _units(up),
-    }  # fmt: skip
-
-
-def _masks(values: dict[str, Any]) -> dict[str, bool]:
-    """Return which edges the tiles of a product overhang."""
-    return {f"MASK_{d}": values[d] % values[f"BLOCK_{d}"] != 0 for d in "MNK"}
-
-
 def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
     """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
-    values = _args(call) | _up_args(call) | dict(config.kwargs)
-    kernel = matmul_tile if call.up is None else gated_tile
-    values |= _masks(values)
+    values = _args(call) | dict(config.kwargs)
+    if (up := call.up) is not None:
+        values |= {
+            "up_ptr": buffer_of(up.tensor, "up"), "stride_uk": up.strides[0], "stride_un": up.strides[1],
+            "up_batch_strides": _batch(call.batch_shape, up)[1], "ALIGN_UP": _units(up),
+        }  # fmt: skip
+    # Which edges tiles overhang.
+    values |= {f"MASK_{side}": values[side] % values[f"BLOCK_{side}"] != 0 for side in "MNK"}
     if values["MASK_M"] and 1 not in (values["stride_am"], values["stride_om"]):
         values["ALIGN_M"] = 1  # alignment of M gains nothing here: one kernel for all such M
     tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
+    kernel = matmul_tile if up is None else gated_tile
     return Work((step_of(kernel, grid(tiles, values["batch"]), values, options(config)),))
 
 

@@ -16,15 +16,15 @@ from tritile.core.problem import ITEMSIZE, MatmulProblem, Product, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common import tma_time
-from tritile.families.common.blocks import blocks_fault, late_fault, least_blocks, order_fault, oversized
-from tritile.families.common.descriptors import (
-    BARRIER,
-    arguments,
-    check_sizes,
-    grid_of,
-    output_of,
-    sizes_of,
+from tritile.families.common.blocks import (
+    blocks_fault,
+    late_fault,
+    least_blocks,
+    order_fault,
+    oversized,
+    shared_fault,
 )
+from tritile.families.common.descriptors import BARRIER, arguments, check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import inputs, reachable, tiles
@@ -111,10 +111,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     at_once = words // config["SUBTILES"]
     if device.nvidia >= 100 and at_once > _MAX_WORDS // 2 and "full" in (fused.bias, fused.residual):
         return f"{at_once} sums a thread beside what is added to them spill on {device.name}"
-    shared = shared_bytes(config, problem)
-    if shared > device.shared_memory:
-        return f"{shared} bytes of shared memory, of {device.shared_memory}"
-    return None
+    return shared_fault(shared_bytes(config, problem), device)
 
 
 def _warps(m: int, n: int) -> tuple[int, ...]:
@@ -182,14 +179,8 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Tm
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where no descriptor can see the operands.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     check_sizes(call)
-    if call.up is not None:
-        return _gated_work(call, config, processors, early)
     read, out = inputs(call, early), output_of(call)
     m, n, k, batch, _ = sizes_of(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
@@ -208,30 +199,14 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     values = arguments(call, config, read, out, early) | {
         "a_desc": read.a.descriptor(block_m, block_k, rounded=rounded),
         "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
+        "up_desc": read.up.descriptor(block_k, block_n, rounded=rounded),
         "out_desc": out.seen.descriptor(block_m, block_n // config["SUBTILES"]) if by_descriptor else None,
         "parts_ptr": parts, "counters_ptr": counters, "BY_DESCRIPTOR": by_descriptor,
-        "PRECISION": input_precision(call), "POLLS": looks,
-        "FLAT": flat, "PROMOTE": in_parts(call),
+        "PRECISION": input_precision(call), "POLLS": looks, "FLAT": flat, "PROMOTE": in_parts(call),
     }  # fmt: skip
-    step = step_of(matmul_descriptor, grid, values, options(config) | {"launch_pdl": early})
+    kernel = matmul_descriptor if call.up is None else gated_descriptor
+    step = step_of(kernel, grid, values, options(config) | {"launch_pdl": early})
     return Work((*read.steps, step), scratch, tiles if split > 1 else 0)
-
-
-def _gated_work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a gated product, whose tiles are not shared among programs."""
-    read, out = inputs(call, early), output_of(call)
-    block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    grid, flat = grid_of(call, config, 1, processors)
-    stored, rounded = (block_m, block_n // config["SUBTILES"]), call.precision == "tf32"
-    values = arguments(call, config, read, out, early) | {
-        "a_desc": read.a.descriptor(block_m, block_k, rounded=rounded),
-        "b_desc": read.b.descriptor(block_k, block_n, rounded=rounded),
-        "up_desc": read.up.descriptor(block_k, block_n, rounded=rounded),
-        "out_desc": out.seen.descriptor(*stored) if out.by_descriptor else None,
-        "PRECISION": call.precision, "FLAT": flat,
-    }  # fmt: skip
-    step = step_of(gated_descriptor, grid, values, options(config) | {"launch_pdl": early})
-    return Work((*read.steps, step), read.scratch)
 
 
 FAMILY: Final = Family(

@@ -8,7 +8,7 @@ words, and x is copied instead: once for each place in a word at which rows of w
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -16,11 +16,11 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.fused import extra
-from tritile.families.common.grids import POLLS, WIDE_FROM, options
+from tritile.families.common.grids import POLLS, options
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.products import warpgroup_mma
-from tritile.families.common.upright import transposed
-from tritile.families.common.work import COUNTERS, Buffer, Section, Step, Work, buffer_of, step_of
+from tritile.families.common.products import held, warpgroup_mma
+from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of, transposed
+from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.odd_rows.kernel import copy_shifted, odd_rows
 
@@ -28,7 +28,6 @@ NAME: Final = "odd_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "SPLIT_K")
 MOST_ROWS: Final = 256
 _DTYPES: Final = ("float16", "bfloat16")
-_BYTES: Final = 16  # of a word
 _WORD: Final = 8  # elements
 _ROW: Final = 256  # elements, of which rows of the copies are whole numbers
 _COPIED: Final = 2048  # elements of x that a program copies: with 256 starting programs takes the time
@@ -62,50 +61,22 @@ class Fit:
 FITTED: Final = Fit()
 
 
-class _Sides(NamedTuple):
-    """Hold a product as the kernel sees it: `rows` of x by w, which has so many `columns`.
-
-    `period`: after how many columns of w, at the most, they begin at the same place in a word again.
-    """
-
-    rows: int
-    columns: int
-    along_k: bool
-    period: int
-
-
 def _turns(problem: MatmulProblem) -> bool:
+    """Tell whether the transpose is made: of a product with fewer columns than rows."""
     return problem.n < problem.m
 
 
-def _sides(problem: MatmulProblem) -> _Sides:
-    """Return what the kernel sees of a product: of its transpose, where it has fewer columns than rows."""
-    rows, columns, along, align = problem.m, problem.n, problem.b_layout == "column", problem.b_align
-    if _turns(problem):
-        rows, columns, along, align = problem.n, problem.m, problem.a_layout == "row", problem.a_align
-    return _Sides(rows, columns, along, _BYTES // max(align, problem.itemsize))
+def _sides(problem: MatmulProblem) -> Sides:
+    return sides_of(problem, _turns(problem))
 
 
 def _fault(problem: MatmulProblem, device: Device) -> str | None:
     """Say why no config may run a problem, None where one may."""
-    if device.nvidia < 80:
-        return f"{device.name} has no asynchronous copies to shared memory"
-    if problem.dtype not in _DTYPES or problem.precision != "ieee" or problem.block_scales:
-        return f"{problem.dtype} {problem.precision} is not of 16 bits"
-    if problem.batch > 1:
-        return "matrices of a batch begin at places of their own"
-    if problem.rights > 1:
-        return "gated products have kernels of their own"
     seen = _sides(problem)
-    if seen.rows > MOST_ROWS:
-        return f"{problem.m} rows and {problem.n} columns, of {MOST_ROWS} at most on one side"
-    if not seen.along_k:
-        return "the larger operand is not contiguous along K"
-    if seen.period == 1:
-        return "rows of the larger operand are whole words"
-    if max(problem.m, problem.n, problem.k) > WIDE_FROM:
-        return f"sizes above {WIDE_FROM}"
-    return None
+    reason = fault(problem, device, seen, "k", MOST_ROWS, _DTYPES)
+    if reason is None and problem.batch > 1:
+        return "matrices of a batch begin at places of their own"
+    return "rows of the larger operand are whole words" if reason is None and seen.period == 1 else reason
 
 
 def _blocks(config: Config, problem: MatmulProblem) -> int:
@@ -114,9 +85,9 @@ def _blocks(config: Config, problem: MatmulProblem) -> int:
 
 def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why a tile does not suit the problem, None where it does."""
-    rows = max(16, _sides(problem).rows)
-    if not rows <= config["BLOCK_M"] < 2 * rows:
-        return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
+    reason = rows_fault(config, max(16, _sides(problem).rows))
+    if reason is not None:
+        return reason
     if config["BLOCK_N"] < 16 or config["BLOCK_K"] < 16:
         return "a tile of tensor cores has 16 columns at least, and 16 of K"
     if config["SPLIT_K"] > max(1, _blocks(config, problem) // 2):
@@ -183,8 +154,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     """Return how many programs of a config an SM holds at once."""
     threads = 32 * config.num_warps
     registers = min(255, 80 + config["BLOCK_M"] * config["BLOCK_N"] // threads)
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
-    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 32)))
+    return held(device, threads, registers, shared_bytes(config, problem, device), 32)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
@@ -222,35 +192,25 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a product: copies of x, then the product, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch.
-    """
+    """Return the launches of a product: copies of x, then the product."""
     seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
     call = transposed(call) if _turns(call.problem) else call
-    x, w, out = call.a, call.b, call.out
-    (m, k), n = x.shape, w.shape[1]
-    row = -(-k // _ROW) * _ROW
-    rows = _TURNED if x.strides[0] == 1 and m > 1 else 1
+    values = arguments(call, config, early)
+    m, n, row = values["M"], values["N"], -(-values["K"] // _ROW) * _ROW
+    rows = _TURNED if call.a.strides[0] == 1 and m > 1 else 1
     scratch = {"copies": Section(call.dtype, copied(call.problem)[1])}
     shared: dict[str, Any] = {"parts_ptr": None, "counters_ptr": None, "POLLS": 0}
     if split > 1:
         scratch["parts"] = Section("float32", tiles * split * config["BLOCK_M"] * config["BLOCK_N"])
         shared = {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), "POLLS": POLLS}
-    values: dict[str, Any] = {
-        "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
-        "out_ptr": buffer_of(out.tensor, "out"), "copies_ptr": Buffer("copies"), "M": m, "N": n, "K": k,
-        "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
-        "stride_w": w.strides[1] if n > 1 else 0, "stride_om": out.strides[0], "stride_on": out.strides[1],
-        "stride_cm": row, "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
-        "PERIOD": seen.period, "WORD": _WORD, "WAIT": early, "STAGES": config.num_stages,
-        "ROW": _ROW, "ROWS": rows, "BLOCK": _COPIED // rows,
-        **shared, **dict(config.kwargs),
+    values |= shared | {
+        "copies_ptr": Buffer("copies"), "stride_w": values["stride_w"] if n > 1 else 0, "stride_cm": row,
+        "extra": extra(call.fused, 2), "PERIOD": seen.period, "WORD": _WORD, "ROW": _ROW, "ROWS": rows,
+        "BLOCK": _COPIED // rows,
     }  # fmt: skip
     laid = {"num_warps": 8, "num_stages": 1, "launch_pdl": early}
-    copies: Step = step_of(
-        copy_shifted, (-(-row * rows // _COPIED), -(-m // rows), seen.period), values, laid
-    )
+    grid = (-(-row * rows // _COPIED), -(-m // rows), seen.period)
+    copies = step_of(copy_shifted, grid, values, laid)
     product = step_of(odd_rows, (tiles, split, 1), values, options(config) | {"launch_pdl": early})
     return Work((copies, product), scratch, tiles if split > 1 else 0)
 

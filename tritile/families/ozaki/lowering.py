@@ -65,26 +65,17 @@ WHOLE: Final = (float(RANGE), *_apart(RANGE))
 class _Vectors(NamedTuple):
     """Describe the rows of a, or the columns of b: matrices of `size` vectors of `depth` elements.
 
-    `source`: their memory. `side` names the buffers of their exponents and remainders.
+    `source`: their memory. `exponents` and `residues`, their remainders, are buffers.
     """
 
     source: Buffer
-    side: str
+    exponents: str
+    residues: str
     size: int
     depth: int
     strides: tuple[int, int]
     batch_shape: tuple[int, ...]
     batch_strides: tuple[int, ...]
-
-    @property
-    def exponents(self) -> str:
-        """Return the buffer of their exponents."""
-        return f"exponents_of_{self.side}"
-
-    @property
-    def residues(self) -> str:
-        """Return the buffer of their remainders."""
-        return f"residues_of_{self.side}"
 
     @property
     def matrices(self) -> int:
@@ -118,7 +109,8 @@ def _vectors(call: MatmulCall, view: View, side: str) -> _Vectors:
     """Return the vectors that are rows of a view."""
     shared = not any(view.batch_strides)
     batch = ((1,), (0,)) if shared else (call.batch_shape, view.batch_strides)
-    return _Vectors(buffer_of(view.tensor, side), side, *view.shape, view.strides, *batch)
+    names = f"exponents_of_{side}", f"residues_of_{side}"
+    return _Vectors(buffer_of(view.tensor, side), *names, *view.shape, view.strides, *batch)
 
 
 def _fitting(most: int, extent: int) -> int:

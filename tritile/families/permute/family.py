@@ -18,6 +18,7 @@ from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
 from tritile.families.common.numerics import Numerics
+from tritile.families.common.products import held
 from tritile.families.common.work import Buffer, Step, Work, step_of
 from tritile.families.family import Family
 from tritile.families.permute.kernel import permute_tile, transpose_in_place
@@ -36,36 +37,28 @@ def uneven(extent: int, block: int) -> bool:
     return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
 
 
-def _vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Return the bytes that a thread reads and writes at once: as alignment and runs allow, at most 16."""
-    read, written = (run * problem.itemsize for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
-    wide = min(problem.x_align, read, 16), min(problem.out_align, written, 16)
-    return max(problem.itemsize, wide[0]), max(problem.itemsize, wide[1])
-
-
-def _held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """Return the 32-bit registers of each thread that hold its part of a tile, one at least for reads."""
-    elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
-    alone = min(_vectors(config, problem)) < 4
-    return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
-
-
 def whole_rows(problem: PermuteProblem) -> int:
     """Return how many rows give every column whole words, wherever its first word starts."""
     return problem.m - (WORD // problem.itemsize - 1)
 
 
 def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Return the bytes that a thread reads and writes at once: for packed kernels an element and a word."""
-    return (problem.itemsize, WORD) if config.family == PACKED else _vectors(config, problem)
+    """Return the bytes that a thread reads and writes at once: as alignment and runs allow, at most 16.
+
+    For packed kernels an element and a word.
+    """
+    size = problem.itemsize
+    if config.family == PACKED:
+        return size, WORD
+    read, written = (run * size for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
+    return max(size, min(problem.x_align, read, 16)), max(size, min(problem.out_align, written, 16))
 
 
 def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
-    """Return the 32-bit registers of each thread that hold its part of a tile."""
-    if config.family != PACKED:
-        return _held_words(config, problem, device)
-    tile_bytes = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
-    return float(tile_bytes / (config.num_warps * device.warp_size * WORD))
+    """Return the 32-bit registers of each thread that hold its part of a tile, one at least for reads."""
+    elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
+    alone = config.family != PACKED and min(vectors(config, problem)) < 4
+    return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
 def _launch_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
@@ -173,11 +166,9 @@ def sectors(run: float, align: int, request: float) -> float:
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
-    # As compiled: a word and its address.
-    registers = 16 + 2 * held_words(config, problem, device)
-    taken = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize + 1024
-    by_shared = (device.shared_memory + 1024) // taken if problem.turns else 32
-    return max(1, min(int(65536 / (threads * registers)), by_shared, 2048 // threads, 32))
+    registers = 16 + 2 * held_words(config, problem, device)  # as compiled: a word and its address
+    shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.turns else 0
+    return held(device, threads, registers, shared, 32)
 
 
 class Parts(NamedTuple):
@@ -303,11 +294,7 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a permutation with a config of its families, or that of `in_place`.
-
-    `early`: it uses programmatic dependent launch: it starts before the kernel ahead is done, and waits
-    itself.
-    """
+    """Return the launch of a permutation with a config of its families, or that of `in_place`."""
     if call.in_place:
         return _in_place(call, config)
     kernel, rows, lanes = permute_tile, call.problem.m, 1
@@ -324,11 +311,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
     return Work((step_of(kernel, grids.grid(tiles, call.problem.batch), values, options),))
 
 
-def _numerics(config: Config, problem: PermuteProblem, device: Device) -> Numerics:
-    return Numerics("exact")
-
-
-def _canonical(problem: PermuteProblem, device: Device) -> Numerics:
+def _exact(*_: Any) -> Numerics:
     return Numerics("exact")
 
 
@@ -342,8 +325,8 @@ TILE: Final = Family(
     predicted_us=predicted_us,
     resident=resident,
     work=work,
-    numerics=_numerics,
-    canonical=_canonical,
+    numerics=_exact,
+    canonical=_exact,
 )
 PACKED_WORDS: Final = replace(
     TILE, name=PACKED, kernel=permute_packed, space=_packed_configs, illegal=_packed_illegal

@@ -15,12 +15,13 @@ from tritile.core.device import Device
 from tritile.core.problem import QuantizedProblem, unit_columns
 from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
-from tritile.families.common.blocks import blocks_fault
+from tritile.families.common.blocks import blocks_fault, shared_fault
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
+from tritile.families.common.products import held
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
 from tritile.families.family import Family
@@ -121,10 +122,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
         return f"{words} accumulator and {weight_words(config, device)} weight registers a thread"
     if config["BLOCK_N"] * config["BLOCK_K"] < 32 * 32 * config.num_warps:
         return f"a block of the weight leaves some of {config.num_warps} warps idle"
-    shared = shared_bytes(config, problem, device)
-    if shared > device.shared_memory:
-        return f"{shared} bytes of shared memory, of {device.shared_memory}"
-    return None
+    return shared_fault(shared_bytes(config, problem, device), device)
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
@@ -204,10 +202,9 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
-    held = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
-    registers = min(255, held + (32 if config.family == NAME else 46))  # as compiled by Triton 3.6
-    by_shared = (device.shared_memory + 1024) // (shared_bytes(config, problem, device) + 1024)
-    return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, 16)))
+    words = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
+    registers = min(255, words + (32 if config.family == NAME else 46))  # as compiled by Triton 3.6
+    return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
 def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
@@ -270,11 +267,7 @@ def predicted_us(
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where the config leaves programs without work.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     (m, n), k = call.out.shape, call.x.shape[1]
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, split = -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]

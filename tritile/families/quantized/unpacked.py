@@ -37,12 +37,12 @@ def dense(config: Config) -> Config:
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, None where it may."""
-    return warpgroups.illegal(dense(config), problem.product, device)
+    return warpgroups.KIND.illegal(dense(config), problem.product, device)
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
     """Tell whether the config is dominated: another of the family does the same or strictly less work."""
-    return warpgroups.pointless(dense(config), problem.product, device)
+    return warpgroups.KIND.pointless(dense(config), problem.product, device)
 
 
 def contends(problem: QuantizedProblem) -> bool:
@@ -60,7 +60,7 @@ def predicted_us(
     """Return predicted microseconds of the dense product and of the launch before it."""
     bytes_moved = problem.weight_bytes + problem.unpacked_bytes
     copy_us = bytes_moved / (device.memory_gbps * fit.repack_share * 1e3) + fit.repack_us
-    return warpgroups.predicted_us(dense(config), problem.product, device, fit) + copy_us
+    return warpgroups.KIND.predicted_us(dense(config), problem.product, device, fit) + copy_us
 
 
 def lowered(call: QuantizedCall, early: bool) -> Lowered:
@@ -86,11 +86,7 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config, on a GPU of so many SMs.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves. Raises TuningError where no descriptor can see the operands.
-    """
+    """Return the launches of a call: see `tritile.families.work.work_of`."""
     parts = lowered(call, early)
     return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
 

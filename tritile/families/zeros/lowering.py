@@ -28,11 +28,7 @@ def _block(stride: int) -> tuple[int, int]:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """Return the launch that sums, and the product with these sums.
-
-    `early`: kernels use programmatic dependent launch: they start before the kernel ahead is done, and wait
-    themselves.
-    """
+    """Return the launch that sums, and the product with these sums."""
     (m, k), n, fused = call.a.shape, call.b.shape[1], call.fused
     shape = (m, n)
     rows = m if fused.zero_b is not None else 0

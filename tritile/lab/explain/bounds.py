@@ -7,10 +7,11 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Known, MatmulProblem, PermuteProblem
+from tritile.families.common import upright
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TMA_FITTED
-from tritile.families.few_rows import across, sides
+from tritile.families.few_rows import across
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.odd_rows import family as odd_rows
@@ -167,7 +168,7 @@ def _product(problem: MatmulProblem, config: Config, device: Device) -> dict[str
     multiplied = 2.0 * m * n * config["BLOCK_K"] * busiest
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     asked = traffic.tiled(problem, config, device).total
-    summed = replace(problem, dtype="float32") if config.family in sides.FAMILIES else problem
+    summed = replace(problem, dtype="float32") if config.family in upright.FAMILIES else problem
     known = peak_tflops(summed, device)
     peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
     units = TENSOR_CORES if uses_tensor_cores(summed) else FMA

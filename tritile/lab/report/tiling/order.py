@@ -12,9 +12,9 @@ from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.families.common import upright
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.common.work import Buffer, Work
-from tritile.families.few_rows import sides
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_transposed import family as transposed
@@ -167,7 +167,7 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     """
     if config.family == boxes.BOX:
         raise UnsupportedError(f"{config} has no tiles to draw: its boxes have several dimensions")
-    if config.family in (*sides.FAMILIES, odd_rows.NAME):
+    if config.family in (*upright.FAMILIES, odd_rows.NAME):
         raise UnsupportedError(f"{config} has no tiles to draw: its programs make few rows")
     if not isinstance(problem, MatmulProblem | PermuteProblem):
         raise InvalidValueError(f"{problem!r} has no tiles: wanted a MatmulProblem or a PermuteProblem")

@@ -1,0 +1,325 @@
+"""Choosing families of few rows: configs, formulas, and when they run in place of a portfolio's pick."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tritile.core.device import TARGETS, target_device
+from tritile.core.problem import MatmulProblem, alignment
+from tritile.errors import UnsupportedError
+from tritile.families.common.upright import sides_of
+from tritile.families.common.work import Buffer
+from tritile.families.few_rows import across
+from tritile.families.few_rows import family as few
+from tritile.families.odd_rows import family as odd
+from tritile.families.space import illegal, legal_configs
+from tritile.lab import traffic
+from tritile.lab.explain import bounds
+from tritile.lab.report.tiling import tiling_of
+from tritile.planning import model, plans
+from tritile.planning.portfolio import RACED
+from tritile.tune.deploy import rows
+
+H200 = target_device("nvidia-h200")
+ALONG_N = MatmulProblem(1, 1, 6144, 3072, "bfloat16", "bfloat16")
+EVEN = replace(ALONG_N, b_layout="column")
+ODD = replace(EVEN, n=10007, k=4099, a_align=2, b_align=2, out_align=2)
+ODD_N = replace(ALONG_N, n=2713, k=21424, b_align=2)
+ODD_64 = replace(ODD, m=64, n=8191, k=8191)
+COLUMN = replace(EVEN, m=6144, n=1, b_layout="row", out_layout="column")
+COLUMN_N = replace(COLUMN, a_layout="column", b_layout="column")
+COLUMN_64 = replace(ODD_64, m=8191, n=64, b_layout="row", b_align=16, out_align=16)
+# Of each family a problem that it is for, one of odd rows, and one of few columns.
+POSED = {few.NAME: (EVEN, ODD, COLUMN), across.NAME: (ALONG_N, ODD_N, COLUMN_N)}
+POSED |= {odd.NAME: (ODD_64, ODD_64, COLUMN_64)}
+by_family = pytest.mark.parametrize("name", POSED)
+FP32 = {"dtype": "float32", "out_dtype": "float32"}
+
+
+def own(name, problem, device=H200):
+    return [config for config in model.beside(problem, device) if config.family == name]
+
+
+def sized(name, m, n, k, dtype="bfloat16"):
+    """The family's problem at other sizes, whose rows begin where they would."""
+    problem = replace(POSED[name][0], m=m, n=n, k=k, dtype=dtype, out_dtype=dtype)
+    if name == odd.NAME:
+        return replace(problem, out_align=alignment(2 * n))
+    along = alignment(problem.itemsize * k)
+    b_align = along if name == few.NAME else alignment(problem.itemsize * n)
+    return replace(problem, a_align=16 if m == 1 else along, b_align=b_align)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "nvidia-l40s", "nvidia-h200", "sm_100"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@by_family
+def test_any_few_rows_have_configs(name, dtype, target):
+    if (name, dtype) == (odd.NAME, "float32"):
+        return
+    least, counts = (16, (1, 16, 17, 100, 128)) if name == odd.NAME else (1, range(1, 9))
+    if name == odd.NAME and target in ("nvidia-h200", "sm_100"):  # tiles of 256 rows take shared memory
+        counts = (*counts, 129, 256)
+    row, _, column = (replace(each, dtype=dtype, out_dtype=dtype) for each in POSED[name])
+    for count in counts:
+        for problem in (replace(row, m=count), replace(column, n=count)):
+            found = {config["BLOCK_M"] for config in own(name, problem, TARGETS[target])}
+            assert found == {max(least, 1 << (count - 1).bit_length())}
+
+
+@by_family
+@pytest.mark.parametrize(
+    ("change", "device"),
+    [
+        ({"m": 257}, "nvidia-h200"),
+        ({"b_layout": "strided"}, "nvidia-h200"),
+        ({"invariant": True}, "nvidia-h200"),
+        ({"epilogue": "gated silu"}, "nvidia-h200"),
+        (FP32 | {"precision": "tf32"}, "nvidia-h200"),
+        (FP32 | {"precision": "fp16x3"}, "nvidia-h200"),
+        ({"dtype": "int8", "out_dtype": "int32"}, "nvidia-h200"),
+        ({"k": 2**31 - 1}, "nvidia-h200"),
+        ({}, "gfx942"),
+    ],
+    ids=str,
+)
+def test_others_have_none(name, change, device):
+    assert own(name, replace(POSED[name][0], **change), TARGETS[device]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (few.NAME, {"m": 9}),
+        (few.NAME, {"b_layout": "row"}),
+        (across.NAME, {"m": 9}),
+        (across.NAME, {"b_layout": "column"}),
+        (odd.NAME, {"b_layout": "row"}),
+        (odd.NAME, {"b_align": 16}),
+        (odd.NAME, {"batch": 2}),
+        (odd.NAME, FP32 | {"b_align": 4}),
+    ],
+    ids=str,
+)
+def test_other_layouts_and_sizes_have_none(name, change):
+    assert own(name, replace(POSED[name][0], **change)) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "period", "whole"),
+    [
+        (EVEN, 1, True),
+        (ODD, 8, False),
+        (replace(ODD, b_align=4), 4, False),
+        (replace(ODD, **FP32), 4, False),
+        (replace(EVEN, k=3070), 1, False),
+    ],
+    ids=str,
+)
+def test_a_transpose_has_the_same_sides(problem, period, whole):
+    """An element is in one word, whatever is said of its rows."""
+    seen = sides_of(problem, False)
+    layouts = {"a_layout": "row", "b_layout": "column"}
+    aligned = {"a_align": problem.b_align, "b_align": problem.a_align}
+    other = replace(problem, m=problem.n, n=problem.m, **layouts, **aligned)
+    assert sides_of(other, True) == seen
+    assert (seen.rows, seen.columns, seen.along) == (problem.m, problem.n, "k")
+    assert (seen.period, seen.whole, seen.x_words) == (period, whole, problem.a_align == 16)
+
+
+@by_family
+def test_what_no_config_may_do_is_said(name):
+    problem = POSED[name][0]
+    config = own(name, problem)[0]
+    assert "asynchronous" in illegal(config, problem, replace(H200, arch=75))
+    assert "parameters" in illegal(replace(config, kwargs=config.kwargs[1:]), problem, H200)
+    assert "num_warps" in illegal(replace(config, num_warps=32), problem, H200)
+    if name != across.NAME:
+        assert "shared memory" in illegal(config, problem, replace(H200, shared_memory=8192))
+
+
+def test_it_runs_where_it_is_predicted_to_be_faster_by_the_margin():
+    """Of the portfolio's times and those of the formula alone, over many sizes."""
+    taken = {True: 0, False: 0}
+    for m, n, k in itertools.product((1, 2, 4, 8), (520, 3000, 20000), (513, 2048, 9000)):
+        problem = replace(sized(few.NAME, m, n, k), a_align=16 if k % 8 == 0 else 2)
+        plan, before = plans.plan_for(problem, H200, "cached"), plans.foreseen(problem, H200)
+        config = model.beside(problem, H200)[0]
+        us = model.predict_us(config, problem, H200)
+        faster = before.us >= 1.1 * us
+        taken[faster] += 1
+        assert (plan.config, plan.us) == ((config, us) if faster else (before.config, before.us))
+        assert plan.source == before.source == "predicted"
+    assert taken[True] > 10
+    assert taken[False] > 5
+
+
+@by_family
+def test_an_odd_weight_runs_by_it_and_says_why(name):
+    problem = POSED[name][1]
+    plan = plans.plan_for(problem, H200, "cached")
+    assert plan.config.family == name
+    assert f"by the formula of {name}" in plan.why
+    assert "the portfolio's pick is predicted to take" in plan.why
+    strict = plans.plan_for(problem, H200, "strict")
+    assert (strict.config, strict.source) == (plans.foreseen(problem, H200).config, "predicted")
+    assert strict.config.family != name
+
+
+def test_off_asks_the_model_and_mode_tune_races_two_beside_the_portfolios():
+    off = plans.plan_for(ODD, H200, "off")
+    assert (off.config, off.source) == (model.pick(ODD, H200), "model")
+    assert off.config.family == few.NAME
+    likely = plans.likely(ODD, H200, RACED)
+    assert likely[RACED:] == model.beside(ODD, H200)[:2]
+    assert few.NAME not in {config.family for config in likely[:RACED]}
+    assert few.NAME not in {config.family for config in plans.likely(replace(ODD, m=9), H200, RACED)}
+
+
+@pytest.mark.parametrize("m", [1, 4, 8])
+def test_ieee_fp32_of_few_rows_runs_by_it(m):
+    assert plans.plan_for(replace(EVEN, m=m, **FP32), H200, "cached").config.family == few.NAME
+
+
+@by_family
+def test_a_gpu_of_less_bandwidth_is_predicted_to_take_longer(name):
+    problem = POSED[name][1]
+    config = own(name, problem)[0]
+    fast = model.predict_us(config, problem, H200)
+    factors = (1.5, 1.3) if name == odd.NAME else (2, 1.5)
+    for change, factor in zip(({"memory_gbps": 900}, {"processors": 33}), factors, strict=True):
+        assert model.predict_us(config, problem, replace(H200, **change)) > factor * fast
+
+
+LARGE = sized(across.NAME, 4, 8192, 8192)
+COMPILED = {
+    "words": (few.NAME, replace(EVEN, m=3), (2, 3, 4, 7), (300, 5003), (2048, 2055)),
+    "odd": (few.NAME, replace(ODD, m=2), (2, 3, 4, 7), (300, 5003), (2048, 2055)),
+    "across": (
+        across.NAME, sized(across.NAME, 3, 6144, 3072),
+        (2, 3, 4, 7), (300, 303, 5003), (64, 2048, 2055),
+    ),
+    "odd across": (across.NAME, replace(ODD_N, m=2), (2, 3, 4, 7), (300, 303, 5003), (64, 2048, 2055)),
+    "residual": (across.NAME, replace(LARGE, epilogue="residual=full"), (1, 2, 8), (4096,), (4096,)),
+    "batch": (across.NAME, replace(LARGE, batch=8), (1, 2, 8), (4096,), (4096,)),
+    "many": (odd.NAME, ODD_64, (2, 30, 127, 200), (300, 5003), (65, 2047, 20001)),
+    "few columns": (odd.NAME, COLUMN_64, (300, 4096, 8191), (24, 64, 100, 200), (65, 2001, 8191)),
+    "odd residual": (
+        odd.NAME, replace(ODD_64, n=8192, epilogue="residual=full", out_align=16),
+        (20, 32), (1000, 4096), (2001, 8191),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "problem", "m", "n", "k"), COMPILED.values(), ids=COMPILED)
+def test_kernels_of_any_few_rows_are_compiled_ahead(name, problem, m, n, k):
+    """Whatever a plan of few rows runs at a size is there, by config and compiled values."""
+    ahead = {(c, rows._compiled(p, c, H200)) for p, c in rows.of_class(problem, H200)}
+    for size in (rows._sized(problem, *each) for each in itertools.product(m, n, k)):
+        for config in own(name, size):
+            assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
+
+
+def test_rows_of_a_call_are_compiled_as_they_are_planned():
+    found = list(rows.of_rows(replace(ODD, m=2), (1, 2, 3, 4, 64), H200))
+    families = {problem.m: config.family for problem, config in found}
+    assert families[1] == families[2] == few.NAME != families[64]
+
+
+@pytest.mark.parametrize("name", [few.NAME, across.NAME])
+def test_few_columns_count_as_the_transpose_does(name):
+    row, _, column = POSED[name]
+    config = own(name, column)[0]
+    assert config in own(name, row)
+    assert bounds.work_of(column, config, H200) == bounds.work_of(row, config, H200)
+    assert traffic.tiled(column, config, H200) == traffic.tiled(row, config, H200)
+    assert bounds.FMA in bounds.parts(column, config, H200)
+
+
+@by_family
+def test_its_tiles_are_not_drawn(name):
+    problem = POSED[name][0]
+    with pytest.raises(UnsupportedError, match="no tiles to draw"):
+        tiling_of(problem, own(name, problem)[0], H200)
+
+
+def test_every_config_of_few_rows_is_the_fastest_predicted_somewhere():
+    sizes = itertools.product((1, 2, 4, 8), (256, 1500, 6000, 40000), (400, 1024, 4099, 16384))
+    problems = [
+        replace(EVEN, m=m, n=n, k=k, a_align=16 if k % 8 == 0 else 2, b_align=16 if k % 8 == 0 else 2)
+        for m, n, k in sizes
+    ]
+    best = {own(few.NAME, each)[0] for each in problems}
+    tiles = {(c["BLOCK_N"], c["BLOCK_K"], c.num_warps, c.num_stages) for c in best}
+    assert len(tiles) == len(few._TILES)
+    assert best <= {config for problem in problems for config in legal_configs(problem, H200, few.NAME)}
+
+
+@pytest.mark.parametrize("processors", [20, 132])
+def test_programs_across_share_k_so_that_the_gpu_is_full_and_all_run_at_once(processors):
+    device = replace(H200, processors=processors)
+    for m, n, k in itertools.product((1, 2, 8), (64, 2713, 60000), (64, 1000, 30000)):
+        problem = sized(across.NAME, m, n, k)
+        for config in legal_configs(problem, device, across.NAME):
+            split, tiles = across.parts(config, problem, processors), -(-n // config["BLOCK_N"])
+            blocks, slots = -(-k // config["BLOCK_K"]), across.resident(config, problem, device)
+            assert 1 <= split <= blocks
+            assert split == 1 or tiles * split <= slots * processors
+            iterations = -(-blocks // split)
+            assert (split - 1) * iterations < blocks  # none is left without a block
+            # With one more the GPU would not hold all, or a part would have a single K iteration.
+            enough = 2 * tiles * split >= slots * processors or iterations <= 2 * across._LEAST
+            assert enough, (config, problem)
+
+
+@pytest.mark.parametrize("processors", [20, 132])
+def test_programs_of_odd_rows_that_share_k_run_at_once_and_have_two_blocks_each(processors):
+    device = replace(H200, processors=processors)
+    for m, n, k in itertools.product((2, 40, 256), (300, 2713, 60001), (65, 1001, 30001)):
+        problem = sized(odd.NAME, m, n, k)
+        for config in legal_configs(problem, device, odd.NAME):
+            programs = odd._tiles(config, problem) * config["SPLIT_K"]
+            if config["SPLIT_K"] > 1:
+                assert programs <= odd.resident(config, problem, device) * processors
+                assert k / config["BLOCK_K"] > config["SPLIT_K"]
+
+
+@pytest.mark.parametrize(
+    "problem", [ALONG_N, ODD_N, replace(ODD_N, m=8), replace(ALONG_N, m=4, **FP32)], ids=str
+)
+def test_a_shape_covers_the_tile(problem):
+    for config in legal_configs(problem, H200, across.NAME):
+        made = across._shape(config, problem)
+        assert made.own * made.unroll * 32 * config.num_warps == config["BLOCK_N"] * config["BLOCK_K"]
+        assert made.own % made.wide == 0
+
+
+def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
+    config, short = own(across.NAME, ODD_N)[0], sized(across.NAME, 1, 2713, 16)
+    work = across.work(rows._posed(ODD_N), config, H200.processors, True)
+    made, added = work.steps
+    assert work.scratch["parts"].elements == made.args["split"] * added.args["across"]
+    assert made.args["parts_ptr"] == added.args["parts_ptr"] == Buffer("parts")
+    assert (made.args["EPILOGUE"], made.args["extra"]) == (None, None)
+    shared = across.parts(config, ODD_N, H200.processors)
+    more = traffic.tiled(ODD_N, config, H200).total - traffic.tiled(ODD_N, config).total
+    assert shared == made.args["split"] > 1
+    assert more == 2 * 4 * shared * ODD_N.n
+    work = across.work(rows._posed(short), own(across.NAME, short)[0], H200.processors, True)
+    assert work.steps[0].args["parts_ptr"] is None
+    assert (len(work.steps), work.scratch) == (1, {})
+
+
+def test_tiles_of_odd_rows_count_by_where_rows_begin():
+    """Of 300 rows 38 begin alike: each of 8 places in a word has a tile of 64 rows."""
+    problem = sized(odd.NAME, 64, 300, 8191)
+    config = next(c for c in own(odd.NAME, problem) if c["BLOCK_N"] == 64 and c["SPLIT_K"] == 16)
+    work = bounds.work_of(problem, config, H200)
+    assert (work.tiles, work.units) == (8, 128)
+
+
+def test_copies_and_parts_of_odd_rows_count_as_traffic():
+    alone, shared = (next(c for c in own(odd.NAME, ODD_64) if c["SPLIT_K"] == split) for split in (1, 2))
+    copies, written = 2 * odd.copied(ODD_64)[1], traffic.tiled(ODD_64, alone, H200).written
+    assert written == copies + 2 * ODD_64.m * ODD_64.n
+    assert traffic.tiled(ODD_64, shared, H200).written > written
