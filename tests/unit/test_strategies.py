@@ -256,7 +256,7 @@ def test_configs_that_fail_are_not_followed(strategy):
         replay(space, dict.fromkeys(times, math.inf), strategy)
 
 
-@pytest.mark.parametrize("name", ["screening", "evolution", "exhaustive", "random"])
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_where_a_whole_opening_fails_the_search_goes_on(name):
     space = Space({"B": range(1, 101)})
     times = {c: 5.0 if c["B"] == 97 else math.inf for c in space.configs()}
@@ -346,14 +346,10 @@ def test_screening_finds_the_fastest_of_whole_recorded_spaces(whole):
     assert all(have <= most for have, most in zip(found, SCREENING, strict=True)), found
 
 
-@pytest.mark.parametrize(
-    ("name", "median", "worst"),
-    [("exhaustive", 0.005, 0.035), ("descent", 0.01, 0.035), ("evolution", 0.001, 0.005)],
-)
-def test_the_other_strategies_search_as_well_as_measured(whole, name, median, worst):
-    found = bounds(runs(whole, name, most=64, enough=ENOUGH))
-    assert found[0] <= median
-    assert found[2] <= worst
+def test_the_likeliest_configs_alone_are_as_good_as_measured(whole):
+    found = bounds(runs(whole, "exhaustive", most=64, enough=ENOUGH))
+    assert found[0] <= 0.005
+    assert found[2] <= 0.035
 
 
 def test_a_search_without_a_model_or_without_steps_is_above_the_bounds(whole):

@@ -89,6 +89,17 @@ def _device(target: str | None, given: table.Table | None) -> Device:
     return device
 
 
+def _given(
+    path: Path | None, target: str | None, named: bool, batch_invariant: bool | None
+) -> tuple[table.Table | None, Device]:
+    """Return the table to compile, and the GPU; without a path the shipped one, where nothing is `named`."""
+    if batch_invariant and not named:
+        raise InvalidValueError("--batch-invariant is for shapes or suites: tables hold configs of any calls")
+    given = table.read(path) if path else None
+    device = _device(target, given)
+    return (_shipped(device) if given is None and not named else given), device
+
+
 def _shipped(device: Device) -> table.Table:
     found = next((each for each in gpu_tables.shipped(device) if each.entries), None)
     if found is None:
@@ -172,16 +183,10 @@ def compile_(
         raise InvalidValueError("wanted one folder: --output to fill, or --check to prove complete")
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
-    named = bool(shapes or suite or weight)
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))
     if epilogue and (not weight or dtype == "int8"):
         raise InvalidValueError("--bias and --activation are for a --weight of a floating dtype")
-    if batch_invariant and not named:
-        raise InvalidValueError("--batch-invariant is for shapes or suites: tables hold configs of any calls")
-    given = table.read(from_table) if from_table else None
-    device = _device(target, given)
-    if given is None and not named:
-        given = _shipped(device)
+    given, device = _given(from_table, target, bool(shapes or suite or weight), batch_invariant)
     entries = _of_table(given)
     with environ(TRITILE_TABLE=str(from_table)) if from_table else contextlib.nullcontext():
         cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []

@@ -242,6 +242,25 @@ def _rules(strategy: str, verify: str) -> Rules:
     return whole(replace(rules, problem_s=math.inf)) if strategy == "exhaustive" else rules
 
 
+def _goal(target: str | None, study: bool) -> Device | None:
+    """Return the GPU to predict for, None to measure on the one here; a study measures."""
+    if target is None:
+        return None
+    if study:
+        raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
+    return devices.target_device(target)
+
+
+def _here(study: bool) -> tuple[Device, Place | None]:
+    """Return the GPU to measure on, and which rank of many this is; a study is for one process."""
+    place = Place.from_environment()
+    if study and place is not None:
+        raise InvalidValueError("--study is for one process, not for ranks of torchrun")
+    if place is not None:
+        devices.use(place.local_rank)
+    return shared.gpu_here("--target nvidia-h200 predicts for one"), place
+
+
 def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | None, search: bool) -> int:
     """Tune on the current GPU, alone or as one rank of many; return how many problems are left."""
     if search:
@@ -251,6 +270,22 @@ def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | No
     if place is not None or wish.budget is not None or wish.log is not None:
         raise InvalidValueError("--no-search is for one process, and takes neither --budget nor --log")
     return _race_here(problems, device, wish.force)
+
+
+def _calibrate(
+    names: list[str],
+    target: str | None,
+    sizes: int,
+    configs: int | None,
+    budget: float | None,
+    output: Path | None,
+    sweeps: Path | None,
+) -> None:
+    """Measure portfolios of classes on the current GPU, or predict those of a target."""
+    if target is not None and sweeps is not None:
+        raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
+    device, seconds = shared.device_of(target), budget or math.inf
+    calibrating.calibrate(names, device, sizes, configs, seconds, output, sweeps, target is None)
 
 
 @app.command()
@@ -288,45 +323,26 @@ def tune(
 
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
     """
-    # Before a GPU is in use. The processes of a study get a cache of their own.
-    fork_server = ForkServer(forked=not study)
+    fork_server = ForkServer(forked=not study)  # before a GPU is in use; a study has a cache of its own
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
     if model:
         return tune_modes.tune_model(model)
     if calibrate:
-        if target is not None and sweeps is not None:
-            raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
-        return calibrating.calibrate(
-            calibrate,
-            shared.device_of(target),
-            sizes,
-            configs,
-            budget or math.inf,
-            output,
-            sweeps,
-            target is None,
-        )
+        return _calibrate(calibrate, target, sizes, configs, budget, output, sweeps)
     wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server)
     suite = suite or (["study"] if study and not shapes else None)
     cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    here = devices.target_device(target) if target else devices.current_gpu()
-    problems = shared.problems_of(shared.as_called(cases, here, batch_invariant), batch_invariant)
-    if target is not None:
-        if study:
-            raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
-        device = devices.target_device(target)
-        output = output or gpu_tables.predicted_path(device)
-        failed = tune_modes.predict(problems, device, output, jobs, fork_server)
+    goal = _goal(target, study)
+    cases = shared.as_called(cases, goal or devices.current_gpu(), batch_invariant)
+    problems = shared.problems_of(cases, batch_invariant)
+    if goal is not None:
+        output = output or gpu_tables.predicted_path(goal)
+        failed = tune_modes.predict(problems, goal, output, jobs, fork_server)
     else:
-        place = Place.from_environment()
-        if study and place is not None:
-            raise InvalidValueError("--study is for one process, not for ranks of torchrun")
-        if place is not None:
-            devices.use(place.local_rank)
-        here = shared.gpu_here("--target nvidia-h200 predicts for one")
+        device, place = _here(study)
         if study:
-            return tune_modes.study(problems, here, jobs or None, output or Path("study.json"), suites_dir)
-        failed = _tuned(problems, here, wish, place, search)
+            return tune_modes.study(problems, device, jobs or None, output or Path("study.json"), suites_dir)
+        failed = _tuned(problems, device, wish, place, search)
     if failed:
         raise typer.Exit(1)

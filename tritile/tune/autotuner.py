@@ -17,15 +17,14 @@ from tritile.core import device as devices
 from tritile.core.device import Device, capturing
 from tritile.core.forgetting import also_forgets
 from tritile.core.problem import KernelProblem
-from tritile.core.settings import MODES, current_mode
+from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError
 from tritile.planning.store import is_frozen
 from tritile.runtime.compiles import compiles_refused
 from tritile.tune import measuring, recall
-from tritile.tune.declared import check_configs, check_kernel, check_tolerance, warn_deprecated
-from tritile.tune.search import STRATEGIES
+from tritile.tune.declared import check_choices, check_kernel, check_tolerance, warn_deprecated
 from tritile.tune.spaces import Space
 from tritile.tune.traced import TracedAutotuner
 
@@ -257,13 +256,7 @@ def autotune(
     decorator raises it where `key`, `reset_to_zero`, `restore_value`, a space or the reference names anything
     but an argument of the kernel, or `bucket` a name that is not in `key`.
     """
-    if mode is not None and mode not in MODES:
-        raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
-    if search is not None and search not in STRATEGIES:
-        raise InvalidValueError(f"search is {search!r}: wanted one of {', '.join(STRATEGIES)}, or None")
-    if isinstance(configs, Space) and prune_configs_by:
-        raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
-    check_configs(configs)
+    check_choices(configs, prune_configs_by, mode, search)
     check_tolerance(tolerance, reference)
     warn_deprecated(warmup, rep, use_cuda_graph)
 

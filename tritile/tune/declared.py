@@ -11,7 +11,9 @@ from typing import Any, Final
 import triton
 
 from tritile.core.of_triton import backends
+from tritile.core.settings import MODES
 from tritile.errors import InvalidValueError, callers_level
+from tritile.tune.search import STRATEGIES
 from tritile.tune.spaces import Space
 
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
@@ -29,8 +31,13 @@ def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
         warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
 
 
-def check_configs(configs: Any) -> None:
-    """Raise InvalidValueError unless `configs` are what `autotune` chooses among."""
+def check_choices(configs: Any, prune_configs_by: Any, mode: str | None, search: str | None) -> None:
+    """Raise InvalidValueError unless these are what `autotune` chooses among, and how."""
+    for name, value, wanted in (("mode", mode, MODES), ("search", search, STRATEGIES)):
+        if value is not None and value not in wanted:
+            raise InvalidValueError(f"{name} is {value!r}: wanted one of {', '.join(wanted)}, or None")
+    if isinstance(configs, Space) and prune_configs_by:
+        raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
     if not (configs is None or listed or isinstance(configs, Space)):
         raise InvalidValueError(f"configs is {configs!r}: wanted a list of triton.Config, or a tritile.Space")

@@ -25,10 +25,7 @@ NEIGHBOURS: Final = 8  # the most neighbours of a leader that are tried
 CROSSED: Final = 8  # fastest configs, whose parameters are exchanged
 ENOUGH: Final = 5e-4  # expected gain below which a search ends
 NEAR: Final = 1.3  # times the fastest, up to which another family's best is a leader too
-_STARTS: Final = 4  # configs from which a descent begins
-_POPULATION: Final = 8
 _FEW: Final = 4  # fastest configs, whose mean gap tells what a new best may gain
-_CHILDREN: Final = 20  # bred for each one wanted, as most are known or illegal
 
 
 def fastest_first(tried: Tried) -> list[Config]:
@@ -57,52 +54,6 @@ def random(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
     configs = space.configs()
     drawn = Random(len(tried)).sample(range(len(configs)), min(len(configs), count + len(tried)))
     return _untried((configs[place] for place in drawn), tried, count)
-
-
-def descent(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """Go from the likeliest config to the fastest of its neighbours, until none is faster.
-
-    Then do the same from the next of a few starts. Each call walks the path anew over what was tried.
-    """
-    for start in space.opening(_STARTS):
-        at = start
-        while True:
-            if at not in tried:
-                return [at]
-            near = space.neighbours(at)
-            fresh = _untried(near, tried, count)
-            if fresh:
-                return fresh
-            best = min(near, key=lambda config: (tried[config], config.key), default=at)
-            if tried[best] >= tried[at]:
-                break
-            at = best
-    return []
-
-
-def evolution(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """Try an opening, then children of the fastest: each parameter from one of two, or one step away.
-
-    Evolution depends least on the order of the space. It ends only when hardly a child is new: limit the
-    number of configs.
-    """
-    fresh = _untried(space.opening(OPENING), tried, count)
-    parents = fastest_first(tried)[:_POPULATION]
-    if fresh or not parents:
-        return fresh or exhaustive(space, tried, count)
-    draw = Random(len(tried))
-
-    def children() -> Iterable[Config]:
-        for _ in range(_CHILDREN * count):
-            mother = draw.choice(parents)
-            alike = [parent for parent in parents if parameters(parent).keys() == parameters(mother).keys()]
-            father = parameters(draw.choice(alike))
-            mixed = {n: draw.choice((v, father[n])) for n, v in parameters(mother).items()}
-            child = from_parameters(mixed)
-            steps = space.neighbours(child) if draw.random() < 0.5 else []
-            yield draw.choice(steps) if steps else child
-
-    return _untried((child for child in children() if child in space), tried, count)
 
 
 def leaders(tried: Tried) -> list[Config]:
@@ -148,8 +99,6 @@ STRATEGIES: Final[dict[str, Strategy]] = {
     "screening": screening,
     "exhaustive": exhaustive,
     "random": random,
-    "descent": descent,
-    "evolution": evolution,
 }
 
 
