@@ -163,7 +163,7 @@ def test_what_is_no_tiling_is_refused():
         tiling_of("256", tile(), H200)
     tiling = tiling_of(problem, tile(), H200)
     for number in (-1, tiling.turns):
-        with pytest.raises(InvalidValueError, match="turn"):
+        with pytest.raises(InvalidValueError, match="tile"):
             tiling.place(number)
     with pytest.raises(InvalidValueError, match="step 9: wanted one of 1 to 8"):
         page(problem, tile(), H200, step=9)
