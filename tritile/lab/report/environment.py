@@ -19,7 +19,7 @@ from tritile.core.forgetting import drop
 ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
 
-def _told(*command: str) -> str:
+def told(*command: str) -> str:
     """Return what a command prints, "" where it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True)
@@ -33,7 +33,7 @@ def _driver() -> str:
     amd = Path("/sys/module/amdgpu/version")
     if torch.version.hip is not None:
         return amd.read_text().strip() if amd.exists() else ""
-    return _told("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
+    return told("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def _version() -> str:
     root, commit = Path(__file__).parents[3], ""
     # Only in tritile's own checkout: installed in another project's folder, git would name that one.
     if (root / ".git").exists():
-        commit = _told("git", "-C", str(root), "describe", "--always", "--dirty", "--tags")
+        commit = told("git", "-C", str(root), "describe", "--always", "--dirty", "--tags")
     try:
         return commit or metadata.version("tritile")
     except metadata.PackageNotFoundError:
