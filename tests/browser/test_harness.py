@@ -20,9 +20,3 @@ def test_a_faulty_page_is_found_out(browser, idle, tmp_path, fault):
     page.wait_for_timeout(200)
     with pytest.raises(AssertionError):
         next(opened)
-
-
-def test_a_quiet_page_passes(visit, tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text("<!doctype html><title>quiet</title>")
-    assert visit(path).title() == "quiet"

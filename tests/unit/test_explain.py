@@ -293,9 +293,6 @@ def test_what_cannot_be_explained_is_refused():
         tritile.explain(tritile.transpose, input=x, out=x[:], device=H200)
     with pytest.raises(InvalidValueError, match="config=7"):
         tritile.explain(x, x, config=7, device=H200)
-
-
-def test_a_config_that_is_not_legal_is_refused():
     config = Config.of(family="warpgroups", BLOCK_M=128, BLOCK_N=64, BLOCK_K=64)
     with pytest.raises(InvalidValueError, match="A100"):
         tritile.explain(SQUARE, device=A100, config=config)

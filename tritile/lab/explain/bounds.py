@@ -71,16 +71,15 @@ def occupancy(taken: Resources, warps: int, device: Device) -> Occupancy:
         most, blocks = _AMD_WAVES, _AMD_WAVES
         by_registers = 4 * (512 // max(1, -(-taken.registers // 8) * 8)) // warps
         by_shared = device.shared_memory // max(1, taken.shared)
-    limits = {
+    counts = {
         "registers": by_registers,
         "shared memory": by_shared,
         "warps": most // warps,
         "programs": blocks,
     }
-    least = min(limits.values())
-    limit = " and ".join(name for name, count in limits.items() if count == least)
-    programs = max(1, least)
-    return Occupancy(programs, programs * warps, most, limit)
+    least = min(counts.values())
+    limit = " and ".join(name for name, count in counts.items() if count == least)
+    return Occupancy(max(1, least), max(1, least) * warps, most, limit)
 
 
 @dataclass(frozen=True)
@@ -214,11 +213,7 @@ def why_slower(problem: Known, config: Config, best: Config, device: Device) -> 
 
 
 def beside(
-    problem: Known,
-    config: Config,
-    best: Config,
-    device: Device,
-    times: tuple[float | None, float | None],
+    problem: Known, config: Config, best: Config, device: Device, times: tuple[float | None, float | None]
 ) -> str:
     """Compare a config with another: by measured times where both are known, else by predicted ones."""
     mine, theirs = times

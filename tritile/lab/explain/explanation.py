@@ -100,26 +100,24 @@ class Explanation:
         lines = [f"{self.problem.label} on {self.device.name}", f"  {self.config} ({self.source})"]
         for name, figure, note in told:
             lines.append(f"  {name:{width}}  {figure}" + (f" - {note}" if note else ""))
-        lines += [f"  {_told(other)}" for other in self.others]
+        for other in self.others:
+            measured = "" if other.measured_us is None else f", measured {other.measured_us:.1f}"
+            lines.append(f"  {other.config}: predicted {other.predicted_us:.1f} us{measured}; {other.why}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         title = f"{self.problem.label} on {self.device.name}: {self.config} ({self.source})"
         others = [
-            (str(other.config), f"{other.predicted_us:.1f}", _us(other.measured_us), other.why)
-            for other in self.others
+            (
+                one.config,
+                f"{one.predicted_us:.1f}",
+                f"{one.measured_us:.1f}" if one.measured_us else "",
+                one.why,
+            )
+            for one in self.others
         ]
         head = ("other configs", "predicted us", "measured us", "beside it")
         return table_html(title, ("", "", ""), rows(self)) + table_html("", head, others)
-
-
-def _us(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _told(other: Other) -> str:
-    measured = "" if other.measured_us is None else f", measured {other.measured_us:.1f}"
-    return f"{other.config}: predicted {other.predicted_us:.1f} us{measured}; {other.why}"
 
 
 @functools.lru_cache(maxsize=256)
@@ -134,28 +132,15 @@ def _compiled(problem: Known, config: Config, device: Device) -> tuple[Resources
 
 def _rivals(problem: Known, config: Config, device: Device, known: dict[Config, float]) -> list[Config]:
     """Return the next best configs, no two with the same tile: first by measured, then predicted times."""
-    ranked = sorted(known, key=lambda c: (known[c], c.key))
-    ranked += [other for other in model.ranked(problem, device) if other not in known]
-    shapes, found = {_shape(config)}, list[Config]()
-    for one in ranked:
-        if _shape(one) not in shapes and len(found) < _OTHERS:
-            shapes.add(_shape(one))
-            found.append(one)
-    return found
+    measured = sorted(known, key=lambda c: (known[c], c.key))
+    by_tile: dict[tuple[str, int, int], Config] = {}
+    for one in (config, *measured, *model.ranked(problem, device)):
+        by_tile.setdefault((one.family, one["BLOCK_M"], one["BLOCK_N"]), one)
+    return list(by_tile.values())[1 : _OTHERS + 1]
 
 
-def _shape(config: Config) -> tuple[str, int, int]:
-    return config.family, config["BLOCK_M"], config["BLOCK_N"]
-
-
-def _at_once(config: Config, work: bounds.Work, held: Occupancy | None, device: Device) -> Waves:
-    persistent = dict(config.kwargs).get("PERSISTENT") is True
-    together = 1 if persistent or held is None else held.programs
-    return Waves(work.units, together * device.processors)
-
-
-def _explained_problem(problem: Problem) -> Known:
-    """Return a problem that can be explained, or raise as `explained` does."""
+def _checked(problem: Problem, config: Config, device: Device) -> Known:
+    """Return a problem that can be explained with a config, or raise as `explained` does."""
     if isinstance(problem, GroupedProblem):
         raise InvalidValueError(
             f"explain: only the GPU knows the sizes of {problem.label}: explain the problem's `even`, "
@@ -163,13 +148,20 @@ def _explained_problem(problem: Problem) -> Known:
         )
     if not isinstance(problem, Known):
         raise UnsupportedError(f"explain: {problem.label}: wanted a product or permutation of plain operands")
+    fault = illegal(config, problem, device)
+    if fault is not None:
+        raise InvalidValueError(f"{config} for {problem.label} on {device.name}: {fault}")
     return problem
 
 
 def _known_us(plan: Plan, problem: Known) -> dict[Config, float]:
     """Return the microseconds of legal configs of a plan's problem that were measured before."""
-    known = {trial.config: trial.time for trial in trials(problem, plan.device) if trial.works}
-    known = {config: us for config, us in known.items() if illegal(config, problem, plan.device) is None}
+    device = plan.device
+    known = {
+        trial.config: trial.time
+        for trial in trials(problem, device)
+        if trial.works and illegal(trial.config, problem, device) is None
+    }
     if plan.us is not None and plan.source in ("exact", "table"):
         known.setdefault(plan.config, plan.us)
     return known
@@ -183,12 +175,9 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
     Raises InvalidValueError for a config that is not legal for the problem on the device, and for products of
     groups, whose sizes only the GPU knows; UnsupportedError for a product with a quantized weight.
     """
-    problem, device = _explained_problem(plan.problem), plan.device
-    source = plan.source if config is None or config == plan.config else "given"
+    device, source = plan.device, plan.source if config in (None, plan.config) else "given"
     config = config or plan.config
-    fault = illegal(config, problem, device)
-    if fault is not None:
-        raise InvalidValueError(f"{config} for {problem.label} on {device.name}: {fault}")
+    problem = _checked(plan.problem, config, device)
     taken, held, refusal = None, None, ""
     try:
         taken, warps = _compiled(problem, config, device)
@@ -199,24 +188,19 @@ def explained(plan: Plan, config: Config | None = None, measure: Measure | None 
     rivals = _rivals(problem, config, device, known)
     timed = measure([config, *rivals]) if measure is not None and taken is not None else {}
     live = config in timed
-    if live:
-        known = timed
-    us = known.get(config)
-    others = [
-        Other(
-            one,
-            model.predict_us(one, problem, device),
-            known.get(one),
-            bounds.beside(problem, one, config, device, (known.get(one), us)),
-        )
-        for one in rivals
-    ]
-    work = bounds.work_of(problem, config, device)
-    predicted = model.predict_us(config, problem, device)
-    times = bounds.parts(problem, config, device)
+    known = timed if live else known
+    us, predicted = (
+        known.get(config),
+        {one: model.predict_us(one, problem, device) for one in (config, *rivals)},
+    )
+    why = {one: bounds.beside(problem, one, config, device, (known.get(one), us)) for one in rivals}
+    work, times = bounds.work_of(problem, config, device), bounds.parts(problem, config, device)
+    persistent = dict(config.kwargs).get("PERSISTENT") is True
+    on_each = 1 if persistent or held is None else held.programs
     return Explanation(
         problem, config, source, device,
         traffic.untiled(problem), traffic.tiled(problem, config, device), traffic.least(problem),
-        work, _at_once(config, work, held, device), taken, held, refusal,
-        predicted, us, live, times, bounds.bound(times, us or predicted), tuple(others),
+        work, Waves(work.units, on_each * device.processors), taken, held, refusal,
+        predicted[config], us, live, times, bounds.bound(times, us or predicted[config]),
+        tuple(Other(one, predicted[one], known.get(one), why[one]) for one in rivals),
     )  # fmt: skip

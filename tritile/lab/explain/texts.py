@@ -8,6 +8,7 @@ from tritile.core.problem import MatmulProblem
 if TYPE_CHECKING:
     from tritile.lab.explain.explanation import Explanation
 
+Line = tuple[str, str, str]  # a name, a figure and its meaning
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -20,18 +21,15 @@ def bytes_text(count: float) -> str:
     return f"{count:.3g} {_UNITS[-1]}"
 
 
-def rows(of: "Explanation") -> list[tuple[str, str, str]]:
+def rows(of: "Explanation") -> list[Line]:
     """Return rows of a name, a figure and its meaning."""
     return [*_traffic(of), *_roofline(of), *_tiles(of), *_kernel(of), *_time(of)]
 
 
-def _traffic(of: "Explanation") -> list[tuple[str, str, str]]:
-    product = isinstance(of.problem, MatmulProblem)
-    how = (
-        "every element of out reads a row and a column"
-        if product
-        else "in sectors, element by element along x"
-    )
+def _traffic(of: "Explanation") -> list[Line]:
+    how = "in sectors, element by element along x"
+    if isinstance(of.problem, MatmulProblem):
+        how = "every element of out reads a row and a column"
     return [
         ("bytes, untiled", bytes_text(of.untiled.total), how),
         ("bytes, this tiling", bytes_text(of.tiled.total), _cut(of)),
@@ -45,12 +43,7 @@ def _cut(of: "Explanation") -> str:
     return "tiling saves none here" if of.reuse > 0.995 else f"{1 / of.reuse:.3g} times as many"
 
 
-def _down(share: float) -> str:
-    """Write a share in percent, rounded down, so that 100% means all."""
-    return f"{math.floor(100 * share)}%"
-
-
-def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
+def _roofline(of: "Explanation") -> list[Line]:
     if not isinstance(of.problem, MatmulProblem):
         gbps = of.device.memory_gbps
         return [("roof", f"{of.roof_us:.1f} us", f"device memory at its peak of {gbps:.0f} GB/s")]
@@ -66,40 +59,34 @@ def _roofline(of: "Explanation") -> list[tuple[str, str, str]]:
     ]
 
 
-def _tiles(of: "Explanation") -> list[tuple[str, str, str]]:
+def _tiles(of: "Explanation") -> list[Line]:
     work, waves = of.work, of.waves
+    idle = math.floor(100 * waves.idle)  # 100% means all
     lost = "lies beyond the edge" if isinstance(of.problem, MatmulProblem) else "is moved twice"
     parts = f", each shared by {work.units // work.tiles} programs" if work.units > work.tiles else ""
     return [
         ("tiles", f"{work.tiles}{parts}", f"{1 - work.filled:.1%} of what they cover {lost}"),
-        (
-            "waves",
-            str(waves.count),
-            f"of {waves.at_once} tiles at once; {_down(waves.idle)} of the last one is idle",
-        ),
+        ("waves", str(waves.count), f"of {waves.at_once} tiles at once; {idle}% of the last one is idle"),
     ]
 
 
-def _kernel(of: "Explanation") -> list[tuple[str, str, str]]:
+def _kernel(of: "Explanation") -> list[Line]:
     if of.taken is None or of.occupancy is None:
         return [("kernel", "none", of.refusal)]
     taken, held = of.taken, of.occupancy
     shared = f"of {bytes_text(of.device.shared_memory)} that a program may have"
     programs = "1 program" if held.programs == 1 else f"{held.programs} programs"
     spilled = "none" if not taken.spills else "registers that spill to memory cost time"
+    limit = f"{programs}, {held.warps} of {held.most} warps; limited by {held.limit}"
     return [
         ("registers", f"{taken.registers} a thread", ""),
         ("spills", f"{taken.spills} bytes", spilled),
         ("shared memory", bytes_text(taken.shared), shared),
-        (
-            "occupancy",
-            f"{held.share:.0%}",
-            f"{programs}, {held.warps} of {held.most} warps; limited by {held.limit}",
-        ),
+        ("occupancy", f"{held.share:.0%}", limit),
     ]
 
 
-def _time(of: "Explanation") -> list[tuple[str, str, str]]:
+def _time(of: "Explanation") -> list[Line]:
     parts = ", ".join(f"{name} {us:.1f}" for name, us in of.parts.items())
     measured = "not measured here" if of.measured_us is None else f"{of.measured_us:.1f} us"
     note = ""

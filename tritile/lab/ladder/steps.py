@@ -89,29 +89,12 @@ def _by_element(n: int, config: Values, processors: int) -> Grid:
     return (cdiv(n * n, config["BLOCK"]),)
 
 
-def _by_row(n: int, config: Values, processors: int) -> Grid:
-    return (n,)
-
-
 def _by_tile(n: int, config: Values, processors: int) -> Grid:
     return (cdiv(n, config["BLOCK_M"]) * cdiv(n, config["BLOCK_N"]),)
 
 
-def _by_processor(n: int, config: Values, processors: int) -> Grid:
-    return (min(processors, *_by_tile(n, config, processors)),)
-
-
 def _by_two_axes(n: int, config: Values, processors: int) -> Grid:
     return cdiv(n, config["BLOCK_M"]), cdiv(n, config["BLOCK_N"])
-
-
-def _by_shared_tile(n: int, config: Values, processors: int) -> Grid:
-    tile = transposes.TILE.value
-    return cdiv(n, tile), cdiv(n, tile)
-
-
-def _asked_naively(n: int, itemsize: int, config: Values) -> int:
-    return (2 * n * n * n + n * n) * itemsize
 
 
 def _asked_by_tiles(n: int, itemsize: int, config: Values) -> int:
@@ -143,12 +126,12 @@ def _without_gluon(device: Device, n: int) -> str | None:
     return "laid out for warps of 32 threads" if device.warp_size != 32 else None
 
 
-def _tiles(m: int, n: int, k: int, warps: int, stages: int = 3, group: int = 1) -> Config:
-    return Config.of(warps, stages, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
-
-
 def _too_many_threads(device: Device, n: int) -> str | None:
     return "32 warps of 64 threads are more than a program can have" if device.warp_size > 32 else None
+
+
+def _tiles(m: int, n: int, k: int, warps: int, stages: int = 3, group: int = 1) -> Config:
+    return Config.of(warps, stages, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
 
 
 def _product(*configs: Config) -> Kernel:
@@ -156,8 +139,11 @@ def _product(*configs: Config) -> Kernel:
 
 
 def _shared(swizzle: bool) -> Kernel:
-    configs = (Config.of(4, 1, SWIZZLE=swizzle),)
-    return Kernel(transposes.transpose_shared, configs, _by_shared_tile, _asked_once, unfit=_without_gluon)
+    side = transposes.TILE.value
+    return Kernel(
+        transposes.transpose_shared, (Config.of(4, 1, SWIZZLE=swizzle),),
+        lambda n, config, processors: (cdiv(n, side), cdiv(n, side)), _asked_once, unfit=_without_gluon,
+    )  # fmt: skip
 
 
 def _square_product(n: int) -> MatmulProblem:
@@ -178,7 +164,10 @@ _TURNS = ((32, 32, 4), (64, 64, 4), (64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 
 MATMUL: Final = (
     Step(
         "matmul", "naive", "each thread fetches a row and a column of its own", "float32",
-        Kernel(products.matmul_naive, (Config.of(8, 1, BLOCK=256),), _by_element, _asked_naively),
+        Kernel(
+            products.matmul_naive, (Config.of(8, 1, BLOCK=256),), _by_element,
+            lambda n, itemsize, config: (2 * n * n * n + n * n) * itemsize,
+        ),
     ),
     Step(
         "matmul", "shared tiles", "1,024 threads share what they fetch, a sum each", "float32",
@@ -203,8 +192,9 @@ MATMUL: Final = (
     Step(
         "matmul", "persistent, TMA", "the copy engine fetches; programs go on from tile to tile", "bfloat16",
         Kernel(
-            products.matmul_persistent, (_tiles(128, 256, 64, 8, 3, 8),), _by_processor, _asked_by_tiles,
-            _moved_by_tma, _without_tma,
+            products.matmul_persistent, (_tiles(128, 256, 64, 8, 3, 8),),
+            lambda n, config, processors: (min(processors, *_by_tile(n, config, processors)),),
+            _asked_by_tiles, _moved_by_tma, _without_tma,
         ),
     ),
     Step("matmul", "tritile.matmul", "the library's kernels and its choice", "bfloat16",
@@ -215,7 +205,7 @@ MATMUL: Final = (
 TRANSPOSE: Final = (
     Step(
         "transpose", "row by row", "a program reads a row and writes a column", "float32",
-        Kernel(transposes.transpose_rows, (Config.of(1, 1, BLOCK=32),), _by_row, _asked_once),
+        Kernel(transposes.transpose_rows, (Config.of(1, 1, BLOCK=32),), lambda n, *_: (n,), _asked_once),
     ),
     Step(
         "transpose", "element by element", "a thread an element: far more of them under way", "float32",

@@ -1,5 +1,6 @@
 """Measure the errors of tritile's and torch's products by precision, on easy and on hard data."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from tritile.ops.scaled import scaled_matmul
 from tritile.tune.subject.elements import torch_fp32
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+Errors = tuple[float | None, float | None]
+Data = Callable[[torch.Tensor, torch.Tensor], Pair]
 
 
 def _graded(a: torch.Tensor, b: torch.Tensor) -> Pair:
@@ -34,18 +37,15 @@ def _badly_ranged(a: torch.Tensor, b: torch.Tensor) -> Pair:
     return a * torch.exp(8 * torch.randn_like(a)), b * torch.exp(8 * torch.randn_like(b))
 
 
-def _with(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def changed(x: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        x[1, 2] = value
-        return x
-
-    return changed
+def _with(value: float, x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[1, 2] = value
+    return x
 
 
 # Functions of normal a and b, by name. Elements of "graded" span 2^60 along K, their products do not.
 # Elements of "badly ranged" span some 10^20 anywhere. Sums of "cancelling" end near 1e-4 of their terms.
-FINITE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
+FINITE: Final[dict[str, Data]] = {
     "normal": lambda a, b: (a, b),
     "uniform": lambda a, b: (a.frac().abs(), b.frac().abs()),
     "log-normal": lambda a, b: (a.exp(), b.exp()),
@@ -54,10 +54,10 @@ FINITE: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
     "badly ranged": _badly_ranged,
 }
 # The same with NaN, infinities, or elements at the ends of their type's range.
-SPECIAL: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Pair]]] = {
-    "NaN": lambda a, b: (_with(float("nan"))(a), b),
-    "infinite": lambda a, b: (_with(float("inf"))(a), _with(float("-inf"))(b)),
-    "huge": lambda a, b: (_with(float(torch.finfo(a.dtype).max) * 0.9)(a), b),
+SPECIAL: Final[dict[str, Data]] = {
+    "NaN": lambda a, b: (_with(math.nan, a), b),
+    "infinite": lambda a, b: (_with(math.inf, a), _with(-math.inf, b)),
+    "huge": lambda a, b: (_with(float(torch.finfo(a.dtype).max) * 0.9, a), b),
     "denormal": lambda a, b: (a * float(torch.finfo(a.dtype).tiny) * 0.1, b),
 }
 # Precisions by dtype; "" where there is no choice. "default" is what runs where none is named.
@@ -71,6 +71,7 @@ PRECISIONS: Final = {
     "float8_e4m3fn": ("ieee", "fast"),
     "int8": ("",),
 }
+_64_BITS: Final = (torch.float64, torch.complex128)
 _ROWS: Final = 16  # rows and columns of 64-bit products that are compared
 
 
@@ -97,10 +98,12 @@ class Accuracy:
     differing: int
 
 
+def _is_fp8(dtype: torch.dtype) -> bool:
+    return str(dtype).removeprefix("torch.") in FP8_DTYPES
+
+
 def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
-    if a.dtype == torch.int8:
-        return matmul(a, b)
-    if str(a.dtype).removeprefix("torch.") in FP8_DTYPES:
+    if _is_fp8(a.dtype):
         one = torch.ones((), device=a.device)
         return scaled_matmul(a, b, one, one, out_dtype=torch.float32, use_fast_accum=precision == "fast")
     with torch_fp32("none") if precision == "default" else nullcontext():
@@ -110,11 +113,10 @@ def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
 def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
     if a.dtype == torch.int8:
         return of_torch.int_mm(a, b)
-    if str(a.dtype).removeprefix("torch.") in FP8_DTYPES:
+    if _is_fp8(a.dtype):
         if a.device.type == "cpu":
             return a.float() @ b.float()
-        one = torch.ones((), device=a.device)
-        fast = precision == "fast"
+        one, fast = torch.ones((), device=a.device), precision == "fast"
         return of_torch.scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=fast)
     with torch_fp32("tf32" if precision == "tf32" else "ieee"):
         return a @ b
@@ -124,23 +126,17 @@ def _exact(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     """Return a b and |a| |b| in float64, more exact than any product that is compared with them.
 
     Products of 64-bit types are computed in numpy's longdouble, which has 64 bits of mantissa on x86. This is
-    slow: see `_shown`.
+    slow.
     """
     wide = torch.complex128 if a.is_complex() else torch.float64
-    if a.dtype not in (torch.float64, torch.complex128):
+    if a.dtype not in _64_BITS:
         return a.to(wide) @ b.to(wide), a.to(wide).abs() @ b.to(wide).abs()
     kind = np.clongdouble if a.is_complex() else np.longdouble
     x, y = (tensor.cpu().numpy().astype(kind) for tensor in (a, b))
     exact = np.stack([(row[:, None] * y).sum(0) for row in x])
     magnitude = np.stack([(np.abs(row)[:, None] * np.abs(y)).sum(0) for row in x])
-    return torch.from_numpy(exact.astype(np.complex128 if a.is_complex() else np.float64)), torch.from_numpy(
-        magnitude.astype(np.float64)
-    )
-
-
-def _shown(dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor:
-    """Return the part of a product that is compared: all, or 16 rows and columns of 64-bit types."""
-    return out[:_ROWS, :_ROWS].cpu() if dtype in (torch.float64, torch.complex128) else out
+    found = torch.from_numpy(exact.astype(np.complex128 if a.is_complex() else np.float64))
+    return found, torch.from_numpy(magnitude.astype(np.float64))
 
 
 def _errors(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> tuple[float, float]:
@@ -158,21 +154,16 @@ def _kinds(out: torch.Tensor) -> torch.Tensor:
     return (out.isnan() + 2 * out.isposinf().int() + 3 * out.isneginf().int()).to(torch.int8)
 
 
-def _posed(
-    dtype: str, n: int, k: int, make: Callable[[torch.Tensor, torch.Tensor], Pair], where: str
-) -> Pair:
+def _posed(dtype: str, n: int, k: int, make: Data, where: str) -> Pair:
     """Return a (n, k) and b (k, n), b with contiguous columns."""
-    kind, device = getattr(torch, dtype), torch.device(where)
-    generator = torch.Generator(device=device).manual_seed(k)
+    kind, generator = getattr(torch, dtype), torch.Generator(where).manual_seed(k)
     if dtype == "int8":
-        a, b = (
-            torch.randint(-128, 128, size, generator=generator, device=device) for size in ((n, k), (n, k))
-        )
+        a, b = (torch.randint(-128, 128, (n, k), generator=generator, device=where) for _ in range(2))
         return a.to(kind), b.to(kind).mT
-    start = torch.float64 if dtype in ("float64", "complex128") else torch.float32
+    start = torch.float64 if kind in _64_BITS else torch.float32
 
     def normal() -> torch.Tensor:
-        return torch.randn(n, k, generator=generator, dtype=start, device=device)
+        return torch.randn(n, k, generator=generator, dtype=start, device=where)
 
     a, b = make(normal(), normal().mT.contiguous())
     if dtype in REAL_DTYPE:
@@ -181,29 +172,26 @@ def _posed(
     return a.to(kind), b.to(kind).mT.contiguous().mT
 
 
-def _bound(dtype: str, precision: str, data: str, k: int) -> float | None:
-    """Return the proved bound of `worst`: fp16x3's, and the rounding of its result to fp32."""
-    if (dtype, precision) == ("float32", "fp16x3") and data in FINITE:
-        return error_bound(k) + 2.0**-24
-    return None
-
-
 def accuracy(dtype: str, precision: str, data: str, n: int, k: int, where: str) -> Accuracy:
     """Measure the errors of one product on a device, "cuda" or "cpu"."""
-    kind = getattr(torch, dtype)
     a, b = _posed(dtype, n, k, (FINITE | SPECIAL)[data], where)
     ours, theirs = _ours(a, b, precision), _torchs(a, b, precision)
     differing = int((_kinds(ours) != _kinds(theirs)).sum())
-    error = worst = torch_error = torch_worst = None
+    our_errors: Errors = (None, None)
+    torch_errors: Errors = (None, None)
     if not bool((_kinds(ours) + _kinds(theirs)).any()):
-        few = (a[:_ROWS], b[:, :_ROWS]) if kind in (torch.float64, torch.complex128) else (a, b)
-        exact, magnitude = _exact(*few)
-        error, worst = _errors(_shown(kind, ours), exact, magnitude)
-        torch_error, torch_worst = _errors(_shown(kind, theirs), exact, magnitude)
-    bound = _bound(dtype, precision, data, k)
-    return Accuracy(
-        dtype, precision, data, n, k, error, worst, torch_error, torch_worst, bound, differing
-    )  # fmt: skip
+        if a.dtype in _64_BITS:
+            a, b, ours, theirs = (
+                a[:_ROWS],
+                b[:, :_ROWS],
+                ours[:_ROWS, :_ROWS].cpu(),
+                theirs[:_ROWS, :_ROWS].cpu(),
+            )
+        exact = _exact(a, b)
+        our_errors, torch_errors = _errors(ours, *exact), _errors(theirs, *exact)
+    bounded = (dtype, precision) == ("float32", "fp16x3") and data in FINITE
+    bound = error_bound(k) + 2.0**-24 if bounded else None  # and the rounding of the result to fp32
+    return Accuracy(dtype, precision, data, n, k, *our_errors, *torch_errors, bound, differing)
 
 
 def cases(dtypes: tuple[str, ...], ks: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:

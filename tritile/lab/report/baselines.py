@@ -52,8 +52,9 @@ def _of_matmul(call: MatmulCall) -> dict[str, Way]:
     found: dict[str, Way] = {name: torch_calls.multiply if bare else ways.fused(call)}
     if bare or call.scales is not None or fp8:
         return found
-    if ways.takes_one_call(call):
-        found["_addmm_activation"] = ways.in_one_call(call)
+    one_call = ways.in_one_call(call)
+    if one_call is not None:
+        found["_addmm_activation"] = one_call
     return {**found, COMPILED: compiled(ways.fused(call))}
 
 
@@ -128,10 +129,7 @@ def tutorials(call: Call) -> Way | None:
     return lambda each: multiply(*torch_calls.matrices(each), each.precision)
 
 
-ON_REQUEST: Final[dict[str, Callable[[Call], Way | None]]] = {
-    "inductor": inductor,
-    "tutorial": tutorials,
-}
+ON_REQUEST: Final[dict[str, Callable[[Call], Way | None]]] = {"inductor": inductor, "tutorial": tutorials}
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:

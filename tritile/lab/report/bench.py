@@ -32,6 +32,7 @@ from tritile.tune.subject.elements import torch_fp32
 from tritile.tune.suites import Case
 
 Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer
+Act = Callable[[], object]
 
 
 def _graphs(
@@ -113,7 +114,7 @@ def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) 
     )
 
 
-def _host_calls() -> list[tuple[str, Callable[[], object], Callable[[], object]]]:
+def _host_calls() -> list[tuple[str, Act, Act]]:
     """Return small calls, whose results are new tensors or go to one: the name, tritile's and torch's."""
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     a, b, out = (torch.randn(256, 256, **options) for _ in range(3))
@@ -125,13 +126,14 @@ def _host_calls() -> list[tuple[str, Callable[[], object], Callable[[], object]]
         ("addmm(c, a, b", addmm, torch.addmm, (bias, a, b)),
         ("baddbmm(c, a, b", baddbmm, torch.baddbmm, (batch, batch, batch)),
     ]
-    calls = [(f"{name})", partial(ours, *args), partial(theirs, *args)) for name, ours, theirs, args in alike]
+    found: list[tuple[str, Act, Act]] = [
+        (f"{name})", partial(ours, *args), partial(theirs, *args)) for name, ours, theirs, args in alike
+    ]
     for name, ours, theirs, args in (alike[0], alike[2]):
-        calls.append((f"{name}, out=)", partial(ours, *args, out=out), partial(theirs, *args, out=out)))
-    by_torch = partial(torch.addmm, bias, a, b.t(), out=out)
-    found: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
-        *calls,
-        ("linear(x, w, bias, out=)", partial(linear, a, b, bias, out=out), by_torch),
+        found.append((f"{name}, out=)", partial(ours, *args, out=out), partial(theirs, *args, out=out)))
+    found += [
+        ("linear(x, w, bias, out=)", partial(linear, a, b, bias, out=out),
+         partial(torch.addmm, bias, a, b.t(), out=out)),
         ("transpose(x)", partial(transpose, a), lambda: a.mT.contiguous()),
         ("transpose(x, out=)", partial(transpose, a, out=out), lambda: out.copy_(a.mT)),
         ("permute(x, dims)", partial(permute, batch, dims), lambda: batch.permute(dims).contiguous()),
@@ -152,7 +154,7 @@ def host_costs() -> Iterator[tuple[str, float, float]]:
         yield name, our_us, their_us
 
 
-def host_us(*calls: Callable[[], object], batches: int = 200, size: int = 20) -> list[float]:
+def host_us(*calls: Act, batches: int = 200, size: int = 20) -> list[float]:
     """Return the microseconds that each call keeps the host busy: medians of batches, by turns.
 
     The GPU is waited for before each batch, so that no launch waits for room in the queue.

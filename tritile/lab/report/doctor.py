@@ -1,7 +1,9 @@
 """Examine the machine: what tritile needs, what was found, and advice on what is missing."""
 
 import importlib.util
+import platform
 import sys
+import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +36,9 @@ class Finding:
 def _versions() -> list[Finding]:
     old = parsed(triton.__version__) < OLDEST_TRITON
     oldest = ".".join(map(str, OLDEST_TRITON))
-    python = ".".join(map(str, sys.version_info[:3]))
     advice = f"install triton {oldest} or later" if old else untested("triton", triton.__version__)
     found = [
-        Finding("python", python, sys.version_info >= (3, 11)),
+        Finding("python", platform.python_version(), sys.version_info >= (3, 11)),
         Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding("triton", triton.__version__, not old, advice),
     ]
@@ -92,9 +93,7 @@ def _cache(folder: Path) -> Finding:
     gpu = devices.current_gpu() or devices.INTERPRETER
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".tritile-doctor"
-        probe.write_text("")
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         advice = "set TRITILE_CACHE_DIR to a writable folder"
         return Finding("cache", f"{folder}: {brief(error)}", False, advice)
@@ -134,11 +133,5 @@ def _tested(records: Path) -> list[Finding]:
 def examine(cache: Path) -> list[Finding]:
     """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
     found, advice = building.state()
-    return [
-        *_versions(),
-        *_gpu(),
-        _cache(cache),
-        Finding("use_in_torch in C++", found, True, advice),
-        *_tested(tested.RECORDS),
-        _kernel(),
-    ]
+    library = Finding("use_in_torch in C++", found, True, advice)
+    return [*_versions(), *_gpu(), _cache(cache), library, *_tested(tested.RECORDS), _kernel()]

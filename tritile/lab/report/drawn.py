@@ -20,7 +20,7 @@ from typing import Final
 
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.environment import environ
+from tritile.lab.report.environment import environ, told
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.runtime.ahead import compiled_for
@@ -37,8 +37,7 @@ _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples 
 
 
 def _in_git(*words: str) -> str:
-    command = ["git", "-C", str(_PACKAGE.parent), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    return told("git", "-C", str(_PACKAGE.parent), *words)
 
 
 def _of_files() -> str:

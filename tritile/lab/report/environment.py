@@ -19,18 +19,21 @@ from tritile.core.forgetting import drop
 ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
 
+def told(*command: str) -> str:
+    """Return what a command prints, "" where it fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True)
+        return done.stdout.strip()
+    return ""
+
+
 @functools.cache
 def _driver() -> str:
     """Return the GPU driver's version, "" where it is unknown."""
     amd = Path("/sys/module/amdgpu/version")
     if torch.version.hip is not None:
         return amd.read_text().strip() if amd.exists() else ""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        text = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return text.strip().partition("\n")[0]
+    return told("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
 
 
 @functools.cache
@@ -38,17 +41,12 @@ def _version() -> str:
     """Return `TRITILE_COMMIT`, else the checkout's commit as git describes it, else the package's version."""
     if os.environ.get("TRITILE_COMMIT"):
         return os.environ["TRITILE_COMMIT"]  # names the commit of a copy without git history
-    root = Path(__file__).parents[3]
+    root, commit = Path(__file__).parents[3], ""
     # Only in tritile's own checkout: installed in another project's folder, git would name that one.
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--tags"]
-        try:
-            run = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True)
-            return run.stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            pass
+        commit = told("git", "-C", str(root), "describe", "--always", "--dirty", "--tags")
     try:
-        return metadata.version("tritile")
+        return commit or metadata.version("tritile")
     except metadata.PackageNotFoundError:
         return "unknown"
 

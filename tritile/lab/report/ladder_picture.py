@@ -36,14 +36,6 @@ def _bar(reading: Reading, climb: Climb) -> tuple[float | None, str]:
     return value, f"{rate_text(value)} {unit(reading.op)} \u00b7 {gained}"
 
 
-def _rows(op: str, climb: Climb) -> list[dict[str, Any]]:
-    bars = [(reading, *_bar(reading, climb)) for reading in climb.of(op)]
-    return [
-        {"place": i, "name": r.name, "new": r.new, "kind": _kind(r), "value": value, "label": label}
-        for i, (r, value, label) in enumerate(bars)
-    ]
-
-
 def _subtitle(op: str, climb: Climb) -> str:
     if climb.timed:
         shown = "times the first step; share of the best; grey: to compare"
@@ -53,40 +45,34 @@ def _subtitle(op: str, climb: Climb) -> str:
 
 
 def _panel(op: str, climb: Climb) -> alt.LayerChart:
-    rows = _rows(op, climb)
-    values = [row["value"] for row in rows if row["value"]] or [1.0]
+    readings, bars = climb.of(op), [_bar(reading, climb) for reading in climb.of(op)]
+    values = [value for value, _ in bars if value] or [1.0]
     low = 10 ** math.floor(math.log10(min(values) * 0.9))
     high = max(values) * (max(values) / low) ** 0.6  # room for the longest bar's label
-    for row in rows:
-        row["low"] = low
-        row["value"] = row["value"] or low
-    place = alt.Y("place:O", axis=None)
+    rows = [
+        {"place": i, "name": r.name, "new": r.new, "kind": _kind(r), "value": value or low, "low": low,
+         "label": label}
+        for i, (r, (value, label)) in enumerate(zip(readings, bars, strict=True))
+    ]  # fmt: skip
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
     ticks = [10.0**i for i in range(round(math.log10(low)), math.floor(math.log10(max(values))) + 1)]
     axis = alt.Axis(
         values=ticks, format="~s", grid=True, gridColor=_RULE, domain=False, ticks=False, labelColor=_FAINT
     )
     x = alt.X("value:Q", scale=scale, axis=axis, title=None)
-    color = alt.Color(
-        "kind:N", scale=alt.Scale(domain=list(_COLORS), range=list(_COLORS.values())), legend=None
+    colors = alt.Scale(domain=list(_COLORS), range=list(_COLORS.values()))
+    color = alt.Color("kind:N", scale=colors, legend=None)
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("place:O", axis=None))
+    names = base.mark_text(dy=-9, fontSize=12, fontWeight="bold", color=_INK)
+    layers = (
+        base.mark_bar(size=13, yOffset=8, cornerRadiusEnd=2).encode(x=x, x2="low:Q", color=color),
+        base.mark_text(dx=7, dy=9, fontSize=11, color=_INK).encode(x=x, text="label:N"),
+        names.encode(x=alt.value(0), text="name:N"),
+        base.mark_text(dy=-9, fontSize=12, color=_FAINT).encode(x=alt.value(_NAME), text="new:N"),
     )
-    base = alt.Chart(alt.Data(values=rows)).encode(y=place)
-    return (
-        alt.layer(
-            base.mark_bar(size=13, yOffset=8, cornerRadiusEnd=2).encode(x=x, x2="low:Q", color=color),
-            base.mark_text(dx=7, dy=9, fontSize=11, color=_INK).encode(x=x, text="label:N"),
-            base.mark_text(dy=-9, fontSize=12, fontWeight="bold", color=_INK).encode(
-                x=alt.value(0), text="name:N"
-            ),
-            base.mark_text(dy=-9, fontSize=12, color=_FAINT).encode(x=alt.value(_NAME), text="new:N"),
-        )
-        .properties(
-            width=_WIDTH,
-            height=alt.Step(_STEP),
-            title=alt.TitleParams(f"{op}, {climb.n} x {climb.n}", subtitle=_subtitle(op, climb)),
-        )
-        .resolve_scale(color="independent")
-    )
+    title = alt.TitleParams(f"{op}, {climb.n} x {climb.n}", subtitle=_subtitle(op, climb))
+    panel = alt.layer(*layers).properties(width=_WIDTH, height=alt.Step(_STEP), title=title)
+    return panel.resolve_scale(color="independent")
 
 
 def picture(climb: Climb) -> alt.VConcatChart:
@@ -106,7 +92,5 @@ def picture(climb: Climb) -> alt.VConcatChart:
 
 def draw(climb: Climb, path: Path) -> None:
     """Draw a climb into an .svg, .png or .html file. Raises OSError where it cannot be written."""
-    if path.suffix == ".html":
-        picture(climb).save(str(path), inline=True)
-    else:
-        picture(climb).save(str(path), scale_factor=2 if path.suffix == ".png" else 1)
+    options: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"scale_factor": 2}}
+    picture(climb).save(str(path), **options.get(path.suffix, {}))

@@ -81,12 +81,9 @@ class Measurement:
     launches: int | None = None
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
-
-
 def _by_name(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: _rounded(value) for name, value in values.items()}
+    """Round values to six digits."""
+    return {name: None if value is None else float(f"{value:.6g}") for name, value in values.items()}
 
 
 def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
@@ -96,8 +93,13 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     named |= {name: value for name in _LATER_FIELDS if (value := getattr(case, name))}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     problem, ours = case.problem, measured.tritile_us
-    times = {"torch": measured.torch_us, "inductor": measured.inductor_us, "tutorial": measured.tutorial_us}
-    known = {
+    told = vars(measured) | {
+        "torch_calls": _by_name(measured.torch_calls),
+        "spreads": _by_name(measured.spreads),
+    }
+    sides = ("torch_call", "torch_calls", "spreads", "samples", "launches")
+    times = {name: told[f"{name}_us"] for name in ("torch", *BASELINES)}
+    rates = {
         "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
         "gbps": problem.bytes / ours / 1e3,
         "copy_gbps": measured.copy_gbps,
@@ -107,19 +109,12 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         **{f"{name}_us": us for name, us in times.items()},
         **{f"ratio_{name}": None if us is None else us / ours for name, us in times.items()},
         "spread": measured.spread,
-        **{name: known[name] for name in _RATES[case.op]},
+        **{name: rates[name] for name in _RATES[case.op]},
         "error": measured.error,
         "torch_error": measured.torch_error,
     }
-    sides = {
-        "torch_call": measured.torch_call,
-        "torch_calls": _by_name(measured.torch_calls),
-        "spreads": _by_name(measured.spreads),
-        "samples": measured.samples,
-        "launches": measured.launches,
-    }
     chosen = {"config": measured.config.to_dict(), "plan_source": measured.plan_source, "env": dict(env)}
-    return {**named, **{name: value for name, value in sides.items() if value}, **_by_name(numbers), **chosen}
+    return {**named, **{name: told[name] for name in sides if told[name]}, **_by_name(numbers), **chosen}
 
 
 def host_result(call: str, tritile_us: float, torch_us: float, env: Mapping[str, str]) -> Result:

@@ -4,6 +4,7 @@ torch's grouped product has a fast path for bfloat16, and for float8_e4m3fn with
 torch reads the offsets on the host, which raises under graph capture.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -100,11 +101,9 @@ def _fused_inputs(call: MatmulCall) -> Inputs:
     return found
 
 
-def without_zeros(
-    sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor, zero_a: Side, zero_b: Side
-) -> torch.Tensor:
-    """Return (a - zero_a) @ (b - zero_b) in int32, from `sums`, which is a @ b."""
-    kind = torch.int32
+def _without_zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Side, zero_b: Side) -> torch.Tensor:
+    """Return (a - zero_a) @ (b - zero_b) in int32, of matrices in int8."""
+    sums, kind = of_torch.int_mm(a, b), torch.int32
     if zero_a is not None:
         of_b = b.sum(0, keepdim=True, dtype=kind)
         of_b = of_b if zero_b is None else of_b - a.shape[1] * zero_b.to(kind)
@@ -114,67 +113,53 @@ def without_zeros(
 
 def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
     """Return a @ b with its scales and zero points, in the result's dtype, as a function."""
-    kind, fp8 = getattr(torch, call.out_dtype), call.dtype in FP8_DTYPES
+    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
     one = torch.ones((), device=call.a.tensor.device)
 
-    def multiply(
-        a: torch.Tensor, b: torch.Tensor, scale_a: Side, scale_b: Side, zero_a: Side, zero_b: Side
-    ) -> torch.Tensor:
-        scales = [scale for scale in (scale_a, scale_b) if scale is not None]
-        if fp8:
-            scale_a, scale_b = scales if len(scales) == 2 else (one, one)
-            fast = call.precision == "fast"
-            return of_torch.scaled_mm(a, b, scale_a, scale_b, out_dtype=kind, use_fast_accum=fast)
+    def multiply(a: torch.Tensor, b: torch.Tensor, given: Inputs) -> torch.Tensor:
+        scales = [given[name] for name in ("scale_a", "scale_b") if name in given]
+        if call.scales is not None:
+            return _by_blocks(call, a, b, given.get("blocks_a"), given.get("blocks_b"))
+        if call.dtype in FP8_DTYPES:
+            of_a, of_b = scales if len(scales) == 2 else (one, one)
+            return of_torch.scaled_mm(a, b, of_a, of_b, out_dtype=kind, use_fast_accum=fast)
         if call.dtype == "int8":
-            sums = without_zeros(of_torch.int_mm(a, b), a, b, zero_a, zero_b).float()
+            sums = _without_zeros(a, b, given.get("zero_a"), given.get("zero_b")).float()
             for scale in scales:
                 sums.mul_(scale)
             return sums.to(kind)
-        sums = torch.matmul(a, b)
-        for scale in scales:
-            sums = sums * scale
-        return sums
+        return functools.reduce(torch.mul, scales, torch.matmul(a, b))
 
     return multiply
 
 
 def fused(call: MatmulCall) -> Product:
     """Return the product with its epilogue, an operation after the other."""
-    of, scaled = call.fused, _scaled(call)
+    of, multiply = call.fused, _scaled(call)
     plain = call.scales is None and call.dtype not in (*FP8_DTYPES, "int8")
 
-    def run(
-        a: torch.Tensor, b: torch.Tensor, blocks_a: Side = None, blocks_b: Side = None,
-        scale_a: Side = None, scale_b: Side = None, bias: Side = None, residual: Side = None,
-        bias_up: Side = None, zero_a: Side = None, zero_b: Side = None, up: Side = None,
-    ) -> torch.Tensor:  # fmt: skip
-        if up is not None:
-            left, right = F.linear(a, b.t(), bias), F.linear(a, up.t(), bias_up)
+    def run(a: torch.Tensor, b: torch.Tensor, bias: Side = None, **given: torch.Tensor) -> torch.Tensor:
+        if "up" in given:
+            left, right = F.linear(a, b.t(), bias), F.linear(a, given["up"].t(), given.get("bias_up"))
             return activated(left, of.activation) * right
-        if plain and bias is not None and scale_a is None and scale_b is None:
+        if plain and bias is not None and "scale_a" not in given and "scale_b" not in given:
             add = torch.addmm if a.ndim == 2 else torch.baddbmm
             made = add(bias, a, b, beta=of.beta, alpha=of.alpha)
         else:
-            if call.scales is None:
-                made = scaled(a, b, scale_a, scale_b, zero_a, zero_b)
-            else:
-                made = _by_blocks(call, a, b, blocks_a, blocks_b)
+            made = multiply(a, b, given)
             made = made if of.alpha == 1 else made * of.alpha
             made = made if bias is None else torch.add(made, bias, alpha=of.beta)
         made = activated(made, of.activation)
-        return made if residual is None else made + residual
+        return made + given["residual"] if "residual" in given else made
 
     return Product(_fused_inputs, run)
 
 
-def takes_one_call(call: MatmulCall) -> bool:
-    """Tell whether `_addmm_activation` makes the product with its epilogue."""
+def in_one_call(call: MatmulCall) -> Product | None:
+    """Return the product with its epilogue by `_addmm_activation`, None where that has no such epilogue."""
     wanted = (Epilogue(bias="row", activation=name) for name in ("relu", "gelu_tanh"))
-    return call.problem.batch == 1 and call.fused.epilogue in wanted
-
-
-def in_one_call(call: MatmulCall) -> Product:
-    """Multiply, add a bias and apply an activation in one call."""
+    if call.problem.batch > 1 or call.fused.epilogue not in wanted:
+        return None
     gelu = call.fused.activation == "gelu_tanh"
     return Product(_fused_inputs, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu))
 
@@ -199,8 +184,8 @@ def merged(call: MatmulCall) -> Product:
     """Return a gated product as one product by both weights, then activation(left) * right."""
     activation = call.fused.activation
 
-    def linear(x: torch.Tensor, weight: torch.Tensor, bias: Side = None) -> torch.Tensor:
-        left, right = F.linear(x, weight, bias).chunk(2, -1)
+    def linear(x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+        left, right = F.linear(x, **given).chunk(2, -1)
         return activated(left, activation) * right
 
     return Product(_merged_inputs, linear)
@@ -229,16 +214,12 @@ def _own(call: MatmulCall) -> Inputs:
     assert shared is not None
     of_a, of_b = as_matrices(call)
     a, b = (operands.matrix(view, 1)[0] for view in (call.a, call.b))
-    blocks = {"blocks_a": _laid_out(of_a, shared[0]), "blocks_b": _laid_out(of_b.t(), shared[1]).t()}
-    return {"a": a, "b": b, **blocks}
-
-
-def _wide(call: MatmulCall) -> Inputs:
-    return dict(zip("ab", (tensor.bfloat16() for tensor in applied(call, torch.float32)), strict=True))
+    of_a, of_b = _laid_out(of_a, shared[0]), _laid_out(of_b.t(), shared[1]).t()
+    return {"a": a, "b": b, "blocks_a": of_a, "blocks_b": of_b}
 
 
 def _by_blocks(
-    call: MatmulCall, a: torch.Tensor, b: torch.Tensor, blocks_a: Side, blocks_b: Side
+    call: MatmulCall, a: torch.Tensor, b: torch.Tensor, blocks_a: Side = None, blocks_b: Side = None
 ) -> torch.Tensor:
     kind = getattr(torch, call.out_dtype)
     if blocks_a is None or blocks_b is None:
@@ -260,7 +241,12 @@ def block_way(call: MatmulCall) -> str:
 def _block_inputs(call: MatmulCall) -> Inputs:
     assert call.scales is not None
     way = block_way(call)
-    return dict(once(call.scales.a, way, lambda: (_wide if way == WIDE else _own)(call)))
+
+    def wide() -> Inputs:
+        a, b = applied(call, torch.float32)
+        return {"a": a.bfloat16(), "b": b.bfloat16()}
+
+    return dict(once(call.scales.a, way, wide if way == WIDE else lambda: _own(call)))
 
 
 # Products of groups.
@@ -272,25 +258,25 @@ def _one_or_each(view: View, groups: int) -> torch.Tensor:
 
 
 def _grouped_inputs(call: GroupedCall) -> Inputs:
-    a, b = (_one_or_each(view, call.groups) for view in (call.a, call.b))
-    found = {"a": a, "b": b, "offs": call.offs}
-    if call.scales is None:
-        return found
-    by_row, by_column = (own.tensor for own in call.scales)
-    scale_b = by_column.view(call.groups, -1) if call.ragged == "m" else by_column
-    return found | {"scale_a": by_row, "scale_b": scale_b}
+    given = {name: _one_or_each(view, call.groups) for name, view in (("a", call.a), ("b", call.b))}
+    if call.scales is not None:
+        by_row, by_column = (own.tensor for own in call.scales)
+        scale_b = by_column.view(call.groups, -1) if call.ragged == "m" else by_column
+        given |= {"scale_a": by_row, "scale_b": scale_b}
+    return given | {"offs": call.offs}
 
 
 def _grouped(call: GroupedCall) -> Product:
     if call.dtype not in FP8_DTYPES:
         return Product(_grouped_inputs, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
     kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
-    return Product(
-        _grouped_inputs,
-        lambda a, b, offs, scale_a, scale_b: of_torch.scaled_grouped_mm(
-            a, b, scale_a, scale_b, offs=offs, out_dtype=kind, use_fast_accum=fast
-        ),
-    )
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
+                 offs: torch.Tensor) -> torch.Tensor:  # fmt: skip
+        options = {"offs": offs, "out_dtype": kind, "use_fast_accum": fast}
+        return of_torch.scaled_grouped_mm(a, b, scale_a, scale_b, **options)
+
+    return Product(_grouped_inputs, multiply)
 
 
 # Products by packed weights.
@@ -298,7 +284,7 @@ def _grouped(call: GroupedCall) -> Product:
 
 def _linear_inputs(call: QuantizedCall) -> Inputs:
     bias = None if call.fused.bias is None else operands.matrix(call.fused.bias, 1)[0, 0]
-    return {"x": operands.matrix(call.x, 1)[0], "bias": bias}
+    return {"input": operands.matrix(call.x, 1)[0], "bias": bias}
 
 
 def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
@@ -306,10 +292,10 @@ def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
     return {"weight": weight, **_linear_inputs(call)}
 
 
-by_wide_weight: Final = Product(_wide_weight_inputs, lambda x, weight, bias: F.linear(x, weight, bias))
+by_wide_weight: Final = Product(_wide_weight_inputs, F.linear)
 
 
-def as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Return numbers (N, K / 2) of dtype uint8, even columns above odd ones, and scales beside offsets.
 
     Scales and offsets have shape (groups, N, 2). A weight is (number - 8) * scale + offset.
@@ -327,7 +313,7 @@ def as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _packed_inputs(call: QuantizedCall) -> Inputs:
     def packed() -> Inputs:
-        pairs, scales = as_torch_packs(call)
+        pairs, scales = _as_torch_packs(call)
         weight = of_torch.int4_packed(pairs.contiguous(), _INNER_K_TILES)
         return {"weight": weight, "scales": scales.contiguous()}
 
@@ -337,8 +323,8 @@ def _packed_inputs(call: QuantizedCall) -> Inputs:
 def by_packed_weight(call: QuantizedCall) -> Product:
     """Multiply by the weight in torch's own packing."""
 
-    def multiply(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Side) -> torch.Tensor:
-        made = of_torch.int4_mm(x, weight, call.group_size, scales)
+    def multiply(input: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Side) -> torch.Tensor:
+        made = of_torch.int4_mm(input, weight, call.group_size, scales)
         return made if bias is None else made.add_(bias)
 
     return Product(_packed_inputs, multiply)

@@ -191,30 +191,29 @@ def _roofs(rows: Rows, x: alt.X, y: alt.Y) -> list[alt.Chart]:
         ridge = max(low, roof["tflops"] / tbps)
         for at in (ridge, max(high, ridge)):
             lines.append({"intensity": at, "tflops": roof["tflops"], "roof": label})
-    ridge = max(low, max(roof["tflops"] for roof in rows.roofs) / tbps)
-    memory = f"memory: {tbps:.1f} TB/s"
-    lines += [{"intensity": at, "tflops": at * tbps, "roof": memory} for at in (low, ridge)]
-    base = alt.Chart(alt.InlineData(lines))
-    drawn = base.mark_line(style="roof", strokeWidth=1.6).encode(x=x, y=y, detail="roof:N")
-    ends = base.transform_filter(f"datum.roof !== '{memory}'").transform_aggregate(
-        intensity="max(intensity)", tflops="max(tflops)", groupby=["roof"]
-    )
-    named = ends.mark_text(style="roof", align="right", dy=-7).encode(x=x, y=y, text="roof:N")
-    middle = {"intensity": (low * ridge) ** 0.5, "tflops": (low * ridge) ** 0.5 * tbps, "roof": memory}
-    slope = alt.Chart(alt.InlineData([middle])).mark_text(style="roof", align="right", dx=-10, dy=-6)
-    return [drawn, named, slope.encode(x=x, y=y, text="roof:N")]
+    ridge, memory = max(low, rows.roofs[-1]["tflops"] / tbps), f"memory: {tbps:.1f} TB/s"
+    slope = [
+        {"intensity": at, "tflops": at * tbps, "roof": memory} for at in (low, (low * ridge) ** 0.5, ridge)
+    ]
+    drawn = alt.Chart(alt.InlineData(lines + slope)).mark_line(style="roof", strokeWidth=1.6)
+    names: list[tuple[list[Row], dict[str, Any]]] = [
+        (lines[1::2], {"dy": -7}),
+        (slope[1:2], {"dx": -10, "dy": -6}),
+    ]
+    return [drawn.encode(x=x, y=y, detail="roof:N")] + [
+        alt.Chart(alt.InlineData(at))
+        .mark_text(style="roof", align="right", **moved)
+        .encode(x=x, y=y, text="roof:N")
+        for at, moved in names
+    ]
 
 
 def bandwidth(rows: Rows) -> Chart:
     """Chart permutations by bytes moved and rate, beside a plain copy of as many bytes."""
     x = alt.X("megabytes:Q", title="megabytes read and written", scale=_log(), axis=_spaced(_FEW))
     y = alt.Y("gbps:Q", title="GB/s", axis=alt.Axis(tickCount=6))
-    base = (
-        _data("results")
-        .transform_filter("datum.op === 'permute'")
-        .transform_calculate(megabytes="datum.bytes / 1e6", share="datum.gbps / datum.copy_gbps")
-    )
-    numbers = "gbps:Q|GB/s|.0f", "copy_gbps:Q|a copy's GB/s|.0f", "share:Q|of the copy|.0%"
+    base = _data("results").transform_filter("datum.op === 'permute'")
+    numbers = "gbps:Q|GB/s|.0f", "copy_gbps:Q|a copy's GB/s|.0f", "of_copy:Q|of the copy|.0%"
     tips = (_CASE[0], *numbers, "tritile_us:Q|tritile us|.2f", *_CASE[1:3], *_CHOICE)
     points = _points(base, x, y, "dtype", _kinds(_of("permute", rows), "dtype"), tips, opacity=0.9)
     copies = base.transform_filter("isValid(datum.copy_gbps)")
@@ -234,15 +233,11 @@ def bandwidth(rows: Rows) -> Chart:
 
 def accuracy(rows: Rows) -> Chart:
     """Chart products by torch's error and tritile's error over it."""
-    base = (
-        _data("results")
-        .transform_filter("datum.error > 0 && datum.torch_error > 0")
-        .transform_calculate(times="datum.error / datum.torch_error")
-    )
+    base = _data("results").transform_filter("datum.error > 0 && datum.torch_error > 0")
     tens, ticks = alt.Axis(values=_TENS, format=".0e"), alt.Axis(values=_RATIOS, format=_PLAIN)
     x = alt.X("torch_error:Q", title="torch's relative error", scale=_log(), axis=tens)
-    y = alt.Y("times:Q", title="tritile's error over torch's", scale=_log(), axis=ticks)
-    numbers = "error:Q|tritile's error|.3e", "torch_error:Q|torch's error|.3e", "times:Q|times torch's|.3f"
+    y = alt.Y("over:Q", title="tritile's error over torch's", scale=_log(), axis=ticks)
+    numbers = "error:Q|tritile's error|.3e", "torch_error:Q|torch's error|.3e", "over:Q|times torch's|.3f"
     tips = (_CASE[0], *numbers, *_CASE[1:], _CHOICE[0])
     points = _points(base, x, y, "dtype", _kinds(_of("matmul", rows), "dtype"), tips, opacity=0.85)
     one = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(y="one:Q")
@@ -286,10 +281,7 @@ def progress(rows: Rows) -> Chart:
     ratios = alt.Axis(format=_PLAIN, values=[1, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2])
     scale = alt.Scale(type="log", nice=False, clamp=True, domain=[1, 2])
     x = alt.X(
-        "tried:Q",
-        title="configs tried (log scale)",
-        scale=alt.Scale(type="log", nice=False),
-        axis=counts,
+        "tried:Q", title="configs tried (log scale)", scale=alt.Scale(type="log", nice=False), axis=counts
     )
     y = alt.Y("ratio:Q", title="best so far over the best", scale=scale, axis=ratios)
     base = _data("progress")

@@ -9,8 +9,8 @@ import jinja2
 import vl_convert
 
 from tritile.errors import InvalidValueError
-from tritile.lab.report.page import charts, tables
-from tritile.lab.report.page.figures import FIGURES
+from tritile.lab.report.page import charts
+from tritile.lab.report.page.figures import FIGURES, summary_table, table
 from tritile.lab.report.page.rows import FACETS, Row, Rows
 from tritile.lab.report.results import BASELINES
 
@@ -82,8 +82,12 @@ def html(rows: Rows) -> str:
         suites=["", *dict.fromkeys(row["suite"] for row in rows.results)] if rows.results else [],
         figures=FIGURES,
         drawn=drawn,
-        summary=tables.summary_table(rows.summaries),
-        hosts=tables.table("What a call costs the host, in microseconds", tables.HOST, rows.hosts),
+        summary=summary_table(rows.summaries),
+        hosts=table(
+            "What a call costs the host, in microseconds",
+            ("call", "tritile_us", "torch_us", "ratio_torch"),
+            rows.hosts,
+        ),
         options=_options(rows),
         data={"rows": {name: _packed(getattr(rows, name)) for name in _EMBEDDED}, "figures": figures},
         vega=_vega(),

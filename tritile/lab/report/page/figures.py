@@ -1,16 +1,91 @@
-"""The figures of a report: a text, a chart and a table each."""
+"""The figures of a report, a text, a chart and a table each; and how rows are written as tables."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import altair as alt
 
-from tritile.lab.report.page import charts, tables
+from tritile.lab.report.page import charts
 from tritile.lab.report.page.rows import Row, Rows
+from tritile.lab.report.results import BASELINES
+from tritile.lab.report.summary import HEADS, Summary
 
 _NO_RESULTS: Final = "No such results: tritile bench --results DIR measures problems and writes them."
 _NO_TRIALS: Final = "No trials: tritile tune makes them, and --store FILE shows those of another machine."
+
+
+# Titles of columns that are not the names of fields with spaces.
+_TITLES: Final = {
+    **{name: f"over {name}" for name in ("torch", *BASELINES)}, "ratio_torch": "over torch",
+    "source": "chosen by", "intensity": "operations a byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
+    "megabytes": "MB", "gbps": "GB/s", "copy_gbps": "a copy's GB/s", "of_copy": "of the copy",
+    "over": "over torch's", "first": "first over best", "within": "configs until 2% off",
+    "best": "best config",
+}  # fmt: skip
+_TEXTS: Final = {
+    "problem",
+    "suite",
+    "dtype",
+    "layout",
+    "store",
+    "config",
+    "source",
+    "best",
+    "call",
+    "fastest config",
+}
+_SHARES: Final = {"spread", "of_roof", "of_copy"}
+_ERRORS: Final = {"error", "torch_error"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Hold a table of text; `heads` are (title, whether the column holds numbers).
+
+    Each of `lines` is (key, cells). A key such as "r12" names the row that filters test: of results (r),
+    searches (s) or groups of results (g). A line with key "" is always shown.
+    """
+
+    caption: str
+    heads: list[tuple[str, bool]]
+    lines: list[tuple[str, list[str]]]
+
+
+def _shown(field: str, value: Any) -> str:
+    """Write a value: shares in percent, errors with an exponent, other numbers in about four digits."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(value)
+    if not isinstance(value, float):
+        return str(value)
+    if field in _ERRORS:
+        return f"{value:.2e}" if value else "0"
+    return f"{value:.2%}" if field in _SHARES else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _heads(fields: Iterable[str]) -> list[tuple[str, bool]]:
+    """Return the heads of columns, by the fields that they show."""
+    return [(_TITLES.get(field, field.replace("_", " ")), field not in _TEXTS) for field in fields]
+
+
+def table(caption: str, fields: Iterable[str], rows: Iterable[Row], key: str = "") -> Table:
+    """Return the table of rows, without columns that no row fills; `key` is the field that names a row."""
+    rows = list(rows)
+    used = [field for field in fields if any(row.get(field) not in (None, "", []) for row in rows)]
+    lines = [
+        (f"{key}{row[key]}" if key else "", [_shown(field, row.get(field)) for field in used]) for row in rows
+    ]
+    return Table(caption, _heads(used), lines)
+
+
+def summary_table(lines: Iterable[Summary]) -> Table:
+    """Return the table of geometric means and worst cases against torch, as `tritile bench` prints it."""
+    rows = [(f"g {' '.join(line.cells[:3])}", line.cells) for line in lines]
+    numbers = range(3, 7)
+    named = [(head, i in numbers) for i, head in enumerate(HEADS)]
+    return Table("By suite, type and layout, against torch", named, rows)
 
 
 @dataclass(frozen=True)
@@ -31,11 +106,11 @@ class Figure:
     select: Callable[[Rows], list[Row]]
     key: str = "r"
 
-    def table(self, rows: Rows) -> tables.Table:
+    def table(self, rows: Rows) -> Table:
         """Return the table of the figure; the page itself fills the heat map's, for the chosen problem."""
         if self.data == "cells":
-            return tables.Table(self.caption, tables.heads(self.columns), [])
-        return tables.table(self.caption, self.columns, self.select(rows), self.key)
+            return Table(self.caption, _heads(self.columns), [])
+        return table(self.caption, self.columns, self.select(rows), self.key)
 
     def spec(self, rows: Rows) -> dict[str, Any]:
         """Return the Vega-Lite specification, as wide as its container; its data is only named."""
@@ -43,79 +118,59 @@ class Figure:
         return dict(self.build(rows).properties(width="container", autosize=fit).to_dict())
 
 
-def _slowest_first(rows: Rows) -> list[Row]:
-    return sorted(rows.results, key=lambda row: row["torch"])
+def _results(by: str, op: str = "") -> Callable[[Rows], list[Row]]:
+    """Return a function that gives the results of an op, or all, by a field."""
+
+    def select(rows: Rows) -> list[Row]:
+        own = [row for row in rows.results if op in ("", row["op"])]
+        return sorted(own, key=lambda row: row[by] or 0, reverse=by == "over")
+
+    return select
 
 
-def _of(op: str, rows: Rows, by: str) -> Iterator[Row]:
-    return (row for row in sorted(rows.results, key=lambda row: row.get(by) or 0) if row["op"] == op)
-
-
-def _roofed(rows: Rows) -> list[Row]:
-    """Return products with their share of the roof, the lower of memory's and arithmetic's."""
-    peaks, found = {dtype: roof["tflops"] for roof in rows.roofs for dtype in roof["dtypes"]}, []
-    for row in _of("matmul", rows, "intensity"):
-        peak = peaks.get(row["dtype"])
-        memory = rows.device.memory_gbps / 1e3 * row["intensity"] if rows.device else None
-        roof = min(peak, memory) if peak and memory else None
-        found.append(row | {"of_roof": row["tflops"] / roof if roof else None})
-    return found
-
-
-def _copied(rows: Rows) -> list[Row]:
-    return [
-        row
-        | {
-            "megabytes": row["bytes"] / 1e6,
-            "of_copy": row["gbps"] / row["copy_gbps"] if row["copy_gbps"] else None,
-        }
-        for row in _of("permute", rows, "bytes")
-    ]
-
-
-def _erring(rows: Rows) -> list[Row]:
-    found = [
-        row | {"over": row["error"] / row["torch_error"] if row["torch_error"] else None}
-        for row in rows.results
-        if row["op"] == "matmul"
-    ]
-    return sorted(found, key=lambda row: -(row["over"] or 0))
-
-
+_CASE: Final = ("problem", "suite", "dtype", "layout")
+_SPEED: Final = (
+    *_CASE, "tritile_us", "torch_us", "torch", *(f"{name}{end}" for name in BASELINES for end in ("_us", "")),
+    "spread", "config", "source",
+)  # fmt: skip
 FIGURES: Final[dict[str, Figure]] = {
     "speedups": Figure(
         "Speed-up over each peer",
         "A point is a problem: right of 1 tritile is faster, left of it the peer, with a triangle. Each band "
         "holds a suite, its slowest problem at the top; the bar is its geometric mean.",
         "results", _NO_RESULTS, charts.speedups,
-        "Times and speed-ups, slowest first", tables.SPEED, _slowest_first,
+        "Times and speed-ups, slowest first", _SPEED, _results("torch"),
     ),
     "roofline": Figure(
         "Roofline of matrix products",
         "A point is a product. Memory bounds products on the slope, arithmetic those below the flat roofs. "
         "Roofs are peaks at the highest clock, which tensor cores do not hold for long.",
         "results", _NO_RESULTS, charts.roofline,
-        "Products and their roofs", tables.ROOF, _roofed,
+        "Products and their roofs",
+        (*_CASE, "intensity", "tflops", "of_roof", "config"), _results("intensity", "matmul"),
     ),
     "bandwidth": Figure(
         "Permutations beside a plain copy",
         "A point is a permutation at the rate at which it moves bytes; the bar joined to it is a copy of as "
         "many bytes in the same process.",
         "results", _NO_RESULTS, charts.bandwidth,
-        "Permutations and copies of as many bytes", tables.BYTES, _copied,
+        "Permutations and copies of as many bytes",
+        (*_CASE[:3], "megabytes", "gbps", "copy_gbps", "of_copy", "config"), _results("megabytes", "permute"),
     ),
     "accuracy": Figure(
         "Accuracy of products",
         "Relative errors against a product in float64: below the line tritile errs less than torch.",
         "results", _NO_RESULTS, charts.accuracy,
-        "Relative errors, the worst beside torch's first", tables.ERROR, _erring,
+        "Relative errors, the worst beside torch's first",
+        (*_CASE, "error", "torch_error", "over"), _results("over", "matmul"),
     ),
     "heatmap": Figure(
         "Times over tiles",
         "A cell is a tile: the time of the fastest config with it, over the fastest of all, which is ringed. "
         "Dashed cells were never measured; in cells with a cross every config failed.",
         "cells", _NO_TRIALS, charts.heatmap,
-        "Tiles of the problem", tables.TILES, lambda rows: rows.cells,
+        "Tiles of the problem",
+        ("down", "across", "us", "over the fastest", "configs", "fastest config"), lambda rows: rows.cells,
     ),
     "progress": Figure(
         "How searches got on",
@@ -123,6 +178,8 @@ FIGURES: Final[dict[str, Figure]] = {
         "Half of the searches are at or below the thick line, 9 of 10 below the dashed one. Ratios above 2 "
         "are drawn at 2.",
         "progress", _NO_TRIALS, charts.progress,
-        "Searches, the largest first", tables.SEARCH, lambda rows: rows.searches, "s",
+        "Searches, the largest first",
+        ("problem", "suite", "store", "configs", "failed", "best_us", "first", "within", "best"),
+        lambda rows: rows.searches, "s",
     ),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Results as plain rows, from which a report's figures and tables are made."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,15 +21,17 @@ FACETS: Final = ("op", "suite", "dtype", "layout")
 class Rows:
     """Hold all that a report of one GPU shows, as rows of text, numbers and lists of text.
 
-    `results` has a row for each case, `hosts` one for each call whose host time was measured. `searches`,
-    `cells` and `progress` are as `searches.searched` returns them. `device` is None where the GPU's peaks are
-    unknown. `left_out` counts results of other GPUs by their name.
+    `results` has a row for each case, `hosts` one for each call whose host time was measured. `facets` has
+    the suites, dtypes and layouts of each problem's results. `searches`, `cells` and `progress` are as
+    `searches.searched` returns them. `device` is None where the GPU's peaks are unknown. `left_out` counts
+    results of other GPUs by their name.
     """
 
     gpu: str
     device: Device | None = None
     env: dict[str, list[str]] = field(default_factory=dict)
     results: list[Row] = field(default_factory=list)
+    facets: dict[Problem, Row] = field(default_factory=dict)
     roofs: list[Row] = field(default_factory=list)
     summaries: list[Summary] = field(default_factory=list)
     hosts: list[Row] = field(default_factory=list)
@@ -56,42 +58,47 @@ def gpu_of(results: Iterable[Result]) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _row(line: Result, number: int) -> Row:
+def _over(value: float | None, other: float | None) -> float | None:
+    return value / other if value is not None and other else None
+
+
+def _row(line: Result, number: int, device: Device | None) -> Row:
+    """Return a result as a row; `of_roof` is the share of the lower roof, of memory or of arithmetic."""
     case = case_of(line)
     problem = case.problem
     row: Row = {
         "r": number,
-        "op": case.op,
+        **{name: line[name] for name in ("op", "tritile_us", "torch_us", "spread", "error", "torch_error")},
         "suite": case.suite or "(no name)",
         "dtype": dtype_label(line),
-        "layout": case.layout if case.op != "permute" else "",
+        "layout": line["layout"] or "",
         "problem": sizes_label(line),
-        "tritile_us": line["tritile_us"],
-        "torch_us": line["torch_us"],
         "torch": line["ratio_torch"],
-        "spread": line["spread"],
         "config": str(Config.from_dict(line["config"])),
         "source": line["plan_source"],
-        "error": line["error"],
-        "torch_error": line["torch_error"],
-        "bytes": problem.bytes,
+        "over": _over(line["error"], line["torch_error"]),
     }
     for name in BASELINES:
         row |= {f"{name}_us": line.get(f"{name}_us"), name: line.get(f"ratio_{name}")}
-    if not isinstance(problem, PermuteProblem):
-        return row | {"tflops": line["tflops"], "intensity": problem.flops / problem.bytes}
-    return row | {"gbps": line["gbps"], "copy_gbps": line.get("copy_gbps")}
+    if isinstance(problem, PermuteProblem):
+        gbps, copy = line["gbps"], line.get("copy_gbps")
+        moved = {"megabytes": problem.bytes / 1e6, "gbps": gbps, "copy_gbps": copy}
+        return row | moved | {"of_copy": _over(gbps, copy)}
+    intensity, roof = problem.flops / problem.bytes, None
+    peak = peak_tflops(problem, device) if device and isinstance(problem, MatmulProblem) else None
+    if device and peak:
+        roof = min(peak, device.memory_gbps / 1e3 * intensity)
+    return row | {
+        "tflops": line["tflops"], "intensity": intensity, "peak": peak, "of_roof": _over(line["tflops"], roof)
+    }  # fmt: skip
 
 
-def _roofs(lines: list[Result], device: Device | None) -> list[Row]:
+def _roofs(rows: list[Row]) -> list[Row]:
     """Return the peak rates of the dtypes that were measured, with the dtypes of each rate."""
-    by_rate: dict[float, list[str]] = defaultdict(list)
-    for line in lines if device is not None else ():
-        case = case_of(line)
-        if case.op == "matmul" and isinstance(case.problem, MatmulProblem) and device is not None:
-            rate, label = peak_tflops(case.problem, device), dtype_label(line)
-            if rate is not None and label not in by_rate[rate]:
-                by_rate[rate].append(label)
+    by_rate: dict[float, set[str]] = defaultdict(set)
+    for row in rows:
+        if row["op"] == "matmul" and row["peak"]:
+            by_rate[row["peak"]].add(row["dtype"])
     return [{"tflops": rate, "dtypes": sorted(labels)} for rate, labels in sorted(by_rate.items())]
 
 
@@ -100,30 +107,22 @@ def rows_of(results: Iterable[Result], gpu: str, device: Device | None) -> Rows:
     found = latest(results)
     own = [line for line in found if line["env"]["gpu"] == gpu]
     cases = [line for line in own if line["op"] != HOST]
+    rows = [_row(line, number, device) for number, line in enumerate(cases)]
+    facets: dict[Problem, Row] = {}
+    for line, row in zip(cases, rows, strict=True):
+        known = facets.setdefault(case_of(line).problem, {name: [] for name in FACETS})
+        for name in FACETS:
+            known[name] += [row[name]] * (row[name] not in known[name])
     names = ("torch", "triton", "driver", "tritile", "time")
-    env = {name: sorted({line["env"][name] for line in own} - {""}) for name in names}
     return Rows(
         gpu=gpu,
         device=device,
-        env=env,
-        results=[_row(line, number) for number, line in enumerate(cases)],
-        roofs=_roofs(cases, device),
+        env={name: sorted({line["env"][name] for line in own} - {""}) for name in names},
+        results=rows,
+        facets=facets,
+        roofs=_roofs(rows),
         summaries=summary(cases),
         hosts=[{name: line[name] for name in ("call", "tritile_us", "torch_us", "ratio_torch")}
                for line in own if line["op"] == HOST],
         left_out=dict(Counter(line["env"]["gpu"] for line in found if line["env"]["gpu"] != gpu)),
     )  # fmt: skip
-
-
-def facets_of(results: Iterable[Result], gpu: str) -> Mapping[Problem, Row]:
-    """Return for each problem the suites, dtypes and layouts of its results, as lists."""
-    found: dict[Problem, Row] = {}
-    for line in latest(results):
-        if line["op"] == HOST or line["env"]["gpu"] != gpu:
-            continue
-        row, problem = _row(line, 0), case_of(line).problem
-        facets = found.setdefault(problem, {name: [] for name in FACETS})
-        for name in FACETS:
-            if row[name] not in facets[name]:
-                facets[name].append(row[name])
-    return found

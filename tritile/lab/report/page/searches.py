@@ -11,7 +11,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem, MatmulProblem, Problem
 from tritile.lab.report import recorded
-from tritile.lab.report.page.rows import Row, Rows, facets_of, rows_of
+from tritile.lab.report.page.rows import Row, Rows, rows_of
 from tritile.lab.report.results import Result
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
@@ -143,8 +143,7 @@ def gathered(results: Iterable[Result], stores: Sequence[Recorded], gpu: str, de
 
     `device` has the GPU's peaks, None where they are unknown.
     """
-    results = list(results)
-    rows, facets = rows_of(results, gpu, device), facets_of(results, gpu)
-    rows.searches, rows.cells, rows.progress = searched(stores, facets)
+    rows = rows_of(results, gpu, device)
+    rows.searches, rows.cells, rows.progress = searched(stores, rows.facets)
     rows.trials = sum(len(store.trials) for store in stores)
     return rows

@@ -95,15 +95,20 @@ class Tiling:
 
     def program(self, turn: int) -> int:
         """Return the program of a turn; programs count from 0 in the order of their start."""
-        return _among(turn, self.turns, "turn") % self.programs
+        return turn % self.programs
 
     def part(self, turn: int) -> int:
         """Return which part of its tile a turn makes."""
-        return _among(turn, self.turns, "turn") // self.tiles
+        return turn // self.tiles
 
     def place(self, turn: int) -> Place:
-        """Return the tile of a turn, going down bands of `group` tile rows, matrix after matrix."""
-        matrix, index = divmod(_among(turn, self.turns, "turn") % self.tiles, self.rows * self.columns)
+        """Return the tile of a turn, going down bands of `group` tile rows, matrix after matrix.
+
+        Raises InvalidValueError where there is no such turn.
+        """
+        if not 0 <= turn < self.turns:
+            raise InvalidValueError(f"tile {turn}: wanted one of 0 to {self.turns - 1}")
+        matrix, index = divmod(turn % self.tiles, self.rows * self.columns)
         at = grouped_tile.fn(index, *self.banded, self.group)  # the kernels' own function
         return Place(matrix, *(at[::-1] if self.by_columns else at))
 
@@ -120,17 +125,8 @@ class Tiling:
         return range(part, self.blocks, self.parts)
 
 
-def _among(number: int, count: int, what: str) -> int:
-    if not 0 <= number < count:
-        raise InvalidValueError(f"{what} {number}: wanted one of 0 to {count - 1}")
-    return number
-
-
 def _resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> int:
-    """Estimate how many programs of a legal config an SM holds at once, at least 1.
-
-    A persistent kernel is launched with one program per SM.
-    """
+    """Estimate how many programs of a legal config an SM holds at once; of a persistent kernel, one."""
     if dict(config.kwargs).get("PERSISTENT"):
         return 1
     resident = FAMILIES[problem.op][config.family].resident
@@ -138,17 +134,14 @@ def _resident_of(problem: MatmulProblem | PermuteProblem, config: Config, device
     return resident(config, problem, device)
 
 
-def _pointer(dtype: str, elements: int) -> Pointer:
-    return Pointer(getattr(torch, dtype))
-
-
 def _launched(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Work:
     """Return the work of a call of the problem; a tiling is read from its grid and arguments."""
     reason = illegal(config, problem, device)
     if reason is not None:
         raise InvalidValueError(f"{config} cannot run {problem.label} on {device.name}: {reason}")
+    call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
     try:
-        return work_of(posed(problem, _pointer), config, device.processors, False)
+        return work_of(call, config, device.processors, False)
     except TuningError as error:
         raise UnsupportedError(f"{config} cannot run {problem.label}: {error}") from error
 

@@ -48,8 +48,7 @@ def checked_start(tiling: Tiling, tile: int, step: int) -> tuple[int, int]:
 
     Raises InvalidValueError where they do not exist.
     """
-    if not 0 <= tile < tiling.turns:
-        raise InvalidValueError(f"tile {tile}: wanted one of 0 to {tiling.turns - 1}")
+    tiling.place(tile)  # raises where there is no such turn
     steps = len(tiling.k_blocks(tile)) if isinstance(tiling.problem, MatmulProblem) else 2
     if not 1 <= step <= steps:
         raise InvalidValueError(f"step {step}: wanted one of 1 to {steps}")
@@ -70,12 +69,9 @@ def page(
     problem on the device, or where there is no such tile or step.
     """
     tiling = tiling_of(problem, config, device)
-    start = None  # plays
-    if tile is not None or step is not None:
-        start = checked_start(tiling, tile or 0, 1 if step is None else step)
+    plays = tile is None and step is None
+    start = None if plays else checked_start(tiling, tile or 0, 1 if step is None else step)
     facts = _facts(tiling, start)
-    return PAGES.get_template("tiling.html").render(
-        title=title(tiling), op=problem.op, label=problem.label, device=device.name, config=str(config),
-        notes=notes(tiling), orders=facts["orders"], plain=facts["plain"], turn_name=facts["turn_name"],
-        facts=json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c"),
-    )  # fmt: skip
+    text = json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c")
+    told = {"title": title(tiling), "label": problem.label, "device": device.name, "config": str(config)}
+    return PAGES.get_template("tiling.html").render(facts | told | {"notes": notes(tiling), "facts": text})

@@ -8,7 +8,7 @@ import numpy as np
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.permute import family as permute
 from tritile.lab.counting import SECTOR
-from tritile.lab.report.tiling.order import Tiling
+from tritile.lab.report.tiling.order import Place, Tiling
 
 
 class Block(NamedTuple):
@@ -154,11 +154,16 @@ def starts(tiling: Tiling, matrix: int, columns: Any) -> Any:
     return -at % lanes_of(tiling)
 
 
+def _corner(tiling: Tiling, place: Place) -> tuple[int, int]:
+    """Return the first row and column of a tile, moved back where it would cross the edge."""
+    (height, width), whole = tiling.covers, whole_rows(tiling)
+    return min(place.row * height, whole - height), min(place.column * width, tiling.problem.n - width)
+
+
 def covered(tiling: Tiling, turn: int) -> tuple[Any, Any]:
     """Return rows and columns, both [height, width], of the elements of x in a turn's tile, without ends."""
-    problem, place = _permute(tiling), tiling.place(turn)
-    (height, width), whole = tiling.covers, whole_rows(tiling)
-    top, left = min(place.row * height, whole - height), min(place.column * width, problem.n - width)
+    place, (height, width) = tiling.place(turn), tiling.covers
+    top, left = _corner(tiling, place)
     columns = np.arange(left, left + width)[None, :]
     rows = np.arange(top, top + height)[:, None] + starts(tiling, place.matrix, columns)
     return rows, np.broadcast_to(columns, rows.shape)
@@ -167,20 +172,16 @@ def covered(tiling: Tiling, turn: int) -> tuple[Any, Any]:
 def move_of(tiling: Tiling, turn: int) -> Move:
     """Return what a turn of a permutation moves."""
     problem, config, place = _permute(tiling), tiling.config, tiling.place(turn)
-    (height, width), whole = tiling.covers, whole_rows(tiling)
+    height, width = tiling.covers
     rows, columns = covered(tiling, turn)
-    top, left = min(place.row * height, whole - height), int(columns[0, 0])
+    top, left = _corner(tiling, place)
     dims, size = strides_of(problem), problem.itemsize
-    read, written = (
-        (
-            offsets(dims["m"][0], dims["m"][i], rows)
-            + offsets(dims["n"][0], dims["n"][i], columns)
-            + offsets(dims["batch"][0], dims["batch"][i], np.asarray(place.matrix))
-        )
-        * size
-        // SECTOR
-        for i in (1, 2)
-    )
+    indices = {"m": rows, "n": columns, "batch": np.asarray(place.matrix)}
+
+    def sectors(i: int) -> Any:
+        return sum(offsets(dims[name][0], dims[name][i], at) for name, at in indices.items()) * size // SECTOR
+
+    read, written = sectors(1), sectors(2)
     by_row = np.sort(written, axis=1)
     return Move(
         Block(top, left, config["BLOCK_M"], config["BLOCK_N"], height, width),

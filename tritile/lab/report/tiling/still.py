@@ -2,7 +2,6 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tritile.core.config import Config
@@ -80,11 +79,11 @@ class Frame(NamedTuple):
     def grid(self, rows: int, columns: int, height: int, width: int) -> list[Shape]:
         """Return the lines between blocks as thin rectangles, none where they are under 4 pixels apart."""
         down, across = (self.across, self.down) if self.turned else (self.down, self.across)
-        tops = range(height, rows, height) if height * down >= 4 else ()
-        lefts = range(width, columns, width) if width * across >= 4 else ()
-        areas: Sequence[Area] = [(top, 0, 0, columns) for top in tops] + [
-            (0, left, rows, 0) for left in lefts
-        ]
+        areas: list[Area] = []
+        if height * down >= 4:
+            areas += [(top, 0, 0, columns) for top in range(height, rows, height)]
+        if width * across >= 4:
+            areas += [(0, left, rows, 0) for left in range(width, columns, width)]
         return [self.shape("grid", area, 0.8) for area in areas]
 
 

@@ -46,21 +46,21 @@ def title(tiling: Tiling) -> str:
     return "A transpose, one tile at a time" if tiling.problem.turns else "A permutation, one tile at a time"
 
 
-_BY_ROWS, _BY_COLUMNS = "row by row", "column by column"
-
-
 def plain_name(tiling: Tiling) -> str:
     """Name the order in which tiles go where each band has a single row of them, or a single column."""
-    return _BY_COLUMNS if tiling.by_columns else _BY_ROWS
+    return "column by column" if tiling.by_columns else "row by row"
+
+
+def _within(tiling: Tiling) -> str:
+    """Name the order of tiles within a band."""
+    return "row by row" if tiling.by_columns else "column by column"
 
 
 def order_name(tiling: Tiling) -> str:
     """Name the order of tiles, "" where it is the plain one."""
     if tiling.group == 1 or min(tiling.banded) == 1 or tiling.problem.op != "matmul":
         return ""
-    if tiling.group < tiling.banded[0]:
-        return f"GROUP_M = {tiling.group}"
-    return _BY_ROWS if tiling.by_columns else _BY_COLUMNS
+    return f"GROUP_M = {tiling.group}" if tiling.group < tiling.banded[0] else _within(tiling)
 
 
 def _order(tiling: Tiling) -> str:
@@ -70,16 +70,12 @@ def _order(tiling: Tiling) -> str:
         return f"{shape}, one after the other."
     if tiling.group == 1:
         return f"{shape}, taken {plain_name(tiling)}."
-    within, shared = (_BY_ROWS, "A") if tiling.by_columns else (_BY_COLUMNS, "B")
-    if tiling.group >= tiling.banded[0]:
-        share = f": neighbours in time share blocks of {shared}"
-        return f"{shape}, taken {within}{share if isinstance(tiling.problem, MatmulProblem) else ''}."
-    lines = "columns" if tiling.by_columns else "rows"
-    bands = f"{shape}, taken down bands of {tiling.group} {lines} of tiles (GROUP_M), {within} in each"
-    if not isinstance(tiling.problem, MatmulProblem):
-        return f"{bands}."
-    near = "tiles made at the same time then lie together, and find each other's blocks in the L2 cache"
-    return f"{bands}: {near}."
+    lines, shared = ("columns", "A") if tiling.by_columns else ("rows", "B")
+    taken, why = _within(tiling), f"neighbours in time share blocks of {shared}"
+    if tiling.group < tiling.banded[0]:
+        taken = f"down bands of {tiling.group} {lines} of tiles (GROUP_M), {taken} in each"
+        why = "tiles made at the same time then lie together, and find each other's blocks in the L2 cache"
+    return f"{shape}, taken {taken}{f': {why}' if isinstance(tiling.problem, MatmulProblem) else ''}."
 
 
 def _programs(tiling: Tiling) -> str:
