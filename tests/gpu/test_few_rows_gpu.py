@@ -12,7 +12,6 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     values,
 )
 from tritile.core import device as devices
@@ -22,17 +21,11 @@ from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 FAMILIES = {"column": family.NAME, "row": across.NAME}  # by the layout of w
 BOTH = pytest.mark.parametrize("of_w", FAMILIES)
 SIZES = [(520, 1024), (333, 4099), (4001, 515), (31, 20000), (1, 777), (900, 3), (70, 17)]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Outputs begin as NaN, so that what is not written shows."""
-    poison_empty(monkeypatch)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty, product64, values
+from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import DATA
 from tritile.core import device as devices
 from tritile.core.config import Config
@@ -21,7 +21,7 @@ from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 U = 2.0**-24
 EXTREMES = ("NaN", "infinite", "huge", "denormal")
 UNSUITED = ("wide", "graded", "one large", "far out", "one small")
@@ -37,12 +37,6 @@ SHAPES = [
     ((7, 20000), (20000, 5)),
 ]
 FIT = tuple(name for name in DATA if name not in (*EXTREMES, *UNSUITED))
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Workspaces and outputs begin as NaN, so that what is not written shows; and the verdict as unfit."""
-    poison_empty(monkeypatch)
 
 
 def posed(name, m, n, k, layouts=("row", "row")):

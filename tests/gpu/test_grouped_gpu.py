@@ -5,7 +5,7 @@ import torch
 
 import tritile
 from tests.groups import OFFSETS, SHARED, assert_groups, ends_of, offsets, operands, parts, spoiled
-from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty, values
+from tests.reference import bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import current_gpu
@@ -18,7 +18,7 @@ from tritile.tune.subject import answers
 from tritile.tune.subject.operands import copies_of
 from tritile.tune.suites import parse_shape
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 RAGGED = ("rows", "columns", "k")
 LAYOUTS = ("row", "column", "sliced", "column_sliced", "sparse", "offset")
 # 16-byte rows, which descriptors want, and others; the shared size is larger than a tile of rows or of K.
@@ -52,12 +52,6 @@ CONFIGS = [
     tma(128, 128, 64, 8, subtiles=2),
     tma(128, 256, 64, 8, 3, subtiles=2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Outputs begin as NaN, so that what is not written shows."""
-    poison_empty(monkeypatch)
 
 
 def ends(kind):

@@ -21,7 +21,6 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     random_bits,
     same_bits,
     values,
@@ -34,7 +33,7 @@ from tritile.ops import groups, linear
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LAYOUTS = ("padded", "column_padded", "sliced", "offset")
@@ -92,11 +91,6 @@ KINDS = [
     (INT8, "ieee", torch.int32),
     *((dtype, "ieee", out) for dtype in FP8 for out in (BF16, FP32)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def sizes(itemsize):

@@ -427,8 +427,7 @@ def call_of(a, b):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [tile(16, 16, 16, 1), tile(64, 128, 32, 8, 4), tile(64, 32, 32, 4, 5), tile(128, 64, 32, 8, 2)],
+    "config", [tile(16, 16, 16, 1), tile(64, 128, 32, 8, 4), tile(64, 32, 32, 4, 5), tile(128, 64, 32, 8, 2)]
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name)
 def test_any_legal_config_gives_the_answer(config, dtype):
@@ -459,10 +458,7 @@ def test_gradients_into_out_are_refused_on_a_first_and_on_a_later_call():
     tritile.matmul(a, b)
     tritile.matmul(a, b, out=out)
     wanting = a.clone().requires_grad_()
-    for args, kwargs in (
-        ((wanting, b), {"out": out}),
-        ((a, b), {"out": out.clone().requires_grad_()}),
-    ):
+    for args, kwargs in (((wanting, b), {"out": out}), ((a, b), {"out": out.clone().requires_grad_()})):
         with pytest.raises(GradientError, match="no_grad"):
             tritile.matmul(*args, **kwargs)
     with torch.no_grad():

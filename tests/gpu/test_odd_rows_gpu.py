@@ -12,7 +12,6 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     values,
 )
 from tritile.core import device as devices
@@ -23,15 +22,9 @@ from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 DTYPES = (torch.float16, torch.bfloat16)
 SIZES = [(520, 1027), (333, 4099), (4001, 515), (31, 20001), (1, 777), (900, 3), (70, 17)]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Workspaces and outputs begin as NaN, so that what is not written shows."""
-    poison_empty(monkeypatch)
 
 
 @pytest.fixture(scope="module", autouse=True)

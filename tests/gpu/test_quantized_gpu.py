@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
+from tests.reference import assert_product, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.problem import QuantizedProblem
@@ -19,7 +19,7 @@ from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 from tritile.tune.suites import parse_shape
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
@@ -64,12 +64,6 @@ UNPACKED = [
     unpacked(128, 160, 128, 2, 2),
 ]
 CONFIGS = [*FUSED, *UNPACKED]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Workspaces and outputs begin as NaN, so that what is not written shows."""
-    poison_empty(monkeypatch)
 
 
 def weight_of(n, k, dtype, bits=4, group=128, zeros=False, seed=1):

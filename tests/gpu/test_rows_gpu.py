@@ -4,15 +4,10 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
+from tests.reference import assert_product, frame, guard_intact, placed, values
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 SIZES = [(128, 64, 64), (129, 1, 1), (200, 333, 517), (1000, 1003, 1), (257, 2048, 96), (128, 5, 4099)]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 @pytest.mark.parametrize(

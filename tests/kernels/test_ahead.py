@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import re
 import subprocess
 from dataclasses import replace
@@ -25,9 +24,6 @@ from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.runtime import ahead
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 # Bytes by which the estimate may be above what is compiled, by alignment: loads of 2 bytes are not
 # asynchronous, so that no stage of them is kept, and the estimate counts one for each all the same.
@@ -301,9 +297,7 @@ DEEP = replace(SQUARE, m=512, n=512, k=16384)
 
 
 @pytest.mark.parametrize(
-    "problem",
-    [DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")],
-    ids=str,
+    "problem", [DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")], ids=str
 )
 @pytest.mark.parametrize(
     "config",

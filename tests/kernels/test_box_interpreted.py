@@ -7,20 +7,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reference import frame, guard_intact, name, poison_empty, random_bits, same_bits
+from tests.reference import frame, guard_intact, name, random_bits, same_bits
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.families.common import grids
 from tritile.families.permute.boxes import box_of, illegal
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
-
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def boxed(run_out: int, run_x: int, block: int, warps: int = 1) -> Config:

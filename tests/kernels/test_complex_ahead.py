@@ -1,6 +1,5 @@
 """What makes complex products of real ones, compiled ahead of time for GPUs that are not here."""
 
-import os
 import re
 
 import pytest
@@ -13,9 +12,6 @@ from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 OURS = ("lay_out", "put_together")
 ODD = {"a_align": 8, "b_align": 8, "out_align": 8}

@@ -42,9 +42,6 @@ from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.suites import Case
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 H200 = target_device("nvidia-h200")
 
 

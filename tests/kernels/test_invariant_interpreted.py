@@ -6,7 +6,6 @@ import torch
 import tritile
 from tests.reference import Sides, assert_fused, assert_product, placed, values
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 TOTAL, N, K = 40, 21, 37
 COMPANY = ((0, 1), (3, 1), (3, 2), (8, 9), (23, 17), (0, 40))  # the first row of a part, and how many it has
 

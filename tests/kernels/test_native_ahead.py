@@ -1,7 +1,6 @@
 """Kernels have just the parameters that native launches lay out, on every version of Triton."""
 
 import ctypes
-import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,9 +31,6 @@ from tritile.runtime.launch import _compiled
 from tritile.runtime.loading import Loaded
 from tritile.runtime.offline import compiling_for
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
 CASES = [
     (SQUARE, tile(64, 64, 32, 4, 3)),

@@ -1,6 +1,5 @@
 """Products by a matrix of odd rows compiled for GPUs that are not here: they fit, and read it in words."""
 
-import os
 import re
 import subprocess
 from dataclasses import replace
@@ -15,9 +14,6 @@ from tritile.families.space import legal_configs
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 H200 = target_device("nvidia-h200")
 ODD = MatmulProblem(
     1, 64, 8191, 8191, "bfloat16", "bfloat16", b_layout="column", a_align=2, b_align=2, out_align=2

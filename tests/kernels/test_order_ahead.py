@@ -1,6 +1,5 @@
 """The order of what kernels do to memory, read from what they are compiled to for Hopper."""
 
-import os
 import re
 from dataclasses import replace
 
@@ -18,9 +17,6 @@ from tritile.runtime import ahead
 from tritile.runtime.launch import compiles_of
 from tritile.runtime.offline import compiling_for
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)

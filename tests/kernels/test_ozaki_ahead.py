@@ -1,6 +1,5 @@
 """The kernels of fp64 products by remainders, compiled ahead of time for GPUs that are not here."""
 
-import os
 import struct
 from dataclasses import replace
 
@@ -14,9 +13,6 @@ from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.offline import check_fits, compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float64", "float64", precision="ozaki")
 TURNED = replace(SQUARE, a_layout="column", b_layout="column")

@@ -12,7 +12,7 @@ import triton.language as tl
 
 import tritile
 from tests.complexes import assert_complex, numbers
-from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty
+from tests.reference import LAYOUTS, frame, guard_intact, placed
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, epilogue_of, moduli
 from tritile.core.views import Placed, posed
@@ -24,17 +24,8 @@ from tritile.ops.described import described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import interpret
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at NaN and at overflow
-]
 UNIT = Fraction(1, 2**53)
 UNFIT = residues.UNFIT.value
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def normal(*shape, seed=0):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reference import frame, guard_intact, name, poison_empty, random_bits, same_bits
+from tests.reference import frame, guard_intact, name, random_bits, same_bits
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.families.common import grids
@@ -15,13 +15,7 @@ from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 SHORT = [torch.uint8, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.int16]
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def packed(block_m: int, block_n: int, group: int = 1) -> Config:

@@ -16,7 +16,6 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     random_bits,
     same_bits,
     values,
@@ -30,15 +29,7 @@ from tritile.ops import permute as permute_op
 from tritile.ops import run
 from tritile.runtime import launch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
-    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
-    poison_empty(monkeypatch)
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)

@@ -1,7 +1,6 @@
 """Products with quantized weights compiled for GPUs that are not here: they fit, and unpack in registers."""
 
 import itertools
-import os
 import re
 from dataclasses import replace
 
@@ -17,9 +16,6 @@ from tritile.planning import model
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 H200 = target_device("nvidia-h200")
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
+from tests.reference import assert_product, frame, guard_intact, name, placed, values
 from tritile.core.config import Config
 from tritile.errors import DeviceError, DtypeError, GradientError, ShapeError, TuningError, UnsupportedError
 from tritile.families.quantized.family import scales_sums
@@ -27,11 +27,6 @@ CONFIGS = [
     config(split=2),
     config(n=64, split=4, group=1, family="descriptor"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def weight_of(n, k, dtype, bits, group, zeros, seed=1):

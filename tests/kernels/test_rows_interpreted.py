@@ -18,7 +18,6 @@ from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import ahead, launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 CONFIG = Config.of(4, 3, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 NT = MatmulProblem(1, 512, 512, 512, "float32", "float32", b_layout="column")
 

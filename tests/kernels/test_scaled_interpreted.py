@@ -6,17 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import (
-    FP8,
-    Sides,
-    assert_fused,
-    frame,
-    guard_intact,
-    name,
-    placed,
-    poison_empty,
-    values,
-)
+from tests.reference import FP8, Sides, assert_fused, frame, guard_intact, name, placed, values
 from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
 from tritile.core.config import Config
 from tritile.families.common.work import Buffer
@@ -24,19 +14,10 @@ from tritile.families.work import work_of
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at overflow
-]
 E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
 QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
 HALF = (torch.bfloat16, torch.float16, FP32)
 SHARED = list(itertools.product((1, 128), repeat=2))
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
