@@ -133,7 +133,7 @@ def placed(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 def at_offset(
     offset: int, n: int, k: int, dtype: torch.dtype, row: int | None = None, device: str = "cpu"
 ) -> torch.Tensor:
-    """b [k, n], contiguous along K, that begins `offset` elements after a word, rows `row` apart, amid NaN."""
+    """b [k, n], contiguous along K, from `offset` elements after a word on, rows `row` apart, amid NaN."""
     row = k if row is None else row
     buffer = poisoned((64 + n * row,), dtype, device)
     first = -(buffer.data_ptr() // dtype.itemsize) % 16 + 16 + offset

@@ -91,23 +91,19 @@ def test_sizes(dtype, precision, size):
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 7), repeat=3)))
-def test_zero_sizes(m, n, k):
-    a, b = gpu((m, k)), gpu((k, n), seed=1)
-    got = tritile.matmul(a, b)
-    assert k > 0 or torch.equal(got, torch.zeros_like(got))
-    assert_complex(got, a, b)
+def test_zero_sizes():
+    for m, n, k in itertools.product((0, 1, 7), repeat=3):
+        a, b = gpu((m, k)), gpu((k, n), seed=1)
+        got = tritile.matmul(a, b)
+        assert k > 0 or torch.equal(got, torch.zeros_like(got))
+        assert_complex(got, a, b)
 
 
 SHAPES = [
     ((300,), (300,)),
-    ((300,), (300, 70)),
-    ((70, 300), (300,)),
     ((3, 70, 300), (300, 50)),
-    ((70, 300), (3, 300, 50)),
     ((5, 1, 33, 65), (4, 65, 17)),
     ((3, 1, 2, 1, 9, 33), (4, 1, 1, 33, 121)),
-    ((2, 3, 4, 33), (33,)),
 ]
 
 
@@ -119,18 +115,6 @@ def test_shapes_and_broadcast_batches(a_shape, b_shape, precision):
     if min(a.ndim, b.ndim) > 1:
         b = placed(b.mT, "row").mH
         assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
-
-
-@pytest.mark.parametrize("layout", ["row", "column", "sparse", "offset"])
-@pytest.mark.parametrize("form", ["embedded", "pairs", "planes"])
-@pytest.mark.parametrize("precision", ["ieee", "tf32-3m"])
-def test_out_is_filled_and_nothing_around_it(layout, form, precision):
-    a, b = posed(form, batch=(2,))
-    buffer, out = frame((2, a.shape[-2], b.shape[-1]), torch.complex64, layout, "cuda")
-    for _ in range(2):  # prepared, and met again
-        assert tritile.matmul(a, b, out=out, precision=precision) is out
-    assert_complex(out, a, b, precision)
-    assert guard_intact(buffer, out)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32", "tf32-3m"])

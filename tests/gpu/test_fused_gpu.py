@@ -306,15 +306,6 @@ def test_a_call_met_again_is_checked_for_overlap():
             tritile.linear(x, weight, bias, out=into)
 
 
-def test_into_a_tensor_given_that_lies_in_columns():
-    x, weight, bias = gpu((130, 260)), gpu((140, 260), seed=1), gpu((140,), seed=2)
-    out = torch.empty(140, 130, dtype=BF16, device="cuda").mT
-    for _ in range(2):
-        out.fill_(math.nan)
-        tritile.linear(x, weight, bias, activation="silu", out=out)
-        assert_fused(out, x, weight.mT, Sides(bias=bias, activation="silu"))
-
-
 QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (INT8, INT8)]
 
 
@@ -472,7 +463,7 @@ def test_gated_products(config, size, layout):
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=name)
-@pytest.mark.parametrize("activation", [None, *[a for a in ACTIVATIONS if a]])
+@pytest.mark.parametrize("activation", [None, "gelu", "silu"])
 def test_gated_linear(dtype, activation):
     x, both = gpu((2, 130, 260), dtype), gpu((2 * 140, 260), dtype, 1)
     biases = gpu((140,), dtype, 2), gpu((140,), dtype, 3)

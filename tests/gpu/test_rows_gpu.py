@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tritile
+from tests.launched import captured
 from tests.reference import assert_product, frame, guard_intact, placed, values
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -40,10 +41,7 @@ def test_in_a_graph_and_beside_what_is_not_finite():
     b = b.mT
     b[3, 5], a[7, 2] = float("nan"), float("inf")
     wanted = tritile.matmul(a, b, precision="ieee")
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = tritile.matmul(a, b, precision="ieee")
+    graph, got = captured(lambda: tritile.matmul(a, b, precision="ieee"))
     got.zero_()
     graph.replay()
     torch.cuda.synchronize()

@@ -216,7 +216,7 @@ def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
 
 @both
 def test_batches_broadcast_and_of_two_dimensions(of_w):
-    a, b = values((2, 3, 2, 67), HALF), placed(values((2, 3, 67, 5), HALF, 1), of_w)
+    a, b = values((2, 3, 2, 67), HALF), placed(values((2, 3, 67, 9), HALF, 1), of_w)
     for left, right in ((a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[0]), (a[:, :1], b)):
         check(left, right, of_w=of_w)
     check(b.mT, a.mT, config=CONFIG_OF[of_w](2, HALF))
@@ -276,8 +276,8 @@ def test_infinities_and_nan_stay_in_their_rows_and_columns(of_w):
 )
 def test_sums_of_fp32_are_compensated(of_w, shared):
     """Sums of one sign, long enough that plain ones in fp32 lose more than their last bits."""
-    a, b = (x.abs() for x in pair(1, 1, 1 << 15, FP32, of_w))
-    out = torch.empty(1, 1)
+    a, b = (x.abs() for x in pair(1, 2, 1 << 15, FP32, of_w))
+    out = torch.empty(1, 2)
     run(a, b, out, of_w)
     wanted = a.double() @ b.double()
     assert ((out - wanted).abs() <= 4 * torch.finfo(FP32).eps * wanted).all()

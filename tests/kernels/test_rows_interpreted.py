@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tests.kernels.test_ahead import fits
+from tests.ahead import fits
 from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
 from tritile.core.config import Config
 from tritile.core.device import target_device

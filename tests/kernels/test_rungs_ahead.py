@@ -6,7 +6,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tests.kernels.test_ahead import later
+from tests.ahead import later
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.lab.ladder import transpose
