@@ -153,6 +153,14 @@ def test_out_is_filled_and_nothing_around_it(layout, form, precision):
     assert guard_intact(buffer, out)
 
 
+def test_rows_of_odd_steps_and_rows_that_overlap():
+    b = numbers((9, 4), torch.complex64, 1)
+    windows = numbers((40,), torch.complex64).unfold(0, 9, 1)  # each row begins one element after the last
+    for a in (windows, placed(numbers((11, 9), torch.complex64), "sliced"), windows[:1].expand(6, 9)):
+        for precision in ("ieee", "ieee-3m"):
+            assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
+
+
 def test_the_default_precision_follows_torch():
     a, b = operands("embedded")
     before = torch.backends.cuda.matmul.fp32_precision
