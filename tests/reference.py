@@ -130,6 +130,18 @@ def placed(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return view
 
 
+def at_offset(
+    offset: int, n: int, k: int, dtype: torch.dtype, row: int | None = None, device: str = "cpu"
+) -> torch.Tensor:
+    """b [k, n], contiguous along K, from `offset` elements after a word on, rows `row` apart, amid NaN."""
+    row = k if row is None else row
+    buffer = poisoned((64 + n * row,), dtype, device)
+    first = -(buffer.data_ptr() // dtype.itemsize) % 16 + 16 + offset
+    b = buffer[first:].as_strided((n, k), (row, 1))
+    b.copy_(values((n, k), dtype, 1, device))
+    return b.mT
+
+
 def guard_intact(buffer: torch.Tensor, view: torch.Tensor) -> bool:
     """Whether all of the buffer outside of the view is still poison. Overwrites the view."""
     words_of(view).fill_(-1)

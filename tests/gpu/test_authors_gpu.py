@@ -7,13 +7,14 @@ from triton.runtime.errors import OutOfResources
 
 import tritile
 from authors import SUBJECTS
+from tests.launched import needs_memory
 from tritile.families.matmul_tile.family import FAMILY
 from tritile.ops.described import described
 from tritile.runtime.launch import _bound
 from tritile.tune import kernels
 
 pytestmark = pytest.mark.gpu
-ROW_SHAPES = [(37, 1), (37, 1000), (5, 1009), (64, 4096), (3, 8191), (2, 70001)]
+ROW_SHAPES = [(37, 1), (37, 1000), (64, 4096), (2, 70001)]
 ATTENTION_SHAPES = [(1, 2, 1, 64, 0), (2, 3, 317, 64, 1), (1, 2, 512, 128, 1), (2, 2, 1009, 128, 0)]
 SHAPES = {"softmax": ROW_SHAPES, "layer_norm": ROW_SHAPES, "attention": ATTENTION_SHAPES}
 CASES = [
@@ -90,8 +91,7 @@ def test_tuned_and_remembered(name, shape):
 def test_offsets_beyond_32_bits(name):
     rows, columns = 5, 1000
     stride = 2**29 + 8  # rows of 1000 elements, 1 GiB apart
-    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
-        pytest.skip("needs 12 GiB")
+    needs_memory(12)
     subject = SUBJECTS[name]
     given = subject.inputs((rows, columns), torch.float16)
     for argument, step in (("x_ptr", "stride_x"), ("out_ptr", "stride_out")):

@@ -8,7 +8,8 @@ import torch
 
 import tritile
 from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
-from tests.reference import LAYOUTS, Sides, bytes_of, frame, guard_intact, name, placed, poison_empty
+from tests.launched import captured, needs_memory
+from tests.reference import LAYOUTS, Sides, bytes_of, frame, guard_intact, name, placed
 from tritile.core import device as devices
 from tritile.core.problem import PRECISIONS_OF, MatmulProblem
 from tritile.core.problem.complexes import form_of
@@ -18,7 +19,7 @@ from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison", "fresh")]
 DTYPES = (torch.complex64, torch.complex128)
 CASES = [(dtype, precision) for dtype in DTYPES for precision in PRECISIONS_OF[name(dtype)]]
 # Sizes (M, N, K) and layouts of a and b with which each form moves least.
@@ -35,17 +36,6 @@ FORMS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
-    """Workspaces and outputs begin as NaN; no launch prepared by another test; torch in full fp32."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    poison_empty(monkeypatch)
-    tritile.forget()
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
-
-
 def gpu(shape, dtype=torch.complex64, seed=0):
     return numbers(tuple(shape), dtype, seed, "cuda")
 
@@ -56,9 +46,18 @@ def posed(form, dtype=torch.complex64, batch=()):
     return placed(a, a_layout), placed(b, b_layout)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
-def test_forms(form, dtype, precision):
+# Any core reads what either of these leaves it: each precision, beside three of them, has each form once.
+PLAIN = ("embedded, odd", "pairs, odd", "planes, odd")
+ALL = [(DTYPES[0], "ieee"), (DTYPES[0], "tf32-3m"), (DTYPES[1], "ieee")]
+FORMED = [
+    *itertools.product(FORMS, ALL),
+    *itertools.product(PLAIN, [case for case in CASES if case not in ALL]),
+]
+
+
+@pytest.mark.parametrize(("form", "case"), FORMED, ids=str)
+def test_forms(form, case):
+    dtype, precision = case
     a, b = posed(form, dtype)
     problem = tritile.plan(tritile.matmul, a, b, precision=precision).problem
     wanted = "three" if precision.endswith("-3m") else form.partition(",")[0]
@@ -67,22 +66,22 @@ def test_forms(form, dtype, precision):
         assert_complex(tritile.matmul(x, y, precision=precision), x, y, precision)
 
 
-@pytest.mark.parametrize(("a_layout", "b_layout"), list(itertools.product(LAYOUTS, repeat=2)))
-def test_layouts(a_layout, b_layout):
-    """Each pair in one precision, and each layout of either operand in all of them."""
-    turn = [*LAYOUTS].index(a_layout) + [*LAYOUTS].index(b_layout)
-    precision = ("ieee", "tf32", "tf32x3-3m")[turn % 3]
+@pytest.mark.parametrize("a_layout", LAYOUTS)
+@pytest.mark.parametrize("turn", range(3))
+def test_layouts(a_layout, turn):
+    """Each layout of either operand in three precisions."""
+    b_layout, precision = LAYOUTS[LAYOUTS.index(a_layout) - turn], ("ieee", "tf32", "tf32x3-3m")[turn]
     for n in (33, 300):
         a, b = placed(gpu((65, 67)), a_layout), placed(gpu((67, n), seed=1), b_layout)
         assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
-SIZES = [(1, 1, 1), (2, 3, 5), (257, 263, 269), (1, 1009, 513), (1009, 1, 513), (1, 1, 4099), (311, 313, 1)]
-SIZES += [(64, 64, 10007), (512, 512, 512), (129, 257, 65)]
+SIZES = [(1, 1, 1), (257, 263, 269), (1, 1009, 513), (1009, 1, 513), (1, 1, 4099), (311, 313, 1)]
+SIZES += [(64, 64, 10007)]
 
 
-# Every size by each dtype's own kernels; by others, whose laying out is the same, one ragged and one deep.
-SIZED = [(*case, size) for case in CASES for size in SIZES if case[1] == "ieee" or size in SIZES[2:8:5]]
+# Every size by each dtype's own kernels; by others, whose laying out is the same, one deep.
+SIZED = [(*case, size) for case in CASES for size in SIZES if case[1] == "ieee" or size == SIZES[-1]]
 
 
 @pytest.mark.parametrize(("dtype", "precision", "size"), SIZED, ids=str)
@@ -92,23 +91,19 @@ def test_sizes(dtype, precision, size):
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 7), repeat=3)))
-def test_zero_sizes(m, n, k):
-    a, b = gpu((m, k)), gpu((k, n), seed=1)
-    got = tritile.matmul(a, b)
-    assert k > 0 or torch.equal(got, torch.zeros_like(got))
-    assert_complex(got, a, b)
+def test_zero_sizes():
+    for m, n, k in itertools.product((0, 1, 7), repeat=3):
+        a, b = gpu((m, k)), gpu((k, n), seed=1)
+        got = tritile.matmul(a, b)
+        assert k > 0 or torch.equal(got, torch.zeros_like(got))
+        assert_complex(got, a, b)
 
 
 SHAPES = [
     ((300,), (300,)),
-    ((300,), (300, 70)),
-    ((70, 300), (300,)),
     ((3, 70, 300), (300, 50)),
-    ((70, 300), (3, 300, 50)),
     ((5, 1, 33, 65), (4, 65, 17)),
     ((3, 1, 2, 1, 9, 33), (4, 1, 1, 33, 121)),
-    ((2, 3, 4, 33), (33,)),
 ]
 
 
@@ -122,20 +117,8 @@ def test_shapes_and_broadcast_batches(a_shape, b_shape, precision):
         assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", ["embedded", "pairs", "planes"])
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32-3m"])
-def test_out_is_filled_and_nothing_around_it(layout, form, precision):
-    a, b = posed(form, batch=(2,))
-    buffer, out = frame((2, a.shape[-2], b.shape[-1]), torch.complex64, layout, "cuda")
-    for _ in range(2):  # prepared, and met again
-        assert tritile.matmul(a, b, out=out, precision=precision) is out
-    assert_complex(out, a, b, precision)
-    assert guard_intact(buffer, out)
-
-
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32", "tf32-3m"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*PLAIN, "embedded", "planes"])
 def test_every_family_makes_the_core_of_every_form(form, precision):
     a, b = posed(form)
     out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
@@ -147,9 +130,8 @@ def test_every_family_makes_the_core_of_every_form(form, precision):
         assert_complex(out, a, b, precision)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("part", ["real", "imag"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("part", "value"), [("real", math.nan), ("real", math.inf), ("imag", -math.inf)])
+@pytest.mark.parametrize("form", PLAIN)
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_nan_and_inf_spread_as_in_four_real_products(form, part, value, precision):
     a, b = posed(form)
@@ -164,7 +146,7 @@ def test_nan_and_inf_spread_as_in_four_real_products(form, part, value, precisio
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32-3m"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PLAIN)
 def test_answers_repeat_bit_for_bit_and_the_second_call_prepares_nothing(monkeypatch, form, precision):
     a, b = posed(form)
     first = tritile.matmul(a, b, precision=precision)
@@ -202,10 +184,7 @@ def test_in_a_graph(form, precision):
     a, b = posed(form)
     out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
     tritile.matmul(a, b, out=out, precision=precision)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tritile.matmul(a, b, out=out, precision=precision)
+    graph, _ = captured(lambda: tritile.matmul(a, b, out=out, precision=precision))
     for seed in (5, 6):
         a.copy_(gpu(a.shape, seed=seed))
         out.fill_(complex(math.nan, math.nan))
@@ -281,9 +260,7 @@ def test_sums_with_complex_weights(dtype):
         assert_complex_fused(got, a, b[0], Sides(bias=added[0], residual=added))
     nothing = torch.full_like(added, math.nan)
     assert_complex_fused(tritile.addmm(nothing, a[0], b[0], beta=0, alpha=1j), a[0], b[0], Sides(alpha=1j))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = tritile.addmm(added.conj(), a[0], b[0], **words)
+    graph, got = captured(lambda: tritile.addmm(added.conj(), a[0], b[0], **words))
     a.neg_()
     graph.replay()
     assert_complex_fused(got, a[0], b[0], sides)
@@ -292,9 +269,7 @@ def test_sums_with_complex_weights(dtype):
 @pytest.mark.serial
 def test_an_operand_beyond_2_to_31_real_numbers():
     rows = 2**31 // 32 + 77
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 90 << 30:
-        pytest.skip("needs 90 GiB of GPU memory")
+    needs_memory(90)
     a = torch.randint(-4, 5, (rows, 32), dtype=torch.int8, device="cuda")
     a = torch.complex(a[:, :16].float(), a[:, 16:].float())
     b = torch.complex(*(torch.randint(-4, 5, (16, 16), device="cuda").float() for _ in range(2)))

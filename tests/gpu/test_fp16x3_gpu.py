@@ -7,21 +7,21 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import bytes_of, frame, guard_intact, placed, poison_empty, product64, values
+from tests.configs import tile, tma, warpgroups
+from tests.launched import captured, launched
+from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import DATA
 from tritile.core import device as devices
-from tritile.core.config import Config
 from tritile.core.problem import error_bound, suits
 from tritile.errors import UntunedWarning
 from tritile.families.common.verdict import EXTREME, UNFIT
 from tritile.families.lowering import lowered
-from tritile.families.space import illegal
 from tritile.lab.report import accuracy
 from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 U = 2.0**-24
 EXTREMES = ("NaN", "infinite", "huge", "denormal")
 UNSUITED = ("wide", "graded", "one large", "far out", "one small")
@@ -37,12 +37,6 @@ SHAPES = [
     ((7, 20000), (20000, 5)),
 ]
 FIT = tuple(name for name in DATA if name not in (*EXTREMES, *UNSUITED))
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Workspaces and outputs begin as NaN, so that what is not written shows; and the verdict as unfit."""
-    poison_empty(monkeypatch)
 
 
 def posed(name, m, n, k, layouts=("row", "row")):
@@ -78,14 +72,14 @@ def verdict_of(a, b):
     return int(buffers[parts.core.verdict.word.buffer])
 
 
-@pytest.mark.parametrize("size", [(256, 256, 512), (131, 259, 1009), (64, 128, 16384)], ids=str)
+@pytest.mark.parametrize("size", [(131, 259, 1009), (64, 128, 16384)], ids=str)
 @pytest.mark.parametrize("name", DATA)
 def test_every_kind_of_data(name, size):
     a, b = posed(name, *size)
     assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
-@pytest.mark.parametrize("k", [300, 4096, 10000])
+@pytest.mark.parametrize("k", [300, 10000])
 @pytest.mark.parametrize("name", DATA)
 def test_verdicts(name, k):
     verdict = verdict_of(*posed(name, 70, 65, k))
@@ -113,7 +107,7 @@ def test_operands_along_k_and_across(layouts, size):
         assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
-@pytest.mark.parametrize("layouts", TRANSPOSES, ids=str)
+@pytest.mark.parametrize("layouts", [("row", "row"), ("column", "column")], ids=str)
 @pytest.mark.parametrize("name", DATA)
 def test_verdicts_of_tiles(name, layouts):
     """Counts that grow tile by tile pass the limits that those of whole rows do."""
@@ -143,7 +137,7 @@ def drawn(count):
             yield m, n, k
 
 
-@pytest.mark.parametrize("size", list(drawn(12)), ids=str)
+@pytest.mark.parametrize("size", list(drawn(6)), ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
 @pytest.mark.parametrize("name", accuracy.FINITE)
 def test_what_runs_by_default_is_no_less_exact_than_torch(monkeypatch, name, size, transposed):
@@ -177,7 +171,7 @@ def test_without_memory_for_parts_plain_fp32_runs(monkeypatch):
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", ["normal", "graded", "infinite"])
+@pytest.mark.parametrize("name", ["normal", "infinite"])
 def test_layouts(name, layouts):
     a, b = posed(name, 203, 135, 770, layouts)
     buffer, out = frame((203, 135), torch.float32, "sliced", "cuda")
@@ -192,28 +186,16 @@ def test_shapes(shapes):
     assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
-def tma(m, n, warps, stages, *, persistent=False, split=1, k=64, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SUBTILES": subtiles}
-    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
-
-
-def groups(m, n, consumers, stages, *, persistent=False, k=64, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
-    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
-
-
 CONFIGS = [
-    Config.of(8, 3, "tile", BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, GROUP_M=8),
-    Config.of(4, 4, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=64, GROUP_M=1),
-    tma(64, 64, 4, 4),
-    tma(128, 128, 8, 4, persistent=True),
-    tma(64, 64, 4, 4, split=4),
-    tma(16, 32, 2, 5, split=8),
-    groups(64, 64, 1, 4),
-    groups(128, 128, 2, 4, persistent=True),
-    groups(128, 192, 2, 3, persistent=True, subtiles=2),
-    groups(192, 96, 3, 4),
-    groups(192, 128, 3, 3, persistent=True),
+    tile(128, 64, 32, 8, 3),
+    tile(32, 64, 64, 4, 4, group=1),
+    tma(64, 64, 64, 4, 4),
+    tma(128, 128, 64, 8, 4, persistent=True),
+    tma(64, 64, 64, 4, 4, split=4),
+    warpgroups(64, 64, 64, 1, 4),
+    warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
+    warpgroups(192, 96, 64, 3, 4),
+    warpgroups(192, 128, 64, 3, 3, persistent=True),
 ]
 
 
@@ -224,11 +206,7 @@ def test_every_family_makes_the_core_or_leaves_it(name, config):
         a, b = posed(name, *size)
         out = torch.full(size[:2], float("nan"), device="cuda")
         call = described(a, b, out, "fp16x3")
-        reason = illegal(config, call.problem, devices.gpu(0))
-        if reason is not None:
-            pytest.skip(reason)
-        run = launch.prepare(call, config)
-        run(*call.tensors)
+        run = launched(call, config)
         assert_bounded(out, a, b)
         first = bytes_of(out)
         run(*call.tensors)
@@ -240,11 +218,7 @@ def test_errors_do_not_grow_with_k(config):
     """Simulated, 2.0e-7 at any K; 3.2e-7 where what rounding loses of totals is not carried on."""
     a, b = posed("uniform", 256, 384, 16384)
     out = torch.full((256, 384), float("nan"), device="cuda")
-    call = described(a, b, out, "fp16x3")
-    reason = illegal(config, call.problem, devices.gpu(0))
-    if reason is not None:
-        pytest.skip(reason)
-    launch.prepare(call, config)(*call.tensors)
+    launched(described(a, b, out, "fp16x3"), config)
     exact = product64(a, b)
     assert float((out - exact).norm() / exact.norm()) < 2.3e-7
 
@@ -254,9 +228,7 @@ def test_one_launch_serves_data_of_all_kinds_in_turn():
     a, b = torch.empty(128, 640, device="cuda"), torch.empty(640, 192, device="cuda")
     out = torch.empty(128, 192, device="cuda")
     tritile.matmul(a, b, out=out, precision="fp16x3")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tritile.matmul(a, b, out=out, precision="fp16x3")
+    graph, _ = captured(lambda: tritile.matmul(a, b, out=out, precision="fp16x3"))
     for name in ("normal", "graded", "normal", "NaN", "uniform", "infinite", "relu", "one large", "normal"):
         for x, value in zip((a, b), posed(name, 128, 192, 640), strict=True):
             x.copy_(value)

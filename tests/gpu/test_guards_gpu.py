@@ -4,13 +4,12 @@ Rows of results, and of operands, start on 16 bytes and end at every residue mod
 anywhere. Around results lies poison, which has to stay; around operands lies NaN, which must not be read.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tritile
+from tests import configs
 from tests.complexes import assert_complex
 from tests.groups import assert_groups, operands
 from tests.reference import (
@@ -21,70 +20,38 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     random_bits,
     same_bits,
     values,
 )
 from tests.scales import assert_block_scaled, blocks_of
 from tritile.core import device as devices
-from tritile.core.config import Config
 from tritile.families.space import illegal
 from tritile.ops import grouped, linear_quantized
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LAYOUTS = ("padded", "column_padded", "sliced", "offset")
 
 
-def tma(m, n, k, warps, stages, **more):
-    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
-    flags = {"PERSISTENT": False, "SPLIT_K": 1, "SUBTILES": 1} | more
-    return Config.of(warps, stages, "descriptor", **sides, **flags)
-
-
-def warpgroups(m, n, k, consumers, stages, persistent=False, subtiles=1, family="warpgroups"):
-    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
-    return Config.of(4, stages, family, **sides, PERSISTENT=persistent, SUBTILES=subtiles)
-
-
-def tile(m, n, k):
-    return Config.of(4, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
-
-
-def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers, "DOWN": down}
-    own = Config.of(4, stages, "clusters", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
-    return replace(own, num_ctas=2)
-
-
-def transposed_clusters(*sides, **more):
-    return replace(clusters(*sides, **more), family="transposed_clusters")
-
-
 PRODUCTS = [
-    tile(64, 64, 32),
-    tma(64, 64, 64, 4, 3),
-    tma(128, 128, 64, 8, 3, PERSISTENT=True, SUBTILES=2),
-    tma(64, 32, 64, 4, 3, SPLIT_K=2),
-    warpgroups(64, 64, 64, 1, 4),
-    warpgroups(128, 128, 64, 2, 3, True, 2),
-    warpgroups(192, 96, 64, 3, 3),
-    warpgroups(128, 192, 64, 2, 3, True, 2),
-    warpgroups(80, 128, 64, 2, 3, family="transposed"),
-    warpgroups(96, 192, 64, 3, 3, True, family="transposed"),
-    warpgroups(144, 128, 64, 2, 3, subtiles=2, family="transposed"),
-    clusters(192, 128, 3, 3, 1, persistent=True, subtiles=2),
-    clusters(128, 160, 2, 3, 2, subtiles=2),
-    clusters(128, 192, 2, 3, 1),
-    clusters(64, 128, 1, 8, 2),
-    transposed_clusters(80, 128, 2, 4, 1),
-    transposed_clusters(96, 192, 3, 3, 2, persistent=True),
-    transposed_clusters(144, 192, 3, 3, 1, subtiles=2),
-    transposed_clusters(48, 64, 1, 8, 2),
+    configs.tile(64, 64, 32),
+    configs.tma(64, 64, 64, 4, 3),
+    configs.tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
+    configs.tma(64, 32, 64, 4, 3, split=2),
+    configs.warpgroups(64, 64, 64, 1, 4),
+    configs.warpgroups(192, 96, 64, 3, 3),
+    configs.warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
+    configs.transposed(80, 128, 2, 3),
+    configs.transposed(96, 192, 3, 3, persistent=True),
+    configs.transposed(144, 128, 2, 3, subtiles=2),
+    configs.clusters(192, 128, 3, 3, 1, persistent=True, subtiles=2),
+    configs.clusters(128, 160, 2, 3, 2, subtiles=2),
+    configs.transposed_clusters(80, 128, 2, 4, 1),
+    configs.transposed_clusters(144, 192, 3, 3, 2, subtiles=2),
 ]
 KINDS = [
     *((dtype, "ieee", out) for dtype in (BF16, FP16) for out in (dtype, FP32)),
@@ -92,11 +59,6 @@ KINDS = [
     (INT8, "ieee", torch.int32),
     *((dtype, "ieee", out) for dtype in FP8 for out in (BF16, FP32)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def sizes(itemsize):
@@ -148,13 +110,10 @@ def test_products_of_every_family(config, dtype, precision, out_dtype):
         pytest.skip("illegal for this type on this GPU")
 
 
-@pytest.mark.parametrize("tile", [(64, 64, 1, 64, 12), (128, 192, 2, 64, 4), (192, 128, 3, 128, 4)], ids=str)
+@pytest.mark.parametrize("sides", [(64, 64, 1, 64, 12), (128, 192, 2, 64, 4), (192, 128, 3, 128, 4)], ids=str)
 @pytest.mark.parametrize("out_dtype", [BF16, FP32], ids=name)
-def test_products_by_pieces(tile, out_dtype):
-    m, n, consumers, piece, stages = tile
-    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8, "CONSUMERS": consumers}
-    config = Config.of(4, stages, "scaled", **sides, PIECE=piece, PERSISTENT=False)
-    ran = 0
+def test_products_by_pieces(sides, out_dtype):
+    config, ran = configs.scaled(*sides), 0
     for batch, (m, n, k), layout in cases(out_dtype.itemsize):
         if batch:
             continue
@@ -170,13 +129,9 @@ def test_products_by_pieces(tile, out_dtype):
 
 
 GROUPED = [
-    Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8),
-    *(
-        Config.of(
-            4, 3, "descriptor", BLOCK_M=64, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, PERSISTENT=p, SUBTILES=s
-        )
-        for p, s in ((False, 1), (True, 2))
-    ),
+    configs.tile(64, 64, 32),
+    configs.of_groups(64, 128, 64, 4, 3, persistent=False),
+    configs.of_groups(64, 128, 64, 4, 3, subtiles=2),
 ]
 
 
@@ -208,10 +163,10 @@ def test_groups_of_every_family(config, dtype, ragged):
 @pytest.mark.parametrize("family", ["tile", "descriptor", "unpacked"])
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
 def test_quantized_weights_of_every_family(family, dtype):
-    sides = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 8}
-    configs = {"unpacked": [warpgroups(64, 64, 64, 1, 4, family="unpacked")]}
-    configs = configs.get(family) or [Config.of(4, 3, family, **sides, SPLIT_K=split) for split in (1, 2)]
-    for config in configs:
+    made = [configs.packed_weights(16, 64, 128, 4, 3, split, family=family) for split in (1, 2)]
+    if family == "unpacked":
+        made = [configs.warpgroups(64, 64, 64, 1, 4, family=family)]
+    for config in made:
         for m, n, k in sizes(2):
             weight = tritile.quantize(values((n, 4 * k), dtype, 1, "cuda"), bits=4, group_size=32)
             x = poised((m, 4 * k), dtype, 0)

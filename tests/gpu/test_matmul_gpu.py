@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import tile
+from tests.launched import launched, needs_memory
 from tests.reference import (
     DEFAULT_OUT,
     FP8,
@@ -19,7 +21,6 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     product64,
     values,
 )
@@ -28,24 +29,9 @@ from tritile.ops import asked
 from tritile.ops.described import described
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 HALF = (torch.float16, torch.bfloat16)
 PRECISIONS = ("ieee", "fp16x3", "tf32x3", "tf32")
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    """No launch prepared by another test, and torch's own products in full fp32."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    tritile.forget()
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def skip_unsupported(dtype):
@@ -67,10 +53,10 @@ TURNS |= {"SS": ("sparse", "strided"), "sliced": ("sliced", "column_sliced")}
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("size", [(256, 320, 192), (131, 97, 61)], ids=str)
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize("dtype", MATMUL_DTYPES, ids=name)
-def test_dtypes_and_layouts(dtype, turn, size):
+def test_dtypes_and_layouts(dtype, turn):
+    size = (256, 320, 192) if turn in ("NT", "TN") else (131, 97, 61)
     skip_unsupported(dtype)
     a, b = pair(*size, dtype)
     a_layout, b_layout = TURNS[turn]
@@ -80,22 +66,17 @@ def test_dtypes_and_layouts(dtype, turn, size):
 
 
 SIZES = {
-    "aligned": (512, 1024, 256),
     "large": (1024, 1024, 1024),
     "one": (1, 1, 1),
-    "tiny": (2, 3, 5),
     "primes": (257, 263, 269),
     "row": (1, 1009, 513),
     "column": (1009, 1, 513),
     "dot": (1, 1, 4099),
     "outer": (311, 313, 1),
-    "skinny": (16, 2048, 1024),
     "tall": (4097, 17, 64),
-    "wide": (3, 5003, 33),
     "deep": (64, 64, 20011),
     "deep aligned": (32, 48, 16384),
     "just past a tile": (129, 257, 65),
-    "just short of a tile": (127, 255, 63),
 }
 
 
@@ -108,10 +89,10 @@ def test_sizes(dtype, size):
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 7), repeat=3)))
-def test_zero_sizes(m, n, k):
-    a, b = pair(m, n, k, torch.bfloat16)
-    assert_product(tritile.matmul(a, b), a, b)
+def test_zero_sizes():
+    for m, n, k in itertools.product((0, 1, 7), repeat=3):
+        a, b = pair(m, n, k, torch.bfloat16)
+        assert_product(tritile.matmul(a, b), a, b)
 
 
 @pytest.mark.usefixtures("poison")
@@ -119,27 +100,16 @@ def test_zero_sizes(m, n, k):
     ("a_shape", "b_shape"),
     [
         ((300,), (300,)),
-        ((300,), (300, 70)),
-        ((70, 300), (300,)),
         ((3, 70, 300), (300, 50)),
         ((70, 300), (3, 300, 50)),
-        ((3, 70, 300), (3, 300, 50)),
         ((5, 1, 33, 65), (4, 65, 17)),
         ((3, 1, 2, 1, 9, 33), (4, 1, 1, 33, 21)),
-        ((2, 3, 4, 33), (33,)),
-        ((6, 1, 64), (64, 128)),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
 def test_batches_and_broadcasting(a_shape, b_shape, dtype):
     a, b = gpu(a_shape, dtype), gpu(b_shape, dtype, 1)
-    assert_product(tritile.matmul(a, b), a, b)
-
-
-def test_expanded_operands():
-    a = gpu((1, 65), torch.float16).expand(7, 33, 65)
-    b = gpu((65, 1), torch.float16, 1).expand(65, 40)
     assert_product(tritile.matmul(a, b), a, b)
 
 
@@ -152,8 +122,9 @@ def test_more_matrices_than_a_grid_axis_holds(count):
     assert_product(tritile.matmul(a, b), a, b)
 
 
-@pytest.mark.parametrize("stride", [1024, 1032, 1028, 1026, 1025])
-@pytest.mark.parametrize("offset", [0, 1, 2, 8])
+@pytest.mark.parametrize(
+    ("stride", "offset"), [(1024, 0), (1032, 0), (1028, 0), (1026, 2), (1025, 1), (1032, 8)]
+)
 def test_alignment_classes(stride, offset):
     def shifted(rows, seed):
         flat = gpu((offset + rows * stride,), torch.float16, seed)
@@ -302,12 +273,6 @@ def check_rows(got, a, b):
     assert torch.equal(got[index].double(), product64(a[index], b))
 
 
-def needs_memory(gigabytes):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < gigabytes << 30:
-        pytest.skip(f"needs {gigabytes} GiB of GPU memory")
-
-
 @pytest.mark.serial
 @pytest.mark.usefixtures("poison")
 def test_an_operand_beyond_2_to_31_elements():
@@ -351,17 +316,10 @@ def test_the_current_stream_is_used():
     assert_product(got, source, b)
 
 
-def never_measured(monkeypatch):
-    def fail(*args):
-        raise AssertionError("measured")
-
-    monkeypatch.setattr("tritile.tune.now.tuned_now", fail)
-
-
 @pytest.mark.parametrize("mode", ["cached", "tune"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "first call"])
 def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode, warm):
-    never_measured(monkeypatch)
+    monkeypatch.setattr("tritile.tune.now.tuned_now", lambda *args: pytest.fail("measured"))
     a, b = pair(201 + warm, 130, 75 + (mode == "tune"), torch.float16)
     out = torch.empty(a.shape[0], 130, dtype=torch.float16, device="cuda")
     if warm:
@@ -415,26 +373,12 @@ def test_the_second_call_is_the_first_again_and_prepares_nothing(monkeypatch, dt
     assert_product(tritile.matmul(other, b), other, b)  # other memory, the same launch
 
 
-def tile(m, n, k, warps=4, stages=2):
-    return tritile.Config.of(
-        family="tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8, num_warps=warps, num_stages=stages
-    )
-
-
-def call_of(a, b):
-    out = torch.full((a.shape[0], b.shape[1]), math.nan, dtype=a.dtype, device="cuda")
-    return described(a, b, out, "ieee"), out
-
-
-@pytest.mark.parametrize(
-    "config",
-    [tile(16, 16, 16, 1), tile(64, 128, 32, 8, 4), tile(64, 32, 32, 4, 5), tile(128, 64, 32, 8, 2)],
-)
+@pytest.mark.parametrize("config", [tile(16, 16, 16, 1), tile(64, 128, 32, 8, 4), tile(64, 32, 32, 4, 5)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=name)
 def test_any_legal_config_gives_the_answer(config, dtype):
     a, b = pair(201, 99, 530, dtype)
-    call, out = call_of(a, b)
-    launch.prepare(call, config)(*call.tensors)
+    out = torch.full((201, 99), math.nan, dtype=dtype, device="cuda")
+    launched(described(a, b, out, "ieee"), config)
     assert_product(out, a, b)
 
 
@@ -459,10 +403,7 @@ def test_gradients_into_out_are_refused_on_a_first_and_on_a_later_call():
     tritile.matmul(a, b)
     tritile.matmul(a, b, out=out)
     wanting = a.clone().requires_grad_()
-    for args, kwargs in (
-        ((wanting, b), {"out": out}),
-        ((a, b), {"out": out.clone().requires_grad_()}),
-    ):
+    for args, kwargs in (((wanting, b), {"out": out}), ((a, b), {"out": out.clone().requires_grad_()})):
         with pytest.raises(GradientError, match="no_grad"):
             tritile.matmul(*args, **kwargs)
     with torch.no_grad():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tritile
+from tests.launched import captured
 from tests.layers import assert_packed, layer_of, meant
 from tests.reference import Sides, assert_fused, assert_within, finished64, name, sums64, values
 from tritile.nn import Float8Linear, convert
@@ -92,12 +93,10 @@ def test_a_converted_model_is_captured(kind):
     x = values((16, 256), BF16, device="cuda")
     with torch.no_grad():
         wanted = model(x)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = model(x)
-        captured.zero_()
+        graph, got = captured(lambda: model(x))
+        got.zero_()
         graph.replay()
-    assert torch.equal(captured, wanted)
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("kind", ALL)

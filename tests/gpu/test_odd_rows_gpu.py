@@ -1,18 +1,20 @@
 """Products of few rows by a matrix of odd rows, by tensor cores, on a GPU."""
 
+import functools
+
 import pytest
 import torch
 
 import tritile
+from tests.launched import captured
 from tests.reference import (
     Sides,
     assert_fused,
     assert_product,
+    at_offset,
     frame,
     guard_intact,
-    name,
     placed,
-    poison_empty,
     values,
 )
 from tritile.core import device as devices
@@ -23,15 +25,9 @@ from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 DTYPES = (torch.float16, torch.bfloat16)
 SIZES = [(520, 1027), (333, 4099), (4001, 515), (31, 20001), (1, 777), (900, 3), (70, 17)]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Workspaces and outputs begin as NaN, so that what is not written shows."""
-    poison_empty(monkeypatch)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,14 +36,7 @@ def _on_nvidia():
         pytest.skip("no asynchronous copies to shared memory")
 
 
-def at(offset, n, k, dtype, row=None):
-    """Return b [k, n], contiguous along K, that begins `offset` elements after a word, amid NaN."""
-    row = k if row is None else row
-    buffer = torch.full((32 + n * row,), float("nan"), dtype=dtype, device="cuda")
-    first = -(buffer.data_ptr() // dtype.itemsize) % 8 + 8 + offset
-    b = buffer[first:].as_strided((n, k), (row, 1))
-    b.copy_(values((n, k), dtype, 1, "cuda"))
-    return b.mT
+at = functools.partial(at_offset, device="cuda")
 
 
 def check(a, b, layout="row", every=1):
@@ -68,9 +57,15 @@ def check(a, b, layout="row", every=1):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name)
-@pytest.mark.parametrize("m", [1, 9, 16, 33, 100, 128, 200])
-@pytest.mark.parametrize("size", SIZES, ids=str)
+# Either type at every size, with every number of rows that is compiled apart.
+SIZED = [
+    (DTYPES[(i + j) % 2], m, size)
+    for i, m in enumerate((1, 16, 33, 100, 200))
+    for j, size in enumerate(SIZES)
+]
+
+
+@pytest.mark.parametrize(("dtype", "m", "size"), SIZED, ids=str)
 def test_sizes(dtype, m, size):
     n, k = size
     if n < m:
@@ -137,10 +132,7 @@ def test_calls_plan_it_alike_in_graphs_and_not_where_batch_invariant():
     assert plans.plan_for(problem, devices.gpu(0), "cached").config.family == NAME
     wanted = tritile.matmul(a, w.mT)
     assert_product(wanted, a, w.mT, tensor_cores=True)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = tritile.matmul(a, w.mT)
+    graph, got = captured(lambda: tritile.matmul(a, w.mT))
     got.zero_()
     graph.replay()
     torch.cuda.synchronize()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tritile
+from tests.launched import captured
 from tests.opdb import NAMES, check, samples
 from tests.reference import assert_product, name, values
 from tritile.ops import asked
@@ -107,9 +108,7 @@ def test_captured_in_a_graph_with_gradients_recorded():
     with torch.cuda.stream(stream):
         wanted = step().clone()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        grad = step()
+    graph, grad = captured(step)
     graph.replay()
     assert torch.equal(grad, wanted)
 

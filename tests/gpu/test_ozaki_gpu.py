@@ -9,7 +9,8 @@ import torch
 
 import tritile
 from tests.complexes import assert_complex, numbers
-from tests.reference import LAYOUTS, frame, guard_intact, placed, poison_empty, values
+from tests.launched import captured, needs_memory
+from tests.reference import placed, values
 from tritile.core import device as devices
 from tritile.core.problem import MAX_DEPTH
 from tritile.ops import asked
@@ -17,19 +18,8 @@ from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 UNIT = 2.0**-53
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    """No launch prepared by another test."""
-    tritile.forget()
-
-
-@pytest.fixture
-def poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def gpu(*shape, seed=0):
@@ -70,10 +60,9 @@ TURNS |= {"sliced": ("sliced", "column_sliced")}
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("size", [(256, 320, 192), (131, 97, 61)], ids=str)
 @pytest.mark.parametrize("turn", TURNS)
-def test_layouts(turn, size):
-    m, n, k = size
+def test_layouts(turn):
+    m, n, k = (256, 320, 192) if turn in ("NN", "TT") else (131, 97, 61)
     a, b = gpu(m, k), gpu(k, n, seed=1)
     a_layout, b_layout = TURNS[turn]
     got = ozaki(placed(a, a_layout), placed(b, b_layout))
@@ -82,8 +71,8 @@ def test_layouts(turn, size):
 
 
 SIZES = [
-    (1, 1, 1), (2, 3, 5), (1, 1009, 513), (1009, 1, 513), (1, 1, 4099), (311, 313, 1), (16, 2048, 1024),
-    (512, 512, 512), (127, 257, 65), (129, 255, 63), (64, 48, 20011), (1024, 1024, 1024), (257, 263, 2048),
+    (1, 1, 1), (1, 1009, 513), (1009, 1, 513), (1, 1, 4099), (311, 313, 1), (127, 257, 65), (129, 255, 63),
+    (64, 48, 20011), (1024, 1024, 1024),
 ]  # fmt: skip
 
 
@@ -95,11 +84,11 @@ def test_sizes(size):
     assert_within_bound(ozaki(a, b), a, b)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), list(itertools.product((0, 1, 7), repeat=3)))
-def test_zero_sizes(m, n, k):
-    got = ozaki(gpu(m, k), gpu(k, n, seed=1))
-    assert got.shape == (m, n)
-    assert k > 0 or not got.any()
+def test_zero_sizes():
+    for m, n, k in itertools.product((0, 1, 7), repeat=3):
+        got = ozaki(gpu(m, k), gpu(k, n, seed=1))
+        assert got.shape == (m, n)
+        assert k > 0 or not got.any()
 
 
 @pytest.mark.usefixtures("poison")
@@ -107,10 +96,7 @@ def test_zero_sizes(m, n, k):
     ("a_shape", "b_shape"),
     [
         ((300,), (300,)),
-        ((70, 300), (300,)),
-        ((3, 70, 300), (300, 50)),
         ((70, 300), (3, 300, 50)),
-        ((3, 70, 300), (3, 300, 50)),
         ((5, 1, 33, 65), (4, 65, 17)),
         ((3, 1, 2, 1, 9, 33), (4, 1, 1, 33, 21)),
     ],
@@ -121,18 +107,6 @@ def test_batches_and_broadcasting(a_shape, b_shape):
     got, wanted = ozaki(a, b), a @ b
     assert got.shape == wanted.shape
     assert torch.allclose(got, wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_out_is_filled_and_nothing_around_it(layout):
-    a, b = gpu(3, 131, 65), gpu(3, 65, 70, seed=1)
-    a[1, 5, 5] = math.inf
-    buffer, out = frame((3, 131, 70), torch.float64, layout, "cuda")
-    wanted = ozaki(a, b)
-    for _ in range(2):  # the second call takes the fast path
-        assert ozaki(a, b, out=out) is out
-        assert torch.equal(out.nan_to_num(), wanted.nan_to_num())
-    assert guard_intact(buffer, out)
 
 
 def test_every_family_and_config_gives_the_same_bits():
@@ -267,12 +241,6 @@ def test_what_is_fused():
     assert torch.allclose(got, wanted, rtol=1e-13, atol=1e-12, equal_nan=True)
 
 
-def needs_memory(gigabytes):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < gigabytes << 30:
-        pytest.skip(f"needs {gigabytes} GiB of GPU memory")
-
-
 @pytest.mark.serial
 def test_remainders_beyond_2_to_31():
     needs_memory(30)
@@ -287,10 +255,7 @@ def test_remainders_beyond_2_to_31():
 def test_a_captured_call_replays():
     a, b = gpu(201, 75), gpu(75, 130, seed=1)
     out = torch.empty(201, 130, dtype=torch.float64, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        ozaki(a, b, out=out)
+    graph, _ = captured(lambda: ozaki(a, b, out=out))
     for seed in (5, 6):
         a.copy_(gpu(201, 75, seed=seed))
         if seed == 6:

@@ -1,7 +1,6 @@
 """tritile.permute, transpose and contiguous on a GPU, bit for bit."""
 
 import functools
-import itertools
 import math
 import random
 
@@ -9,6 +8,8 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import boxed, turned
+from tests.launched import captured, launched, needs_memory
 from tests.reference import (
     COMPLEX,
     DTYPES,
@@ -18,7 +19,6 @@ from tests.reference import (
     guard_intact,
     name,
     placed,
-    poison_empty,
     random_bits,
     same_bits,
     words_of,
@@ -30,36 +30,26 @@ from tritile.ops import asked
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 SIZED = [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128]  # 1 to 16 bytes
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    tritile.forget()
 
 
 bits = functools.partial(random_bits, device="cuda")
 
 
-@pytest.fixture
-def poison(monkeypatch):
-    poison_empty(monkeypatch)
-
-
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize("shape", [(1024, 512), (131, 257)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
-def test_every_dtype_bit_for_bit(dtype, shape):
-    raw, x = bits(shape, dtype)
-    got = tritile.transpose(x)
-    assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
-    assert same_bits(got, raw.transpose(0, 1))
+def test_every_dtype_bit_for_bit(dtype):
+    for shape in ((1024, 512), (131, 257)):
+        raw, x = bits(shape, dtype)
+        got = tritile.transpose(x)
+        assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape[::-1], True)
+        assert same_bits(got, raw.transpose(0, 1))
 
 
 SHAPES = [
-    (1, 1), (1, 4099), (4099, 1), (2, 3), (3, 10007), (10007, 3), (64, 64), (63, 65), (1000, 1001),
-    (2047, 2049), (4096, 8), (3, 129, 65), (7, 1, 33), (300, 5, 7), (2, 3, 4, 5), (0, 5), (5, 0, 3),
+    (1, 1), (1, 4099), (4099, 1), (3, 10007), (10007, 3), (64, 64), (2047, 2049), (4096, 8), (3, 129, 65),
+    (300, 5, 7), (0, 5), (5, 0, 3),
 ]  # fmt: skip
 
 
@@ -72,38 +62,12 @@ def test_shapes(dtype, shape):
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize(("dim0", "dim1"), list(itertools.combinations_with_replacement(range(4), 2)))
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float32], ids=name)
-def test_every_pair_of_dimensions(dim0, dim1, dtype):
-    raw, x = bits((13, 50, 3, 70), dtype)
-    expected = raw.transpose(dim0, dim1)
-    for dims in ((dim0, dim1), (dim1, dim0), (dim0 - 4, dim1 - 4)):
-        assert same_bits(tritile.transpose(x, *dims), expected)
-
-
-def test_a_scalar_and_a_vector_are_copied():
-    for shape in ((), (1001,)):
-        raw, x = bits(shape, torch.float64)
-        got = tritile.transpose(x, 0, -1)
-        assert got.data_ptr() != x.data_ptr()
-        assert same_bits(got, raw)
-
-
-@pytest.mark.usefixtures("poison")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", SIZED, ids=name)
 def test_inputs_that_are_not_contiguous(layout, dtype):
     raw, x = bits((2, 131, 70), dtype)
-    assert same_bits(tritile.transpose(placed(x, layout)), raw.transpose(1, 2))
-    assert same_bits(tritile.transpose(placed(x, layout), 0, 2), raw.transpose(0, 2))
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_permuted_inputs(order):
-    raw, x = bits((30, 65, 129), torch.float16)
-    x, raw = x.permute(order), raw.permute(*order, 3)
-    for dims in ((0, 1), (0, 2), (1, 2)):
-        assert same_bits(tritile.transpose(x, *dims), raw.transpose(*dims))
+    for dims in ((1, 2), (0, 2), (0, 1)):
+        assert same_bits(tritile.transpose(placed(x, layout), *dims), raw.transpose(*dims))
 
 
 def test_expanded_and_overlapping_inputs():
@@ -112,8 +76,7 @@ def test_expanded_and_overlapping_inputs():
         assert torch.equal(tritile.transpose(x), x.mT)
 
 
-@pytest.mark.parametrize("stride", [256, 264, 260, 258, 257])
-@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize(("stride", "offset"), [(256, 0), (264, 8), (260, 0), (258, 0), (257, 0), (256, 1)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.complex64], ids=name)
 def test_alignment_classes(dtype, offset, stride):
     raw, flat = bits((offset + 100 * stride,), dtype)
@@ -179,12 +142,6 @@ def test_more_matrices_than_a_grid_axis_holds(count):
     assert same_bits(tritile.transpose(x), raw.transpose(1, 2))
 
 
-def needs_memory(gigabytes):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < gigabytes << 30:
-        pytest.skip(f"needs {gigabytes} GiB of GPU memory")
-
-
 @pytest.mark.serial
 @pytest.mark.parametrize("shape", [(46349, 46351), (2**31 + 4099, 2), (3, 2**30 + 7)], ids=str)
 def test_beyond_2_to_31_elements(shape):
@@ -239,10 +196,8 @@ def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode):
     monkeypatch.setattr("tritile.tune.now.tuned_now", lambda *args: pytest.fail("measured"))
     _, x = bits((201, 130), torch.int32)
     out = tritile.transpose(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with tritile.mode(mode), torch.cuda.graph(graph):
-        tritile.transpose(x, out=out)
+    with tritile.mode(mode):
+        graph, _ = captured(lambda: tritile.transpose(x, out=out))
     for seed in (5, 6):
         raw, fresh = bits((201, 130), torch.int32, seed)
         x.copy_(fresh)
@@ -261,12 +216,6 @@ def test_the_second_call_prepares_nothing(monkeypatch):
     assert same_bits(again, raw.transpose(0, 1))
 
 
-def turned(m, n, warps=4, group=1):
-    return tritile.Config.of(
-        family="tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=group, num_warps=warps, num_stages=1
-    )
-
-
 @pytest.mark.parametrize(
     "config",
     [turned(1, 512), turned(512, 1), turned(16, 2048, 8), turned(256, 128, 8, 32), turned(64, 64, 4, 8)],
@@ -275,35 +224,42 @@ def turned(m, n, warps=4, group=1):
 def test_any_legal_config_gives_the_answer(config, dtype):
     raw, x = bits((2, 777, 531), dtype)
     out = torch.zeros(2, 531, 777, dtype=dtype, device="cuda")
-    call = permute_op.described(x, out, [0, 2, 1])
-    if illegal(config, call.problem, current_gpu()) is not None:
-        pytest.skip("not a legal config")
-    launch.prepare(call, config)(*call.tensors)
+    launched(permute_op.described(x, out, [0, 2, 1]), config)
     assert same_bits(out, raw.transpose(1, 2))
 
 
-@pytest.mark.parametrize(
-    ("blocks", "warps"), [((128, 128, 32), 8), ((64, 32, 1), 4), ((512, 64, 256), 16), ((16, 256, 8), 4)]
-)
+def right_amid(config, dtype, shape, order, offsets):
+    """Permute between places that offsets say, and touch nothing else; tell whether the config is legal."""
+    x_at, out_at = offsets
+    raw, flat = bits((x_at + math.prod(shape),), dtype)
+    x, wanted = flat[x_at:].view(shape), raw[x_at:].view(*shape, -1).permute(*order, len(shape))
+    _, buffer = bits((out_at + math.prod(shape) + 9,), dtype, seed=1)
+    before, end = words_of(buffer).clone(), out_at + math.prod(shape)
+    out = buffer[out_at:end].view(wanted.shape[:-1])
+    call = permute_op.described(x, out, order)
+    if illegal(config, call.problem, current_gpu()) is not None:
+        return False
+    launch.prepare(call, config)(*call.tensors)
+    assert same_bits(out, wanted)
+    after = words_of(buffer)
+    assert torch.equal(after[:out_at], before[:out_at])
+    assert torch.equal(after[end:], before[end:])
+    return True
+
+
+PACKED = [
+    turned(128, 128, 8, 32, "packed"),
+    turned(64, 32, family="packed"),
+    turned(512, 64, 16, 256, "packed"),
+]
+
+
+@pytest.mark.parametrize("config", PACKED, ids=str)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=name)
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 3)], ids=str)
-def test_packed_configs_give_the_answer(blocks, warps, dtype, offsets):
-    config = tritile.Config.of(
-        warps, 1, "packed", **dict(zip(("BLOCK_M", "BLOCK_N", "GROUP_M"), blocks, strict=True))
-    )
-    x_at, out_at = offsets
+def test_packed_configs_give_the_answer(config, dtype, offsets):
     for shape, order in (((2, 777, 531), (0, 2, 1)), ((33, 5, 77, 41), (3, 1, 2, 0)), ((900, 38), (1, 0))):
-        raw, flat = bits((x_at + math.prod(shape),), dtype)
-        x, wanted = flat[x_at:].view(shape), raw[x_at:].view(*shape, -1).permute(*order, len(shape))
-        room, buffer = bits((out_at + math.prod(shape) + 9,), dtype, seed=1)
-        before, end = room.clone(), out_at + math.prod(shape)
-        out = buffer[out_at:end].view(wanted.shape[:-1])
-        call = permute_op.described(x, out, order)
-        assert illegal(config, call.problem, current_gpu()) is None
-        launch.prepare(call, config)(*call.tensors)
-        assert same_bits(out, wanted)
-        assert same_bits(buffer[:out_at], before[:out_at])
-        assert same_bits(buffer[end:], before[end:])
+        assert right_amid(config, dtype, shape, order, offsets)
 
 
 THIN = [
@@ -313,30 +269,12 @@ THIN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "blocks", [(64, 32, 4096), (256, 512, 8192), (64, 512, 2048), (1024, 1, 4096)], ids=str
-)
+@pytest.mark.parametrize("blocks", [(64, 32, 4096), (256, 512, 8192), (1024, 1, 4096)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 3)], ids=str)
 def test_boxes_give_the_answer(blocks, dtype, offsets):
-    config = tritile.Config.of(4, 1, "box", **dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK"), blocks, strict=True)))
-    (x_at, out_at), legal = offsets, 0
-    for shape, order in THIN:
-        raw, flat = bits((x_at + math.prod(shape),), dtype)
-        x, wanted = flat[x_at:].view(shape), raw[x_at:].view(*shape, -1).permute(*order, len(shape))
-        _, buffer = bits((out_at + math.prod(shape) + 9,), dtype, seed=1)
-        before, end = words_of(buffer).clone(), out_at + math.prod(shape)
-        out = buffer[out_at:end].view(wanted.shape[:-1])
-        call = permute_op.described(x, out, order)
-        if illegal(config, call.problem, current_gpu()) is not None:
-            continue
-        legal += 1
-        launch.prepare(call, config)(*call.tensors)
-        assert same_bits(out, wanted)
-        after = words_of(buffer)
-        assert torch.equal(after[:out_at], before[:out_at])
-        assert torch.equal(after[end:], before[end:])
-    assert legal >= 3
+    config = boxed(*blocks)
+    assert sum(right_amid(config, dtype, shape, order, offsets) for shape, order in THIN) >= 3
 
 
 def test_a_chain_of_permutations_that_start_early():
@@ -389,7 +327,7 @@ def test_orders_of_dimensions(shape, order, dtype):
     assert same_bits(tritile.permute(tritile.permute(x, order), back), raw)
 
 
-@pytest.mark.parametrize("seed", range(75))
+@pytest.mark.parametrize("seed", range(40))
 def test_any_permutation_of_any_permuted_view(seed):
     draw = random.Random(seed)
     shape = tuple(draw.choice((1, 2, 3, 5, 8, 17, 33)) for _ in range(draw.randint(2, 5)))
@@ -401,7 +339,7 @@ def test_any_permutation_of_any_permuted_view(seed):
     assert same_bits(tritile.permute(x, dims), expected)
 
 
-@pytest.mark.parametrize("size", [1, 64, 1000, 2049])
+@pytest.mark.parametrize("size", [1, 64, 2049])
 @pytest.mark.parametrize("dtype", SIZED, ids=name)
 def test_square_matrices_in_place(size, dtype):
     raw, x = bits((3, size, size), dtype)

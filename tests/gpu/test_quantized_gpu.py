@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import assert_product, frame, guard_intact, name, placed, poison_empty, values
+from tests.configs import packed_weights as tile
+from tests.configs import warpgroups
+from tests.launched import captured, launched
+from tests.reference import assert_product, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
-from tritile.core.config import Config
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import illegal, legal_configs
@@ -19,57 +21,39 @@ from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 from tritile.tune.suites import parse_shape
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
-def tile(m, n, k, warps, stages, split=1, group=8, family="tile"):
-    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SPLIT_K": split}
-    return Config.of(warps, stages, family, **sides)
+def tma(m, n, k, warps, stages, split=1):
+    return tile(m, n, k, warps, stages, split, family="descriptor")
 
 
-def tma(m, n, k, warps, stages, split=1, group=8):
-    return tile(m, n, k, warps, stages, split, group, "descriptor")
-
-
-def unpacked(m, n, k, consumers, stages, *, persistent=False, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": 8}
-    return Config.of(4, stages, "unpacked", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+def unpacked(*sides, **how):
+    return warpgroups(*sides, **how, family="unpacked")
 
 
 FUSED = [
     tile(16, 64, 128, 4, 4),
     tile(16, 64, 256, 4, 3),
-    tile(16, 128, 128, 4, 3, split=2),
     tile(16, 64, 128, 4, 5, split=8),
-    tile(16, 32, 128, 2, 3),
     tile(32, 16, 128, 1, 3),
     tile(64, 128, 128, 8, 3, split=4),
-    tile(64, 64, 128, 4, 2, group=1),
     tile(128, 128, 128, 8, 2),
-    tile(256, 64, 128, 4, 2),
     tma(16, 64, 128, 4, 4),
     tma(16, 64, 256, 4, 5, split=2),
     tma(32, 16, 128, 1, 3),
     tma(64, 128, 128, 8, 4, split=4),
-    tma(128, 128, 128, 8, 3),
     tma(256, 128, 128, 8, 3),
 ]
 UNPACKED = [
     unpacked(64, 64, 64, 1, 4),
     unpacked(128, 256, 64, 2, 4, persistent=True, subtiles=2),
     unpacked(192, 96, 64, 3, 4),
-    unpacked(256, 128, 64, 2, 3, persistent=True),
     unpacked(128, 160, 128, 2, 2),
 ]
 CONFIGS = [*FUSED, *UNPACKED]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Workspaces and outputs begin as NaN, so that what is not written shows."""
-    poison_empty(monkeypatch)
 
 
 def weight_of(n, k, dtype, bits=4, group=128, zeros=False, seed=1):
@@ -101,12 +85,7 @@ def assert_linear(out, x, weight, bias=None):
 
 def run(config, x, weight, out, bias=None):
     call = described(x, weight, bias, out)
-    reason = illegal(config, call.problem, devices.gpu(0))
-    if reason is not None:
-        pytest.skip(reason)
-    prepared = launch.prepare(call, config)
-    prepared(*call.tensors)
-    return prepared, call
+    return launched(call, config), call
 
 
 # Each config with four kinds of weights and both dtypes, each kind with configs of every family.
@@ -125,18 +104,18 @@ def test_configs_and_kinds_of_weights(config, kind, dtype):
     assert_linear(out, x, weight, bias)
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", [FUSED[0], FUSED[8], tma(128, 128, 128, 8, 2), UNPACKED[1]], ids=str)
-def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros, dtype):
+@pytest.mark.parametrize("config", [FUSED[0], FUSED[5], tma(128, 128, 128, 8, 2), UNPACKED[1]], ids=str)
+def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros):
     """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
+    dtype = HALF[KINDS.index((bits, group, zeros)) // 2 % 2]
     weight = weight_of(300, 712, dtype, bits, group, zeros)
     out = torch.empty(712, 300, dtype=dtype, device="cuda")
     run(config, torch.eye(712, dtype=dtype, device="cuda"), weight, out)
     assert torch.equal(out.t(), weight.dequantize())
 
 
-SIZES = [(1, 1, 1), (1, 4096, 4096), (17, 33, 1023), (129, 257, 129), (127, 4097, 2047), (256, 256, 4104)]
+SIZES = [(1, 1, 1), (1, 4096, 4096), (17, 33, 1023), (127, 4097, 2047), (256, 256, 4104)]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES, ids=str)
@@ -153,15 +132,14 @@ def test_ragged_sizes(config, m, n, k):
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
-@pytest.mark.parametrize("dtype", HALF, ids=name)
-@pytest.mark.parametrize("m", [5, 200])
+@pytest.mark.parametrize(("m", "dtype"), [(5, HALF[0]), (200, HALF[1])])
 def test_layouts_of_x(m, dtype, layout):
     weight = weight_of(320, 512, dtype, 8, 64, True)
     x = placed(values((m, 512), dtype, 0, "cuda"), layout)
     assert_linear(tritile.linear(x, weight), x, weight)
 
 
-@pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
+@pytest.mark.parametrize("layout", ["row", "column", "sparse", "offset"])
 @pytest.mark.parametrize("config", UNPACKED, ids=str)
 def test_layouts_of_x_beside_an_unpacked_weight(config, layout):
     """x is read where it lies or copied, in a launch between that of the weight and the product."""
@@ -173,7 +151,7 @@ def test_layouts_of_x_beside_an_unpacked_weight(config, layout):
     assert_linear(out, x, weight, bias)
 
 
-@pytest.mark.parametrize("config", UNPACKED, ids=str)
+@pytest.mark.parametrize("config", UNPACKED[:1], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=name)
 def test_biases_beside_an_unpacked_weight(dtype, config):
     weight, x = weight_of(250, 512, torch.bfloat16), values((300, 512), torch.bfloat16, 0, "cuda")
@@ -268,10 +246,7 @@ def test_an_unpacked_product_in_a_graph_and_on_a_stream():
     out = torch.empty(512, 2048, dtype=torch.float16, device="cuda")
     prepared, call = run(UNPACKED[1], x, weight, out)
     wanted = out.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(3):
-            prepared(*call.tensors)
+    graph, _ = captured(lambda: [prepared(*call.tensors) for _ in range(3)])
     for _ in range(20):
         out.fill_(float("nan"))
         graph.replay()
@@ -287,9 +262,7 @@ def test_graphs_streams_and_threads():
     weight = weight_of(4096, 4096, torch.bfloat16)
     x = values((16, 4096), torch.bfloat16, 0, "cuda")
     wanted = tritile.linear(x, weight)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = [tritile.linear(x, weight) for _ in range(3)]
+    graph, got = captured(lambda: [tritile.linear(x, weight) for _ in range(3)])
     for _ in range(20):
         graph.replay()
     torch.cuda.synchronize()
@@ -338,7 +311,7 @@ def test_results_beyond_32_bits():
 
 
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=name)
-@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS[1::3])
 def test_quantized_on_the_gpu_as_on_the_host(bits, group, zeros, dtype):
     original = values((100, 333), dtype)
     here = tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)

@@ -4,15 +4,11 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
+from tests.launched import captured
+from tests.reference import assert_product, frame, guard_intact, placed, values
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 SIZES = [(128, 64, 64), (129, 1, 1), (200, 333, 517), (1000, 1003, 1), (257, 2048, 96), (128, 5, 4099)]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +41,7 @@ def test_in_a_graph_and_beside_what_is_not_finite():
     b = b.mT
     b[3, 5], a[7, 2] = float("nan"), float("inf")
     wanted = tritile.matmul(a, b, precision="ieee")
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = tritile.matmul(a, b, precision="ieee")
+    graph, got = captured(lambda: tritile.matmul(a, b, precision="ieee"))
     got.zero_()
     graph.replay()
     torch.cuda.synchronize()

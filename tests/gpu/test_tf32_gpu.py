@@ -4,26 +4,20 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import tile, tma
+from tests.launched import launched
 from tests.reference import placed, product64, values
 from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
-from tritile.core.config import Config
-from tritile.families.space import illegal
 from tritile.ops.described import described
 from tritile.planning import model
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 
 
-def tma(m, n, k, warps, stages, *, persistent=False, split=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SUBTILES": 1}
-    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
-
-
 CONFIGS = [
-    Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8),
-    Config.of(4, 3, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=8),
+    tile(64, 64, 32),
+    tile(32, 32, 32),
     tma(64, 64, 64, 4, 3),
     tma(128, 128, 64, 8, 3, persistent=True),
     tma(64, 64, 64, 4, 3, split=2),
@@ -53,13 +47,11 @@ def test_operands_are_rounded(native, config, layouts):
     a, b = placed(a, layouts[0]), placed(b, layouts[1])
     out = torch.full((200, 140), float("nan"), device="cuda")
     call = described(a, b, out, "tf32")
-    reason = illegal(config, call.problem, devices.gpu(0))
-    if reason is not None:
-        pytest.skip(reason)
-    run = launch.prepare(call, config)
+    run = launched(call, config)
     if not native:
         run._steps = list(run._triton)
-    run(*call.tensors)
+        out.fill_(float("nan"))
+        run(*call.tensors)
     assert_rounded(out, a, b)
 
 
@@ -71,11 +63,7 @@ def test_operands_that_are_copied_are_rounded(config, layouts):
     a, b = placed(a, layouts[0]), placed(b, layouts[1])
     out = torch.full((600, 777), float("nan"), device="cuda")
     call = described(a, b, out, "tf32")
-    config = config or model.pick(call.problem, devices.gpu(0))
-    reason = illegal(config, call.problem, devices.gpu(0))
-    if reason is not None:
-        pytest.skip(reason)
-    launch.prepare(call, config)(*call.tensors)
+    launched(call, config or model.pick(call.problem, devices.gpu(0)))
     assert_rounded(out, a, b)
 
 

@@ -1,7 +1,5 @@
 """The authors' kernels compiled ahead of time for GPUs that are not here: they fit, and do as they say."""
 
-import os
-
 import pytest
 import torch
 
@@ -9,9 +7,6 @@ from authors import SUBJECTS
 from tritile.core.device import target_device
 from tritile.runtime import offline
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 NAMES = ("sm_80", "sm_90", "sm_100", "gfx942")
 ROWS = {"ROWS": 2, "BLOCK": 1024, "num_warps": 4}
 ATTENTION = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}

@@ -38,18 +38,16 @@ def inputs(name, shape, dtype=torch.float32):
     return SUBJECTS[name].inputs(shape, dtype, "cpu")
 
 
-@pytest.mark.parametrize("rows", [(1, 4), (2, 1), (4, 3)], ids=str)  # ROWS, and how many there are
-@pytest.mark.parametrize("columns", [1, 2, 31, 32, 33, 64, 97, 128])  # of blocks of 32
+@pytest.mark.parametrize("rows", [(1, 4), (4, 3)], ids=str)  # ROWS, and how many there are
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 97])  # of blocks of 32
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of rows past the last
 def test_rows_of_any_length(name, dtype, columns, rows):
     check(name, inputs(name, (rows[1], columns), dtype), ROWS=rows[0], BLOCK=32)
 
 
 @pytest.mark.parametrize("columns", [20, 100])
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_rows_with_gaps_between_them(name, columns):
     given = inputs(name, (5, columns))
     x, out = (torch.full((5, columns + 7), float("nan")) for _ in range(2))
@@ -61,7 +59,6 @@ def test_rows_with_gaps_between_them(name, columns):
 
 
 @pytest.mark.parametrize("block", [16, 64])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_softmax_of_infinite_elements(block):
     given = inputs("softmax", (4, 50))
     x, infinity = given["x_ptr"], float("inf")
@@ -94,7 +91,7 @@ def test_layer_norm_where_the_mean_is_large(block):
 
 
 # Of blocks of 32 queries and 16 keys, and the other way round: sequences shorter, as long, longer by one.
-SEQUENCES = (1, 2, 15, 16, 17, 32, 37, 64, 67)
+SEQUENCES = (1, 15, 16, 17, 32, 67)
 
 
 @pytest.mark.parametrize("blocks", [(32, 16), (16, 32)], ids=str)

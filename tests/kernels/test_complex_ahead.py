@@ -1,22 +1,17 @@
 """What makes complex products of real ones, compiled ahead of time for GPUs that are not here."""
 
-import os
 import re
 
 import pytest
 
-from tests.kernels.test_ahead import later
+from tests.ahead import H200, NAMES, kernels_of, later
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.problem.complexes import form_of
 from tritile.planning import model
 from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for, resources
+from tritile.runtime.offline import resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
-NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 OURS = ("lay_out", "put_together")
 ODD = {"a_align": 8, "b_align": 8, "out_align": 8}
 FORMS = {
@@ -47,10 +42,8 @@ def posed(form, dtype="complex64", **rest):
     return MatmulProblem(**({"batch": 1} | fields), dtype=dtype, out_dtype=dtype)
 
 
-def compiled(problem, device):
-    config = model.pick(problem, device)
-    with compiling_for(device):
-        return [each() for each in ahead.compiles_for(problem, config, device)]
+def compiled(problem, device=H200):
+    return kernels_of(problem, model.pick(problem, device), device)
 
 
 WIDE = ("embedded, gaps", "pairs, gaps", "planes, batch", "three, odd")
@@ -80,14 +73,14 @@ def test_every_form_compiles_and_fits(name, dtype, form):
 @pytest.mark.parametrize("form", ["embedded", "pairs", "planes", "three"])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_aligned_operands_move_by_16_bytes(form, dtype):
-    for kernel in compiled(posed(form, dtype), target_device("nvidia-h200")):
+    for kernel in compiled(posed(form, dtype)):
         if kernel.name in OURS:
             moves = set(re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"]))
             assert moves == {"v4.b32" if dtype == "complex64" else "v2.b64"}
 
 
 def test_rows_of_an_even_size_still_move_by_16_bytes():
-    kernels = compiled(posed("three", m=250, n=250, k=250), target_device("nvidia-h200"))
+    kernels = compiled(posed("three", m=250, n=250, k=250))
     for kernel in (kernel for kernel in kernels if kernel.name in OURS):
         assert set(re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"])) == {"v4.b32"}, kernel.name
 

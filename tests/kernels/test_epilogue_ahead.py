@@ -1,34 +1,29 @@
 """Products with epilogues and block scales, compiled ahead of time for GPUs that are not here."""
 
-import os
-import subprocess
 from dataclasses import replace
 
 import pytest
-import triton
 
-from tests.kernels.test_ahead import (
+from tests.ahead import (
     NAMES,
     across,
+    compiled,
     groups,
+    instructions,
+    kernels_of,
     later,
     paired,
     paired_across,
-    split,
-    tile,
-    tma,
     with_clusters,
 )
+from tests.configs import split, tile, tma
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for, resources
+from tritile.runtime.offline import resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 PLAIN = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 ODD = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_align=2, b_align=2, out_align=4)
 EPILOGUES = ("bias=row gelu", "bias=row residual=full silu", "bias=full residual=column weighted gelu_tanh")
@@ -58,9 +53,9 @@ def test_tiles_in_float64_keep_the_digits_of_their_weights(name):
 
 
 BY_DESCRIPTOR = (
-    tma(128, 128, 64, 8, 3, True, 1, 2),
-    tma(64, 64, 64, 4, 4, False, 4, 1),
-    tma(16, 64, 128, 4, 4, False, 1, 1),
+    tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
+    tma(64, 64, 64, 4, 4, split=4),
+    tma(16, 64, 128, 4, 4),
 )
 
 
@@ -81,11 +76,11 @@ def test_by_descriptor(name, epilogue, config):
 
 
 def test_by_descriptor_to_where_no_descriptor_can_store():
-    fits(replace(ODD, epilogue=EPILOGUES[1]), tma(64, 64, 64, 4, 4, True, 1, 1), "nvidia-h200")
+    fits(replace(ODD, epilogue=EPILOGUES[1]), tma(64, 64, 64, 4, 4, persistent=True), "nvidia-h200")
 
 
-BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, True, 2), groups(192, 96, 64, 3, 3, False, 1))
-ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, True))
+BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, persistent=True, subtiles=2), groups(192, 96, 64, 3, 3))
+ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, persistent=True))
 
 
 @pytest.mark.parametrize(
@@ -124,15 +119,15 @@ def test_by_transposed_clusters(epilogue, config):
 
 READS = "bias=row residual=full gelu"
 WIDE = [  # whether it may have gelu, and gelu beside a matrix, where tiles are stored by pointers
-    (groups(128, 192, 64, 2, 4, True, 1), True, True),
-    (groups(64, 256, 64, 1, 4, False, 1), True, False),
-    (groups(128, 256, 64, 2, 3, True, 2), True, False),
-    (groups(192, 128, 64, 3, 4, True, 1), True, False),
-    (groups(256, 144, 64, 2, 3, True, 2), False, False),
-    (split(256, 160, 64, 2, 3, 2), False, False),
+    (groups(128, 192, 64, 2, 4, persistent=True), True, True),
+    (groups(64, 256, 64, 1, 4), True, False),
+    (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), True, False),
+    (groups(192, 128, 64, 3, 4, persistent=True), True, False),
+    (groups(256, 144, 64, 2, 3, persistent=True, subtiles=2), False, False),
+    (split(256, 160, 64, 2, 3, subtiles=2), False, False),
     (paired(192, 128, 2), True, False),
     (paired(192, 192, 1, True), False, False),
-    (across(160, 192, 3, 4, False, 2), True, False),
+    (across(160, 192, 3, 4, subtiles=2), True, False),
     (across(256, 128, 2, 3), True, False),
     (paired_across(160, 256, 2), False, False),
     (paired_across(192, 192, 1), False, False),
@@ -164,20 +159,21 @@ def test_specialised_tiles_leave_room_for_gelu(config, alone, beside):
 def test_split_tiles_leave_room_for_a_matrix_that_two_epilogues_read():
     device, problem = target_device("nvidia-h200"), replace(PLAIN, m=300, n=300, out_align=8)
     read = replace(problem, epilogue="residual=full")
-    for wide in (split(256, 160, 64, 2, 3, 2), split(192, 192, 64, 3, 3, 2), split(128, 144, 64, 1, 4, 2)):
+    for sides in ((256, 160, 64, 2, 3), (192, 192, 64, 3, 3), (128, 144, 64, 1, 4)):
+        wide = split(*sides, subtiles=2)
         assert "accumulator registers a thread, above" in (illegal(wide, read, device) or "legal")
         assert illegal(wide, replace(read, n=320, out_align=16), device) is None
         assert illegal(wide, replace(problem, epilogue="bias=row"), device) is None
-    assert illegal(split(128, 256, 64, 2, 3, 2), read, device) is None
+    assert illegal(split(128, 256, 64, 2, 3, subtiles=2), read, device) is None
 
 
 @pytest.mark.parametrize(
     ("config", "n"),
     [
-        (groups(128, 192, 64, 2, 4, True, 1), 300),
-        (groups(128, 256, 64, 2, 3, True, 2), 320),
-        later(groups(64, 192, 64, 1, 6, False, 1), 300),
-        later(split(128, 192, 64, 2, 4, 2), 300),
+        (groups(128, 192, 64, 2, 4, persistent=True), 300),
+        (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
+        later(groups(64, 192, 64, 1, 6), 300),
+        later(split(128, 192, 64, 2, 4, subtiles=2), 300),
         later(across(96, 128, 1, 6), 300),
     ],
     ids=str,
@@ -190,8 +186,8 @@ def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config, n):
 @pytest.mark.parametrize("problem", [FP8, INT8, later(replace(FP8, b_dtype="float8_e5m2"))], ids=str)
 def test_scales(name, problem):
     fits(replace(problem, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
-    fits(replace(problem, epilogue=SCALED), tma(64, 128, 128, 4, 3, True, 1, 1), name)
-    fits(replace(problem, epilogue=SCALED), tma(64, 64, 128, 4, 3, False, 4, 1), name)
+    fits(replace(problem, epilogue=SCALED), tma(64, 128, 128, 4, 3, persistent=True), name)
+    fits(replace(problem, epilogue=SCALED), tma(64, 64, 128, 4, 3, split=4), name)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "gfx942"])
@@ -204,8 +200,8 @@ def test_scales_of_int8_on_older_gpus(name):
 def test_block_scales(name, shared):
     problem = replace(FP8, block_scales=shared, epilogue="bias=row")
     fits(problem, tile(64, 64, 128, 4, 2), name)
-    fits(problem, tma(64, 128, 128, 8, 3, False, 1, 1), name)
-    fits(problem, tma(64, 64, 128, 4, 3, False, 4, 1), name)
+    fits(problem, tma(64, 128, 128, 8, 3), name)
+    fits(problem, tma(64, 64, 128, 4, 3, split=4), name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -235,10 +231,10 @@ def test_gated_tiles_without_tensor_cores(dtype):
     ("config", "epilogue"),
     [
         (BY_DESCRIPTOR[0], GATED[1]),
-        (tma(64, 64, 64, 4, 4, False, 1, 1), GATED[0]),
+        (tma(64, 64, 64, 4, 4), GATED[0]),
         (BY_DESCRIPTOR[2], GATED[1]),
         later(BY_DESCRIPTOR[0], GATED[0]),
-        later(tma(64, 64, 64, 4, 4, False, 1, 1), GATED[1]),
+        later(tma(64, 64, 64, 4, 4), GATED[1]),
         later(BY_DESCRIPTOR[2], GATED[0]),
     ],
     ids=str,
@@ -249,25 +245,21 @@ def test_gated_by_descriptor(name, epilogue, config):
 
 
 def test_gated_operands_that_no_descriptor_reads_are_copied():
-    device, config = target_device("nvidia-h200"), tma(64, 64, 64, 4, 4, True, 1, 1)
     problem = replace(ODD, epilogue=GATED[1])
-    with compiling_for(device):
-        kernels = [each() for each in ahead.compiles_for(problem, config, device)]
+    kernels = kernels_of(problem, tma(64, 64, 64, 4, 4, persistent=True))
     assert [kernel.name for kernel in kernels] == ["repack", "repack", "gated_descriptor"]
 
 
 def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     problem, device = replace(PLAIN, epilogue=GATED[0]), target_device("nvidia-h200")
-    assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, False, 4, 1), problem, device)
+    assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, split=4), problem, device)
     for config in (BY_WARPGROUPS[0], ACROSS[0]):
         assert "tile and descriptor" in illegal(config, problem, device)
-    assert illegal(tma(128, 256, 64, 8, 3, True, 1, 2), problem, device).startswith(
+    assert illegal(tma(128, 256, 64, 8, 3, persistent=True, subtiles=2), problem, device).startswith(
         "256 accumulator registers"
     )
     assert model.families(problem, device) == ["tile", "descriptor"]
-    plain, gated = (
-        ahead.compile_resources(p, tma(64, 64, 64, 4, 4, False, 1, 1), device) for p in (PLAIN, problem)
-    )
+    plain, gated = (ahead.compile_resources(p, tma(64, 64, 64, 4, 4), device) for p in (PLAIN, problem))
     assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
 
 
@@ -281,10 +273,10 @@ def with_zero_points(zeros):
 @pytest.mark.parametrize(
     ("zeros", "config"),
     [
-        (ZEROS[2], tma(64, 128, 128, 4, 3, True, 1, 1)),
-        (ZEROS[3], tma(64, 64, 128, 4, 3, False, 4, 1)),
-        *(later(zeros, tma(64, 128, 128, 4, 3, True, 1, 1)) for zeros in (*ZEROS[:2], ZEROS[3])),
-        *(later(zeros, tma(64, 64, 128, 4, 3, False, 4, 1)) for zeros in ZEROS[:3]),
+        (ZEROS[2], tma(64, 128, 128, 4, 3, persistent=True)),
+        (ZEROS[3], tma(64, 64, 128, 4, 3, split=4)),
+        *(later(zeros, tma(64, 128, 128, 4, 3, persistent=True)) for zeros in (*ZEROS[:2], ZEROS[3])),
+        *(later(zeros, tma(64, 64, 128, 4, 3, split=4)) for zeros in ZEROS[:3]),
     ],
     ids=str,
 )
@@ -298,8 +290,7 @@ def test_zero_points_by_descriptor(name, zeros, config):
 def test_zero_points(name, zeros):
     problem, device = with_zero_points(zeros), target_device(name)
     fits(problem, tile(64, 64, 64, 4, 3), name)
-    with compiling_for(device):
-        kernels = [each() for each in ahead.compiles_for(problem, tile(64, 64, 64, 4, 3), device)]
+    kernels = kernels_of(problem, tile(64, 64, 64, 4, 3), device)
     assert [kernel.name for kernel in kernels] == ["add_up", "matmul_tile"]
     assert resources(kernels[0]).excess(device) is None
 
@@ -316,10 +307,5 @@ def test_the_models_pick_of_gated_products_compiles(name):
 )
 def test_products_of_tensor_cores_run_on_while_others_start(problem, tmp_path):
     """ptxas makes each wait for the one before where it does not see that all is well."""
-    config = tma(128, 128, 64, 8, 3, True, 1, 1)
-    kernel = ahead.compiled_for(problem, config, target_device("nvidia-h200"))
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(kernel.asm["cubin"])
-    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = instructions(compiled(problem, tma(128, 128, 64, 8, 3, persistent=True)), tmp_path)
     assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")

@@ -1,64 +1,108 @@
 """Products of few rows compiled for GPUs that are not here: they fit, and read the matrix in words."""
 
-import os
+import itertools
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
-import triton
 
+from tests.ahead import H200, compiled, instructions
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
-from tritile.families.few_rows.family import shared_bytes
-from tritile.families.space import illegal
+from tritile.families.few_rows import across, family
+from tritile.families.odd_rows import family as odd_rows
+from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
-H200 = target_device("nvidia-h200")
 EVEN = MatmulProblem(1, 2, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 ODD = replace(EVEN, n=4099, k=4099, a_align=2, b_align=2, out_align=2)
 FP32 = replace(ODD, dtype="float32", out_dtype="float32", a_align=4, b_align=4, out_align=4)
-
-
-def instructions(kernel, folder):
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(kernel.asm["cubin"])
-    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+ALONG = (EVEN, ODD, FP32)
+ACROSS = tuple(replace(problem, b_layout="row") for problem in ALONG)
+ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "nvidia-l40s", "nvidia-h200", "sm_100"])
-@pytest.mark.parametrize("problem", [EVEN, FP32], ids=str)
-def test_compiles_and_fits(name, problem):
+@pytest.mark.parametrize(
+    ("problem", "of"),
+    [
+        *((problem, family.NAME) for problem in ALONG[::2]),
+        *((problem, across.NAME) for problem in ACROSS[::2]),
+        (ODD_ROWS, odd_rows.NAME),
+    ],
+    ids=str,
+)
+def test_compiles_and_fits(name, problem, of):
     device = target_device(name)
-    config = model.beside(problem, device)[0]
+    config = (
+        legal_configs(problem, device, of)[0] if of == odd_rows.NAME else model.beside(problem, device)[0]
+    )
+    assert config.family == of
     assert ahead.compile_resources(problem, config, device).excess(device) is None
 
 
 @pytest.mark.parametrize("m", [1, 4, 8])
-@pytest.mark.parametrize("problem", [EVEN, ODD, FP32], ids=str)
+@pytest.mark.parametrize("problem", ALONG, ids=str)
 def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
     problem = replace(problem, m=m)
     for config in model.beside(problem, H200)[:2]:
         taken = ahead.compile_resources(problem, config, H200)
         assert taken.spills == 0
-        assert taken.shared <= max(1024, shared_bytes(config, problem))  # 1024 to sum over threads
+        assert taken.shared <= max(1024, family.shared_bytes(config, problem))  # 1024 to sum over threads
 
 
 @pytest.mark.parametrize(("stages", "load"), [(4, "LDGSTS"), (1, "LDG")])
-@pytest.mark.parametrize("problem", [EVEN, ODD], ids=str)
+@pytest.mark.parametrize("problem", ALONG[:2], ids=str)
 def test_the_matrix_is_read_in_words_wherever_its_rows_begin(problem, stages, load, tmp_path):
     config = Config.of(4, stages, "few_rows", BLOCK_M=2, BLOCK_N=16, BLOCK_K=512 if stages == 1 else 256)
-    assert illegal(config, problem, H200) is None
-    with compiling_for(H200):
-        kernel = ahead.compiled_for(problem, config, H200)
-    assert resources(kernel).spills == 0
+    kernel = compiled(problem, config)
+    assert ahead.resources(kernel).spills == 0
     found = re.findall(rf"\b{load}\.[\w.]*128\b", instructions(kernel, tmp_path))
     # 4 or 8 words of the tile for each thread, of every stage before the loop and of one in it
     assert len(found) >= (8 if stages == 1 else 4 * stages)
+
+
+LOADS = ("LDG.E.128", "LDG.E.U16", "LDG.E")
+
+
+@pytest.mark.parametrize(("problem", "load"), zip(ACROSS, LOADS, strict=True), ids=str)
+def test_w_is_read_as_wide_as_aligned_and_nothing_goes_through_shared_memory(problem, load, tmp_path):
+    problem = replace(problem, m=1)
+    for config in legal_configs(problem, H200, across.NAME)[:3]:
+        kernel = compiled(problem, config)
+        assert ahead.resources(kernel).spills == 0
+        text = instructions(kernel, tmp_path)
+        found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([\w.]+)", text, re.MULTILINE)
+        own, unroll, wide = across._shape(config, problem)
+        assert found.count(load) >= unroll * own // wide
+        ptx = kernel.asm["ptx"]  # in the order of the source: threads exchange sums alone
+        assert "bar.sync" not in ptx[: ptx.rindex("ld.global")]
+
+
+def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold():
+    """Programs that share K run at once."""
+    for m, problem in itertools.product((1, 2, 4, 8), ACROSS):
+        problem = replace(problem, m=m, a_align=16 if m == 1 else problem.a_align)
+        for config in legal_configs(problem, H200, across.NAME):
+            taken, threads = ahead.compile_resources(problem, config, H200), 32 * config.num_warps
+            held = 65536 // (threads * -(-taken.registers // 8) * 8)
+            assert taken.spills == 0
+            assert across.resident(config, problem, H200) <= held, (config, problem, taken)
+
+
+@pytest.mark.parametrize("m", [9, 32, 64, 128, 200])
+def test_a_matrix_of_odd_rows_is_read_in_words_and_nothing_spills(m, tmp_path):
+    problem = replace(ODD_ROWS, m=m)
+    for config in legal_configs(problem, H200, odd_rows.NAME):
+        if config["SPLIT_K"] > 2:
+            continue
+        kernel = compiled(problem, config)
+        taken = ahead.resources(kernel)
+        wide = config["BLOCK_M"] * config["BLOCK_N"] == 256 * 128 and config["SPLIT_K"] == 1
+        assert taken.spills <= (2048 if wide else 0)  # as it stores, once
+        assert taken.shared <= odd_rows.shared_bytes(config, problem, H200)
+        copies = re.findall(r"\bLDGSTS\.[\w.]*", instructions(kernel, tmp_path))
+        assert copies
+        assert all(".128" in copy for copy in copies)

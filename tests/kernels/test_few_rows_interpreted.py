@@ -1,5 +1,9 @@
-"""Products of few rows without tensor cores, in the interpreter: right, and nothing beside them touched."""
+"""Products of few rows without tensor cores, in the interpreter: right, and nothing beside them touched.
 
+Of `few_rows` columns of w are contiguous ("column"), of `few_rows_across` rows are ("row").
+"""
+
+import functools
 from dataclasses import replace
 
 import pytest
@@ -7,101 +11,146 @@ import torch
 
 from tests.beside import reading_only
 from tests.reference import (
+    LAYOUTS,
     Sides,
     assert_fused,
     assert_product,
+    at_offset,
     frame,
     guard_intact,
     name,
     placed,
-    poison_empty,
     values,
 )
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import ACTIVATIONS
+from tritile.families.few_rows import across
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.ops.described import Extras, described
+from tritile.ops.described import NOTHING, Extras, described
 from tritile.runtime import launch
 
 H200 = target_device("nvidia-h200")
 FP32, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
+both = pytest.mark.parametrize("of_w", ["column", "row"])
 
 
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
-
-
-def config_of(rows, dtype, warps=1, stages=3):
+def along(rows, dtype, warps=1, stages=3):
     """Return a config of 4 words a thread, for so many rows: 4 rows of w at once, 512 bytes of each."""
     block_m = 1 << (rows - 1).bit_length()
     blocks = {"BLOCK_M": block_m, "BLOCK_N": 4 * warps, "BLOCK_K": 512 // dtype.itemsize}
     return Config.of(warps, stages, "few_rows", **blocks)
 
 
-def compiled_in(call, config, which):
-    """Return one of the values by which the call's kernel is compiled."""
-    return work_of(call, config, H200.processors, True).steps[0].args[which]
+def across_of(rows, dtype, columns=32, unroll=2):
+    """Return a config of one warp for so many rows."""
+    block_m = 1 << (rows - 1).bit_length()
+    own = min(16 // dtype.itemsize, 32 // block_m)
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": columns, "BLOCK_K": 32 * own * unroll // columns}
+    return Config.of(1, 1, across.NAME, **blocks)
 
 
-def check(a, b, layout="row", config=None):
-    """Make a product into a frame of poison, reading elements of a and b alone; return the call.
+CONFIG_OF = {"column": along, "row": across_of}
 
-    Of bfloat16 in fp32, as the interpreter cuts what it should round to bfloat16.
-    """
-    m, n = a.shape[-2], b.shape[-1]
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    buffer, out = frame((*batch, m, n), FP32 if a.dtype == BF16 else a.dtype, layout)
-    call = described(a, b, out, "ieee")
+
+def run(a, b, out, of_w="column", extras=NOTHING, config=None):
+    """Make a product by a legal config; return the launch's steps and workspaces."""
+    call = described(a, b, out, "ieee", extras)
     rows = call.problem.m if call.problem.m <= 8 else call.problem.n
-    config = config or config_of(rows, a.dtype)
+    config = config or CONFIG_OF[of_w](rows, a.dtype)
     assert illegal(config, call.problem, H200) is None
+    launch.run_interpreted(call, config)
+    return work_of(call, config, H200.processors, True)
+
+
+def check(a, b, layout="row", of_w="column", config=None):
+    """Make a product into a frame of poison, reading elements of a and b alone; return its launches.
+
+    Twice where programs share K. Of bfloat16 in fp32: the interpreter cuts what it should round to bfloat16.
+    """
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    dtype = FP32 if a.dtype == BF16 else a.dtype
+    buffer, out = frame((*batch, a.shape[-2], b.shape[-1]), dtype, layout)
     with reading_only(a, b):
-        launch.run_interpreted(call, config)
+        work = run(a, b, out, of_w, config=config)
+        first = out.clone()
+        if len(work.steps) > 1:
+            run(a, b, out, of_w, config=config)
+    assert torch.equal(out, first)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
-    return call
+    return work
 
 
-def at(offset, n, k, dtype, row=None):
-    """Return b [k, n], contiguous along K, that begins `offset` elements after a word, rows `row` apart."""
-    row = k if row is None else row
-    buffer, _ = frame((1, 32 + n * row), dtype, "row")
-    first = -(buffer.data_ptr() // dtype.itemsize) % 16 + offset
-    b = buffer[0, first:].as_strided((n, k), (row, 1))
-    b.copy_(values((n, k), dtype, 1))
-    return b.mT
+def pair(m, n, k, dtype=HALF, of_w="column"):
+    return values((m, k), dtype), placed(values((k, n), dtype, 1), of_w)
 
 
+def compiled_in(work, *which):
+    """Return values by which the first kernel is compiled."""
+    return tuple(work.steps[0].args[name] for name in which)
+
+
+@pytest.fixture
+def shared(request, monkeypatch):
+    """Whether programs share K; otherwise as where one has as many tiles as the GPU has room."""
+    if not request.param:
+        monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
+    return request.param
+
+
+@both
 @pytest.mark.parametrize("dtype", [FP32, HALF, BF16], ids=name)
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
-def test_any_few_rows(dtype, m):
-    check(values((m, 523), dtype), placed(values((523, 37), dtype, 1), "column"))
+def test_any_few_rows(dtype, m, of_w):
+    work = check(*pair(m, 37, 301, dtype, of_w), of_w=of_w)
+    assert len(work.steps) == (2 if of_w == "row" else 1)
+    assert of_w == "column" or work.steps[0].args["split"] > 1
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+@pytest.mark.parametrize("n", [2, 31, 33, 72])
+@pytest.mark.parametrize("shared", [False], indirect=True)
+def test_one_kernel_makes_it_where_programs_do_not_share_k(shared, m, n):
+    work = check(*pair(m, n, 67, of_w="row"), of_w="row")
+    assert len(work.steps) == 1
+    assert not work.scratch
 
 
 @pytest.mark.parametrize("k", range(2, 18))
 def test_rows_that_end_before_a_word_does(k):
     for offset in (0, 1, 7):
-        check(values((1 + k % 3, k), HALF), at(offset, 11, k, HALF))
+        check(values((1 + k % 3, k), HALF), at_offset(offset, 11, k, HALF))
 
 
 @pytest.mark.parametrize("offset", range(8))
 @pytest.mark.parametrize("row", [259, 260, 264, 272])
 def test_rows_that_begin_anywhere_in_a_word(offset, row):
     """Rows 259 elements apart begin at 8 places in a word, others at 4, 2 and 1."""
-    for k in (256, 259):
-        check(values((2, k), HALF), at(offset, 9, k, HALF, row))
+    check(values((2, 256), HALF), at_offset(offset, 9, 256, HALF, row))
     if offset < 4:
-        check(values((2, 255), FP32), at(offset, 9, 255, FP32, row))
+        check(values((2, 255), FP32), at_offset(offset, 9, 255, FP32, row))
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 31, 32, 33])
-@pytest.mark.parametrize("k", [256, 301])
-def test_every_last_tile(n, k):
-    check(values((2, k), HALF), at(0, n, k, HALF))
-    check(values((2, k), HALF), at(3, n, k, HALF))
+@pytest.mark.parametrize("offset", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("row", [48, 49, 50, 52])
+def test_rows_along_n_that_begin_anywhere(offset, row):
+    """No element beside a row is read, though rows are aligned and end amid a word."""
+    for n in (35, 40):
+        check(values((2, 30), HALF), at_offset(offset, 30, n, HALF, row).mT, of_w="row")
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64])
+def test_every_last_block_of_k_and_fewer_than_parts(k):
+    check(*pair(2, 40, k, of_w="row"), of_w="row")
+
+
+@pytest.mark.parametrize("n", [2, 7, 8, 31, 32, 33, 63, 64, 65])
+def test_every_last_tile(n):
+    check(values((2, 301), HALF), at_offset(3, n, 301, HALF))
+    for dtype in (HALF, FP32):
+        check(*pair(2, n, 70, dtype, "row"), of_w="row")
 
 
 def test_a_row_of_one_element_whatever_lies_between():
@@ -114,114 +163,163 @@ def test_a_row_of_one_element_whatever_lies_between():
 )
 def test_x_is_read_in_words_where_all_rows_are_whole_words(k, dtype, whole):
     """`whole`: how many rows of w are there to one that begins on a word."""
-    call = check(values((3, k), dtype), placed(values((k, 21), dtype, 1), "column"))
-    found = {name: compiled_in(call, config_of(3, dtype), name) for name in ("PERIOD", "X_WORDS", "EDGES")}
-    assert found == {"PERIOD": whole, "X_WORDS": whole == 1, "EDGES": whole > 1}
+    work = check(*pair(3, 21, k, dtype))
+    assert compiled_in(work, "PERIOD", "X_WORDS", "EDGES") == (whole, whole == 1, whole > 1)
 
 
 @pytest.mark.parametrize(
-    "layout", ["row", "column", "sliced", "column_sliced", "offset", "sparse", "strided"]
+    ("n", "dtype", "wide"), [(40, HALF, 8), (36, HALF, 4), (38, HALF, 2), (39, HALF, 1), (36, FP32, 4)]
 )
-def test_every_layout_of_x_and_of_out(layout):
-    for k in (304, 317):
-        x, w = placed(values((4, k), HALF), layout), placed(values((k, 19), HALF, 1), "column")
-        check(x, w, layout)
+def test_w_is_read_as_wide_as_its_rows_are_aligned(n, dtype, wide):
+    assert compiled_in(check(*pair(3, n, 50, dtype, "row"), of_w="row"), "WIDE", "X_WORDS") == (wide, False)
+
+
+def test_x_in_words_past_whose_end_nothing_is_read():
+    assert compiled_in(check(*pair(1, 40, 77, of_w="row"), of_w="row"), "X_WORDS") == (True,)
+
+
+@both
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_of_x_and_of_out(layout, of_w):
+    for k in (304, 317) if of_w == "column" else (64, 77):
+        a, b = pair(4, 19, k, of_w=of_w)
+        check(placed(a, layout), b, layout, of_w)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_stages_and_warps_change_nothing(stages):
-    a, b = values((2, 517), HALF), placed(values((517, 21), HALF, 1), "column")
     for warps in (1, 4):
-        check(a, b, config=config_of(2, HALF, warps, stages))
+        check(*pair(2, 21, 517), config=along(2, HALF, warps, stages))
 
 
+@pytest.mark.parametrize(("columns", "unroll", "n"), [(8, 2, 40), (16, 8, 101), (64, 4, 40), (256, 2, 301)])
+def test_every_shape_of_a_tile(columns, unroll, n):
+    check(*pair(2, n, 301, of_w="row"), of_w="row", config=across_of(2, HALF, columns, unroll))
+
+
+@both
 @pytest.mark.parametrize("n", [1, 5, 8])
-@pytest.mark.parametrize("layout", ["row", "sliced", "padded"])
 @pytest.mark.parametrize("k", [299, 304])
-def test_few_columns_are_made_as_the_transpose(n, layout, k):
-    of_b = "row" if n == 5 else "column"
-    check(placed(values((40, k), HALF), layout), placed(values((k, n), HALF, 1), of_b), "sliced")
+def test_few_columns_are_made_as_the_transpose(n, k, of_w):
+    a, b = values((40, k), HALF), placed(values((k, n), HALF, 1), "row" if n == 5 else "column")
+    check(placed(a, "column" if of_w == "row" else "padded"), b, "sliced", of_w)
 
 
 def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
-    a, b = values((130, 67), FP32), placed(values((67, 3), FP32, 1), "column")
+    a, b = pair(130, 3, 67, FP32)
     buffer, out = frame((130, 3), FP32, "sliced")
-    call = described(a, b, out, "ieee")
-    assert call.problem.by_rows
-    launch.run_interpreted(call, config_of(3, FP32))
+    assert described(a, b, out, "ieee").problem.by_rows
+    run(a, b, out)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
 
 
-def test_batches_broadcast_and_of_two_dimensions():
-    a, b = values((3, 2, 2, 67), HALF), placed(values((3, 2, 67, 9), HALF, 1), "column")
+@both
+def test_batches_broadcast_and_of_two_dimensions(of_w):
+    a, b = values((2, 3, 2, 67), HALF), placed(values((2, 3, 67, 9), HALF, 1), of_w)
     for left, right in ((a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[0]), (a[:, :1], b)):
-        check(left, right)
-    check(b.mT, a.mT)
+        check(left, right, of_w=of_w)
+    check(b.mT, a.mT, config=CONFIG_OF[of_w](2, HALF))
 
 
-def test_rows_that_overlap_and_begin_one_element_apart():
+@both
+def test_rows_that_overlap_and_rows_that_are_stretched(of_w):
     line = values((1, 400), HALF, 2)[0]
-    overlapping = line.as_strided((3, 64), (1, 1))
-    check(overlapping, placed(values((64, 19), HALF, 1), "column"))
+    check(line.as_strided((3, 64), (1, 1)), pair(3, 19, 64, of_w=of_w)[1], of_w=of_w)
+    if of_w == "row":
+        check(values((3, 64), HALF), line.as_strided((64, 40), (1, 1)), of_w=of_w)
+        check(values((2, 67), HALF), values((1, 40), HALF, 1).expand(67, 40), of_w=of_w)
+    else:
+        check(values((2, 300), HALF), values((1, 300), HALF, 1).expand(20, 300).mT)
 
 
-def test_a_stretched_w_is_read_at_each_row():
-    row = values((1, 300), HALF, 1)
-    check(values((2, 300), HALF), row.expand(20, 300).mT)
+EPILOGUES = [(of_w, True, how) for of_w in ("column", "row") for how in ("", *ACTIVATIONS)]
 
 
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-@pytest.mark.parametrize("turned", [False, True])
-def test_epilogues(activation, turned):
-    m, n = (30, 3) if turned else (3, 30)
-    a, b = values((m, 131), FP32), placed(values((131, n), FP32, 1), "column")
+@pytest.mark.parametrize(
+    ("of_w", "shared", "activation"), [*EPILOGUES, ("row", False, "gelu")], indirect=["shared"]
+)
+@pytest.mark.parametrize(("m", "n"), [(3, 33), (33, 3)])
+def test_epilogues(of_w, shared, activation, m, n):
+    a, b = pair(m, n, 131, FP32, of_w)
+    a = placed(a, "column") if m > n and of_w == "row" else a
     row, column, full = values((n,), FP32, 2), values((m, 1), FP32, 3), values((m, n), FP32, 4)
     sides = Sides(column, row, row, full, activation, -0.3, 1.7)
     buffer, out = frame((m, n), FP32, "sliced")
-    call = described(a, b, out, "ieee", Extras(*sides))
-    assert illegal(config_of(3, FP32), call.problem, H200) is None
     with reading_only(a, b, row, column, full):
-        launch.run_interpreted(call, config_of(3, FP32))
+        work = run(a, b, out, of_w, Extras(*sides))
+    assert len(work.steps) == (2 if shared and of_w == "row" else 1)
     assert_fused(out, a, b, sides)
     assert guard_intact(buffer, out)
 
 
-def test_infinities_and_nan_stay_in_their_rows_and_columns():
-    a, b = values((3, 517), FP32), placed(values((517, 20), FP32, 1), "column")
+def test_epilogues_of_batches_and_a_residual_that_is_the_result():
+    a, b = values((2, 3, 2, 67), FP32), values((2, 3, 67, 33), FP32, 1)
+    bias, out = values((33,), FP32, 2), values((2, 3, 2, 33), FP32, 4)
+    sides = Sides(None, None, bias, out.clone())
+    run(a, b, out, "row", Extras(bias=bias, residual=out))
+    assert_fused(out, a, b, sides)
+
+
+@both
+def test_infinities_and_nan_stay_in_their_rows_and_columns(of_w):
+    a, b = pair(3, 37, 517, FP32, of_w)
     a[1, 3], b[9, 7] = torch.inf, torch.nan
-    out = torch.empty(3, 20)
-    launch.run_interpreted(described(a, b, out, "ieee"), config_of(3, FP32))
+    out = torch.empty(3, 37)
+    run(a, b, out, of_w)
     assert torch.equal(out.isnan(), (a @ b).isnan())
     assert torch.equal(out.isinf(), (a @ b).isinf())
 
 
-def test_sums_of_fp32_are_compensated():
+@pytest.mark.parametrize(("of_w", "shared"), [("column", True), ("row", False)], indirect=["shared"])
+def test_sums_of_fp32_are_compensated(of_w, shared):
+    """After 128 ones, each product is a fourth of a step of fp32 at 1: plain sums lose all of them."""
+    step = torch.finfo(FP32).eps
+    a, b = torch.full((1, 1 << 13), step / 4), placed(torch.ones(1 << 13, 2), of_w)
+    a[:, :128] = 1.0
+    out = torch.empty(1, 2)
+    run(a, b, out, of_w)
+    wanted = a.double() @ b.double()
+    assert ((out - wanted).abs() <= 4 * step * wanted).all()
+
+
+def test_sums_of_fp32_that_programs_share_are_as_exact():
     """Sums of one sign, long enough that plain ones in fp32 lose more than their last bits."""
-    k = 1 << 16
-    a, b = values((1, k), FP32).abs(), placed(values((k, 1), FP32, 1).abs(), "column")
-    out = torch.empty(1, 1)
-    launch.run_interpreted(described(a, b, out, "ieee"), config_of(1, FP32))
+    a, b = (x.abs() for x in pair(1, 2, 1 << 14, FP32, "row"))
+    out = torch.empty(1, 2)
+    run(a, b, out, "row")
     wanted = a.double() @ b.double()
     assert ((out - wanted).abs() <= 4 * torch.finfo(FP32).eps * wanted).all()
 
 
+def test_more_parts_than_the_second_kernel_has_under_way():
+    work = check(*pair(1, 33, 4099, of_w="row"), of_w="row")
+    assert work.steps[0].args["split"] > across._PARTS
+
+
 FAULTS = [
     ({"m": 9, "n": 9}, "9 rows and 9 columns"),
-    ({"b_layout": "row"}, "not contiguous along K"),
     ({"dtype": "float64", "out_dtype": "float64"}, "float64"),
     ({"dtype": "float32", "out_dtype": "float32", "precision": "tf32"}, "tf32"),
+    ({"b_layout": {"column": "row", "row": "column"}}, "not contiguous along"),
+    ({"b_layout": {"column": "row", "row": "strided"}}, "not contiguous along"),
 ]
 
 
+@both
 @pytest.mark.parametrize(("changes", "reason"), FAULTS)
-def test_what_the_kernel_does_not_make_is_illegal(changes, reason):
-    call = described(values((2, 64), HALF), values((40, 64), HALF).mT, torch.empty(2, 40, dtype=HALF), "ieee")
-    problem = replace(call.problem, **changes)
-    assert reason in illegal(config_of(2, HALF), problem, H200)
+def test_what_the_kernel_does_not_make_is_illegal(changes, reason, of_w):
+    changes = {field: value[of_w] if isinstance(value, dict) else value for field, value in changes.items()}
+    problem = described(*pair(2, 40, 64, of_w=of_w), torch.empty(2, 40, dtype=HALF), "ieee").problem
+    assert reason in illegal(CONFIG_OF[of_w](2, HALF), replace(problem, **changes), H200)
 
 
-def test_block_m_is_the_number_of_rows_rounded_up():
-    call = described(values((3, 64), HALF), values((40, 64), HALF).mT, torch.empty(3, 40, dtype=HALF), "ieee")
-    reasons = [illegal(config_of(rows, HALF), call.problem, H200) for rows in (2, 4, 8)]
-    assert [reason is None for reason in reasons] == [False, True, False]
+@both
+def test_block_m_is_the_number_of_rows_rounded_up(of_w):
+    problem = described(*pair(3, 40, 64, of_w=of_w), torch.empty(3, 40, dtype=HALF), "ieee").problem
+    reason = functools.partial(illegal, problem=problem, device=H200)
+    assert [reason(CONFIG_OF[of_w](rows, HALF)) is None for rows in (2, 4, 8)] == [False, True, False]
+    if of_w == "row":
+        assert "rows of w" in reason(across_of(4, HALF, 32, 16))
+        blocks = {"BLOCK_M": 4, "BLOCK_N": 512, "BLOCK_K": 2}
+        assert "BLOCK_N = 512 is not 8 to 256" in reason(Config.of(1, 1, across.NAME, **blocks))

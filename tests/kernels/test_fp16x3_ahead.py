@@ -1,26 +1,19 @@
 """float32 products of float16 parts compiled ahead of time: they fit, and tensor cores run on."""
 
-import os
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
-import triton
 
-from tests.kernels.test_ahead import fits, later
-from tritile.core.config import Config
+from tests.ahead import H200, fits, groups, instructions, kernels_of, later
+from tests.configs import tile, tma
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import UnsupportedError
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
-from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for, resources
+from tritile.runtime.offline import resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float32", "float32", precision="fp16x3")
 RAGGED = MatmulProblem(
     3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,
@@ -28,32 +21,6 @@ RAGGED = MatmulProblem(
 )  # fmt: skip
 ALONG = replace(SQUARE, b_layout="column")
 LONG = replace(SQUARE, m=512, n=512, k=20000, a_layout="strided", b_layout="strided")
-
-
-def groups(m, n, consumers, stages, persistent=True, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers}
-    return Config.of(4, stages, "warpgroups", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
-
-
-def tma(m, n, warps, stages, persistent=False, split=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "SUBTILES": 1}
-    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
-
-
-def tile(m, n, k, warps, stages):
-    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
-
-
-def kernels(problem, config, device):
-    with compiling_for(device):
-        return [compiled() for compiled in ahead.compiles_for(problem, config, device)]
-
-
-def instructions(kernel, folder):
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(kernel.asm["cubin"])
-    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def loops(text):
@@ -84,7 +51,7 @@ def test_every_launch_compiles_and_fits(name, problem):
     device = target_device(name)
     config = tile(128, 64, 32, 8, 3) if name == "sm_80" else model.pick(problem, device)
     assert illegal(config, problem, device) is None
-    made = kernels(problem, config, device)
+    made = kernels_of(problem, config, device)
     names = [kernel.name for kernel in made]
     assert names[:2] == ["reset" if problem is ALONG else "find_peaks", "split"]
     assert names[2] == "matmul_tile"
@@ -99,19 +66,18 @@ ROWS, TURNED = ("row", "row"), ("row", "column")
 @pytest.mark.parametrize(
     ("config", "layouts"),
     [
-        (groups(128, 192, 2, 3), ROWS),
-        (groups(192, 128, 3, 3), TURNED),
-        (groups(64, 96, 1, 4, False), ROWS),
-        later(groups(128, 192, 2, 3), TURNED),
-        later(groups(192, 128, 3, 3), ROWS),
-        later(groups(64, 96, 1, 4, False), TURNED),
+        (groups(128, 192, 64, 2, 3, persistent=True), ROWS),
+        (groups(192, 128, 64, 3, 3, persistent=True), TURNED),
+        (groups(64, 96, 64, 1, 4), ROWS),
+        later(groups(128, 192, 64, 2, 3, persistent=True), TURNED),
+        later(groups(64, 96, 64, 1, 4), TURNED),
     ],
     ids=str,
 )
 def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp_path):
-    problem, device = replace(SQUARE, a_layout=layouts[0], b_layout=layouts[1]), target_device("nvidia-h200")
-    assert illegal(config, problem, device) is None
-    kernel = kernels(problem, config, device)[-1]
+    problem = replace(SQUARE, a_layout=layouts[0], b_layout=layouts[1])
+    assert illegal(config, problem, H200) is None
+    kernel = kernels_of(problem, config)[-1]
     assert resources(kernel).spills == 0
     bodies = [body for body in loops(instructions(kernel, tmp_path)) if "HGMMA" in body]
     inner = [body for body in bodies if body.count("WARPGROUP.DEPBAR") == 1]
@@ -122,12 +88,16 @@ def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp
     assert 4 * sums in [body.count("FADD") for body in bodies]  # `carried_sum`, as it is written
 
 
-@pytest.mark.parametrize(
-    "config", [tma(128, 128, 8, 4), tma(128, 128, 8, 4, True), tma(64, 64, 4, 4, split=4)], ids=str
+BY_DESCRIPTOR = (
+    tma(128, 128, 64, 8, 4),
+    tma(128, 128, 64, 8, 4, persistent=True),
+    tma(64, 64, 64, 4, 4, split=4),
 )
+
+
+@pytest.mark.parametrize("config", BY_DESCRIPTOR, ids=str)
 def test_descriptor_kernels_run_on_too(config, tmp_path):
-    device = target_device("nvidia-h200")
-    kernel = kernels(SQUARE, config, device)[-1]
+    kernel = kernels_of(SQUARE, config)[-1]
     assert resources(kernel).spills == 0
     text = instructions(kernel, tmp_path)
     assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
@@ -135,17 +105,11 @@ def test_descriptor_kernels_run_on_too(config, tmp_path):
 
 
 def test_totals_are_counted_among_registers():
-    device = target_device("nvidia-h200")
     half = replace(SQUARE, dtype="float16", precision="ieee")
-    for config in (
-        groups(128, 256, 2, 3, subtiles=2),
-        groups(256, 128, 2, 3, subtiles=2),
-        tma(128, 256, 8, 3),
-    ):
-        assert illegal(config, half, device) is None
-        assert "registers" in illegal(config, SQUARE, device)
-    wide = Config.of(4, 3, "descriptor", **dict(tma(64, 64, 4, 3).kwargs) | {"BLOCK_K": 128})
-    assert "a sum of 64 is precise" in illegal(wide, SQUARE, device)
+    for config in (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), tma(128, 256, 64, 8, 3)):
+        assert illegal(config, half, H200) is None
+        assert "registers" in illegal(config, SQUARE, H200)
+    assert "a sum of 64 is precise" in illegal(tma(64, 64, 128, 4, 3), SQUARE, H200)
 
 
 def test_a_gpu_that_cannot_is_told_of():

@@ -1,11 +1,11 @@
 """Both kernels of groups compiled ahead of time: they compile, fit, and use the units they are made for."""
 
-import os
 from dataclasses import replace
 
 import pytest
 
-from tritile.core.config import Config
+from tests.ahead import NAMES, compiled
+from tests.configs import of_groups, tile
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem
 from tritile.families.grouped.family import shared_bytes, unreachable
@@ -14,10 +14,6 @@ from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.runtime import ahead
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
-NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 PROBLEMS = (
     ROWS,
@@ -37,20 +33,11 @@ REACHED = [problem for problem in (*PROBLEMS, *FP8) if unreachable(problem) is N
 IEEE = replace(ROWS, dtype="float32", out_dtype="float32")
 
 
-def tile(m, n, k, warps=4, stages=2):
-    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
-
-
-def tma(m, n, k, warps=8, stages=3, persistent=True, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
-    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("problem", [*PROBLEMS, *FP8, IEEE], ids=lambda problem: problem.label)
 def test_by_pointers(problem, name):
     device = target_device(name)
-    config = tile(64, 64, 32)
+    config = tile(64, 64, 32, stages=2)
     if problem.dtype.startswith("float8") and name == "sm_80":
         assert "compute capability 8.9" in illegal(config, problem, device)
         return
@@ -60,13 +47,15 @@ def test_by_pointers(problem, name):
     assert taken.excess(device) is None
 
 
-@pytest.mark.parametrize("config", [tma(128, 128, 64), tma(64, 128, 64, 4, 4, False)], ids=str)
+@pytest.mark.parametrize(
+    "config", [of_groups(128, 128, 64, 8, 3), of_groups(64, 128, 64, persistent=False)], ids=str
+)
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
 @pytest.mark.parametrize("problem", REACHED, ids=lambda problem: problem.label)
 def test_by_descriptor(problem, name, config):
     device = target_device(name)
     if problem.dtype == "float32":
-        config = tma(64, 128, 32, 4, 3, config["PERSISTENT"])
+        config = of_groups(64, 128, 32, 4, 3, persistent=config["PERSISTENT"])
     assert illegal(config, problem, device) is None
     kernel = ahead.compiled_for(problem, config, device)
     taken = ahead.resources(kernel)
@@ -81,8 +70,7 @@ def test_by_descriptor(problem, name, config):
 
 def test_the_widest_tile_is_made_in_one_loop_without_spills():
     """The K loops of tiles are one, so that a tile's loads begin before the one ahead of it is stored."""
-    device, config = target_device("nvidia-h200"), tma(128, 256, 64, subtiles=2)
-    kernel = ahead.compiled_for(ROWS, config, device)
+    kernel = compiled(ROWS, of_groups(128, 256, 64, 8, 3, subtiles=2))
     assert ahead.resources(kernel).spills == 0
     loops = [line for line in kernel.asm["ttgir"].splitlines() if "scf.for" in line]
     assert len([line for line in loops if "tensor<128x256xf32" in line]) == 1

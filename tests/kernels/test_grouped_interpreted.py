@@ -7,38 +7,28 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import of_groups, tile
 from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, spoiled
-from tests.reference import frame, guard_intact, placed, poison_empty, values
-from tritile.core.config import Config
+from tests.reference import frame, guard_intact, placed, values
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.grouped.family import tile_work
 from tritile.ops.grouped import Operands, described
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-TILE = Config.of(4, 2, "tile", BLOCK_M=16, BLOCK_N=32, BLOCK_K=16, GROUP_M=2)
+TILE = tile(16, 32, 16, group=2)
 RAGGED = ("rows", "columns", "k")
-LAYOUTS = ("row", "column", "sliced", "column_sliced", "sparse", "offset")
 
 
-def tma(persistent=True, subtiles=1):
-    blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2}
-    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
-
-
-TMA = [tma(), tma(False), tma(subtiles=2)]
+TMA = [
+    of_groups(16, 32, 16, group=2, persistent=p, subtiles=s) for p, s in ((True, 1), (False, 1), (True, 2))
+]
 # Every kind of offsets by programs that go on to a next tile, and by others the kinds that differ most.
 BY_TMA = [
     *((kind, TMA[0]) for kind in OFFSETS),
     *itertools.product(("uneven", "a rest", "bad throughout"), TMA[1:]),
     ("many", TMA[1]),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def posed(ragged, offs, dtype=torch.float32):
@@ -108,7 +98,7 @@ def test_matrices_of_groups_by_rows_or_columns(ragged, turn, config):
         run(config, a, b, offs)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["sliced", "column_sliced", "sparse"])
 @pytest.mark.parametrize("ragged", RAGGED)
 def test_any_strides_by_pointers(ragged, layout):
     offs = offsets("a rest")
@@ -121,7 +111,7 @@ def test_any_strides_by_pointers(ragged, layout):
 def test_results_that_no_descriptor_stores(ragged, layout):
     offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
     a, b = posed(ragged, offs)
-    run(tma(), placed(a, "column") if ragged == "k" else a, b, offs, layout)
+    run(TMA[0], placed(a, "column") if ragged == "k" else a, b, offs, layout)
 
 
 @pytest.mark.parametrize("config", TMA, ids=str)
@@ -138,7 +128,7 @@ def test_operands_that_no_descriptor_sees():
     offs = offsets("uneven")
     a, b = posed("rows", offs)
     with pytest.raises(TuningError, match="start on 16 bytes"):
-        run(tma(), placed(a, "offset"), b, offs)
+        run(TMA[0], placed(a, "offset"), b, offs)
 
 
 @pytest.mark.parametrize("turn", [("row", "row"), ("row", "column"), ("column", "column")], ids=str)
@@ -146,7 +136,7 @@ def test_k_that_is_contiguous_is_not_for_descriptors(turn):
     offs = offsets("uneven")
     a, b = posed("k", offs)
     with pytest.raises(TuningError, match="along the contiguous dimension of an operand"):
-        run(tma(), placed(a, turn[0]), placed(b, turn[1]), offs)
+        run(TMA[0], placed(a, turn[0]), placed(b, turn[1]), offs)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 40, 3), (40, 1, 5), (33, 2, 1)], ids=str)
@@ -183,24 +173,19 @@ def test_scales(ragged, dtype):
     of_a = {"rows": (m,), "columns": (groups, m), "k": (groups * m,), "none": (groups, m)}[ragged]
     of_b = {"rows": (groups, n), "columns": (n,), "k": (groups * n,), "none": (groups, n)}[ragged]
     scale_a, scale_b = (torch.exp2(values(s, torch.float32, i).round()) for i, s in enumerate((of_a, of_b)))
-    if ragged == "rows":
-        scale_a[30:] = math.nan
-    if ragged == "columns":
-        scale_b[30:] = math.nan
+    if ragged in ("rows", "columns"):
+        {"rows": scale_a, "columns": scale_b}[ragged][30:] = math.nan
     out = tritile.grouped_matmul(a, b, offs, scale_a=scale_a, scale_b=scale_b)
     assert out.dtype == torch.bfloat16
     by_row = scale_a.view(groups, -1, 1) if ragged in ("k", "none") else scale_a.unsqueeze(-1)
     by_column = scale_b.view(groups, 1, -1) if ragged in ("k", "none") else scale_b.unsqueeze(-2)
     plain = tritile.grouped_matmul(a, b, offs, out_dtype=torch.float32)
     assert_groups(plain, a, b, offs)
+    owner = torch.tensor([0] * 3 + [2] * 14 + [3] * 13 + [0] * 10)
     if ragged == "rows":
-        owner = torch.tensor([0] * 3 + [2] * 14 + [3] * 13 + [0] * 10)
-        by_column = by_column[owner, 0]
-        by_row = by_row.nan_to_num(1.0)
+        by_row, by_column = by_row.nan_to_num(1.0), by_column[owner, 0]
     if ragged == "columns":
-        owner = torch.tensor([0] * 3 + [2] * 14 + [3] * 13 + [0] * 10)
-        by_row = by_row[owner, :, 0].T
-        by_column = by_column.nan_to_num(1.0)
+        by_row, by_column = by_row[owner, :, 0].T, by_column.nan_to_num(1.0)
     assert torch.equal(out, (plain * by_row * by_column).bfloat16())
 
 

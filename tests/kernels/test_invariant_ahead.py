@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import triton
 
-from tests.kernels.test_ahead import paired, paired_across, with_clusters
+from tests.ahead import paired, paired_across, with_clusters
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,

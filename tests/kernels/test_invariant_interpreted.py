@@ -6,7 +6,6 @@ import torch
 import tritile
 from tests.reference import Sides, assert_fused, assert_product, placed, values
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 TOTAL, N, K = 40, 21, 37
 COMPANY = ((0, 1), (3, 1), (3, 2), (8, 9), (23, 17), (0, 40))  # the first row of a part, and how many it has
 
@@ -47,9 +46,8 @@ def test_matmul(dtype, layout):
         assert_product(whole, a, b)
     assert torch.equal(tritile.matmul(a[3], b), whole[3])
     assert torch.equal(tritile.matmul(a, b[:, 2]), whole[:, 2])
-    assert torch.equal(
-        tritile.matmul(a.view(4, 10, K) if layout == "row" else a[None], b).view(TOTAL, N), whole
-    )
+    batch = a.view(4, 10, K) if layout == "row" else a[None]
+    assert torch.equal(tritile.matmul(batch, b).view(TOTAL, N), whole)
 
 
 def test_products_are_added_one_after_the_other():
@@ -74,19 +72,14 @@ def test_linear_and_what_follows_it(activation):
 
 
 def test_addmm_and_baddbmm():
-    a, b, added = (
-        values((TOTAL, K), torch.float32),
-        values((K, N), torch.float32, 1),
-        values((TOTAL, N), torch.float32),
-    )
+    shapes, how = ((TOTAL, K), (K, N), (TOTAL, N)), {"beta": 0.3, "alpha": 1.7, "activation": "gelu_tanh"}
+    a, b, added = (values(shape, torch.float32, seed) for seed, shape in enumerate(shapes))
 
     def one(rows, more):
-        return tritile.addmm(more, rows, b, beta=0.3, alpha=1.7, activation="gelu_tanh")
+        return tritile.addmm(more, rows, b, **how)
 
     def batch(rows, more):
-        return tritile.baddbmm(more[None], rows[None], b[None], beta=0.3, alpha=1.7, activation="gelu_tanh")[
-            0
-        ]
+        return tritile.baddbmm(more[None], rows[None], b[None], **how)[0]
 
     assert torch.equal(assert_rows(one, a, added), assert_rows(batch, a, added))
 

@@ -1,7 +1,6 @@
 """Kernels have just the parameters that native launches lay out, on every version of Triton."""
 
 import ctypes
-import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.kernels.test_ahead import (
+from tests.ahead import (
     RAGGED,
     SQUARE,
     TURN,
@@ -17,11 +16,9 @@ from tests.kernels.test_ahead import (
     groups,
     paired,
     paired_across,
-    tile,
-    tma,
-    turned,
     with_clusters,
 )
+from tests.configs import tile, tma, turned
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.views import posed
@@ -32,25 +29,22 @@ from tritile.runtime.launch import _compiled
 from tritile.runtime.loading import Loaded
 from tritile.runtime.offline import compiling_for
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
 CASES = [
     (SQUARE, tile(64, 64, 32, 4, 3)),
     (RAGGED, tile(32, 64, 32, 4, 3)),
-    (SQUARE, tma(64, 64, 64, 4, 4, False, 4, 1)),
-    (RAGGED, tma(128, 128, 64, 8, 3, True, 1, 1)),
-    (SQUARE, groups(128, 128, 64, 2, 4, True, 1)),
-    (RAGGED, groups(192, 96, 64, 3, 3, False, 1)),
-    (SQUARE, across(144, 128, 2, 4, True)),
+    (SQUARE, tma(64, 64, 64, 4, 4, split=4)),
+    (RAGGED, tma(128, 128, 64, 8, 3, persistent=True)),
+    (SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
+    (RAGGED, groups(192, 96, 64, 3, 3)),
+    (SQUARE, across(144, 128, 2, 4, persistent=True)),
     (RAGGED, across(96, 192, 3, 3)),
     pytest.param(SQUARE, paired(192, 128, 1, True), marks=with_clusters),
     pytest.param(RAGGED, replace(paired(128, 128, 2), num_stages=4), marks=with_clusters),
     pytest.param(SQUARE, paired_across(80, 128, 2, True), marks=with_clusters),
     pytest.param(RAGGED, replace(paired_across(96, 192, 1), num_stages=3), marks=with_clusters),
     (TURN, turned(64, 64, 4)),
-    (TURN, turned(128, 64, 8, "packed")),
+    (TURN, turned(128, 64, 8, family="packed")),
 ]
 
 
@@ -159,7 +153,7 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
 @pytest.mark.parametrize(
     ("config", "grid", "clustered"),
     [
-        (groups(128, 128, 64, 2, 4, True, 1), [132, 1, 1], {}),
+        (groups(128, 128, 64, 2, 4, persistent=True), [132, 1, 1], {}),
         pytest.param(
             paired(192, 128, 1, True), [132, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
         ),

@@ -1,14 +1,13 @@
 """The order of what kernels do to memory, read from what they are compiled to for Hopper."""
 
-import os
 import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.kernels.test_ahead import paired, paired_across, with_clusters
-from tritile.core.config import Config
+from tests.ahead import compiled, paired, paired_across, with_clusters
+from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
@@ -18,9 +17,6 @@ from tritile.runtime import ahead
 from tritile.runtime.launch import compiles_of
 from tritile.runtime.offline import compiling_for
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
@@ -32,27 +28,8 @@ GLOBAL = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red|cp\.async(\.bulk)?(\.tensor)?)
 STEPS = re.compile(r"^\s*(?:%\S+ = )?(?:tt\.(load|store|atomic)|(?:gpu|ttg)\.\w*(barrier))", re.MULTILINE)
 
 
-def turned(m, n, family="tile"):
-    return Config.of(4, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=1)
-
-
 def shared_k(split):
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
-
-
-def specialised(family, k=64):
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": k, "CONSUMERS": 2, "GROUP_M": 8}
-    return Config.of(4, 4, family, **blocks, PERSISTENT=False, SUBTILES=1)
-
-
-def of_groups():
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
-
-
-def unpacking(family):
-    return Config.of(4, 4, family, BLOCK_M=64, BLOCK_N=64, BLOCK_K=128, GROUP_M=8, SPLIT_K=1)
+    return tma(64, 64, 64, 4, 4, split=split)
 
 
 def steps(kernel):
@@ -64,13 +41,13 @@ def steps(kernel):
     [
         (TURN, turned(64, 64)),
         (KEPT, turned(32, 32)),
-        (TURN, turned(64, 64, "packed")),
+        (TURN, turned(64, 64, family="packed")),
         (SQUARE, shared_k(1)),
         (SQUARE, shared_k(4)),
         (replace(SQUARE, epilogue="gated silu"), shared_k(1)),
-        (GROUPS, of_groups()),
-        (PACKED, unpacking("tile")),
-        (PACKED, unpacking("descriptor")),
+        (GROUPS, of_groups(64, 64, 64, persistent=False)),
+        (PACKED, packed_weights(64, 64, 128, 4, 4)),
+        (PACKED, packed_weights(64, 64, 128, 4, 4, family="descriptor")),
     ],
     ids=["turn", "copy", "packed turn", "product", "shared K", "gated", "groups", "int4", "int4 by TMA"],
 )
@@ -84,7 +61,7 @@ def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, conf
 @pytest.mark.parametrize("family", ["warpgroups", "transposed"])
 def test_warpgroups_wait_before_they_ask_for_a_tile(family):
     """All else that they touch comes after tiles, whatever the order in which warps' code is written down."""
-    ptx = ahead.compiled_for(SQUARE, specialised(family), H200).asm["ptx"]
+    ptx = compiled(SQUARE, warpgroups(128, 128, 64, 2, 4, family=family)).asm["ptx"]
     wait, first = (
         ptx.find("griddepcontrol.wait"),
         re.search(r"cp\.async\.bulk\.tensor\S*\.shared\S*\.global", ptx),
@@ -125,7 +102,7 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
 def test_warpgroups_store_inside_the_result_each_at_rows_or_columns_of_its_own(family):
     """No interpreter runs Gluon: masks, and where the second consumer begins, are read as compiled."""
     ragged = MatmulProblem(1, 1001, 1003, 1024, "float16", "float16", b_layout="column", out_align=2)
-    text = ahead.compiled_for(ragged, specialised(family, 32), H200).asm["ttgir"]
+    text = compiled(ragged, warpgroups(128, 128, 32, 2, 4, family=family)).asm["ttgir"]
     masks = re.findall(r"arith\.cmpi (\w+), [^:]*: tensor", text)
     assert masks
     assert set(masks) == {"slt"}

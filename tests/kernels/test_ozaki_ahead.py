@@ -1,23 +1,17 @@
 """The kernels of fp64 products by remainders, compiled ahead of time for GPUs that are not here."""
 
-import os
 import struct
 from dataclasses import replace
 
 import pytest
 
-from tests.kernels.test_ahead import later
+from tests.ahead import H200, NAMES, kernels_of, later
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families.ozaki import lowering as ozaki
 from tritile.planning import model
-from tritile.runtime import ahead
-from tritile.runtime.offline import check_fits, compiling_for, resources
+from tritile.runtime.offline import check_fits, resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
-NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float64", "float64", precision="ozaki")
 TURNED = replace(SQUARE, a_layout="column", b_layout="column")
 RAGGED = MatmulProblem(
@@ -32,12 +26,9 @@ PROBLEMS = {
 OURS = ("measure_vectors", "split_residues", "join_residues", "multiply_unfit")
 
 
-def compiled(problem, device):
-    """The kernels of the model's first config, by name, the product itself among them."""
-    with compiling_for(device):
-        config = model.pick(problem, device)
-        kernels = [compile_one() for compile_one in ahead.compiles_for(problem, config, device)]
-    return kernels
+def compiled(problem, device=H200):
+    """The kernels of the model's first config, the product itself among them."""
+    return kernels_of(problem, model.pick(problem, device), device)
 
 
 @pytest.mark.parametrize("problem", ["square", later("turned"), "ragged", later("one"), "large", "fused"])
@@ -61,7 +52,7 @@ def test_the_int8_product_runs_on_tensor_cores(name):
 
 
 def test_weights_reach_the_kernel_with_all_their_digits():
-    kernels = {kernel.name: kernel for kernel in compiled(SQUARE, target_device("nvidia-h200"))}
+    kernels = {kernel.name: kernel for kernel in compiled(SQUARE)}
     text = kernels["join_residues"].asm["ptx"].upper()
     for parts in (*ozaki.WEIGHTS, ozaki.WHOLE[1:]):
         for part in parts:
@@ -70,6 +61,6 @@ def test_weights_reach_the_kernel_with_all_their_digits():
 
 
 def test_words_are_wide():
-    kernels = {kernel.name: kernel for kernel in compiled(SQUARE, target_device("nvidia-h200"))}
+    kernels = {kernel.name: kernel for kernel in compiled(SQUARE)}
     assert "ld.global.v2.b32" in kernels["join_residues"].asm["ptx"]
     assert "st.global.v2.b32" in kernels["split_residues"].asm["ptx"]

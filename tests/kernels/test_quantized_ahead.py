@@ -1,27 +1,22 @@
 """Products with quantized weights compiled for GPUs that are not here: they fit, and unpack in registers."""
 
 import itertools
-import os
 import re
 from dataclasses import replace
 
 import pytest
 
-from tests.kernels.test_ahead import later
-from tritile.core.config import Config
+from tests.ahead import H200, NAMES, kernels_of, later
+from tests.configs import packed_weights as tile
+from tests.configs import warpgroups
 from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
 from tritile.families.quantized.family import scales_sums, shared_bytes
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for, resources
+from tritile.runtime.offline import resources
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
-NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
-H200 = target_device("nvidia-h200")
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
 
 
@@ -33,11 +28,6 @@ def in_turn(*cases):
         for case, j in zip(cases, (0, 1, 1, 0), strict=True)
     ]
     return [later(*values) if waits else values for values, waits in given]
-
-
-def tile(m, n, k, warps, stages, split=1, family="tile"):
-    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SPLIT_K": split}
-    return Config.of(warps, stages, family, **sides)
 
 
 DECODE, PREFILL = tile(16, 64, 128, 4, 4, split=2), tile(128, 128, 128, 8, 2)
@@ -108,9 +98,8 @@ def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, 
     assert "stmatrix" not in body
 
 
-def unpacked(m, n, k, consumers, stages, persistent=False, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": 8}
-    return Config.of(4, stages, "unpacked", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+def unpacked(*sides, **how):
+    return warpgroups(*sides, **how, family="unpacked")
 
 
 @pytest.mark.parametrize(
@@ -122,10 +111,9 @@ def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits,
     Rows of x of 4,100 elements start off sectors, and are copied too.
     """
     one = replace(problem(4096, bits, dtype, zeros, group, bias=zeros), k=k)
-    config = unpacked(128, 256, 64, 2, 4, True, 2)
+    config = unpacked(128, 256, 64, 2, 4, persistent=True, subtiles=2)
     assert illegal(config, one, H200) is None
-    with compiling_for(H200):
-        first, *others, last = [compiled() for compiled in ahead.compiles_for(one, config, H200)]
+    first, *others, last = kernels_of(one, config)
     assert (first.metadata.name, last.metadata.name) == ("unpack", "matmul_warpgroups")
     assert [other.metadata.name for other in others] == ["repack"] * (k == 4100)
     ptx, taken = first.asm["ptx"], resources(first)
@@ -143,15 +131,14 @@ def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits,
     ("one", "config", "kernels"),
     [
         (problem(300, 8, "float16", True, 32, bias=True), unpacked(192, 96, 64, 3, 4), 2),
-        (problem(1021, x_layout="strided"), unpacked(128, 192, 64, 2, 3, True, 2), 3),
+        (problem(1021, x_layout="strided"), unpacked(128, 192, 64, 2, 3, persistent=True, subtiles=2), 3),
         (QuantizedProblem(33, 4097, 700, "float16", 4, 64, x_align=8), unpacked(64, 64, 64, 1, 4), 3),
     ],
     ids=str,
 )
 def test_all_kernels_of_an_unpacked_product_compile(one, config, kernels):
     assert illegal(config, one, H200) is None
-    with compiling_for(H200):
-        found = [compiled() for compiled in ahead.compiles_for(one, config, H200)]
+    found = kernels_of(one, config)
     assert len(found) == kernels
     assert found[-1].metadata.name == "matmul_warpgroups"
     assert all(resources(kernel).excess(H200) is None for kernel in found)

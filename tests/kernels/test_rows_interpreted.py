@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tritile
-from tests.kernels.test_ahead import fits
+from tests.ahead import fits
 from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -18,7 +18,6 @@ from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import ahead, launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 CONFIG = Config.of(4, 3, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 NT = MatmulProblem(1, 512, 512, 512, "float32", "float32", b_layout="column")
 

@@ -1,14 +1,12 @@
 """Tutorial kernels compiled ahead of time: they fit, and are what they are said to be."""
 
-import os
-
 import pytest
 import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tests.kernels.test_ahead import later
+from tests.ahead import later
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.lab.ladder import transpose
@@ -18,9 +16,6 @@ from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall
 from tritile.tune.measure.shipping import StandIn, pack, unpack
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 H200 = target_device("nvidia-h200")
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder if not rung.yardstick]
 KERNELS = [rung for rung in RUNGS if isinstance(rung.runs, Kernel)]

@@ -6,47 +6,26 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import (
-    FP8,
-    Sides,
-    assert_fused,
-    frame,
-    guard_intact,
-    name,
-    placed,
-    poison_empty,
-    values,
-)
+from tests.configs import tile, tma
+from tests.reference import FP8, Sides, assert_fused, frame, guard_intact, name, placed, values
 from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
-from tritile.core.config import Config
 from tritile.families.common.work import Buffer
 from tritile.families.work import work_of
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, at overflow
-]
 E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
 QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
 HALF = (torch.bfloat16, torch.float16, FP32)
 SHARED = list(itertools.product((1, 128), repeat=2))
 
 
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
-
-
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
-@pytest.mark.parametrize("of_a", ["()", "(1,)", "(1,1)", "(M,1)"])
-@pytest.mark.parametrize("of_b", ["()", "(1,)", "(1,1)", "(1,N)"])
+@pytest.mark.parametrize("of_a", [(), (1, 1), (19, 1)], ids=str)
+@pytest.mark.parametrize("of_b", [(), (1,), (1, 23)], ids=str)
 def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b):
-    m, n, k = 19, 23, 41
-    shapes = {"()": (), "(1,)": (1,), "(1,1)": (1, 1), "(M,1)": (m, 1), "(1,N)": (1, n)}
-    a, b = values((m, k), a_dtype), values((k, n), b_dtype, 1)
-    scales = scale(*shapes[of_a]) / 64, scale(*shapes[of_b], seed=10) / 64
+    a, b = values((19, 41), a_dtype), values((41, 23), b_dtype, 1)
+    scales = scale(*of_a) / 64, scale(*of_b, seed=10) / 64
     for out_dtype in HALF if of_a == of_b else HALF[:1]:
         got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
         assert got.dtype == out_dtype
@@ -90,27 +69,19 @@ def test_scales_for_each_128_of_k_lie_in_any_way():
     m, n, k = 35, 150, 300
     a, b = values((m, k), E4M3), values((k, n), E4M3, 1)
     bias, residual = values((n,), FP32, 2), values((m, n), torch.bfloat16, 3)
-    for shared, layouts in (
-        ((1, 128), ("column", "sliced")),
-        ((1, 1), ("sparse",)),
-        ((128, 128), ("strided",)),
-    ):
+    for shared, layout in (((1, 128), "column"), ((1, 1), "sparse"), ((128, 128), "strided")):
         scales = blocks_of(m, n, k, shared)
-        for layout in layouts:
-            lain = [placed(s, layout) for s in scales]
-            got = tritile.scaled_matmul(a, b, *lain, bias=bias, residual=residual, activation="silu")
-            assert_block_scaled(got, a, b, *scales, shared, Sides(None, None, bias, residual, "silu"))
+        lain = [placed(s, layout) for s in scales]
+        got = tritile.scaled_matmul(a, b, *lain, bias=bias, residual=residual, activation="silu")
+        assert_block_scaled(got, a, b, *scales, shared, Sides(None, None, bias, residual, "silu"))
 
 
-WIDE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=128, GROUP_M=2)
-
-
-def tma(block_k=32, persistent=False, split=1, subtiles=1):
-    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": block_k, "GROUP_M": 2}
-    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split, SUBTILES=subtiles)
-
-
-CONFIGS = [WIDE, tma(64, True), tma(128, True, subtiles=2), tma(64, split=4)]
+CONFIGS = [
+    tile(32, 64, 128, group=2),
+    tma(32, 32, 64, persistent=True, group=2),
+    tma(32, 32, 64, split=4, group=2),
+    tma(32, 32, 128, persistent=True, subtiles=2, group=2),
+]
 
 
 @pytest.mark.parametrize(
@@ -148,12 +119,8 @@ def test_sums_of_int8_are_exact_before_they_are_scaled():
     bias = torch.tensor([-float(exact - exact % 2)])
     got = tritile.scaled_matmul(a, b, scale(1) * 0 + 1, scale(1) * 0 + 1, out_dtype=FP32)
     assert got.item() == float(torch.tensor(exact, dtype=torch.int64).float())
-    assert tritile.scaled_matmul(a, b, torch.ones(()), torch.ones(()), bias=bias, out_dtype=FP32).item() in (
-        -1,
-        0,
-        1,
-        2,
-    )
+    one = torch.ones(())
+    assert -1 <= tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32).item() <= 2
 
 
 def test_operands_lie_in_any_way():
@@ -195,7 +162,7 @@ def test_zero_points_of_operands_that_lie_in_any_way(layout):
     assert_zeroed(got, a, b, zero_a, zero_b, Sides(scale(), scale(), bias, residual, "gelu"))
 
 
-@pytest.mark.parametrize("config", [WIDE, tma(64, True), tma(64, split=4)], ids=str)
+@pytest.mark.parametrize("config", CONFIGS[:3], ids=str)
 @pytest.mark.parametrize("zeros", ["one of a", "one of b", "rows and columns"])
 @pytest.mark.parametrize("layout", ["row", "column"])
 def test_every_family_takes_zero_points(config, zeros, layout):
@@ -227,8 +194,7 @@ def test_one_tensor_as_both_operands():
     zero_a, zero_b = zero(23, 1), zero(1, 23)
     got = tritile.scaled_matmul(a, a, scale(), scale(), zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
     assert_zeroed(got, a, a, zero_a, zero_b, Sides(scale(), scale()))
-    call = described(
-        a, a, torch.empty(23, 23), "ieee", Extras(scale(), scale(), zero_a=zero_a, zero_b=zero_b)
-    )
-    step = work_of(call, WIDE, 1, False).steps[-1]
+    extras = Extras(scale(), scale(), zero_a=zero_a, zero_b=zero_b)
+    call = described(a, a, torch.empty(23, 23), "ieee", extras)
+    step = work_of(call, CONFIGS[0], 1, False).steps[-1]
     assert step.values[:3] == (Buffer("a"), Buffer("b"), Buffer("out"))  # not one buffer for both

@@ -18,8 +18,6 @@ from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-
 
 def products(values):
     """Each of these numbers times 1, as a TF32 product."""

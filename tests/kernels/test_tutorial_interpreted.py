@@ -7,17 +7,12 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from tests.reference import assert_product, poison_empty, values
+from tests.reference import assert_product, values
 from tritile.core.device import target_device
 from tritile.lab.report import tutorial_baseline as tutorial
 from tritile.runtime.interpreter import interpret
 
 BLOCKS = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    poison_empty(monkeypatch)
 
 
 def stored(tensor, letter):

@@ -13,8 +13,6 @@ from tritile.families.work import work_of
 from tritile.ops import permute
 from tritile.ops.described import Extras, described
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch):

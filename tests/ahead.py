@@ -1,0 +1,70 @@
+"""Kernels compiled for GPUs that are not here: problems, what fits, and what they are compiled to."""
+
+import subprocess
+
+import pytest
+import triton
+
+from tests import configs
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.versions import parsed
+from tritile.families.matmul_clusters import family as clusters
+from tritile.families.matmul_clusters import transposed as transposed_clusters
+from tritile.families.space import illegal
+from tritile.runtime import ahead
+from tritile.runtime.offline import compiling_for
+
+NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
+H200 = target_device("nvidia-h200")
+SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
+RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="column", a_align=2, b_align=2)
+TURN = PermuteProblem.turned(1, 4096, 4096, 2)
+# Bytes a thread that the assemblers of some versions keep out of registers, where the others spill nothing.
+SPILLED = {(3, 6): 112, (3, 8): 112}.get(parsed(triton.__version__), 0)
+with_clusters = pytest.mark.skipif(
+    parsed(triton.__version__) != clusters.TRITON, reason="clusters are made with one version of Triton"
+)
+groups, across = configs.warpgroups, configs.transposed
+
+
+def fits(found, device):
+    """Whether a GPU has what a kernel takes, spills within what this Triton's assembler may."""
+    return found.shared <= device.shared_memory and found.spills <= SPILLED
+
+
+def later(*case):
+    """A case of which others cover each value: `make test-stacks` compiles it, `make test` does not."""
+    return pytest.param(*case, marks=pytest.mark.stacks)
+
+
+def compiled(problem, config, device=H200):
+    """Compile the call's own kernel by a legal config."""
+    assert illegal(config, problem, device) is None
+    return ahead.compiled_for(problem, config, device)
+
+
+def kernels_of(problem, config, device=H200):
+    """Compile all kernels of a call."""
+    with compiling_for(device):
+        return [compile_one() for compile_one in ahead.compiles_for(problem, config, device)]
+
+
+def instructions(kernel, folder):
+    """Disassemble a kernel; `folder` is for its binary."""
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def paired(m, n, down, persistent=False, family=clusters):
+    """The config of a cluster of two programs with such tiles."""
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "DOWN": down, "GROUP_M": 8, "PERSISTENT": persistent}
+    (found,) = (c for c in family.FAMILY.configs if all(c[name] == value for name, value in sides.items()))
+    return found
+
+
+def paired_across(m, n, down, persistent=False):
+    """The same of tiles that are made transposed: DOWN counts along columns of the result."""
+    return paired(m, n, down, persistent, transposed_clusters)

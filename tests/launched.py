@@ -1,0 +1,36 @@
+"""Launch a described call by a config: interpreted where tensors lie in host memory, compiled on a GPU."""
+
+import pytest
+import torch
+
+from tritile.core import device as devices
+from tritile.families.space import illegal
+from tritile.runtime import launch
+
+
+def launched(call, config):
+    """Make the call, or skip the test where the config is not legal; return what may be launched again."""
+    if call.tensors[0].device.type == "cpu":
+        return launch.run_interpreted(call, config)
+    reason = illegal(config, call.problem, devices.gpu(0))
+    if reason is not None:
+        pytest.skip(reason)
+    prepared = launch.prepare(call, config)
+    prepared(*call.tensors)
+    return prepared
+
+
+def captured(call):
+    """Capture a call in a graph; return the graph, and what the call gave there."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        given = call()
+    return graph, given
+
+
+def needs_memory(gigabytes):
+    """Skip the test where the GPU has less memory left."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < gigabytes << 30:
+        pytest.skip(f"needs {gigabytes} GiB of GPU memory")
