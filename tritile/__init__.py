@@ -16,36 +16,44 @@ Tuning          autotune (in place of triton.autotune), Space, kernels (tritile'
 Errors          errors, TritileError
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tritile import errors, nn
-from tritile.core.config import Config
-from tritile.core.device import Device, target_device
-from tritile.core.problem import (
-    GroupedProblem,
-    KernelProblem,
-    MatmulProblem,
-    PermuteProblem,
-    QuantizedProblem,
-)
-from tritile.core.quantized import QuantizedWeight
-from tritile.core.settings import batch_invariant, current_mode, mode
-from tritile.core.version import __version__ as __version__
-from tritile.errors import TritileError
-from tritile.in_torch import use_in_torch
-from tritile.ops import operators
-from tritile.ops.fused import addmm, baddbmm, linear
-from tritile.ops.gated import gated_linear
-from tritile.ops.grouped import grouped_matmul
-from tritile.ops.matmul import bmm, matmul, mm
-from tritile.ops.permute import contiguous, permute, transpose
-from tritile.ops.plan import plan
-from tritile.ops.quantize import quantize
-from tritile.ops.run import forget
-from tritile.ops.scaled import scaled_matmul
-from tritile.planning.plans import Plan
-from tritile.planning.sync import sync
+# Where the command `tritile` is to show its help or its version, nothing below is used: torch takes a second.
+if (
+    TYPE_CHECKING
+    or Path(sys.argv[0]).stem != "tritile"
+    or not {*sys.argv[1:]} <= {"-h", "--help", "--version"}
+):
+    from tritile import errors, nn
+    from tritile.core.config import Config
+    from tritile.core.device import Device, target_device
+    from tritile.core.problem import (
+        GroupedProblem,
+        KernelProblem,
+        MatmulProblem,
+        PermuteProblem,
+        QuantizedProblem,
+    )
+    from tritile.core.quantized import QuantizedWeight
+    from tritile.core.settings import batch_invariant, current_mode, mode
+    from tritile.core.version import __version__ as __version__
+    from tritile.errors import TritileError
+    from tritile.in_torch import use_in_torch
+    from tritile.ops import operators
+    from tritile.ops.fused import addmm, baddbmm, linear
+    from tritile.ops.gated import gated_linear
+    from tritile.ops.grouped import grouped_matmul
+    from tritile.ops.matmul import bmm, matmul, mm
+    from tritile.ops.permute import contiguous, permute, transpose
+    from tritile.ops.plan import plan
+    from tritile.ops.quantize import quantize
+    from tritile.ops.run import forget
+    from tritile.ops.scaled import scaled_matmul
+    from tritile.planning.plans import Plan
+    from tritile.planning.sync import sync
 
 if TYPE_CHECKING:
     from tritile.lab.explain import Explanation

@@ -1,25 +1,92 @@
-"""Run the command line: a module for each command, or for few that belong together."""
+"""Run the command line: a module for each command, or for few that belong together.
+
+A command's module is imported when the command is used: help for all of them takes neither torch nor Triton.
+"""
 
 import os
 import sys
+from importlib import import_module
+from typing import Annotated, Any, Final
 
-from tritile.cli import (  # noqa: F401  # noqa: F401
-    accuracy,
-    bench,
-    compile,
-    doctor,
-    explain,
-    ladder,
-    picture,
-    remembered,
-    replay,
-    report,
-    tune,
-)
-from tritile.cli.shared import SUITES, app, console
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tritile.core.version import __version__
 from tritile.errors import TritileError
 
-__all__ = ["SUITES", "app", "console", "main", "tune"]
+# What help says of each command: the first paragraph of its docstring.
+COMMANDS: Final = {
+    "accuracy": "Measure the errors of tritile's and torch's products, by precision and kind of data.",
+    "bench": "Time tritile against torch and other baselines, side by side, with the configs that "
+    "calls would use.",
+    "compile": "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile "
+    "nothing.",
+    "doctor": "Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing.",
+    "build": "Build the library in C++ that tritile.use_in_torch uses, into the cache (TRITILE_CACHE_DIR).",
+    "explain": "Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its "
+    "time.",
+    "ladder": "Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.",
+    "picture": "Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which "
+    "step.",
+    "show": "Show what is remembered of this GPU (or --target) and counts today: each problem's best config.",
+    "export": "Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to "
+    "pin.",
+    "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
+    "replay": "Run search strategies on recorded times; print the configs and rounds they take, and their "
+    "regret.",
+    "report": "Write results and trials as one HTML page that needs no network, or one figure of it as a "
+    "picture.",
+    "tune": "Measure configs for problems on this GPU and remember the best; or predict them for a --target.",
+}
+_MODULES: Final = {"build": "doctor", "show": "remembered", "export": "remembered", "merge": "remembered"}
+_LISTING: Final = "tritile.cli.listing"  # set while help lists the commands
+
+
+class Commands(TyperGroup):
+    """List all commands, and import the module of one when it is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, None for an unknown name; for help one that has no more than a summary."""
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.meta.get(_LISTING):
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], callback=None)
+        module = import_module(f"tritile.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        return typer.main.get_group(module.app).commands[cmd_name]  # of those imported so far
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of all commands."""
+        ctx.meta[_LISTING] = True
+        super().format_help(ctx, formatter)
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Tune and measure kernels, and look after what is remembered.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tritile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

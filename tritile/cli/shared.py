@@ -1,4 +1,4 @@
-"""Hold what the commands share: the app, options, the console, progress and stopping."""
+"""Hold what the commands share: options, the console, progress and stopping."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,12 +30,7 @@ from tritile.tune import suites
 TUNING = Path(__file__).parents[2] / "tuning"
 SUITES, RESULTS = TUNING / "suites", TUNING / "results"
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    help="Tune and measure kernels, and look after what is remembered.",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer()  # takes the commands of the modules that are imported
 console = Console(markup=False)  # brackets in data are no markup
 
 Shapes = Annotated[list[str] | None, typer.Argument(help="M x N x K, or B x M x N x K, as 4096x4096x4096.")]
