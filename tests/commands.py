@@ -1,5 +1,8 @@
 """Run the command line as tests do: in this process."""
 
+from typing import Any
+
+import typer
 from typer.testing import CliRunner, Result
 
 from tritile import cli
@@ -18,3 +21,10 @@ def refused(*arguments: object) -> str:
     text = str(found.exception)
     assert "\n" not in text
     return text
+
+
+def commands() -> dict[str, Any]:
+    """Return all commands by name."""
+    group = typer.main.get_command(cli.app)
+    context = typer.Context(group)
+    return {name: group.get_command(context, name) for name in group.list_commands(context)}

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import refused, run
+from tests.commands import commands, refused, run
 from tritile import cli, errors
+from tritile.cli import shared
 from tritile.cli import tune as tune_module
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -36,6 +37,22 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what ha
 def remember(store, problem=PROBLEM, us=7.5, config=CONFIG, **rest):
     digest = families.FAMILIES[problem.op]["tile"].digest
     store.add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
+
+
+def test_help_lists_each_command_by_the_first_sentence_of_its_own():
+    for name, command in commands().items():
+        assert " ".join(command.help.split("\n\n")[0].split()) == cli.COMMANDS[name]
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"), [("--help", "picture"), ("-h", "merge"), ("--version", "tritile 0.1")]
+)
+def test_help_and_version_need_neither_torch_nor_triton(argument, told):
+    shown = "import sys; sys.argv = ['tritile', %r]; from tritile.__main__ import main; main()" % argument
+    watched = f"import atexit, sys; atexit.register(lambda: print({{'torch', 'triton'}} & {{*sys.modules}})); {shown}"
+    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")
+    assert told in done.stdout
 
 
 @without_gpu
@@ -308,7 +325,7 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
 
 
 def test_the_suites_that_ship_are_found():
-    assert {path.stem for path in Path(cli.SUITES).glob("*.toml")} >= {
+    assert {path.stem for path in Path(shared.SUITES).glob("*.toml")} >= {
         "square", "ragged", "llm", "deep", "batched", "transpose", "quick",
     }  # fmt: skip
 

@@ -7,10 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
 import tritile
-from tritile import cli
+from tests.commands import commands
 from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
 
@@ -31,7 +30,7 @@ COMMANDS = [
     for line in (*LINES, *INLINE)
     if (found := re.match(r"(?:.* )?(?:-m |^)tritile (.*)$", line.removeprefix("RUN ")))
 ]
-GROUP = typer.main.get_command(cli.app)
+COMMAND = commands()
 
 
 def slug(heading):
@@ -75,20 +74,20 @@ def test_the_command_exists_and_takes_these_options(command):
     name, *arguments = shlex.split(command)
     if "--help" in arguments:
         arguments.remove("--help")
-    assert name in GROUP.commands
+    assert name in COMMAND
     if len(arguments) == 1 and arguments[0].startswith("--"):
-        assert arguments[0] in options_of(GROUP.commands[name])
+        assert arguments[0] in options_of(COMMAND[name])
     elif arguments:  # alone it names the command, whose arguments may be missing
-        GROUP.commands[name].make_context(name, arguments)
+        COMMAND[name].make_context(name, arguments)
 
 
 def test_the_page_of_the_command_line_has_every_command():
     text = PAGES["command_line.md"].read_text()
-    assert all(f"`tritile {name}" in text for name in GROUP.commands)
+    assert all(f"`tritile {name}" in text for name in COMMAND)
 
 
 def test_options_exist():
-    known = {"--help"}.union(*map(options_of, GROUP.commands.values()))
+    known = {"--help"}.union(*map(options_of, COMMAND.values()))
     scripts = "".join(path.read_text() for path in (ROOT / "tuning").glob("*.py"))
     options = {found[0] for code in INLINE if (found := re.match(r"--[a-z][\w-]*", code))}
     assert {option for option in options - known if f'"{option}"' not in scripts} == set()
