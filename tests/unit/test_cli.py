@@ -44,13 +44,23 @@ def test_help_lists_each_command_by_the_first_sentence_of_its_own():
         assert " ".join(command.help.split("\n\n")[0].split()) == cli.COMMANDS[name]
 
 
+SHOWS = """
+import atexit, sys
+from tritile.__main__ import main
+atexit.register(lambda: print({"torch", "triton"} & {*sys.modules}))
+main()
+"""
+
+
 @pytest.mark.parametrize(
     ("argument", "told"), [("--help", "picture"), ("-h", "merge"), ("--version", "tritile 0.1")]
 )
-def test_help_and_version_need_neither_torch_nor_triton(argument, told):
-    shown = "import sys; sys.argv = ['tritile', %r]; from tritile.__main__ import main; main()" % argument
-    watched = f"import atexit, sys; atexit.register(lambda: print({{'torch', 'triton'}} & {{*sys.modules}})); {shown}"
-    done = subprocess.run([sys.executable, "-c", watched], capture_output=True, text=True, check=True)
+def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path):
+    script = tmp_path / "tritile"  # as the command is named that pip installs
+    script.write_text(SHOWS)
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(script), argument]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     assert done.stdout.endswith("set()\n")
     assert told in done.stdout
 
