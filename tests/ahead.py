@@ -9,6 +9,7 @@ from tests import configs
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
+from tritile.families.common.specialised import TRITON
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.space import illegal
@@ -23,7 +24,7 @@ TURN = PermuteProblem.turned(1, 4096, 4096, 2)
 # Bytes a thread that the assemblers of some versions keep out of registers, where the others spill nothing.
 SPILLED = {(3, 6): 112, (3, 8): 112}.get(parsed(triton.__version__), 0)
 with_clusters = pytest.mark.skipif(
-    parsed(triton.__version__) != clusters.TRITON, reason="clusters are made with one version of Triton"
+    parsed(triton.__version__) != TRITON, reason="clusters are made with one version of Triton"
 )
 groups, across = configs.warpgroups, configs.transposed
 

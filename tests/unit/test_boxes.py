@@ -81,12 +81,12 @@ def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
 
 
 def test_boxes_run_short_sides_and_not_long_ones():
-    plan, before = plans.plan_for(SHORT, H200, "cached"), plans.foreseen(SHORT, H200)
+    plan, before = plans.plan_for(SHORT, H200, "cached"), plans.by_portfolio(SHORT, H200)
     assert plan.config.family == "box"
     assert before.us > plan.us == boxes.predicted_us(plan.config, SHORT, H200)
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
-    assert plans.plan_for(LONG, H200, "cached").config == plans.foreseen(LONG, H200).config
+    assert plans.plan_for(LONG, H200, "cached").config == plans.by_portfolio(LONG, H200).config
 
 
 def test_mode_tune_races_boxes_and_they_are_compiled_ahead():
@@ -106,7 +106,7 @@ def test_boxes_are_explained_and_not_drawn():
     assert 0.9 < work.filled <= 1
     asked = traffic.tiled(SHORT, config)
     assert SHORT.bytes <= asked.total < 1.2 * SHORT.bytes
-    other = plans.foreseen(SHORT, H200).config
+    other = plans.by_portfolio(SHORT, H200).config
     assert bounds.why_slower(SHORT, other, config, H200)
     assert bounds.why_slower(SHORT, config, other, H200)
     with pytest.raises(UnsupportedError, match="no tiles to draw"):

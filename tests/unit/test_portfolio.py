@@ -97,7 +97,7 @@ def test_every_class_is_drawn_and_taken():
 @pytest.mark.parametrize("problem", UNSERVED, ids=lambda problem: problem.label)
 def test_what_no_class_serves(problem):
     assert class_of(problem) is None
-    assert plans.foreseen(problem, H200) is None
+    assert plans.by_portfolio(problem, H200) is None
 
 
 def test_the_formula_is_the_same_of_numbers_and_of_tensors():

@@ -143,7 +143,7 @@ def test_it_runs_where_it_is_predicted_to_be_faster_by_the_margin():
     taken = {True: 0, False: 0}
     for m, n, k in itertools.product((1, 2, 4, 8), (520, 3000, 20000), (513, 2048, 9000)):
         problem = replace(sized(few.NAME, m, n, k), a_align=16 if k % 8 == 0 else 2)
-        plan, before = plans.plan_for(problem, H200, "cached"), plans.foreseen(problem, H200)
+        plan, before = plans.plan_for(problem, H200, "cached"), plans.by_portfolio(problem, H200)
         config = model.beside(problem, H200)[0]
         us = model.predict_us(config, problem, H200)
         faster = before.us >= 1.1 * us
@@ -162,7 +162,7 @@ def test_an_odd_weight_runs_by_it_and_says_why(name):
     assert f"by the formula of {name}" in plan.why
     assert "the portfolio's pick is predicted to take" in plan.why
     strict = plans.plan_for(problem, H200, "strict")
-    assert (strict.config, strict.source) == (plans.foreseen(problem, H200).config, "predicted")
+    assert (strict.config, strict.source) == (plans.by_portfolio(problem, H200).config, "predicted")
     assert strict.config.family != name
 
 

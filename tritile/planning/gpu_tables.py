@@ -7,9 +7,10 @@ Asked in this order:
 3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then measured tables of GPUs like it,
    then `tritile/tables/predicted/<gpu>.json`.
 
-To add a GPU, write its table into `tritile/tables`: nothing lists the files. `tritile export` writes one of
-what was measured on a machine; `tritile tune --calibrate all --target NAME` predicts one for
-`tables/predicted`, for a GPU of `tritile.core.device.TARGETS`.
+To ship a GPU that is here: `tritile tune`, `tritile tune --calibrate all`, then `tritile export
+tritile/tables/<gpu>.json`. To ship predictions for one that is not: add it to `tritile.core.device.TARGETS`
+by the name that torch reports, then `tritile tune --calibrate all --target NAME --output
+tritile/tables/predicted/<gpu>.json`. Tables are found by the names of their files.
 """
 
 import functools

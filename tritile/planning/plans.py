@@ -10,7 +10,8 @@
 | family | beside a portfolio, its own estimate, fitted to trials at other sizes | as the portfolio's |
 | model | each family's estimate of its own configs | "model" |
 
-Mode "tune" measures what the first three do not have. Mode "off" asks the model alone. Mode "strict" takes
+Mode "tune" measures what the first three do not have: `plan_for` returns None then, and `ops/run.py` has
+`tune/now.py` measure. Mode "off" asks the model alone. Mode "strict" takes
 only measurements of the kernels as they are now.
 """
 
@@ -46,7 +47,8 @@ class Plan:
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
       "table" (shipped with tritile), "predicted" (by a formula, from measurements at other sizes),
-      "model" (predicted, with nothing of its class measured) or "interpreter" (tensors in host memory).
+      "model" (estimated by the family's own formula: nothing of its class was measured, or mode "off" asks
+      no measurement, or the call has one config) or "interpreter" (tensors in host memory).
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
     - `current`: False where a table holds no measurements of the kernel as it is now.
@@ -120,8 +122,8 @@ def _chosen(problem: Tiled, device: Device, mode: str) -> Plan | None:
         return known
     if mode == "tune":
         return None
-    plan = foreseen(problem, device) if mode != "off" else None
-    return predicted(problem, device) if plan is None else _or_beside(plan)
+    plan = by_portfolio(problem, device) if mode != "off" else None
+    return by_model(problem, device) if plan is None else _or_beside(plan)
 
 
 def _known(problem: Tiled, device: Device, mode: str) -> Plan | None:
@@ -146,7 +148,7 @@ def _any_batch(problem: Tiled) -> Tiled:
 
 def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
     """Return a plan by measurements of the kernels as they are now. Raises NotTunedError."""
-    found = (known, foreseen(problem, device) if known is None or not known.current else None)
+    found = (known, by_portfolio(problem, device) if known is None or not known.current else None)
     plan = next((each for each in found if each is not None and each.current), None)
     if plan is None:
         raise NotTunedError(
@@ -220,9 +222,9 @@ def _portfolio(problem: Tiled, device: Device) -> tuple[Portfolio, Table, str] |
 
 
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
-    """Return the `count` configs that the class's portfolio predicts to be fastest, [] without one.
+    """Return the portfolio's `count` fastest configs, and up to two of families that portfolios leave out.
 
-    Those that no portfolio holds come besides.
+    All are by prediction. Return [] for a class without a portfolio.
     """
     found = _portfolio(problem, device)
     if found is None:
@@ -231,7 +233,7 @@ def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     return list(dict.fromkeys((*ranked, *model.beside(problem, device)[:_BESIDE])))
 
 
-def foreseen(problem: Tiled, device: Device) -> Plan | None:
+def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     """Return the config that the class's portfolio predicts to be fastest, None without a portfolio."""
     found = _portfolio(problem, device)
     if found is None:
@@ -265,7 +267,7 @@ def _or_beside(plan: Plan) -> Plan:
     us, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
     if margin is None or other < margin * us:
         return plan
-    why = f"by the formula of {config.family}, which was fitted to measurements on an H200 at other sizes; "
+    why = f"by the formula of {config.family}, which was fitted to measurements at other sizes; "
     why += f"the portfolio's pick is predicted to take {other:.1f} us"
     return replace(plan, config=config, us=us, why=why, current=False)
 
@@ -281,7 +283,7 @@ def _shortlisted(problem: Tiled, device: Device, portfolio: Portfolio) -> Plan |
     return Plan(problem, config, "model", device, us, why, False)
 
 
-def predicted(problem: Tiled, device: Device) -> Plan:
+def by_model(problem: Tiled, device: Device) -> Plan:
     """Return the model's pick of all legal configs."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)

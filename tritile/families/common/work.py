@@ -67,8 +67,8 @@ class Work(NamedTuple):
     """Hold the launches of one call, one after the other.
 
     Their buffers are the call's tensors, the workspaces by name and `counters` int64 counters. Counters are
-    zero at first, and each launch leaves them ready for the next one of any kind. `main` is the step that
-    makes the product, or moves the elements.
+    zero at first, and each launch leaves them ready for the next one of any kind. `main` is the place in
+    `steps` of the kernel that does the work; the others prepare operands or combine parts.
     """
 
     steps: tuple[Step, ...]

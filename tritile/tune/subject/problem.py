@@ -95,7 +95,7 @@ class _Stage:
 def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
     """Return the task of a problem with its stored trials, unless `force`, and its likely configs."""
     earlier = [] if force else plans.trials(problem, device)
-    tabled, foreseen = plans.tabled(problem, device), plans.foreseen(problem, device)
+    tabled, foreseen = plans.tabled(problem, device), plans.by_portfolio(problem, device)
     seeds = [plan.config for plan in (tabled, foreseen) if plan is not None]
     best = best_of(trial for trial in earlier if trial.right)
     space = ProblemSpace(problem, device, seeds)
