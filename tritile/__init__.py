@@ -17,16 +17,18 @@ Errors          errors, TritileError
 """
 
 import sys
-from importlib import import_module
+from importlib import import_module, reload
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Where the command `tritile` is to show its help or its version, nothing below is used: torch takes a second.
-if (
-    TYPE_CHECKING
-    or Path(sys.argv[0]).stem != "tritile"
-    or not {*sys.argv[1:]} <= {"-h", "--help", "--version"}
-):
+# `tritile --help` and the like use nothing below, and torch takes a second. What is asked for all the same is
+# imported then, by `__getattr__`.
+_argv = getattr(sys, "argv", None) or [""]
+_ONLY_HELP = (
+    Path(_argv[0]).stem == "tritile" and len(_argv) == 2 and _argv[1] in ("-h", "--help", "--version")
+)
+
+if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile import errors, nn
     from tritile.core.config import Config
     from tritile.core.device import Device, target_device
@@ -118,6 +120,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if _ONLY_HELP and "_WANTED" not in globals() and name in (*__all__, "__version__"):
+        globals()["_WANTED"] = True
+        return getattr(reload(sys.modules[__name__]), name)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_LAZY[name])

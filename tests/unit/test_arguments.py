@@ -147,7 +147,7 @@ DTYPES = [
     ("zero point of fp8", scaled(A8, B8, ONE, ONE, zero_a=I8[:1, :1]), ("zero_a", "float8_e4m3fn", "int8")),
     ("zero point of fp32", scaled(I8, J8, ONE, ONE, zero_b=ONE), ("zero_b is float32", "int32, int8")),
     ("gated fp8", gated(A8, B8.mT, B8.mT), ("input is float8_e4m3fn", "bfloat16")),
-    ("gated mixture", gated(X, W, W.half()), ("weight_up is float16", "wanted float32")),
+    ("gated mixture", gated(X, W, W.half()), ("weight_up float16", "wanted the same dtype")),
     ("gated x", gated(X.half(), W, W), ("input is float16", "weight_gate float32", "same dtype")),
     ("gated None", gated(X, W, None), ("weight_up is", "NoneType")),
     ("scaled out_dtype", scaled(A8, B8, ONE, ONE, out_dtype=FP8), ("float8_e4m3fn", "bfloat16")),

@@ -186,7 +186,8 @@ def test_figures():
     assert climb.rate(untimed) is None
     assert climb.gains("matmul") == {"naive": (1.0, 0.25), "b": (4.0, 1.0)}
     assert climb.gains("transpose") == {}
-    assert [climbing.size_text(v) for v in (None, 7114752)] == ["-", "7.11 MB"]
+    assert [climbing.size_text(v) for v in (None, 0, 999, 7114752, 999_999, 3 * 10**15)] == [
+        "-", "0 B", "999 B", "7.11 MB", "1 MB", "3 PB"]  # fmt: skip
     assert [climbing.time_text(v) for v in (None, 0.9, 12.34, 4560.0, 2e6)] == [
         "-", "0.9 us", "12.3 us", "4.56 ms", "2 s"]  # fmt: skip
 
@@ -253,11 +254,14 @@ def test_rungs_are_timed_by_dtype(acted):
 
 
 def test_a_slow_rung_is_timed_alone_and_few_times(acted):
-    times = iter([3e5, 5e5, 4e5, 400.0])
+    times = iter([3e6, 400.0, 3e5, 4e5, 5e5, 6e5, 7e5])
     acted.setattr(climbing, "_once_us", lambda run, given: next(times))
-    slow, quick = climbing.timed_climb([r for r in LADDERS["transpose"] if runs_here(r)][:2], 16, H200, str)
-    assert slow.us == 4e5
+    slow, quick, medium = climbing.timed_climb(
+        [r for r in LADDERS["transpose"] if runs_here(r)][:3], 16, H200, str
+    )
+    assert (slow.us, slow.spread) == (3e6, 0.0)
     assert quick.us == 500.0  # as the graph has it
+    assert medium.us == 5e5
     assert next(times, None) is None
 
 
@@ -270,6 +274,46 @@ def test_a_rung_that_fails_costs_itself_alone(acted):
     assert (right.us, right.failed) == (500.0, False)
     assert (bad.us, bad.failed, "wrong answer" in bad.note) == (None, True, True)
     assert (raised.us, raised.failed, "no_such_method" in raised.note) == (None, True, True)
+
+
+def raising(*_):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_after_a_fatal_error_what_was_read_is_kept(acted):
+    """Let every call of the GPU raise from the third step on: the first, slow, has its time."""
+
+    def fatal(x, out):
+        for name in ("matrices", "run_compiled", "interleaved"):
+            acted.setattr(climbing, name, raising)
+        acted.setattr(climbing.torch.cuda, "empty_cache", raising)
+        raising()
+
+    times = iter([3e6, 500.0])
+    acted.setattr(climbing, "_once_us", lambda run, given: next(times))
+    first, second, *_, last = LADDERS["transpose"]
+    rungs = [first, second, replace(last, name="fatal", runs=Library(fatal)), last, LADDERS["matmul"][0]]
+    slow, *rest = climbing.timed_climb(rungs, 16, H200, str)
+    assert (slow.us, slow.failed, slow.note) == (3e6, False, None)
+    assert rest[0].registers is not None
+    assert len(rest) == 4
+    for reading in rest:
+        assert (reading.us, reading.failed) == (None, True)
+        assert "illegal memory access" in reading.note
+
+
+def test_a_failure_of_timing_keeps_what_was_read(acted):
+    def fatal(graphs, budget):
+        acted.setattr(climbing, "interleaved", interleaved)
+        raising()
+
+    interleaved = climbing.interleaved
+    acted.setattr(climbing, "interleaved", fatal)
+    *lost, other = climbing.timed_climb([*LADDERS["transpose"][:2], LADDERS["matmul"][0]], 16, H200, str)
+    for reading in lost:
+        assert (reading.us, reading.failed, reading.error) == (None, True, 0.0)
+        assert "illegal memory access" in reading.note
+    assert (other.us, other.failed, other.note) == (500.0, False, None)
 
 
 @pytest.mark.parametrize("run_rung", [run_interpreted, partial(run_compiled, config=None, processors=1)])

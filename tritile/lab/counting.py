@@ -4,7 +4,6 @@ Each load and store of a tile is counted by its addresses and its mask; masked e
 """
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +30,23 @@ class Counts:
     written_sectors: int = 0
 
 
+class _Seen:
+    """Hold the sectors that the current program touched."""
+
+    def __init__(self, programs: bool) -> None:
+        self._programs, self._program, self._touched = programs, None, set[int]()
+
+    def new(self, program: Any, sectors: Any) -> int:
+        """Return how many of these sectors count."""
+        if not self._programs:
+            return len(sectors)
+        if program != self._program:
+            self._program, self._touched = program, set()
+        before = len(self._touched)
+        self._touched.update(sectors.tolist())
+        return len(self._touched) - before
+
+
 def _asked(pointers: Any, mask: Any) -> tuple[int, Any]:
     """Return the bytes that an access of a tile asks for, and the sectors they lie in."""
     size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
@@ -46,25 +62,19 @@ def counted(programs: bool = False) -> Iterator[Counts]:
 
     With `programs` a sector counts once for all accesses of a program, else once for each access.
     """
-    counts = Counts()
+    counts, read, written = Counts(), _Seen(programs), _Seen(programs)
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
-    seen: dict[tuple[str, Any], set[int]] = defaultdict(set)  # sectors, by direction and program
-
-    def count(way: str, program: Any, pointers: Any, mask: Any) -> None:
-        size, sectors = _asked(pointers, mask)
-        new = set(sectors.tolist())
-        if programs:
-            new -= seen[way, program]
-            seen[way, program] |= new
-        setattr(counts, way, getattr(counts, way) + size)
-        setattr(counts, f"{way}_sectors", getattr(counts, f"{way}_sectors") + len(new))
 
     def counting_load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-        count("read", self.grid_idx, pointers, mask)
+        size, sectors = _asked(pointers, mask)
+        counts.read += size
+        counts.read_sectors += read.new(self.grid_idx, sectors)
         return load(self, pointers, mask, *rest, **options)
 
     def counting_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-        count("written", self.grid_idx, pointers, mask)
+        size, sectors = _asked(pointers, mask)
+        counts.written += size
+        counts.written_sectors += written.new(self.grid_idx, sectors)
         return store(self, pointers, value, mask, *rest, **options)
 
     def patch(loading: Any, storing: Any) -> None:

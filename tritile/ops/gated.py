@@ -7,7 +7,7 @@ import torch
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.asked import asks, computed
-from tritile.ops.checks import check_beside, name_of
+from tritile.ops.checks import check_same_device, name_of
 from tritile.ops.described import Extras
 from tritile.ops.fused import check_activation, check_weight
 from tritile.ops.memo import recall
@@ -20,9 +20,12 @@ _PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
 def _check_weights(x: Any, gate: Any, up: Any) -> None:
     for name, weight in (("weight_gate", gate), ("weight_up", up)):
         check_weight(_OP, x, name, weight, (2,))
+        check_same_device(_OP, x, name, weight)
     if name_of(x.dtype) not in GATED_DTYPES:
         raise DtypeError(f"{_OP}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
-    check_beside(_OP, x, "weight_up", up, (gate.dtype,))
+    if gate.dtype != up.dtype:
+        kinds = f"weight_gate is {name_of(gate.dtype)} and weight_up {name_of(up.dtype)}"
+        raise DtypeError(f"{_OP}: {kinds}: wanted the same dtype")
     if gate.shape != up.shape:
         shapes = f"weight_gate has shape {tuple(gate.shape)} and weight_up {tuple(up.shape)}"
         raise ShapeError(f"{_OP}: {shapes}: wanted the same shape")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem, epilogue_of
 from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.fused import extra
@@ -95,8 +95,12 @@ def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str |
     programs = _tiles(config, problem) * config["SPLIT_K"]
     if config["SPLIT_K"] > 1 and programs > device.processors * resident(config, problem, device):
         return f"{programs} programs, of which some would wait for others to start"
-    words = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps)
-    return f"{words} accumulator registers a thread" if words > 128 else None
+    words, fused = (
+        config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps),
+        epilogue_of(problem.epilogue),
+    )
+    most = 64 if fused.activation == "gelu" or "full" in (fused.bias, fused.residual) else 128  # more spill
+    return f"{words} accumulator registers a thread, above {most}" if words > most else None
 
 
 def shared_bytes(config: Config, problem: MatmulProblem, device: Device) -> int:

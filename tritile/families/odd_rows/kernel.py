@@ -111,8 +111,18 @@ def odd_rows(
             parts_ptr, counters_ptr, acc, tile, part, out_ptr, 0, 0, stride_om, stride_on, tile * 0, tile * 0,
             0, first, M, N, extra, SPLIT_K, POLLS, EPILOGUE, PERIOD,
         )  # fmt: skip
-    else:
+    elif BLOCK_M * BLOCK_N < 32768:
         store_part(
             None, out_ptr, 0, 0, stride_om, stride_on, tile * 0, tile * 0, 0, first, M, N, acc, extra,
             False, EPILOGUE, PERIOD,
+        )  # fmt: skip
+    else:
+        left, right = acc.reshape(BLOCK_M, 2, BLOCK_N // 2).trans(0, 2, 1).split()
+        store_part(
+            None, out_ptr, 0, 0, stride_om, stride_on, tile * 0, tile * 0, 0, first, M, N, left, extra,
+            False, EPILOGUE, PERIOD,
+        )  # fmt: skip
+        store_part(
+            None, out_ptr, 0, 0, stride_om, stride_on, tile * 0, tile * 0, 0, first + PERIOD * (BLOCK_N // 2),
+            M, N, right, extra, False, EPILOGUE, PERIOD,
         )  # fmt: skip

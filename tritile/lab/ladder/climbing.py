@@ -1,5 +1,6 @@
 """Climb a ladder: time its steps on a GPU, or count and compile them without one; keep the readings."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 
 from tritile.core import device as devices
 from tritile.core.config import Config
@@ -28,17 +28,20 @@ from tritile.lab.ladder.running import (
     reading_of,
     run_compiled,
     run_interpreted,
-)  # fmt: skip
+)
 from tritile.lab.ladder.steps import ITEMSIZE, Kernel, Library, Step
+from tritile.lab.parsed import parsed
 from tritile.tune.autotuner import autotune
-from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of, interleaved, timing_of
+from tritile.tune.measure.timing import Run, Timed, Timing, copies_wanted, graph_of, interleaved, timing_of
 
 TIMED_N: Final = 8192  # by default
 COUNTED_N: Final = 96
 LARGEST: Final = 46340  # n * n, an offset, has 31 bits
 _INTERPRETED: Final = 512  # the largest n of the interpreter, at which the naive product takes minutes
-_SLOW_US: Final = 2e5  # slower steps are timed alone, three times
+_SLOW_US: Final = 2e5  # slower steps are timed alone, a few times
+_SLOWEST_US: Final = 2e6  # slower steps are timed once
 _BUDGET_MS: Final = 60.0  # for timing each step that is not slow
+_Found = tuple[Reading, Timing | Timed | None]  # a step's reading; its time, or the graph to time
 Done = Callable[[str], None]  # told the name of each step
 
 
@@ -96,13 +99,8 @@ class Climb:
 
 def read(path: Path) -> Climb:
     """Read the climb that `Climb.save` wrote. Raises InvalidValueError for others, OSError for no file."""
-    try:
-        found = TypeAdapter(Climb).validate_json(path.read_bytes(), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidValueError(f"{path} holds no climb: {place} {first['msg']}"[:300]) from error
-    if found.n < 1 or not found.readings or any(r.us is not None and not r.us > 0 for r in found.readings):
+    found = parsed(Climb, path.read_bytes(), f"{path} holds no climb")
+    if found.n < 1 or not found.readings or any(r.us is not None and r.us <= 0 for r in found.readings):
         raise InvalidValueError(f"{path} holds no climb: wanted n of 1 or more, and times above 0")
     return found
 
@@ -187,13 +185,8 @@ def _once_us(run: Run, given: Matrices) -> float:
     return 1e3 * start.elapsed_time(end)
 
 
-def _with_time(reading: Reading, samples: Sequence[float]) -> Reading:
-    timing = timing_of(samples)
-    return replace(reading, us=timing.us, spread=timing.spread)
-
-
-def _checked(step: Step, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Timed | None]:
-    """Run a step and check its answer; return its reading, and the graph to time unless it is slow.
+def _checked(step: Step, calls: Sequence[Matrices], device: Device) -> _Found:
+    """Run a step and check its answer; return its reading, with its time if slow, else a graph to time.
 
     Raises whatever the step raises.
     """
@@ -211,36 +204,50 @@ def _checked(step: Step, calls: Sequence[Matrices], device: Device) -> tuple[Rea
     us = _once_us(run, calls[0])
     if us < _SLOW_US:
         return reading, graph_of(run, calls)
-    return _with_time(reading, [us, *(_once_us(run, calls[0]) for _ in range(2))]), None
+    more = 0 if us > _SLOWEST_US else 4
+    return reading, timing_of([us, *(_once_us(run, calls[0]) for _ in range(more))])
+
+
+def _timed(found: Sequence[_Found]) -> list[Reading]:
+    """Time the graphs by turns, and return the readings with times."""
+    graphs = {i: timed for i, (_, timed) in enumerate(found) if timed and not isinstance(timed, Timing)}
+    timings = {i: timing for i, (_, timing) in enumerate(found) if isinstance(timing, Timing)}
+    why = ""
+    try:
+        samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
+        timings |= {i: timing_of(times) for i, times in zip(graphs, samples, strict=True)}
+    except Exception as error:  # an error of the GPU costs these times, not what was read before
+        why = brief(error)
+    readings = [reading for reading, _ in found]
+    for i, timing in timings.items():
+        readings[i] = replace(readings[i], us=timing.us, spread=timing.spread)
+    for i in graphs.keys() - timings.keys():
+        readings[i] = readings[i].noted(why, failed=True)
+    return readings
 
 
 def timed_climb(steps: Iterable[Step], n: int, device: Device, done: Done) -> list[Reading]:
     """Check and time every step on the current GPU, those of one dtype side by side.
 
-    A step that fails has the reason in its note.
+    A step that fails has the reason in its note. So have all later ones if it leaves the GPU unusable.
     """
     readings: list[Reading] = []
     for (op, dtype), group in itertools.groupby(steps, key=lambda step: (step.op, step.dtype)):
-        calls = [matrices(op, n, dtype, "cuda", i) for i in range(_copies(n, device))]
-        graphs: dict[int, Timed] = {}  # by place among readings
+        calls, found = list[Matrices](), list[_Found]()
         for step in group:
-            graph = None
             try:
                 if step.unfit(device, n):
-                    reading = reading_of(step, n, planned(step, n, device), device)
+                    found.append((reading_of(step, n, planned(step, n, device), device), None))
                 else:
-                    reading, graph = _checked(step, calls, device)
+                    calls = calls or [matrices(op, n, dtype, "cuda", i) for i in range(_copies(n, device))]
+                    found.append(_checked(step, calls, device))
             except Exception as error:  # a step that raises costs itself alone
-                reading = reading_of(step, n, None, device).noted(brief(error), failed=True)
-            if graph is not None:
-                graphs[len(readings)] = graph
-            readings.append(reading)
+                found.append((reading_of(step, n, None, device).noted(brief(error), failed=True), None))
             done(step.name)
-        samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
-        for place, times in zip(graphs, samples, strict=True):
-            readings[place] = _with_time(readings[place], times)
-        del calls, graphs
-        torch.cuda.empty_cache()
+        readings += _timed(found)
+        del calls, found
+        with contextlib.suppress(RuntimeError):  # a GPU that is lost
+            torch.cuda.empty_cache()
     return readings
 
 
