@@ -285,7 +285,7 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
     a, b = operands(*size, 64 * 128, torch.bfloat16)
     wanted = None
     for looks in (polls, polls, 0):
-        monkeypatch.setattr("tritile.families.common.descriptors._POLLS", looks)
+        monkeypatch.setattr("tritile.families.common.grids.POLLS", looks)
         out = torch.empty(size, dtype=a.dtype, device="cuda")
         call = described(a, b, out, "ieee")
         ready = launch.prepare(call, config)

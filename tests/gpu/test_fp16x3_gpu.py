@@ -195,6 +195,7 @@ CONFIGS = [
     warpgroups(64, 64, 64, 1, 4),
     warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
     warpgroups(192, 96, 64, 3, 4),
+    warpgroups(128, 160, 64, 2, 4, persistent=True),
     warpgroups(192, 128, 64, 3, 3, persistent=True),
 ]
 

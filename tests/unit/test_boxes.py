@@ -129,3 +129,10 @@ def test_a_portfolio_takes_no_tile_of_twice_a_side_before_the_others():
     assert beyond == sorted(beyond)
     assert not beyond[0]
     assert beyond[-1]
+
+
+def test_no_side_is_longer_than_32_bits_count():
+    """A box's first element along a side is counted in 32 bits."""
+    config = boxed(8192, 64, 32)
+    assert illegal(config, problem((2**31 - 1, 2), (1, 0), 1), H200) is None
+    assert "32 bits" in illegal(config, problem((2**31, 2), (1, 0), 1), H200)

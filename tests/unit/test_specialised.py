@@ -471,3 +471,13 @@ def test_a_sweep_and_a_search_have_clusters_among_their_candidates():
     assert replace(own, num_stages=4) in near
     assert paired("clusters", 192, 128, 2, persistent=True) in near
     assert paired("clusters", 192, 128, 1) in near
+
+
+@pytest.mark.parametrize("device", [OLDER, H200], ids=["3.6", "3.7"])
+def test_promoted_sums_have_the_widths_that_are_right_with_a_triton(device):
+    parts = replace(EVEN, dtype="float32", out_dtype="float32", precision="fp16x3").core
+    assert parts.promoted
+    found = {each["BLOCK_N"] for each in legal_configs(parts, device, "warpgroups")}
+    assert (found == {64, 96, 128, 192}) == (device is OLDER)
+    assert found >= {64, 96, 128, 192}
+    assert 160 in {each["BLOCK_N"] for each in legal_configs(EVEN, device, "warpgroups")}

@@ -57,6 +57,10 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}.{attribute}", getattr(value, attribute, None)
 
 
+def _is_tritons(function: Any) -> bool:
+    return str(function.__module__).partition(".")[0] == "triton"
+
+
 def source_hash(*kernels: Any) -> str:
     """Return 16 hexadecimal digits that change with the source of these kernels or of what they call.
 
@@ -71,7 +75,7 @@ def source_hash(*kernels: Any) -> str:
     while pending:
         layers = _layers(pending.pop())
         function = layers[-1] if layers else None
-        if not inspect.isfunction(function) or id(function) in done:
+        if not inspect.isfunction(function) or id(function) in done or _is_tritons(function):
             continue
         done.add(id(function))
         parts.add((function.__qualname__, _body(layers)))

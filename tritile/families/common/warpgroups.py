@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem, epilogue_of
+from tritile.core.versions import parsed
 from tritile.families.common.blocks import late_fault, names_fault, shared_fault
 from tritile.families.common.operands import reachable, tiles
 from tritile.families.common.tma_time import Programs
@@ -21,6 +22,7 @@ PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "P
 REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # registers of a consumer's thread, by the number of consumers
 ROWS: Final = (64, 128)  # of a tile, for one consumer
 COLUMNS: Final = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
+_RIGHT_ON_3_6: Final = (64, 96, 128, 192)  # columns of tiles whose promoted sums are right with Triton 3.6
 _BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
 _GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
 
@@ -113,6 +115,8 @@ def fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
         return f"a is {problem.a_layout}, b {problem.b_layout}: bytes must lie along K"
     if problem.totals and not problem.promoted and SCALE_K % config["BLOCK_K"]:
         return f"BLOCK_K = {config['BLOCK_K']} does not divide {SCALE_K}"
+    if problem.promoted and parsed(device.triton) < (3, 7) and config["BLOCK_N"] not in _RIGHT_ON_3_6:
+        return f"with Triton 3.6 promoted sums of 160 columns are NaN; right as tested are {_RIGHT_ON_3_6}"
     if problem.rights > 1:
         return "gated products are made by tile and descriptor"
     reason = numbers_fault(config, PARAMETERS) or _tile_fault(config) or reachable(problem)

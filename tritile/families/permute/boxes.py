@@ -172,8 +172,8 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
     piece = prod(box.sides[i] for i in box.inner)
     if box.skewed and piece < 4 * box.lanes:
         return f"pieces of {piece} elements are too short"
-    if ends(box) > block or boxes_of(box, problem) >= 2**31:
-        return "too many pieces, or boxes"
+    if ends(box) > block or boxes_of(box, problem) >= 2**31 or max(problem.shape) >= 2**31:
+        return "too many pieces or boxes, or a side that 32 bits do not count"
     return None
 
 
