@@ -44,7 +44,7 @@ CONFIGS = [
     warpgroups(128, 128, 64, 1, 3, persistent=True),
     warpgroups(128, 256, 64, 2, 3, persistent=True, subtiles=2),
     warpgroups(192, 96, 64, 3, 4),
-    warpgroups(192, 160, 128, 3, 2),
+    warpgroups(192, 160, 64, 3, 3),
     warpgroups(256, 144, 64, 2, 3, persistent=True, subtiles=2),
     transposed(16, 64, 1, 8),
     transposed(80, 128, 2, 4),
