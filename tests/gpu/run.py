@@ -123,8 +123,12 @@ def _modules(room: str) -> list[Path]:
 def key_of(file: str) -> str:
     """A digest of all that a file's passing counts for: its own code, its kernels, the modules it tests."""
     rooms = [name for name in CONCERNS.get(file, ()) if not name.endswith("/")]
-    paths = [*_helpers(HERE / file), *(path for room in rooms for path in _modules(room))]
-    parts = [(p.relative_to(ROOT).as_posix(), tested.code_of(p.read_text(encoding="utf-8"))) for p in paths]
+    own = [HERE / file, HERE / "conftest.py"]
+    paths = [path for each in own for path in _helpers(each)] + [p for room in rooms for p in _modules(room)]
+    parts = [
+        (p.relative_to(ROOT).as_posix(), tested.code_of(p.read_text(encoding="utf-8")))
+        for p in dict.fromkeys(paths)
+    ]
     return tested.hashed([*parts, *((kernel, tested.digests()[kernel]) for kernel in kernels_of(file))])
 
 
