@@ -69,6 +69,20 @@ def test_numbers_of_rows(m, k, split):
     check(values((m, k), HALF), at_offset(0, m + 1, k, HALF), split=split)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_largest_tile_is_stored_in_halves(turned):
+    """Of 531 rows 67 begin alike, which is more than half a tile."""
+    x, w = values((140, 67), HALF), at_offset(3, 531, 67, HALF)
+    a, b = (w.mT, x.mT.contiguous()) if turned else (x, w)
+    buffer, out = frame((a.shape[0], b.shape[1]), HALF, "sliced")
+    call = described(a, b, out, "ieee")
+    config = Config.of(8, 4, family.NAME, BLOCK_M=256, BLOCK_N=128, BLOCK_K=64, SPLIT_K=1)
+    assert illegal(config, call.problem, H200) is None
+    launch.run_interpreted(call, config)
+    assert_product(out, a, b)
+    assert guard_intact(buffer, out)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_of_x_and_of_out(layout):
     check(placed(values((4, 131), HALF), layout), at_offset(0, 19, 131, HALF), layout, split=2)

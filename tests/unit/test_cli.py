@@ -65,6 +65,15 @@ def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path
     assert told in done.stdout
 
 
+@pytest.mark.parametrize("argv", [[], ["/bin/tritile"], ["/bin/tritile", "--help"], ["/bin/tritile", "tune"]])
+def test_the_package_is_whole_however_its_process_was_started(argv):
+    code = (
+        f"import sys; sys.argv = {argv}; import tritile; tritile.matmul, tritile.explain, tritile.__version__"
+    )
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ)
+
+
 @without_gpu
 @pytest.mark.parametrize("command", ["tune", "bench", "show", "export"])
 def test_without_a_gpu_it_says_so_in_one_line(command, capsys, monkeypatch):
