@@ -132,3 +132,15 @@ def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch(monkeypatch):
     timing._between_us.cache_clear()
     assert captured == [["neutral", "a", "neutral", "b"], ["neutral", "neutral"]]
     assert graph._between_us == 2.0
+
+
+def test_a_host_that_is_slow_for_a_while_does_not_lengthen_neutral_kernels(monkeypatch):
+    """Replay neutral kernels for longer than other programs disturb each of them."""
+    now = [0.0]
+
+    def neutral():
+        now[0] += 1e-4
+        return 90.0 if now[0] < 0.012 else 10.0
+
+    monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
+    assert timing._least_us(neutral) == 10.0

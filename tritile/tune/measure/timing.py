@@ -11,6 +11,7 @@ import functools
 import gc
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,8 @@ _HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is en
 _MAX_COPIES = 400
 _WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
 _TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
-_REPLAYS = 60  # of neutral kernels; the first of them raise the clocks of an idle GPU
+_REPLAYS = 60  # of neutral kernels, and for how long at least: the first of them raise the clocks of an idle
+_REPLAYS_S = 0.02  # GPU, and a busy host may slow all of them for some 10 ms
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ def _replayed_us(work: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return float(1e3 * start.elapsed_time(end))
+
+
+def _least_us(neutral: Callable[[], float]) -> float:
+    """Return the least of many times of neutral kernels, as others may use the host and the GPU too."""
+    until, times = time.monotonic() + _REPLAYS_S, [neutral()]
+    while len(times) < _REPLAYS or time.monotonic() < until:
+        times.append(neutral())
+    return min(times)
 
 
 def _nothing() -> None:
@@ -124,9 +134,9 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
 
 @functools.cache
 def _between_us(device: int, count: int) -> float:
-    """Return the microseconds of `count` neutral kernels: the least, as others may use the GPU too."""
+    """Return the microseconds of a graph of `count` neutral kernels."""
     graph = _captured(lambda call: None, range(count))
-    return min(_replayed_us(graph.replay) for _ in range(_REPLAYS))
+    return _least_us(lambda: _replayed_us(graph.replay))
 
 
 def _net_us(us: float, between_us: float) -> float:
@@ -198,7 +208,7 @@ def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _n
 def _queued_between_us(device: int, count: int) -> float:
     """Return the microseconds of `count` neutral kernels, enqueued."""
     neutral = _idle(device)
-    return min(_queued_us(lambda: [neutral.add_(1) for _ in range(count)]) for _ in range(_REPLAYS))
+    return _least_us(lambda: _queued_us(lambda: [neutral.add_(1) for _ in range(count)]))
 
 
 class Queued(Eager):
