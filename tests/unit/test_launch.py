@@ -279,7 +279,10 @@ def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
 
 @pytest.mark.parametrize("op", ["matmul", "linear_quantized"])
 def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
-    """16 tiles of 2 parts each: one that waits for another, which has no processor yet, waits in vain."""
+    """16 tiles of 2 parts each: one that waits for another, which has no processor yet, waits in vain.
+
+    An SM holds two programs of products: 65 KiB of shared memory, and half of all registers each.
+    """
     if op == "matmul":
         call, family = described(*(torch.empty(256, 256).half() for _ in range(3)), "ieee"), "descriptor"
         rest = {"PERSISTENT": False, "SUBTILES": 1}
@@ -288,8 +291,8 @@ def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
         call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
         family, rest = "tile", {}
     blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "SPLIT_K": 2}
-    config = Config.of(4, 4, family, **blocks, **rest)
-    polls = [work_of(call, config, processors, True).steps[-1].args["POLLS"] for processors in (31, 32)]
+    config, least = Config.of(4, 4, family, **blocks, **rest), 16 if op == "matmul" else 32
+    polls = [work_of(call, config, count, True).steps[-1].args["POLLS"] for count in (least - 1, least)]
     assert (polls[0], polls[1] > 0) == (0, True)
 
 

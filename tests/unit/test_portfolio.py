@@ -35,7 +35,7 @@ from tritile.planning.trial import Trial
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.draw import DRAWS, drawn
 from tritile.tune.calibrate.run import _EARNED, Measured
-from tritile.tune.calibrate.sweep import Row
+from tritile.tune.calibrate.sweep import Row, useful
 
 H200 = target_device("nvidia-h200")
 product_us = FORMULAS["matmul"].us
@@ -190,6 +190,21 @@ def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
     assert split not in [config for _, config in ranked]
     assert [us for us, _ in ranked] == sorted(us for us, _ in ranked)
     assert first.ranked(short, H200, 2) == ranked[:2]
+
+
+def test_configs_that_others_dominate_come_last():
+    """A sweep does not time them, and their predictions may be far too low: few rows in a tall tile."""
+    shipped, *_ = gpu_tables.shipped(H200)
+    portfolio, few = shipped.portfolios["halves-nn"], replace(PRODUCT, m=2, n=640, k=15488, b_layout="row")
+    own = useful(portfolio.configs, few, H200)
+    ranked = portfolio.ranked(few, H200, 96)
+    assert {config for _, config in ranked[: len(own)]} == set(own)
+    assert len(ranked) > len(own) > 0
+    tall = [config for _, config in ranked[len(own) :]]
+    alone = replace(
+        portfolio, configs=tuple(tall), constants=portfolio.constants[: len(tall)], correction=None
+    )
+    assert len(alone.ranked(few, H200, 1)) == 1
 
 
 def inputs_at(problem, portfolio):

@@ -1,6 +1,7 @@
 """List the configs of a problem, by the one predicate that says whether a config is legal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -44,9 +45,19 @@ def invariant(problem: Tiled) -> bool:
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
     """Return the legal ones of some configs that are not dominated by another config."""
+    worse = dominated(problem, device)
+    return [config for config in configs if illegal(config, problem, device) is None and not worse(config)]
+
+
+def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
+    """Return a test for configs beside which another of the same family does the same work or less."""
     families, roomy = FAMILIES[problem.op], _roomy(problem, device)
-    legal = (config for config in configs if illegal(config, problem, device) is None)
-    return [config for config in legal if not families[config.family].pointless(config, roomy, device)]
+    return lambda config: families[config.family].pointless(config, roomy, device)
+
+
+def unbanded(config: Config) -> Config:
+    """Return the same config with its tiles in no bands, as suits a single row of tiles."""
+    return replace(config, kwargs=tuple((name, 1 if name == "GROUP_M" else v) for name, v in config.kwargs))
 
 
 def _roomy(problem: Tiled, device: Device) -> Tiled:
@@ -61,13 +72,13 @@ def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> 
     A family that is named need not be a contender. Raises UnsupportedError, with the reason, where none is
     legal.
     """
-    roomy = _roomy(problem, device)
+    worse = dominated(problem, device)
     names = contenders(problem) if family is None else (family,)
     families = [own for name, own in FAMILIES[problem.op].items() if name in names]
     found: list[Config] = []
     for one in families:
         # The faster test first.
-        useful = [config for config in one.configs if not one.pointless(config, roomy, device)]
+        useful = [config for config in one.configs if not worse(config)]
         for configs in (useful, one.configs):
             legal = [config for config in configs if illegal(config, problem, device) is None]
             if legal:

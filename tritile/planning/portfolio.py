@@ -1,6 +1,7 @@
 """Predict times of a class's portfolio: the few dozen configs that its problems may run by."""
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Final
@@ -11,7 +12,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
-from tritile.families.space import illegal
+from tritile.families.space import dominated, illegal, unbanded
 from tritile.planning.classes import MEASURED
 from tritile.planning.correction import Correction, correction_of, factors, inputs_of
 from tritile.planning.formula import FORMULAS
@@ -78,16 +79,22 @@ class Portfolio:
     def ranked(self, problem: Any, device: Device, count: int) -> list[tuple[float, Config]]:
         """Return microseconds and config of the `count` fastest predicted legal configs, in order.
 
-        Those beyond what the formula was fitted to come last.
+        Those beyond what the formula was fitted to come last, and so do those that another dominates, in
+        bands or not.
         """
         times, beyond = self.times(problem, device), FORMULAS[problem.op].beyond
         after = [beyond(config, problem) for config in self.configs]
+        order = sorted(range(len(times)), key=lambda place: (after[place], times[place]))
+        worse, last = dominated(problem, device), list[int]()
         found: list[tuple[float, Config]] = []
-        for place in sorted(range(len(times)), key=lambda place: (after[place], times[place])):
-            if illegal(self.configs[place], problem, device) is None:
-                found.append((times[place], self.configs[place]))
-                if len(found) == count:
-                    break
+        for place in itertools.chain(order, last):
+            config = self.configs[place]
+            if len(found) == count:
+                break
+            if place not in last and worse(config) and worse(unbanded(config)):
+                last.append(place)
+            elif illegal(config, problem, device) is None:
+                found.append((times[place], config))
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,6 +32,6 @@ def options(config: Config) -> dict[str, Any]:
     return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}
 
 
-def polls(programs: int, processors: int) -> int:
+def polls(programs: int, at_once: int) -> int:
     """Return how often the programs of a tile look for each other's parts; 0 where some wait to run."""
-    return POLLS if programs <= processors else 0
+    return POLLS if programs <= at_once else 0

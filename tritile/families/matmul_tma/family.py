@@ -43,6 +43,7 @@ PARAMETERS: Final = (
 )  # fmt: skip
 MAX_SHARED: Final = 16384  # tiles that several programs may make together
 _MAX_WORDS: Final = 128
+_SM_SHARED: Final = 228 << 10  # bytes of an SM of Hopper or Blackwell, 1 KiB of them taken for each program
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
@@ -150,8 +151,8 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     made = tiles(config, problem)
     if config["PERSISTENT"] and made <= device.processors:
         return True
-    if config["SPLIT_K"] > 1 and made * config["SPLIT_K"] > 4 * device.processors:
-        return True  # there are enough tiles
+    if config["SPLIT_K"] > 1 and made * config["SPLIT_K"] > device.processors * at_once(config, problem):
+        return True  # the last program of a tile would sum all parts
     stage = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
@@ -166,6 +167,11 @@ def _programs(config: Config, problem: MatmulProblem) -> Programs:
     pieces = [(m, n // count) if m < 64 * count else (m // count, n)] * count
     shared = shared_bytes(config, problem)
     return Programs(pieces, shared, config.num_warps, config.num_warps // 4, False, config["SPLIT_K"])
+
+
+def at_once(config: Config, problem: MatmulProblem) -> int:
+    """Return how many programs an SM holds for sure: by shared memory, and 255 registers a thread."""
+    return max(1, min(8 // config.num_warps, _SM_SHARED // (shared_bytes(config, problem) + 1024)))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -191,7 +197,8 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
     parts, counters, looks = None, None, 0
     if split > 1:
-        parts, counters, looks = Buffer("parts"), Buffer(COUNTERS), polls(tiles * split, processors)
+        parts, counters, looks = Buffer("parts"), Buffer(COUNTERS), 0
+        looks = polls(tiles * split, processors * at_once(config, call.problem))
         kind = "int32" if call.dtype == "int8" else "float32"
         scratch = {**scratch, "parts": Section(kind, tiles * split * block_m * block_n)}
     grid, flat = grid_of(call, config, split, processors)

@@ -17,7 +17,7 @@ from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.views import Call
 from tritile.errors import TuningError, brief
-from tritile.families.space import worthwhile
+from tritile.families.space import unbanded, worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compile_resources, compiled_for
@@ -56,8 +56,7 @@ def useful(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Co
     """Return the configs that are legal for a problem and not dominated, whatever their order of tiles."""
     found = []
     for config in configs:
-        alone = tuple((name, 1 if name == "GROUP_M" else value) for name, value in config.kwargs)
-        if worthwhile((config, replace(config, kwargs=alone)), problem, device):
+        if worthwhile((config, unbanded(config)), problem, device):
             found.append(config)
     return found
 
