@@ -4,7 +4,6 @@
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -104,7 +103,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     todo, failed = _todo(problems, device, wish.force), 0
     watch, remember = _Watch(), keeper(store_of(device), wish.log)
     with (
-        interruptible() as keep_on,
+        interruptible(wish.budget) as keep_on,
         Workshop(devices.current_index(), wish.jobs, fork_server=wish.fork_server) as shop,
         progress() as bar,
     ):
@@ -114,7 +113,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
             remember(digest, trial)
             bar.update(task, description=watch.told(trial))
 
-        for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.budget, wish.force, keep_on):
+        for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
             failed += done.best is None
             bar.update(task, advance=1)
             _tell(done)
@@ -162,20 +161,19 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
     """Do this rank's part of tuning on many GPUs; return how many problems failed or are left."""
     todo = _largest_first(_todo(problems, device, wish.force), place.size)
     store, failed = store_of(device), 0
-    deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
     jobs = wish.jobs or processes_for(place.local_size)
     with (
-        interruptible() as keep_on,
+        interruptible(wish.budget) as keep_on,
         Workshop(devices.current_index(), jobs, fork_server=wish.fork_server) as shop,
         Shards(place, todo, store) as shards,
     ):
         keep = logged(shards.keep, wish.log)
 
         def going() -> bool:
-            return keep_on() and not shards.stopping and time.monotonic() < deadline
+            return keep_on() and not shards.stopping
 
         claims = cast(Iterator[Tiled | None], shards.claims())  # each is one of `todo`
-        for done in tuner.tune(claims, device, shop, keep, wish.rules, None, wish.force, going):
+        for done in tuner.tune(claims, device, shop, keep, wish.rules, wish.force, going):
             shards.finished(done.problem)
             failed += done.best is None
             _tell(done, f"rank {place.rank}: ")

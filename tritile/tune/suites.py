@@ -344,7 +344,7 @@ def parse_shape(
     counts = [each.count("x") + 1 for each in form.split(" or ")]
     if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
-    how = {} if op == "permute" else {"layout": layout, "precision": precision}
+    how: dict[str, Any] = {} if op == "permute" else {"layout": layout, "precision": precision}
     if op == "linear_quantized" and layout in MATMUL_LAYOUTS:
         how["layout"] = "int4/128"
     if op == "grouped":

@@ -211,21 +211,19 @@ def tune(
     shop: Workshop,
     rules: Rules,
     keep: Keep,
-    budget_s: float | None = None,
     keep_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Tuned]:
     """Tune each task's subject, yielding its outcome; `keep` gets every trial as it is measured.
 
     Tasks are taken a few ahead; None stands for none at the moment. Stops before another problem is measured
-    once `budget_s` seconds are spent or `keep_on()` is false. A subject whose operands cannot be made (out of
+    once `keep_on()` is false. A subject whose operands cannot be made (out of
     memory, say), that has no legal config, or whose every config fails is yielded with its failure.
     """
-    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
     waiting, more = iter(tasks), True
     active: list[_Search] = []
     try:
         while True:
-            stop = not keep_on() or time.monotonic() > deadline
+            stop = not keep_on()
             while more and not stop and len(active) < _LOOKAHEAD:
                 try:
                     task = next(waiting)
