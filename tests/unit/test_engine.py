@@ -109,7 +109,6 @@ def test_a_fault_costs_its_config_alone_and_says_why(shop, tmp_path, fault, reas
     assert kept[bad].us is None
     assert kept[good].us == 2.0
     assert kept[slow].failure is None
-    assert dict(tuned.failures) == {reason.partition(":")[0]: 1}
 
 
 @pytest.mark.parametrize("fault", ["compiler killed once", "killed once"])

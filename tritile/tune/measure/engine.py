@@ -6,7 +6,6 @@ are measured, so that a tuner stopped at any moment goes on where it was.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
@@ -198,12 +197,10 @@ class _Search:
         return settled(samples, self.task.incumbent)
 
     def _outcome(self, winner: Trial | None) -> Tuned:
-        texts = [trial.failure for trial in self.trials.values() if trial.failure]
-        reasons = Counter(text.partition(":")[0] for text in texts)
-        told = "; ".join(sorted(set(texts))[:4]) or "none was tried"
+        texts = {trial.failure for trial in self.trials.values() if trial.failure}
+        told = "; ".join(sorted(texts)[:4]) or "none was tried"
         failure = None if winner else f"no config works: {told}"
-        seconds = time.monotonic() - self.since
-        return Tuned(self.subject.problem, winner, self.new, seconds, failure, tuple(sorted(reasons.items())))
+        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure)
 
 
 def tune(
