@@ -34,9 +34,9 @@ def run(*arguments: str) -> int:
 
 
 def suite_names(quick: bool) -> list[str]:
-    """The suites to tune: "quick" alone, or every one but it, and "study", whose problems are others' too."""
+    """The suites to tune: "quick" alone, or every one but it."""
     names = sorted(path.stem for path in (HERE / "suites").glob("*.toml"))
-    return ["quick"] if quick else [name for name in names if name not in ("quick", "study")]
+    return ["quick"] if quick else [name for name in names if name != "quick"]
 
 
 def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool) -> int:

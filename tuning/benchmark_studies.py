@@ -111,7 +111,7 @@ def ladder_rows() -> Iterator[Cells]:
 
 
 def study() -> dict[str, Any]:
-    """Return what `tritile tune --study` measured."""
+    """Return the figures of the committed study of searches."""
     found: dict[str, Any] = json.loads((RESULTS / "study.json").read_text())
     return found
 

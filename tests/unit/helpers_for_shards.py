@@ -16,6 +16,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import TritileError
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
+from tritile.tune import shards as sharing
 from tritile.tune.shards import Place, Shards
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
@@ -42,16 +43,17 @@ def work(folder, count=20, seconds=0.1, lost_s=1.0, facts=None, first_s=0.0, joi
 
     The first problem takes `first_s` more seconds. Up to `ahead` problems are in hand.
     """
+    sharing.facts_of = lambda device: facts or {"code": "1"}
     place = Place.from_environment()
     store = Store(DEVICE, folder / f"rank-{place.rank}")
     for turn in range(rounds):
         mine = problems(count, turn * count) if place.rank == 0 else []
-        take_part(folder, place, mine, store, seconds, lost_s, facts, first_s, join_s, ahead)
+        take_part(folder, place, mine, store, seconds, lost_s, first_s, join_s, ahead)
 
 
-def take_part(folder, place, mine, store, seconds, lost_s, facts, first_s, join_s, ahead):
+def take_part(folder, place, mine, store, seconds, lost_s, first_s, join_s, ahead):
     """Take part in one list of problems."""
-    with Shards(place, mine, store, facts or {"code": "1"}, lost_s, join_s) as shards:
+    with Shards(place, mine, store, lost_s, join_s) as shards:
         claims, hand = shards.claims(), []
         while True:
             problem = next(claims, claims)

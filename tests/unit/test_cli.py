@@ -384,24 +384,6 @@ def test_every_trial_is_logged_as_a_line(tmp_path, monkeypatch):
     assert len(kept) == 2
 
 
-RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "arguments", "wanted"),
-    [
-        ({}, ["--target", "sm_90"], "--target"),
-        (RANK, [], "ranks"),
-    ],
-    ids=["a GPU elsewhere", "ranks"],
-)
-def test_a_study_is_of_the_gpu_that_is_here(environment, arguments, wanted, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    result = run("tune", "8x8x8", "--study", *arguments)
-    assert wanted in str(result.exception)
-
-
 def test_without_a_search_the_likeliest_are_raced(monkeypatch):
     """What was measured is left alone, and a problem of which nothing runs is told, and counts."""
     raced = []

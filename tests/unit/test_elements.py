@@ -124,6 +124,6 @@ def test_siblings_of_permutations_lie_without_gaps_and_no_element_twice(order):
     sizes = [shape[dim] for dim in order]
     out = torch.empty(sizes, device="meta").stride()
     problem = PermuteProblem.of(sizes, [wide[dim] for dim in order], out, 4)
-    for sibling in (operands.ragged(problem), operands.neighbour(problem)):
-        assert sibling.shape != problem.shape
-        assert set(sibling.spans) == {math.prod(sibling.shape)}
+    sibling = operands.ragged(problem)
+    assert sibling.shape != problem.shape
+    assert set(sibling.spans) == {math.prod(sibling.shape)}

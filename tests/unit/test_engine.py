@@ -109,7 +109,6 @@ def test_a_fault_costs_its_config_alone_and_says_why(shop, tmp_path, fault, reas
     assert kept[bad].us is None
     assert kept[good].us == 2.0
     assert kept[slow].failure is None
-    assert dict(tuned.failures) == {reason.partition(":")[0]: 1}
 
 
 @pytest.mark.parametrize("fault", ["compiler killed once", "killed once"])
@@ -249,9 +248,9 @@ def test_a_problem_that_has_had_its_time_is_screened_no_further(shop, tmp_path):
     assert tuned.best is not None
 
 
-def test_a_budget_ends_between_problems(shop, tmp_path):
+def test_a_search_is_stopped_between_problems(shop, tmp_path):
     tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(1)])) for i in range(6)]
-    done = list(tune(tasks, shop, RULES, lambda digest, trial: None, budget_s=0.0))
+    done = list(tune(tasks, shop, RULES, lambda *_: None, keep_on=lambda: False))
     assert done == []
     stopping = iter([True, True, True])
     done = list(tune(tasks, shop, RULES, lambda *_: None, keep_on=lambda: next(stopping, False)))

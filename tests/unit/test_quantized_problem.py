@@ -20,7 +20,7 @@ from tritile.lab.report import results
 from tritile.lab.report.summary import summary
 from tritile.ops.linear_quantized import described
 from tritile.planning import model
-from tritile.tune.subject.operands import neighbour, ragged
+from tritile.tune.subject.operands import ragged
 from tritile.tune.suites import find, parse_shape
 
 SUITES = Path(__file__).parents[2] / "tuning" / "suites"
@@ -118,7 +118,6 @@ def test_results_name_their_case(tmp_path):
 
 def test_siblings():
     assert ragged(PROBLEM) == replace(PROBLEM, n=752, k=8176)
-    assert neighbour(PROBLEM) == replace(PROBLEM, n=5120)
 
 
 def config(m=16, n=64, k=128, split=1, warps=4, stages=4):

@@ -222,15 +222,15 @@ def test_ranks_begin_apart_and_end_with_everything(monkeypatch, tmp_path, count,
     monkeypatch.setattr(shards, "_connected", lambda *_: board)
     store, listed = Store(helpers.DEVICE, tmp_path), helpers.problems(count)
     assert sorted(number for rank in range(size) for number in part(count, rank, size)) == [*range(count)]
-    ranks = [Shards(Place(r, size, r, size, "", 0), listed, store, {"code": "1"}, 9.0) for r in range(size)]
+    ranks = [Shards(Place(r, size, r, size, "", 0), listed, store, 9.0) for r in range(size)]
     with contextlib.ExitStack() as stack:
         for one in ranks:
             stack.enter_context(one)
-        begun = [[rank._taken(rank._now()) for _ in rank._order[:2]] for rank in ranks if count >= 2 * size]
+        begun = [[rank._taken() for _ in rank._order[:2]] for rank in ranks if count >= 2 * size]
         assert begun == [
             [*part(count, rank, size)[:2]] for rank in range(len(begun))
         ]  # its own, from the front
-        rest = [*iter(lambda: ranks[-1]._taken(ranks[-1]._now()), None)]
+        rest = [*iter(ranks[-1]._taken, None)]
         assert sorted(number for some in [*begun, rest] for number in some) == [*range(count)]
         if count == 10:
             assert rest == [8, 9, 2, 5]  # its own, then those of others from the back

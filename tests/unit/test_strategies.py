@@ -235,8 +235,7 @@ def test_a_strategy_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, s
     assert found.regret == 0.0
     assert found.best == Config.of(4, BLOCK_M=64, BLOCK_N=32)
     assert found.tried <= len(times)
-    assert list(found.trace) == sorted(found.trace, reverse=True)
-    assert len(found.trace) == found.rounds
+    assert found.tried <= 7 * found.rounds
     tried = dict(list(times.items())[:20])
     proposed = strategy(space, tried, 5)
     assert proposed == strategy(space, dict(tried), 5)

@@ -19,7 +19,6 @@ COUNTS = {
     "transpose": 45,
     "permute": 42,
     "quick": 8,
-    "study": 12,
     "epilogue": 35,
     "weights": 55,
     "fp32": 24,

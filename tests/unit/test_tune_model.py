@@ -8,6 +8,7 @@ import typer.testing
 
 from tritile.cli import tune_modes as modelling
 from tritile.cli.shared import app
+from tritile.core import device as devices
 from tritile.core.device import TARGETS
 from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
@@ -29,7 +30,7 @@ value = 3
 def steps(tmp_path, monkeypatch):
     (tmp_path / "steps_of_a_model.py").write_text(STEPS)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(modelling.devices, "current_gpu", lambda: TARGETS["nvidia-h200"])
+    monkeypatch.setattr(devices, "current_gpu", lambda: TARGETS["nvidia-h200"])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.delenv("TRITILE_MODE", raising=False)
 
@@ -67,7 +68,7 @@ def test_what_names_no_function_is_told(name, text, steps):
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
-    monkeypatch.setattr(modelling.devices, "current_gpu", lambda: None)
+    monkeypatch.setattr(devices, "current_gpu", lambda: None)
     found = run("os:getcwd")
     assert found.exit_code != 0
     assert "no GPU" in found.output + str(found.exception)

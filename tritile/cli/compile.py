@@ -70,9 +70,6 @@ Check = Annotated[
 At = Annotated[
     Path | None, typer.Option(help="Where the folder will be when it is used. Default: where it is.")
 ]
-Whole = Annotated[
-    bool, typer.Option("--whole", help="Keep every stage of each compile: five times the bytes.")
-]
 
 
 def _device(target: str | None, given: table.Table | None) -> Device:
@@ -135,7 +132,7 @@ def _of_weight(
 
 
 def _filled(
-    entries: list[deployment.Entry], device: Device, output: Path, at: Path | None, jobs: int, whole: bool
+    entries: list[deployment.Entry], device: Device, output: Path, at: Path | None, jobs: int
 ) -> tuple[deployment.Found, str]:
     """Fill a folder, and return what is in it, with a line that says so."""
     with progress() as bar:
@@ -146,9 +143,8 @@ def _filled(
             output,
             at,
             jobs or None,
-            whole,
-            lambda total: bar.update(task, total=total),
-            lambda label: bar.update(task, advance=1, description=label),
+            begun=lambda total: bar.update(task, total=total),
+            done=lambda label: bar.update(task, advance=1, description=label),
         )
     found, there = filled.found, len(filled.found.kernels) - filled.compiled
     return found, (
@@ -174,7 +170,6 @@ def compile_(
     output: Output = None,
     check: Check = None,
     at: At = None,
-    whole: Whole = False,
     batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
 ) -> None:
@@ -201,7 +196,7 @@ def compile_(
         said = f"{check}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name} are there"
     else:
         assert output is not None
-        found, said = _filled(entries, device, output, at, jobs, whole)
+        found, said = _filled(entries, device, output, at, jobs)
     for line in found.lines:
         console.print(line, style="red", highlight=False, soft_wrap=True)
     console.print(said, highlight=False, soft_wrap=True)

@@ -1,6 +1,8 @@
 """Hold what the commands share: options, the console, progress and stopping."""
 
+import math
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,9 +131,12 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether to go on: False after Ctrl-C. A second Ctrl-C stops at once."""
-    stopping = False
+def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether to go on: False after so many seconds, or Ctrl-C.
+
+    A second Ctrl-C stops at once.
+    """
+    stopping, end = False, math.inf if budget_s is None else time.monotonic() + budget_s
 
     def ask(number: int, frame: object) -> None:
         nonlocal stopping
@@ -142,7 +147,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield lambda: not stopping
+        yield lambda: not stopping and time.monotonic() < end
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -1,10 +1,9 @@
 """Measure configs and remember the best: `tritile tune`.
 
-`calibrating` has what the option --calibrate asks for, `tune_modes` what --model, --target and --study do.
+`calibrating` has what the option --calibrate asks for, `tune_modes` what --model and --target do.
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -104,7 +103,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     todo, failed = _todo(problems, device, wish.force), 0
     watch, remember = _Watch(), keeper(store_of(device), wish.log)
     with (
-        interruptible() as keep_on,
+        interruptible(wish.budget) as keep_on,
         Workshop(devices.current_index(), wish.jobs, fork_server=wish.fork_server) as shop,
         progress() as bar,
     ):
@@ -114,7 +113,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
             remember(digest, trial)
             bar.update(task, description=watch.told(trial))
 
-        for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.budget, wish.force, keep_on):
+        for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
             failed += done.best is None
             bar.update(task, advance=1)
             _tell(done)
@@ -162,20 +161,19 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
     """Do this rank's part of tuning on many GPUs; return how many problems failed or are left."""
     todo = _largest_first(_todo(problems, device, wish.force), place.size)
     store, failed = store_of(device), 0
-    deadline = math.inf if wish.budget is None else time.monotonic() + wish.budget
     jobs = wish.jobs or processes_for(place.local_size)
     with (
-        interruptible() as keep_on,
+        interruptible(wish.budget) as keep_on,
         Workshop(devices.current_index(), jobs, fork_server=wish.fork_server) as shop,
         Shards(place, todo, store) as shards,
     ):
         keep = logged(shards.keep, wish.log)
 
         def going() -> bool:
-            return keep_on() and not shards.stopping and time.monotonic() < deadline
+            return keep_on() and not shards.stopping
 
         claims = cast(Iterator[Tiled | None], shards.claims())  # each is one of `todo`
-        for done in tuner.tune(claims, device, shop, keep, wish.rules, None, wish.force, going):
+        for done in tuner.tune(claims, device, shop, keep, wish.rules, wish.force, going):
             shards.finished(done.problem)
             failed += done.best is None
             _tell(done, f"rank {place.rank}: ")
@@ -200,9 +198,6 @@ Search = Annotated[
 Strategy = Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")]
 Verify = Annotated[str, typer.Option(help="Whose answers to check: winner or all.")]
 Log = Annotated[Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")]
-Study = Annotated[
-    bool, typer.Option(help="Remember nothing: look into the tuner itself, and write figures as JSON.")
-]
 Calibrate = Annotated[
     list[str] | None,
     typer.Option(
@@ -230,10 +225,7 @@ Model = Annotated[
         "tritile's; then tell what tritile.use_in_torch gains."
     ),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option(help="With --target or --calibrate: the table to write; with --study: the figures."),
-]
+Output = Annotated[Path | None, typer.Option(help="With --target or --calibrate: the table to write.")]
 
 
 def _rules(strategy: str, verify: str) -> Rules:
@@ -242,27 +234,12 @@ def _rules(strategy: str, verify: str) -> Rules:
     return whole(replace(rules, problem_s=math.inf)) if strategy == "exhaustive" else rules
 
 
-def _goal(target: str | None, study: bool) -> Device | None:
-    """Return the GPU to predict for, None to measure on the one here; a study measures."""
-    if target is None:
-        return None
-    if study:
-        raise InvalidValueError("--study measures on the GPU that is here: leave out --target")
-    return devices.target_device(target)
-
-
-def _here(study: bool) -> tuple[Device, Place | None]:
-    """Return the GPU to measure on, and which rank of many this is; a study is for one process."""
+def _tuned(problems: list[Tiled], wish: _Wish, search: bool) -> int:
+    """Tune on the current GPU, alone or as one rank of many; return how many problems are left."""
     place = Place.from_environment()
-    if study and place is not None:
-        raise InvalidValueError("--study is for one process, not for ranks of torchrun")
     if place is not None:
         devices.use(place.local_rank)
-    return shared.gpu_here("--target nvidia-h200 predicts for one"), place
-
-
-def _tuned(problems: list[Tiled], device: Device, wish: _Wish, place: Place | None, search: bool) -> int:
-    """Tune on the current GPU, alone or as one rank of many; return how many problems are left."""
+    device = shared.gpu_here("--target nvidia-h200 predicts for one")
     if search:
         if place is None:
             return _tune_here(problems, device, wish)
@@ -304,7 +281,6 @@ def tune(
     strategy: Strategy = Rules.strategy,
     verify: Verify = "winner",
     log: Log = None,
-    study: Study = False,
     calibrate: Calibrate = None,
     sizes: Sizes = 200,
     configs: Configs = None,
@@ -317,13 +293,11 @@ def tune(
 ) -> None:
     """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
 
-    Started by torchrun, ranks share the problems, each on its own GPU, and rank 0 remembers. --study measures
-    every config of some problems (default: those of the suite "study"), tunes each five times with nothing
-    known, times the suite "llm" in layout NT, and writes regrets, flips and seconds.
+    Started by torchrun, ranks share the problems, each on its own GPU, and rank 0 remembers.
 
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works.
     """
-    fork_server = ForkServer(forked=not study)  # before a GPU is in use; a study has a cache of its own
+    fork_server = ForkServer(forked=True)  # before a GPU is in use
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
     if model:
@@ -331,18 +305,14 @@ def tune(
     if calibrate:
         return _calibrate(calibrate, target, sizes, configs, budget, output, sweeps)
     wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server)
-    suite = suite or (["study"] if study and not shapes else None)
     cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    goal = _goal(target, study)
+    goal = None if target is None else devices.target_device(target)
     cases = shared.as_called(cases, goal or devices.current_gpu(), batch_invariant)
     problems = shared.problems_of(cases, batch_invariant)
     if goal is not None:
         output = output or gpu_tables.predicted_path(goal)
         failed = tune_modes.predict(problems, goal, output, jobs, fork_server)
     else:
-        device, place = _here(study)
-        if study:
-            return tune_modes.study(problems, device, jobs or None, output or Path("study.json"), suites_dir)
-        failed = _tuned(problems, device, wish, place, search)
+        failed = _tuned(problems, wish, search)
     if failed:
         raise typer.Exit(1)

@@ -1,9 +1,7 @@
-"""Do what `tritile tune` does besides a search on this GPU: --model, --target and --study."""
+"""Do what `tritile tune` does besides a search on this GPU: --model and --target."""
 
 import contextlib
-import functools
 import importlib
-import json
 import statistics
 import sys
 import time
@@ -12,23 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table as RichTable
 
 from tritile.cli.shared import console, gpu_here, progress
-from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.in_torch import use_in_torch
-from tritile.lab.report.environment import environ, environment
+from tritile.lab.report.environment import environ
 from tritile.planning import table
-from tritile.tune import study as studies
-from tritile.tune import suites, tuner
+from tritile.tune import tuner
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import CompilePool
 
-TIMED_SUITE = "llm"
 ROUNDS = 9  # of both sides, after the run that measures
 
 
@@ -106,19 +100,3 @@ def predict(problems: list[Tiled], device: Device, output: Path, jobs: int, fork
     table.write(table.Table(device.to_dict(), False, families.digests(), tuple(entries)), output)
     console.print(f"{len(entries)} predicted configs written to {output}")
     return failed
-
-
-def study(problems: list[Tiled], device: Device, jobs: int | None, output: Path, folder: Path) -> None:
-    """Study how problems are tuned on the current GPU. `folder` has the suite that is timed."""
-    timed = [case.problem for case in suites.find([TIMED_SUITE], folder) if case.layout == "NT"]
-    say = functools.partial(console.print, highlight=False)
-    found = studies.study(problems, timed, device, devices.current_index(), jobs, say=say)
-    found["env"] = environment(device)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(found, indent=1) + "\n")
-    grid = RichTable("figure", "value")
-    for name, value in found.items():
-        if isinstance(value, int | float):
-            grid.add_row(name, f"{value:.4g}")
-    console.print(grid)
-    console.print(f"written to {output}")

@@ -138,7 +138,7 @@ class Replayed:
 
     `us` is the time of the `best` config found, in microseconds. `regret` is that time over the fastest on
     record, less 1 (0.01: 1% slower). `tried` counts configs, and `rounds` the batches they came in, each of
-    which waits for compiles. `trace` is the best time after each round.
+    which waits for compiles.
     """
 
     best: Config
@@ -146,7 +146,6 @@ class Replayed:
     regret: float
     tried: int
     rounds: int
-    trace: tuple[float, ...]
 
 
 class Recorded:
@@ -198,18 +197,14 @@ def replay(
     Raises InvalidValueError where no config of the space works, and where the strategy proposes a config that
     is not on record, or proposes one twice.
     """
-    offered, tried = Recorded(space, recorded), dict[Config, float]()
-    trace: list[float] = []
-    while True:
-        proposed = next_batch(offered, tried, strategy, batch, most, enough)
-        if not proposed:
-            break
+    offered, tried, rounds = Recorded(space, recorded), dict[Config, float](), 0
+    while proposed := next_batch(offered, tried, strategy, batch, most, enough):
         if not set(proposed) <= recorded.keys() - tried.keys():
             raise InvalidValueError("the strategy proposed a config again, or one that is not in the space")
         tried |= {config: recorded[config] for config in proposed}
-        trace.append(min(tried.values()))
-    if not trace or trace[-1] == math.inf:
+        rounds += 1
+    if min(tried.values(), default=math.inf) == math.inf:
         raise InvalidValueError(f"none of {len(tried)} configs that the strategy proposed works")
     best = min(tried, key=lambda config: (tried[config], config.key))
     regret = tried[best] / min(recorded.values()) - 1
-    return Replayed(best, tried[best], regret, len(tried), len(trace), tuple(trace))
+    return Replayed(best, tried[best], regret, len(tried), rounds)

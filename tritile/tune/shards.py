@@ -20,7 +20,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -36,10 +36,9 @@ from tritile.planning.trial import Trial, row_of, trial_from
 
 LOST_S: Final = 30.0
 JOIN_S: Final = 120.0
-_TURN_S: Final = 0.1  # between two heartbeats
+_TURN_S: Final = 0.1  # between two heartbeats, or looks at ranks that are waited for
 _PATIENCE_S: Final = 10.0  # for the others' last trials, where rank 0 ends by an error
 _FREE, _DONE, _LEFT, _STOPPING = "free", "done", "left", "stopping"
-_NAMES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _lists: Final = itertools.count()  # of problems that this process took part in
 _dist: Any = distributed  # which does not tell type checkers all that it exports
 
@@ -57,22 +56,23 @@ class Place:
 
     @classmethod
     def from_environment(cls) -> "Place | None":
-        """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         Returns None where WORLD_SIZE is absent or 1. Raises InvalidValueError for values that name no rank.
         """
         if os.environ.get("WORLD_SIZE", "1") == "1":
             return None
-        given = {name: os.environ.get(name, "") for name in _NAMES}
-        whole = all(given[name].isdecimal() for name in _NAMES if name != "MASTER_ADDR")
-        if not (whole and given["MASTER_ADDR"] and int(given["RANK"]) < int(given["WORLD_SIZE"])):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        given = {"LOCAL_WORLD_SIZE": "1"} | {n: os.environ[n] for n in names if n in os.environ}
+        numbers = [given.get(name, "") for name in names if name != "MASTER_ADDR"]
+        if not (all(map(str.isdecimal, numbers)) and given.get("MASTER_ADDR")) or (
+            int(given["RANK"]) >= int(given["WORLD_SIZE"])
+        ):
             raise InvalidValueError(
                 f"{given}: wanted the variables that torchrun sets, or no WORLD_SIZE for one process"
             )
-        rank, size, local = (int(given[name]) for name in _NAMES[:3])
-        host_size = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        local_size = max(1, int(host_size)) if host_size.isdecimal() else 1
-        return cls(rank, size, local, local_size, given["MASTER_ADDR"], int(given["MASTER_PORT"]))
+        rank, size, local_rank, local_size, port = map(int, numbers)
+        return cls(rank, size, local_rank, max(1, local_size), given["MASTER_ADDR"], port)
 
 
 def part(count: int, rank: int, size: int) -> range:
@@ -102,7 +102,6 @@ class Shards:
         place: which rank this is, of how many.
         problems: what is to be tuned, on rank 0; the others take rank 0's.
         store: where rank 0 writes; of other ranks only its device counts.
-        facts: what must be the same on every rank, by name. Default: `facts_of(store.device)`.
         lost_s: seconds without a heartbeat after which a rank is held to be lost.
         join_s: seconds after which a rank that has not come is held to be lost.
 
@@ -116,64 +115,69 @@ class Shards:
         place: Place,
         problems: Sequence[Problem],
         store: Store,
-        facts: Mapping[str, str] | None = None,
         lost_s: float = LOST_S,
         join_s: float = JOIN_S,
     ) -> None:
         self.place, self.problems, self._store = place, tuple(dict.fromkeys(problems)), store
-        self._facts = dict(facts_of(store.device) if facts is None else facts)
         self._lost_s, self._join_s = lost_s, join_s
-        self._me = str(place.rank)
-        self._mine: set[int] = set()  # taken, and not finished yet
         self._beats = [f"beat/{rank}" for rank in range(place.size)]
         self._seen: dict[int, tuple[str, float]] = {}  # by rank: its heartbeat, and since when
-        self._gone: frozenset[int] = frozenset()  # ranks that left or are lost
-        self._ended = threading.Event()
-        self._failure = ""
-        self.stopping = False  # rank 0 leaves: the others are to end after what they have in hand
+        self._gone: set[int] = set()  # ranks that left or are lost
+        self._mine: set[int] = set()  # problems taken, and not finished yet
 
     def __enter__(self) -> "Shards":
+        rank, size = self.place.rank, self.place.size
         try:
             self._board = _connected(self.place, self._join_s)
         except RuntimeError as error:
-            raise DistributedError(f"rank {self.place.rank} finds no rank 0: {brief(error)}") from error
-        if self.place.rank == 0:
-            self._open()
+            raise DistributedError(f"rank {rank} finds no rank 0: {brief(error)}") from error
+        facts = facts_of(self._store.device)
+        if rank == 0:
+            free = dict.fromkeys((f"state/{number}" for number in range(len(self.problems))), _FREE)
+            begun = free | dict.fromkeys(self._beats, "0") | {"stopping": ""}
+            self._ask("multi_set", list(begun), list(begun.values()))
+            listed = [problem_to_dict(problem) for problem in self.problems]
+            self._ask("set", "problems", json.dumps([facts, listed]))
         else:
-            self._join()
-        count, (rank, size) = len(self.problems), (self.place.rank, self.place.size)
-        others = (part(count, (rank + step) % size, size) for step in range(1, size))
+            wanted, listed = json.loads(self._ask("get", "problems"))  # waits for them
+            if differs := difference(wanted, facts):
+                self._ask("set", self._beats[rank], _LEFT)
+                raise DistributedError(f"rank {rank} cannot tune with rank 0: {differs}")
+            self.problems = tuple(problem_from_dict(problem) for problem in listed)
+        self._states = [f"state/{number}" for number in range(len(self.problems))]
+        own, *others = (part(len(self.problems), (rank + step) % size, size) for step in range(size))
         # Problems that share compiled kernels lie side by side: others' parts come last, and reversed.
-        self._order = [*part(count, rank, size), *itertools.chain(*(each[::-1] for each in others))]
-        self._states = [f"state/{number}" for number in range(count)]
-        self._thread = threading.Thread(target=self._watch, name="tritile shards", daemon=True)
+        self._order = [*own, *itertools.chain(*(each[::-1] for each in others))]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="tritile shards", daemon=True)
         self._thread.start()
         self._undo = contextlib.ExitStack()
         if threading.current_thread() is threading.main_thread():
             self._undo.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _stop))
         return self
 
-    def _open(self) -> None:
-        """Put up the problems, on rank 0."""
-        states = [f"state/{number}" for number in range(len(self.problems))]
-        values = [*[_FREE] * len(states), *["0"] * len(self._beats), ""]
-        self._ask("multi_set", [*states, *self._beats, "stopping"], values)
-        told = self._facts, [problem_to_dict(problem) for problem in self.problems]
-        self._ask("set", "problems", json.dumps(told))
+    @property
+    def stopping(self) -> bool:
+        """Tell whether rank 0 leaves: the others are to end after what they have in hand.
 
-    def _join(self) -> None:
-        """Take rank 0's problems. Raises DistributedError where this rank differs from rank 0."""
-        facts, listed = json.loads(self._ask("get", "problems"))  # waits for them
-        differs = difference(facts, self._facts)
-        if differs:
-            self._ask("set", self._beats[self.place.rank], _LEFT)
-            raise DistributedError(f"rank {self.place.rank} cannot tune with rank 0: {differs}")
-        self.problems = tuple(problem_from_dict(problem) for problem in listed)
+        This also looks whose heartbeat stands still: no two clocks are compared.
+        """
+        *beats, stopping = self._read([*self._beats, "stopping"])
+        now = time.monotonic()
+        for rank, beat in enumerate(beats):
+            if beat != self._seen.get(rank, ("", now))[0]:
+                self._seen[rank] = beat, now
+            silent_s = now - self._seen[rank][1]
+            lost = silent_s > (self._join_s if beat == "0" else self._lost_s)
+            (self._gone.add if lost or beat == _LEFT else self._gone.discard)(rank)
+        if 0 in self._gone and stopping != _STOPPING:
+            raise DistributedError("rank 0, which writes all trials, is lost; those written are kept")
+        return stopping == _STOPPING
 
     @property
     def left(self) -> int:
         """Return how many problems nobody has finished yet."""
-        return sum(state != _DONE for state in self._now())
+        return sum(state != _DONE for state in self._read(self._states))
 
     def claims(self) -> Iterator[Problem | None]:
         """Yield the next problem for this rank, until every problem is finished by somebody.
@@ -183,22 +187,21 @@ class Shards:
         """
         while not self.stopping:
             self._write_others()
-            states = self._now()
-            left = sum(state != _DONE for state in states)
+            left = self.left
             if not left:
                 return
             share = left // (2 * self.place.size)  # so few that at the end none waits long for another
-            number = self._taken(states) if len(self._mine) < max(1, share) else None
+            number = self._taken() if len(self._mine) < max(1, share) else None
             yield None if number is None else self.problems[number]
 
-    def _taken(self, states: Sequence[str]) -> int | None:
+    def _taken(self) -> int | None:
         """Take a problem that is free, or that a lost rank has; return its number, None where none is."""
+        states, me = self._read(self._states), str(self.place.rank)
         for number in self._order:
             state = states[number]
-            lost = state not in (_FREE, _DONE) and int(state) in self._gone
-            if not lost and state != _FREE:
+            if state != _FREE and (state == _DONE or int(state) not in self._gone):
                 continue
-            if self._ask("compare_set", self._states[number], state, self._me).decode() == self._me:
+            if self._ask("compare_set", self._states[number], state, me).decode() == me:
                 self._mine.add(number)
                 return number
         return None
@@ -230,14 +233,18 @@ class Shards:
                     self._write_others()
                     self._ask("set", self._beats[self.place.rank], _LEFT)
                 self._store.flush()  # also what a signal interrupted
-            if kind is None:
-                self._check()
+
+    def _beat(self) -> None:
+        """Show that this rank is there, also amid a long step of a search, until it ends."""
+        with contextlib.suppress(DistributedError):  # which whatever else asks the store meets, too
+            while not self._ended.wait(min(_TURN_S, self._lost_s / 10)):
+                self._ask("add", self._beats[self.place.rank], 1)
 
     def _wait_for_others(self, patience_s: float) -> None:
         """Have the other ranks leave, and wait until they have left or are lost."""
         self._ask("set", "stopping", _STOPPING)
         deadline = time.monotonic() + patience_s
-        while len(self._gone) < self.place.size - 1 and not self._failure and time.monotonic() < deadline:
+        while self.stopping and len(self._gone) < self.place.size - 1 and time.monotonic() < deadline:
             self._write_others()
             time.sleep(_TURN_S)
 
@@ -248,17 +255,8 @@ class Shards:
                 kernel, row = json.loads(self._ask("queue_pop", "trials", False))
                 self._store.add(kernel, trial_from(row))
 
-    def _now(self) -> list[str]:
-        """Return the state of each problem."""
-        self._check()
-        return self._read(self._states) if self.problems else []
-
     def _read(self, keys: list[str]) -> list[str]:
-        return [value.decode() for value in self._ask("multi_get", keys)]
-
-    def _check(self) -> None:
-        if self._failure:
-            raise DistributedError(self._failure)
+        return [value.decode() for value in self._ask("multi_get", keys)] if keys else []
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """Call a method of the key-value store. Raises DistributedError where the store is out of reach."""
@@ -266,27 +264,6 @@ class Shards:
             return getattr(self._board, name)(*arguments)
         except RuntimeError as error:  # torch raises subclasses of it where a connection fails
             raise DistributedError(f"the ranks' key-value store is out of reach: {brief(error)}") from error
-
-    def _watch(self) -> None:
-        """Show that this rank is there, and look who is not, until this rank ends."""
-        try:
-            while not self._ended.wait(min(_TURN_S, self._lost_s / 10)):
-                self._ask("add", self._beats[self.place.rank], 1)
-                *beats, stopping = self._read([*self._beats, "stopping"])
-                self._gone = frozenset(rank for rank, beat in enumerate(beats) if self._is_gone(rank, beat))
-                self.stopping = self.stopping or stopping == _STOPPING
-                if 0 in self._gone and not self.stopping:
-                    raise DistributedError("rank 0, which writes all trials, is lost; those written are kept")
-        except Exception as error:  # whatever it is: others would wait for this thread for ever
-            self._failure = str(error) or brief(error)
-
-    def _is_gone(self, rank: int, beat: str) -> bool:
-        """Tell whether a rank left, or its heartbeat stands still: no two clocks are compared."""
-        now = time.monotonic()
-        seen, since = self._seen.get(rank, (beat, now))
-        self._seen[rank] = beat, since if beat == seen else now
-        patience_s = self._join_s if beat == "0" else self._lost_s
-        return beat == _LEFT or now - self._seen[rank][1] > patience_s
 
 
 def _stop(number: int, frame: Any) -> None:

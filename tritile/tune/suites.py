@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tritile.core.problem import (
     ACTIVATION_DTYPES,
@@ -40,47 +40,14 @@ from tritile.core.problem import (
 )
 from tritile.errors import InvalidValueError
 
-OPS: Final = ("matmul", "grouped", "permute", "linear_quantized")
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {"bool": 1, "uint8": 1, "int16": 2, "int64": 8}
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}
 _WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
-
-# What an entry of an op may list, and the field of a case that takes each word.
-_LISTED: Final = {
-    "matmul": {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue",
-               "block_scales": "block_scales"},
-    "grouped": {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "ragged": "ragged",
-                "loads": "load"},
-    "permute": {"dtypes": "dtype"},
-    "linear_quantized": {"dtypes": "dtype", "weights": "layout"},
-}  # fmt: skip
+_MATRICES: Final = ("batch", "m", "n", "k")
 _OPTIONAL: Final = {"precisions", "epilogues", "block_scales"}
-# The words of a case, where these are a list.
-_WORDS: Final[dict[str, dict[str, Iterable[str]]]] = {
-    "matmul": {"dtype": ITEMSIZE, "layout": MATMUL_LAYOUTS},
-    "grouped": {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "ragged": ("m", "k"), "load": LOADS},
-    "permute": {"dtype": PERMUTE_ITEMSIZE},
-    "linear_quantized": {"dtype": ACTIVATION_DTYPES, "epilogue": ("", "bias=row")},
-}
-_SIZES: Final = {
-    "matmul": ("batch", "m", "n", "k"), "grouped": ("batch", "m", "n", "k"), "permute": ("shape", "dims"),
-    "linear_quantized": ("batch", "m", "n", "k"),
-}  # fmt: skip
-_SIZE_KEYS: Final = {
-    "squares": 1, "mnk": 3, "bmnk": 4, "gmnk": 4, "m": 1, "nk": 2, "shapes": 0,
-}  # numbers in an item  # fmt: skip
-_SIZES_WANTED: Final = {
-    "matmul": ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}),
-    "grouped": ({"gmnk"},),
-    "permute": ({"shapes"},),
-    "linear_quantized": ({"squares"}, {"mnk"}, {"m", "nk"}),
-}
-_FORMS: Final = {
-    "matmul": ("MxNxK or BxMxNxK", (3, 4)), "grouped": ("GxMxNxK", (4,)), "permute": ("MxN or BxMxN", (2, 3)),
-    "linear_quantized": ("MxNxK or BxMxNxK", (3, 4)),
-}  # fmt: skip
+_NUMBERS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "gmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # in an item
 
 
 @dataclass(frozen=True)
@@ -122,15 +89,15 @@ class Case:
     @property
     def problem(self) -> Tiled:
         """Return the problem that contiguous tensors at aligned addresses pose."""
-        return _PROBLEMS[self.op](self)
+        return _TABLE[self.op].problem(self)
 
 
 def _lacking(case: Case) -> str:
     """Return what a case should have, "" where nothing is wrong with its words and kinds of values."""
     if case.op not in OPS:
         return f"an op of {', '.join(OPS)}"
-    words = _WORDS[case.op]
-    allowed = {"suite", "op", *words, *_LISTED[case.op].values(), *_SIZES[case.op]}
+    op = _TABLE[case.op]
+    words, allowed = op.words, {"suite", "op", *op.listed.values(), *op.sizes, *op.words}
     for field in dataclasses.fields(case):
         value, default = getattr(case, field.name), field.default
         if type(value) is not (str if default is dataclasses.MISSING else type(default)):
@@ -215,12 +182,40 @@ def _permute(case: Case) -> PermuteProblem:
     return PermuteProblem.of(shape, moved, strides(shape), PERMUTE_ITEMSIZE[case.dtype])
 
 
-_PROBLEMS: Final[dict[str, Callable[[Case], Tiled]]] = {
-    "matmul": _matmul,
-    "grouped": _grouped,
-    "permute": _permute,
-    "linear_quantized": _quantized,
-}
+class _Op(NamedTuple):
+    """Hold what suites say of an operation."""
+
+    listed: dict[str, str]  # what an entry may list, and the field of a case that takes each word
+    words: dict[str, Iterable[str]]  # the words of a field, where these are a list
+    sizes: tuple[str, ...]  # the fields that hold sizes
+    given: tuple[set[str], ...]  # keys of an entry, one set of which gives its sizes
+    form: str  # of sizes written out
+    problem: Callable[[Case], Tiled]
+
+
+_TABLE: Final = {
+    "matmul": _Op(
+        {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue",
+         "block_scales": "block_scales"},
+        {"dtype": ITEMSIZE, "layout": MATMUL_LAYOUTS},
+        _MATRICES, ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}), "MxNxK or BxMxNxK", _matmul,
+    ),
+    "grouped": _Op(
+        {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "ragged": "ragged",
+         "loads": "load"},
+        {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "ragged": ("m", "k"), "load": LOADS},
+        _MATRICES, ({"gmnk"},), "GxMxNxK", _grouped,
+    ),
+    "permute": _Op(
+        {"dtypes": "dtype"}, {"dtype": PERMUTE_ITEMSIZE},
+        ("shape", "dims"), ({"shapes"},), "MxN or BxMxN", _permute,
+    ),
+    "linear_quantized": _Op(
+        {"dtypes": "dtype", "weights": "layout"}, {"dtype": ACTIVATION_DTYPES, "epilogue": ("", "bias=row")},
+        _MATRICES, ({"squares"}, {"mnk"}, {"m", "nk"}), "MxNxK or BxMxNxK", _quantized,
+    ),
+}  # fmt: skip
+OPS: Final = tuple(_TABLE)
 
 
 def _sized(op: str, sizes: Sequence[int]) -> dict[str, Any]:
@@ -228,7 +223,7 @@ def _sized(op: str, sizes: Sequence[int]) -> dict[str, Any]:
     if op == "permute":
         axes = tuple(range(len(sizes)))
         return {"shape": tuple(sizes), "dims": (*axes[:-2], *reversed(axes[-2:]))}
-    return dict(zip(("batch", "m", "n", "k"), (1, *sizes)[-4:], strict=True))
+    return dict(zip(_MATRICES, (1, *sizes)[-4:], strict=True))
 
 
 def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
@@ -241,7 +236,7 @@ def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
 
 
 def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
-    count = _SIZE_KEYS.get(key, 0)  # 0: any number, at least one
+    count = _NUMBERS.get(key, 0)  # 0: any number, at least one
     if count == 1:
         return [[size] for size in _listed(entry, key, int)]
     rows = _listed(entry, key, list)
@@ -254,9 +249,9 @@ def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
 
 def _entry_sizes(entry: dict[str, Any], op: str) -> list[dict[str, Any]]:
     """Return the sizes of an entry as fields of cases."""
-    given = set(entry) & set(_SIZE_KEYS)
-    if given not in _SIZES_WANTED[op]:
-        wanted = ", ".join(" with ".join(sorted(keys)) for keys in _SIZES_WANTED[op])
+    given = set(entry) & set(_NUMBERS)
+    if given not in _TABLE[op].given:
+        wanted = ", ".join(" with ".join(sorted(keys)) for keys in _TABLE[op].given)
         raise InvalidValueError(f"sizes given by {sorted(given)}: wanted one of: {wanted}")
     if "nk" in given:
         rows = [[*m, *nk] for nk, m in itertools.product(_rows(entry, "nk"), _rows(entry, "m"))]
@@ -276,12 +271,12 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     op = entry.get("op") if isinstance(entry, dict) else None
     if op not in OPS:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
-    unknown = set(entry) - {"op", *_LISTED[op], *_SIZE_KEYS, *({"dims"} if op == "permute" else ())}
+    unknown = set(entry) - {"op", *_TABLE[op].listed, *_NUMBERS, *({"dims"} if op == "permute" else ())}
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
     words = [
         [(field, word) for word in _listed(entry, key, str)]
-        for key, field in _LISTED[op].items()
+        for key, field in _TABLE[op].listed.items()
         if key in entry or key not in _OPTIONAL
     ]
     sizes = _entry_sizes(entry, op)
@@ -345,7 +340,8 @@ def parse_shape(
     if op not in OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
     parts = text.lower().split("x")
-    form, counts = _FORMS[op]
+    form = _TABLE[op].form
+    counts = [each.count("x") + 1 for each in form.split(" or ")]
     if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
     how: dict[str, Any] = {} if op == "permute" else {"layout": layout, "precision": precision}

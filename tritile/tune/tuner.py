@@ -23,19 +23,18 @@ def tune(
     shop: Workshop,
     keep: Keep,
     rules: Rules,
-    budget_s: float | None = None,
     force: bool = False,
     keep_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Tuned]:
     """Search for the best config of each problem; yield each problem as it is done.
 
     Trials in the store are used, unless `force`; `keep` takes every new one. Problems are drawn a few ahead;
-    None stands for "none at the moment". Stops before the next problem once `budget_s` seconds are spent or
+    None stands for "none at the moment". Stops before the next problem once
     `keep_on()` is false. A problem that runs out of GPU memory, or whose every config fails, is yielded with
     its failure.
     """
     tasks = (None if problem is None else task_of(problem, device, force) for problem in problems)
-    for tuned in engine.tune(tasks, shop, rules, keep, budget_s, keep_on):
+    for tuned in engine.tune(tasks, shop, rules, keep, keep_on):
         yield tuned
         plans.forget()
 

@@ -6,7 +6,6 @@ are measured, so that a tuner stopped at any moment goes on where it was.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
@@ -198,12 +197,10 @@ class _Search:
         return settled(samples, self.task.incumbent)
 
     def _outcome(self, winner: Trial | None) -> Tuned:
-        texts = [trial.failure for trial in self.trials.values() if trial.failure]
-        reasons = Counter(text.partition(":")[0] for text in texts)
-        told = "; ".join(sorted(set(texts))[:4]) or "none was tried"
+        texts = {trial.failure for trial in self.trials.values() if trial.failure}
+        told = "; ".join(sorted(texts)[:4]) or "none was tried"
         failure = None if winner else f"no config works: {told}"
-        seconds = time.monotonic() - self.since
-        return Tuned(self.subject.problem, winner, self.new, seconds, failure, tuple(sorted(reasons.items())))
+        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure)
 
 
 def tune(
@@ -211,21 +208,19 @@ def tune(
     shop: Workshop,
     rules: Rules,
     keep: Keep,
-    budget_s: float | None = None,
     keep_on: Callable[[], bool] = lambda: True,
 ) -> Iterator[Tuned]:
     """Tune each task's subject, yielding its outcome; `keep` gets every trial as it is measured.
 
     Tasks are taken a few ahead; None stands for none at the moment. Stops before another problem is measured
-    once `budget_s` seconds are spent or `keep_on()` is false. A subject whose operands cannot be made (out of
+    once `keep_on()` is false. A subject whose operands cannot be made (out of
     memory, say), that has no legal config, or whose every config fails is yielded with its failure.
     """
-    deadline = math.inf if budget_s is None else time.monotonic() + budget_s
     waiting, more = iter(tasks), True
     active: list[_Search] = []
     try:
         while True:
-            stop = not keep_on() or time.monotonic() > deadline
+            stop = not keep_on()
             while more and not stop and len(active) < _LOOKAHEAD:
                 try:
                     task = next(waiting)

@@ -63,7 +63,7 @@ class Task:
 class Tuned:
     """Hold the outcome of tuning one problem: the best trial, or the `failure` to find one.
 
-    `trials`: configs measured now. `seconds`: since the operands were made. `failures`: counts by reason.
+    `trials`: configs measured now. `seconds`: since the operands were made.
     """
 
     problem: Problem
@@ -71,7 +71,6 @@ class Tuned:
     trials: int
     seconds: float
     failure: str | None = None
-    failures: tuple[tuple[str, int], ...] = ()
 
 
 def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) -> bool:

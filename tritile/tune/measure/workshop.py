@@ -47,13 +47,8 @@ class Workshop:
         self._order = itertools.count()
         self._begun: set[int] = set()
         self._screened = 0  # configs, by the current measuring process
-        self._started = [self.pool.submit(_nothing) for _ in range(self.pool.processes)]
-
-    def start(self) -> None:
-        """Wait until every process has started."""
-        self._asked(_nothing, limit_s=_BEGIN_S)
-        for future in self._started:
-            future.result()
+        for _ in range(self.pool.processes):
+            self.pool.submit(int)  # whatever it is: the process starts meanwhile
 
     def _number(self, subject: Subject) -> int:
         if subject not in self._numbers:
@@ -140,10 +135,6 @@ class Workshop:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _nothing() -> None:
-    """Do nothing: the answer shows that a process is there."""
 
 
 _IDLE_S = 30.0  # without a borrower, after which a workshop ends its processes

@@ -150,10 +150,6 @@ def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(packed)
 
 
-def _more(size: int) -> int:
-    return size + size // 4 // 16 * 16
-
-
 def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
     x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
     return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
@@ -171,12 +167,3 @@ def ragged(problem: Any) -> Tiled:
     k = _less(problem.k, _LARGEST if shared_k else problem.k)
     smaller: Tiled = replace(problem, m=_less(problem.m), n=_less(problem.n), k=k)
     return smaller
-
-
-def neighbour(problem: Any) -> Tiled:
-    """Return a problem of the same alignments, a quarter larger in rows and columns, or largest dimension."""
-    if isinstance(problem, PermuteProblem):
-        largest = max(problem.shape, default=0)
-        return _resized(problem, [_more(size) if size == largest else size for size in problem.shape])
-    larger: Tiled = replace(problem, m=_more(problem.m), n=_more(problem.n))
-    return larger
