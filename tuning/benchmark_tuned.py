@@ -243,7 +243,7 @@ OTHER_SPANS: Final[Spans] = (
 def spans(cases: list[Result], wanted: Spans) -> Iterator[Cells]:
     """Return a row for each span: the least, the most and the geometric mean of its lines' figures."""
     for name, field, is_wanted in wanted:
-        yield name, *span(line[field] for line in cases if is_wanted(line) and line[field] is not None)
+        yield name, *span(line[field] for line in cases if is_wanted(line) and line.get(field) is not None)
 
 
 def below(cases: list[Result]) -> str:

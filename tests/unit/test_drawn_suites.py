@@ -116,15 +116,15 @@ def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
 def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
     compiled, asked = [], {}
 
-    def measured(case, names, tell):
-        asked[case] = names
+    def measured(case, inductor, tell):
+        asked[case] = inductor
         assert cache_dir() != tmp_path / "cache"
         return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted")
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: TARGETS["nvidia-h200"])
     monkeypatch.setattr(bench, "measured", measured)
-    monkeypatch.setattr(bench, "host_costs", lambda: [])
+    monkeypatch.setattr(bench, "_host_calls", lambda: [])
     monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
     words = ["--suite", "unseen", "--seed", "given", "--draw", "1", "--draw", "2", "--searched", "5"]
     done = CliRunner().invoke(cli.app, ["bench", *words, "--results", str(tmp_path)], catch_exceptions=False)
@@ -132,7 +132,7 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     by_draw = [drawn.draw(drawn.seed_of("given", number)) for number in (1, 2)]
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}
-    searched = [case for case, names in asked.items() if "inductor" in names]
+    searched = [case for case, inductor in asked.items() if inductor]
     assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
     lines = results.read(tmp_path / "unseen.jsonl")
     assert [line["env"]["seed"][:8] for line in (lines[0], lines[-1])] == [

@@ -1,5 +1,6 @@
 """tritile bench: time tritile beside its baselines."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,19 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
-from tritile.lab.report import baselines, drawn
 from tritile.lab.report import bench as benchmark
 from tritile.lab.report import console as printing
+from tritile.lab.report import drawn
 from tritile.lab.report.environment import environment
 from tritile.lab.report.results import stored
 from tritile.tune.suites import Case
+
+
+class Baseline(StrEnum):
+    """Name what may be timed besides torch."""
+
+    INDUCTOR = "inductor"
+
 
 Suite = Annotated[
     list[str] | None,
@@ -23,11 +31,7 @@ Suite = Annotated[
     ),
 ]
 Peer = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"A baseline besides torch: {', '.join(baselines.ON_REQUEST)}; may be repeated. "
-        "Takes seconds a product."
-    ),
+    list[Baseline] | None, typer.Option(help="A baseline besides torch. Takes seconds a product.")
 ]
 Draw = Annotated[
     list[int] | None,
@@ -48,8 +52,7 @@ Searched = Annotated[
 
 
 def _measured(
-    plain: list[Case], draws: dict[str, list[Case]], peers: tuple[str, ...], searched: int,
-    results: Path | None,
+    plain: list[Case], draws: dict[str, list[Case]], inductor: bool, searched: int, results: Path | None
 ) -> benchmark.Run:  # fmt: skip
     """Measure cases of suites, then drawn cases by seed."""
     here = shared.gpu_here()
@@ -57,9 +60,9 @@ def _measured(
     with progress() as bar:
         task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
         run = benchmark.Run(results, say, lambda label: bar.update(task, advance=1, description=label))
-        run.cases(plain, peers, env)
+        run.cases(plain, env, inductor)
         for seed, cases in draws.items():
-            run.drawn(cases, peers, searched, here, env | {"seed": seed})
+            run.drawn(cases, searched, here, env | {"seed": seed}, inductor)
     return run
 
 
@@ -95,7 +98,7 @@ def bench(
     if named or shapes or not draws:
         cases = shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
         plain = shared.as_called(cases, devices.current_gpu())
-    run = _measured(plain, draws, baselines.check_names(peer or []), searched, results)
+    run = _measured(plain, draws, bool(peer), searched, results)
     if not quiet:
         printing.print_results(run.lines, console)
     printing.print_summary(run.lines, console)
