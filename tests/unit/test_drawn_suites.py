@@ -1,12 +1,10 @@
 """The suites whose sizes nobody chose: what is drawn, by which seed, and what their lines come to."""
 
 import math
-import subprocess
 
 import pytest
 from typer.testing import CliRunner
 
-import rows
 from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
@@ -76,20 +74,6 @@ def test_the_seed_is_the_one_given_or_follows_from_the_files(package, monkeypatc
     assert (drawn.seed_of(), drawn.seed_of("given")) == ("set", "given")
 
 
-def test_the_seed_is_the_hash_of_the_tree_where_that_is_what_runs(package):
-    def git(*words):
-        here = ["-C", str(package.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(["git", *here, *words], capture_output=True, text=True, check=True).stdout
-
-    by_files = drawn.seed_of()
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "one")
-    assert drawn.seed_of() == git("rev-parse", "HEAD:tritile").strip()
-    (package / "b.py").write_text("B = 1\n")
-    assert drawn.seed_of() not in (by_files, git("rev-parse", "HEAD:tritile").strip())
-
-
 def test_further_draws_have_seeds_of_their_own():
     seeds = [drawn.seed_of("given", number) for number in (1, 2, 3)]
     assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
@@ -140,13 +124,3 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
         drawn.seed_of("given", 2)[:8],
     ]
     assert len(lines) == sum(map(len, by_draw))
-
-
-def test_a_line_of_rows_is_summed_up():
-    line = {
-        "op": "rows", "process": "from nothing", "mode": "cached", "kernels": 3, "compile_s": 4.5,
-        "first_ms": [100.0, 2.0, 1.0], "second_ms": [0.1, 0.1, 0.1], "ratio_torch": [0.9, 1.0, 1.1],
-    }  # fmt: skip
-    text = rows.summary(line)
-    for part in ("0.10 s in all", "median 2.00 ms", "worst 100.0", "3 kernels in 4.5 s", "worst 0.900"):
-        assert part in text

@@ -13,9 +13,8 @@ from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
-from tritile.lab.report.notebook import Results
 from tritile.lab.report.page import document, figures, rows, searches
-from tritile.lab.report.results import Measurement, Result, append, host_result, result
+from tritile.lab.report.results import Measurement, Result, append, host_result, result, stored
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 from tritile.tune.suites import parse_shape
@@ -281,25 +280,11 @@ def test_the_command_saves_one_figure(tmp_path) -> None:
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
 
 
-def test_results_show_themselves_in_a_notebook(tmp_path) -> None:
-    append(
-        tmp_path / "a.jsonl", [line(ratio=1.0), line(ratio=3.0, inductor=5.0), line("64x32", op="permute")]
-    )
-    found = Results.of(tmp_path)
-    assert len(found) == 3
-    html = found._repr_html_()
-    assert html.count("<tr>") == 3  # heads, and two cases
-    assert "over inductor" in html
-    assert "3.000" in html
-    assert "<script" not in Results([line(suite=HOSTILE)])._repr_html_()
-    assert "0 results" in Results()._repr_html_()
-
-
 def test_committed_results_are_all_in_the_report() -> None:
     folder = Path(__file__).parents[2] / "tuning" / "results"
     if not folder.is_dir():
         pytest.skip("no committed results here")
-    lines = Results.of(folder, tell=pytest.fail)
+    lines = stored([folder], pytest.fail)
     report = searches.gathered(lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100

@@ -82,7 +82,6 @@ def bench(
     results: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
-    quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
     compare: Annotated[
         bool, typer.Option(help="Measure nothing: summarise the results in the files or folders named.")
     ] = False,
@@ -99,8 +98,7 @@ def bench(
         cases = shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
         plain = shared.as_called(cases, devices.current_gpu())
     run = _measured(plain, draws, bool(peer), searched, results)
-    if not quiet:
-        printing.print_results(run.lines, console)
+    printing.print_results(run.lines, console)
     printing.print_summary(run.lines, console)
     printing.print_host(benchmark.run_host(environment(), results), console)
     if run.failed:

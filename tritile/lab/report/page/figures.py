@@ -12,7 +12,7 @@ from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import HEADS, Summary
 
 _NO_RESULTS: Final = "No such results: tritile bench --results DIR measures problems and writes them."
-_NO_TRIALS: Final = "No trials: tritile tune makes them, and --store FILE shows those of another machine."
+_NO_TRIALS: Final = "No trials: tritile tune makes them; tritile report FILE shows another machine's."
 
 
 # Titles of columns that are not the names of fields with spaces.
