@@ -51,7 +51,7 @@ TRIALS = [
 
 
 def made(lines: list[Result], trials: list[Trial] = ()) -> rows.Rows:
-    stores = [searches.Recorded("a store", list(trials))] * bool(trials)
+    stores = [("a store", list(trials))] * bool(trials)
     return searches.gathered(lines, stores, H200.name, H200)
 
 
@@ -118,7 +118,7 @@ def test_progress_is_the_best_so_far_and_waits_for_what_works() -> None:
 
 
 def test_a_problem_is_mapped_by_the_store_that_tried_most_of_it() -> None:
-    stores = [searches.Recorded("few", TRIALS[:2]), searches.Recorded("many", TRIALS)]
+    stores = [("few", TRIALS[:2]), ("many", TRIALS)]
     found, cells, _ = searches.searched(stores, {})
     assert [(row["store"], row["mapped"]) for row in found] == [("many", True), ("few", False)]
     assert {row["s"] for row in cells} == {0}
@@ -130,7 +130,7 @@ def test_kernels_of_others_are_mapped_by_the_parameters_they_have() -> None:
     problem = KernelProblem("softmax", (("n", 1000),), (("x", "float32"),))
     configs = [Config.of(ROWS=r, BLOCK=b, num_warps=4) for r in (1, 2, 4) for b in (256, 512)]
     trials = [Trial(problem, config, 5.0 + i) for i, config in enumerate(configs)]
-    found, cells, _ = searches.searched([searches.Recorded("own", trials)], {})
+    found, cells, _ = searches.searched([("own", trials)], {})
     assert (found[0]["down"], found[0]["across"]) == ("ROWS", "BLOCK")
     assert {(row["y"], row["x"]) for row in cells} == {(r, b) for r in (1, 2, 4) for b in (256, 512)}
 

@@ -43,7 +43,7 @@ def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[se
         named = sorted((TUNING / "trials").glob(f"{device.slug}*.sqlite3*"))
         found = [searches.of_store(store_of(device))]
     found += [searches.of_file(path, device) for path in named]
-    return [store for store in found if store.trials]
+    return [store for store in found if store[1]]
 
 
 def _read(files: list[Path], target: str | None) -> rows.Rows:
