@@ -71,17 +71,18 @@ def test_the_seed_is_the_one_given_or_follows_from_the_files(package, monkeypatc
     (package / "a.py").write_text("A = 2\n")
     assert drawn.seed_of() != first
     monkeypatch.setenv("TRITILE_SEED", "set")
-    assert (drawn.seed_of(), drawn.seed_of("given")) == ("set", "given")
+    assert drawn.seed_of() == "set"
 
 
-def test_further_draws_have_seeds_of_their_own():
-    seeds = [drawn.seed_of("given", number) for number in (1, 2, 3)]
+def test_further_draws_have_seeds_of_their_own(monkeypatch):
+    monkeypatch.setenv("TRITILE_SEED", "given")
+    seeds = [drawn.seed_of(number) for number in (1, 2, 3)]
     assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
-    assert seeds == list(drawn.draws([1, 2, 3], "given"))
-    (cases,) = drawn.draws([2], "given", "NT bfloat16").values()
+    assert seeds == list(drawn.draws([1, 2, 3]))
+    (cases,) = drawn.draws([2], "NT bfloat16").values()
     assert cases == [case for case in drawn.draw(seeds[1]) if case.layout == "NT"]
     with pytest.raises(InvalidValueError, match="no drawn case"):
-        drawn.draws([1], "given", "nothing")
+        drawn.draws([1], "nothing")
 
 
 def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
@@ -105,15 +106,16 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
         assert cache_dir() != tmp_path / "cache"
         return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted")
 
+    monkeypatch.setenv("TRITILE_SEED", "given")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: TARGETS["nvidia-h200"])
     monkeypatch.setattr(bench, "measured", measured)
     monkeypatch.setattr(bench, "_host_calls", lambda: [])
     monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
-    words = ["--suite", "unseen", "--seed", "given", "--draw", "1", "--draw", "2", "--searched", "5"]
+    words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--searched", "5"]
     done = CliRunner().invoke(cli.app, ["bench", *words, "--results", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    by_draw = [drawn.draw(drawn.seed_of("given", number)) for number in (1, 2)]
+    by_draw = [drawn.draw(drawn.seed_of(number)) for number in (1, 2)]
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}
     searched = [case for case, inductor in asked.items() if inductor]
@@ -121,6 +123,6 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     lines = results.read(tmp_path / "unseen.jsonl")
     assert [line["env"]["seed"][:8] for line in (lines[0], lines[-1])] == [
         "given",
-        drawn.seed_of("given", 2)[:8],
+        drawn.seed_of(2)[:8],
     ]
     assert len(lines) == sum(map(len, by_draw))

@@ -37,10 +37,6 @@ Draw = Annotated[
     list[int] | None,
     typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
 ]
-Seed = Annotated[
-    str,
-    typer.Option(help=f"Of suite {drawn.SUITE}: what is drawn by, in place of TRITILE_SEED or the code."),
-]
 Searched = Annotated[
     int,
     typer.Option(
@@ -77,7 +73,6 @@ def bench(
     peer: Peer = None,
     only: shared.Only = "",
     draw: Draw = None,
-    seed: Seed = "",
     searched: Searched = drawn.SEARCHED,
     results: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
@@ -91,7 +86,7 @@ def bench(
         places = [Path(text) for text in shapes or []] or [results or shared.RESULTS]
         printing.print_comparison(stored(places, say))
         return
-    draws = drawn.draws(draw or [1], seed, only) if drawn.SUITE in (suite or []) else {}
+    draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
     plain = []
     if named or shapes or not draws:

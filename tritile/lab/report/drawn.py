@@ -45,12 +45,12 @@ def _of_files() -> str:
     return made.hexdigest()
 
 
-def seed_of(given: str = "", draw: int = 1) -> str:
-    """Return the seed of a draw, counted from 1: of the first, `given`, else `TRITILE_SEED`, else the code's.
+def seed_of(draw: int = 1) -> str:
+    """Return the seed of a draw, counted from 1: of the first, `TRITILE_SEED`, else the code's.
 
     The code's is a hash of the package's files; each further seed is that of the first and its number.
     """
-    first = given or os.environ.get("TRITILE_SEED", "") or _of_files()
+    first = os.environ.get("TRITILE_SEED", "") or _of_files()
     return first if draw == 1 else hashlib.sha1(f"{first} {draw}".encode(), usedforsecurity=False).hexdigest()
 
 
@@ -78,12 +78,12 @@ def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) 
     return list(dict.fromkeys(cases))
 
 
-def draws(numbers: Iterable[int], seed: str = "", only: str = "") -> dict[str, list[Case]]:
+def draws(numbers: Iterable[int], only: str = "") -> dict[str, list[Case]]:
     """Return the cases of draws, counted from 1, whose names hold `only`, by the seeds of `seed_of`.
 
     Raises InvalidValueError where there is no such case.
     """
-    seeds = [seed_of(seed, number) for number in numbers]
+    seeds = [seed_of(number) for number in numbers]
     found = {each: [case for case in draw(each) if only in case.problem.label] for each in seeds}
     if not any(found.values()):
         raise InvalidValueError(f"--only {only!r}: no drawn case has that in its name")
