@@ -3,40 +3,15 @@
 The lines of a suite are results/<gpu>/<suite>.jsonl. A table says which GPUs have no lines yet.
 """
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from benchmark_tables import Cells, Line, measured_on, table
+from benchmark_tables import Cells, Line, latest, measured_on, read, spread, table
 from tritile.lab.report.summary import geomean, sizes_label
 
 KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
 DRAWS = 3  # the newest draws that are shown
-
-
-def read(folder: Path, suite: str) -> list[Line]:
-    """Return the lines of a suite, none where there is no file."""
-    path = folder / f"{suite}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def low(values: Iterable[float]) -> float:
-    """Return the 5th percentile."""
-    ordered = sorted(values)
-    return ordered[int(0.05 * (len(ordered) - 1))]
-
-
-def spread(values: list[tuple[float, str]]) -> Cells:
-    """Return the geometric mean, the 5th percentile, how many are under 1, the worst and its place."""
-    numbers = [value for value, _ in values]
-    (worst, at), under = min(values), str(sum(number < 1 for number in numbers))
-    return f"{geomean(numbers):.2f}", f"{low(numbers):.2f}", under, f"{worst:.2f}", at
-
-
-def latest(lines: Iterable[Line], names: Cells) -> list[Line]:
-    """Return the last line of each combination of these fields, in the order of their first lines."""
-    return list({tuple(str(line.get(name)) for name in names): line for line in lines}.values())
 
 
 def latest_rows(lines: Iterable[Line]) -> list[Line]:
@@ -81,7 +56,7 @@ def unseen(lines: list[Line]) -> Iterator[str]:
         for name, found in groups.items():
             values = [(figure, sizes_label(x)) for x in found for of, figure in drawn_kinds(x) if of == kind]
             if values:
-                made.append((kind, name, str(len(values)), *spread(values)))
+                made.append((kind, name, *spread(values, low=True)))
     yield table("of | draw | sizes: | geometric mean: | 5%: | under 1: | worst: | at", made)
 
 
@@ -91,14 +66,14 @@ def rows(lines: list[Line]) -> Iterator[str]:
     yield measured_on(found)
     calls, ratios = [], []
     for line in found:
-        count, ms = len(line["rows"]), line["first_ms"]
+        ms, seconds = line["first_ms"], (sum(line["first_ms"]) / 1e3, line["compile_s"])
         names = (line["process"], line["mode"], "{0}x{0}".format(line["size"]), line["env"]["seed"][:8])
         slow, at = max(zip(ms, line["rows"], strict=True))
-        times = f"{sum(ms) / 1e3:.2f}", f"{statistics.median(ms):.2f}", f"{slow:.0f} ({at} rows)"
+        times = f"{seconds[0]:.2f}", f"{statistics.median(ms):.2f}", f"{slow:.0f} ({at} rows)"
         again = f"{statistics.median(line['second_ms']):.3f}"
-        calls.append((*names, str(count), *times, str(line["kernels"]), f"{line['compile_s']:.1f}", again))
-        at_rows = [f"{m} rows" for m in line["rows"]]
-        ratios.append((*names, str(count), *spread(list(zip(line["ratio_torch"], at_rows, strict=True)))))
+        calls.append((*names, str(len(ms)), *times, str(line["kernels"]), f"{seconds[1]:.1f}", again))
+        of_rows = zip(line["ratio_torch"], (f"{m} rows" for m in line["rows"]), strict=True)
+        ratios.append((*names, *spread(of_rows, low=True)))
     kinds = "process | mode | weight | draw | sizes:"
     yield table(
         f"{kinds} | first calls, s: | median, ms: | slowest, ms: | kernels compiled: | in s: | second calls, "
@@ -136,6 +111,6 @@ def of_gpus(results: Path, suite: str) -> str:
     """Return the tables of a suite, from a folder of results that has a folder for each GPU."""
     parts: list[str] = []
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
-        lines = read(folder, suite)
+        lines = read(folder / f"{suite}.jsonl")
         parts += TOLD[suite](lines) if lines else [f"`{folder.name}`: no lines yet."]
-    return "\n\n".join(part.rstrip() for part in parts)
+    return "\n\n".join(parts)

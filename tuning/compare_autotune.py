@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,22 @@ from tritile.tune.measure.timing import Graph, copies_wanted, interleaved, timin
 
 HERE = Path(__file__).resolve().parent
 DTYPE = torch.bfloat16
-PROBLEMS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("softmax", (4096, 8192)), ("softmax", (4096, 1000)), ("softmax", (4096, 32768)),
-    ("layer_norm", (8192, 4096)), ("layer_norm", (8192, 768)), ("layer_norm", (8192, 8191)),
-    ("attention", (4, 32, 4096, 128, 1)), ("attention", (4, 32, 1024, 128, 0)),
-    ("attention", (4, 32, 1777, 128, 1)),
+PROBLEMS = (
+    "softmax 4096x8192", "softmax 4096x1000", "softmax 4096x32768", "layer_norm 8192x4096",
+    "layer_norm 8192x768", "layer_norm 8192x8191", "attention 4x32x4096x128x1", "attention 4x32x1024x128x0",
+    "attention 4x32x1777x128x1",
 )  # fmt: skip
-TINY = {"softmax": (4, 64), "layer_norm": (4, 64), "attention": (1, 1, 16, 64, 0)}
+TINY = ("softmax 4x64", "layer_norm 4x64", "attention 1x1x16x64x0")  # whose warm calls are timed
 SIDES = ("triton", "tritile", "space")
 ALLOWED_ERROR = 2e-2  # |out - reference| / |reference|: twice the epsilon of bfloat16, and some
 Arguments = Mapping[str, Any]
 Row = dict[str, Any]
+
+
+def posed(problem: str) -> tuple[Subject, Arguments]:
+    """Return the subject and the arguments of "kernel shape"."""
+    name, shape = problem.split()
+    return SUBJECTS[name], SUBJECTS[name].inputs([int(size) for size in shape.split("x")], DTYPE)
 
 
 def decorated(side: str, subject: Subject, **more: Any) -> Any:
@@ -85,22 +90,16 @@ def tuned(side: str, subject: Subject, given: Arguments, **more: Any) -> Row:
     return {"seconds": seconds, "config": Config.from_triton(kernel.best_config).to_dict()}
 
 
-def cold_environment(environ: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment of a process that remembers nothing and has time to try every config."""
-    caches = {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TRITON", "TRITILE")}
-    paths = os.pathsep.join([str(HERE.parent), *filter(None, [environ.get("PYTHONPATH")])])
-    rest = {"TRITILE_TUNE_BUDGET": "600", "PYTHONPATH": paths}
-    return {name: v for name, v in environ.items() if name != "TRITILE_MODE"} | caches | rest
-
-
-def answer_of(side: str, name: str, shape: Sequence[int], script: Path = Path(__file__)) -> Row:
-    """Tune in a process of its own, with empty caches, and return what `tuned` does there."""
-    command = [sys.executable, str(script), "--child", side, name, shape_text(shape)]
+def tuned_cold(side: str, problem: str) -> Row:
+    """Return what `tuned` does in a process of its own, with empty caches and time for every config."""
     with tempfile.TemporaryDirectory(prefix="cold-") as folder:
-        environ = cold_environment(os.environ, folder)
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+        caches = {f"{name}_CACHE_DIR": f"{folder}/{name}" for name in ("TRITON", "TRITILE")}
+        paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        given = os.environ | caches | {"TRITILE_TUNE_BUDGET": "600", "PYTHONPATH": paths}
+        command = [sys.executable, __file__, "--child", side, "--only", problem]
+        done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=600)
     if done.returncode:
-        raise RuntimeError(f"{side} {name} {shape_text(shape)} failed: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(f"{side} {problem} failed: {done.stderr.strip()[-500:]}")
     answer: Row = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line[:1] == "{"))
     return answer
 
@@ -136,68 +135,55 @@ def warm_calls(subject: Subject, given: Arguments, **more: Any) -> dict[str, Cal
     return calls
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    """Write a shape as one word: 4096x1000."""
-    return "x".join(map(str, shape))
+def host_row(problem: str) -> Row:
+    """Return what warm calls cost the host."""
+    with tempfile.TemporaryDirectory() as folder, environ(TRITILE_CACHE_DIR=folder):  # tuned apart
+        calls = warm_calls(*posed(problem))
+        us = zip(calls, host_us(*calls.values()), strict=True)
+        return {"measures": "host"} | {f"{side}_host_us": round(value, 3) for side, value in us}
 
 
-def tuning_row(subject: Subject, answers: Mapping[str, Row], times: Row) -> Row:
+def tuning_row(problem: str, l2_bytes: int) -> Row:
     """Return seconds and configs of each tuner, and microseconds of what each chose."""
+    subject, given = posed(problem)
+    answers = {side: tuned_cold(side, problem) for side in SIDES}
     row: Row = {"configs": len(subject.configs), "space": len(configs_of(subject.parameters, subject.where))}
-    for side in SIDES:
-        row |= {f"{side}_s": round(answers[side]["seconds"], 3), f"{side}_config": answers[side]["config"]}
-    return row | times | {"ratio": round(times["triton_us"] / times["tritile_us"], 4)}
+    for side, answer in answers.items():
+        row |= {f"{side}_s": round(answer["seconds"], 3), f"{side}_config": answer["config"]}
+    configs = {side: Config.from_dict(answer["config"]) for side, answer in answers.items()}
+    row |= timed(subject, given, configs, l2_bytes)
+    return {"measures": "tuning"} | row | {"ratio": round(row["triton_us"] / row["tritile_us"], 4)}
 
 
 def keep(path: Path, row: Row) -> None:
     """Put a line into a file, in place of an older one of the same problem."""
-    rows: Iterable[Row] = [*(json.loads(path.read_text()) if path.exists() else []), row]
+    rows = [*(json.loads(path.read_text()) if path.exists() else []), row]
     held = {(row["measures"], row["kernel"], row["problem"]): row for row in rows}
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("[\n" + ",\n".join(json.dumps(held[key]) for key in sorted(held)) + "\n]\n")
-
-
-def measured(name: str, shape: tuple[int, ...], l2_bytes: int) -> Row:
-    """Return the line of a problem, or what warm calls of a tiny one cost the host."""
-    subject = SUBJECTS[name]
-    given = subject.inputs(shape, DTYPE)
-    if shape == TINY[name]:
-        with tempfile.TemporaryDirectory() as folder, environ(TRITILE_CACHE_DIR=folder):  # tuned apart
-            calls = warm_calls(subject, given)
-            us = zip(calls, host_us(*calls.values()), strict=True)
-            return {"measures": "host"} | {f"{side}_host_us": round(value, 3) for side, value in us}
-    answers = {side: answer_of(side, name, shape) for side in SIDES}
-    configs = {side: Config.from_dict(answer["config"]) for side, answer in answers.items()}
-    return {"measures": "tuning"} | tuning_row(subject, answers, timed(subject, given, configs, l2_bytes))
 
 
 def main() -> int:
     """Compare on the current GPU; the exit status is 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="problems with this in 'kernel shape'")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="default: tuning/results/<gpu>")
-    parser.add_argument("--child", nargs=3, metavar=("SIDE", "KERNEL", "SHAPE"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     asked, gpu = parser.parse_args(), current_gpu()
     if asked.child:
-        side, name, shape = asked.child
-        given = SUBJECTS[name].inputs([int(size) for size in shape.split("x")], DTYPE)
-        print(json.dumps(tuned(side, SUBJECTS[name], given)), flush=True)
+        print(json.dumps(tuned(asked.child, *posed(asked.only))), flush=True)
         return 0
     if gpu is None:
-        print("there is no GPU here to measure", file=sys.stderr)
-        return 1
-    path = (asked.results or HERE / "results" / gpu.slug) / "autotune.json"
-    problems = [(name, shape) for name, shape in PROBLEMS if asked.only in f"{name} {shape_text(shape)}"]
+        sys.exit("there is no GPU here to measure")
     failed, env = 0, environment(gpu)
-    for name, shape in [*((name, TINY[name]) for name in dict(problems)), *problems]:
+    for problem in (each for each in (*TINY, *PROBLEMS) if asked.only in each):
+        name, shape = problem.split()
         try:
-            row = measured(name, shape, gpu.l2_bytes)
+            row = host_row(problem) if problem in TINY else tuning_row(problem, gpu.l2_bytes)
         except RuntimeError as error:
             failed += 1
             print(error, file=sys.stderr)
             continue
-        row |= {"kernel": name, "problem": shape_text(shape), "env": env}
-        keep(path, row)
+        row |= {"kernel": name, "problem": shape, "env": env}
+        keep(HERE / "results" / gpu.slug / "autotune.json", row)
         print(json.dumps(row), flush=True)
         torch.cuda.empty_cache()
     return min(failed, 1)

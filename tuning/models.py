@@ -214,42 +214,20 @@ def lines_of(name: str, process: str, asked: argparse.Namespace, folder: str) ->
     return [{"op": "models", "model": name, "process": process} | line for line in found], not run.returncode
 
 
-def row_of(line: dict) -> str:
-    """Put a line into words."""
-    named = "{model:8} {process:6} {mode:8} {what:7} {library:6} ".format(**line)
-    times = "{off_ms:8.3f} {on_ms:8.3f} ms {ratio:.3f} [{low:.3f}, {high:.3f}] ".format(**line)
-    return named + times + "{taken} taken, {left} left, first {first_on_s:.1f} s".format(**line)
-
-
-def summary(lines: list[dict]) -> str:
-    """Sum lines up over models: the geometric mean of ratios, and the worst upper end of an interval."""
-    groups: dict[tuple[str, ...], list[dict]] = {}
-    for line in lines:
-        groups.setdefault((line["process"], line["mode"], line["what"]), []).append(line)
-    rows = ["process mode     what    models  mean  worst upper end"]
-    for names, group in groups.items():
-        mean = statistics.geometric_mean(line["ratio"] for line in group)
-        worst = min(group, key=lambda line: line["high"])
-        told = "{:7} {:8} {:7}".format(*names) + f"{len(group):7} {mean:.3f}"
-        rows.append(f"{told}  {worst['high']:.3f} {worst['model']}")
-    return "\n".join(rows)
-
-
 def measure(asked: argparse.Namespace) -> int:
     """Measure each model in two processes: how many of these failed."""
-    lines, failed = [], 0
+    failed = 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name in asked.models:
             for process in asked.processes:
                 found, ended = lines_of(name, process, asked, folder)
                 failed += not ended
-                lines += found
-                print(*map(row_of, found), sep="\n", flush=True)
+                print(*map(json.dumps, found), sep="\n", flush=True)
                 if found and asked.results:
                     asked.results.mkdir(parents=True, exist_ok=True)
                     with (asked.results / "models.jsonl").open("a", encoding="utf-8") as file:
                         file.write("".join(json.dumps(line) + "\n" for line in found))
-    print(f"{summary(lines)}\n{len(lines)} lines, {failed} processes failed")
+    print(f"{failed} processes failed")
     return failed
 
 

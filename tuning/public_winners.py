@@ -12,6 +12,8 @@ import json
 import math
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
+from operator import eq
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,28 +39,21 @@ SEARCHED: Final = {  # what the published search tries
 FIXED: Final = ((128, 128), (64, 128))  # blocks of models that know nothing; the second is vLLM's default
 
 
-def _ada(name: str, processors: int, l2_mib: int, gbps: float) -> Device:
-    return Device(name, "cuda", 89, processors, l2_mib << 20, 101376, 2.52, gbps)
-
-
-_A800 = TARGETS["sm_80"].to_dict() | {"name": "NVIDIA A800-SXM4-80GB"}
-_H20 = TARGETS["sm_90"].to_dict() | {"name": "NVIDIA H20", "processors": 78, "memory_gbps": 4000.0}
-_MI325X = TARGETS["gfx942"].to_dict() | {"name": "AMD Instinct MI325X", "memory_gbps": 6000.0}
 # By the names in the published files. Peak figures as the makers' datasheets give them.
 DEVICES: Final = {
     "NVIDIA_A100-SXM4-80GB": TARGETS["sm_80"],
-    "NVIDIA_A800-SXM4-80GB": Device(**_A800),
-    "NVIDIA_L40S": _ada("NVIDIA L40S", 142, 96, 864.0),
-    "NVIDIA_GeForce_RTX_4090": _ada("NVIDIA GeForce RTX 4090", 128, 72, 1008.0),
+    "NVIDIA_A800-SXM4-80GB": replace(TARGETS["sm_80"], name="NVIDIA A800-SXM4-80GB"),
+    "NVIDIA_L40S": TARGETS["nvidia-l40s"],
+    "NVIDIA_GeForce_RTX_4090": TARGETS["nvidia-geforce-rtx-4090"],
     "NVIDIA_H100_80GB_HBM3": TARGETS["sm_90"],
     "NVIDIA_H200": TARGETS["nvidia-h200"],
-    "NVIDIA_H20": Device(**_H20),
+    "NVIDIA_H20": replace(TARGETS["sm_90"], name="NVIDIA H20", processors=78, memory_gbps=4000.0),
     "NVIDIA_B200": TARGETS["sm_100"],
     "NVIDIA_RTX_PRO_6000_Blackwell_Workstation_Edition": Device(
         "NVIDIA RTX PRO 6000", "cuda", 120, 188, 128 << 20, 101376, 2.6, 1792.0
     ),
     "AMD_Instinct_MI300X": TARGETS["gfx942"],
-    "AMD_Instinct_MI325X": Device(**_MI325X),
+    "AMD_Instinct_MI325X": replace(TARGETS["gfx942"], name="AMD Instinct MI325X", memory_gbps=6000.0),
 }
 SHORT: Final = {
     name: name.removeprefix("NVIDIA_").removeprefix("GeForce_").removeprefix("AMD_Instinct_")
@@ -142,11 +137,6 @@ def _share(hits: Iterable[bool]) -> str:
     return f"{sum(counted) / len(counted):.0%}" if counted else ""
 
 
-def equal(one: Blocks, other: Blocks) -> bool:
-    """Tell whether BLOCK_M and BLOCK_N are the same."""
-    return one == other
-
-
 def close(one: Blocks, other: Blocks) -> bool:
     """Tell whether each of BLOCK_M and BLOCK_N is at most twice the other's."""
     return all(abs(math.log2(a / b)) <= 1 for a, b in zip(one, other, strict=True))
@@ -175,10 +165,10 @@ def agreement(lines: list[Score], published: Winners, few: bool) -> str:
         won = [_tile(own[line["m"], line["n"], line["k"]]) for line in kept]
         picks, near = ([_tile(line[name]) for line in kept] for name in ("pick", "searched"))
         compared = (
-            (picks, equal),
+            (picks, eq),
             (picks, close),
-            (near, equal),
-            *(([each] * len(won), equal) for each in FIXED),
+            (near, eq),
+            *(([each] * len(won), eq) for each in FIXED),
         )
         shares = (_share(map(test, mine, won)) for mine, test in compared)
         rows.append((gpu, str(len(kept)), *shares))
@@ -210,7 +200,7 @@ def pairs(published: Winners) -> str:
         both = sorted(first.keys() & second.keys())
         cells = [
             _share(test(_tile(first[at]), _tile(second[at])) for at in both if (at[0] <= FEW) == few)
-            for test in (equal, close)
+            for test in (eq, close)
             for few in (True, False)
         ]
         rows.append((f"{one}, {other}", str(len(both)), *cells))
@@ -224,9 +214,9 @@ def page(path: Path = WINNERS, scores: Path = SCORES) -> str:
     published, lines = winners(path), json.loads(scores.read_text())
     parts = {"FEW": FEW, "PROBLEMS": len(lines), "FILES": len(json.loads(path.read_text())["tables"])}
     for few, name in ((True, "FEW_ROWS"), (False, "MANY_ROWS")):
-        parts[f"AGREEMENT_{name}"] = agreement(lines, published, few).rstrip()
-        parts[f"RANKS_{name}"] = ranks(lines, published, few).rstrip()
-    return TEMPLATE.read_text().rstrip("\n").format(**parts, PAIRS=pairs(published).rstrip())
+        parts[f"AGREEMENT_{name}"] = agreement(lines, published, few)
+        parts[f"RANKS_{name}"] = ranks(lines, published, few)
+    return TEMPLATE.read_text().rstrip("\n").format(**parts, PAIRS=pairs(published))
 
 
 def main() -> None:

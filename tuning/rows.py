@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -81,20 +80,6 @@ def measured(count: int, size: int, mode: str) -> dict[str, Any]:
     }
 
 
-def summary(line: dict[str, Any]) -> str:
-    """One line to read: seconds of all first calls, how they are spread, kernels, ratios."""
-    first, second = sorted(line["first_ms"]), line["second_ms"]
-    ratio = sorted(line["ratio_torch"])
-    tail = first[int(0.95 * (len(first) - 1))]
-    return (
-        f"{line['process']}, mode {line['mode']}: first calls {sum(first) / 1e3:.2f} s in all, median "
-        f"{statistics.median(first):.2f} ms, 95% {tail:.2f}, worst {first[-1]:.1f}; {line['kernels']} "
-        f"kernels in {line['compile_s']:.1f} s; second calls median {statistics.median(second):.3f} ms; of "
-        f"torch {statistics.geometric_mean(ratio):.3f}, 5% {ratio[int(0.05 * (len(ratio) - 1))]:.3f}, worst "
-        f"{ratio[0]:.3f}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=120)
@@ -116,7 +101,7 @@ def main() -> None:
                 env=os.environ | caches | {"TRITILE_SEED": drawn.seed_of()},
             )  # fmt: skip
             line = json.loads(run.stdout.splitlines()[-1]) | {"process": process}
-            print(summary(line))
+            print(json.dumps(line))
             if asked.results is not None:
                 asked.results.mkdir(parents=True, exist_ok=True)
                 with (asked.results / "rows.jsonl").open("a") as file:

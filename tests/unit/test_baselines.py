@@ -9,8 +9,8 @@ from tritile.core import of_torch
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.views import posed
-from tritile.errors import InvalidValueError, TuningError
-from tritile.lab.report import baselines, bench, torch_ways, tutorial_baseline
+from tritile.errors import TuningError
+from tritile.lab.report import baselines, bench, torch_ways
 from tritile.lab.report.results import Measurement, read, result
 from tritile.lab.report.torch_ways import PACKED_WEIGHT as PACKED
 from tritile.lab.report.torch_ways import WIDE_WEIGHT as WIDE
@@ -43,9 +43,9 @@ def calls_of(case):
     return [posed(case.problem, make) for _ in range(2)]
 
 
-def graphs(case, names):
-    told, calls = [], calls_of(case)
-    return bench._graphs(case, calls, names, lambda n: baselines.requested(n, calls[0]), told.append), told
+def graphs(case, ways):
+    told = []
+    return bench._graphs(case, calls_of(case), ways, told.append), told
 
 
 def torch_side(case):
@@ -71,44 +71,18 @@ def failing(call):
     ("peer", "said"),
     [
         (failing, "RuntimeError: no such backend"),
-        (lambda call: lambda call: failing(call), "RuntimeError: no such backend"),
-        (lambda call: lambda call: torch.zeros(9, 7), "wrong answer"),
-        (lambda call: lambda call: torch_calls.matrices(call)[2][0], "wrong answer"),  # nothing was written
-        (lambda call: lambda call: torch.zeros(2, 2), "RuntimeError"),
+        (lambda call: torch.zeros(9, 7), "wrong answer"),
+        (lambda call: torch_calls.matrices(call)[2][0], "wrong answer"),  # nothing was written
+        (lambda call: torch.zeros(2, 2), "RuntimeError"),
     ],
 )
-def test_a_peer_that_fails_costs_itself_alone(peer, said, monkeypatch):
+def test_a_peer_that_fails_costs_itself_alone(peer, said):
     case = parse_shape("9x7x5", dtype="float16")
-    monkeypatch.setitem(baselines.ON_REQUEST, "inductor", peer)
-    monkeypatch.setitem(baselines.ON_REQUEST, "tutorial", lambda call: right)
-    found, (told,) = graphs(case, ["inductor", "tutorial"])
-    assert list(found) == ["tutorial"]
+    found, (told,) = graphs(case, {"inductor": peer, "other": right})
+    assert list(found) == ["other"]
     assert told.startswith(f"{case.problem.label}: not measured against inductor: ")
     assert said in told
     assert "\n" not in told
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        parse_shape("9x7", op="permute"),
-        parse_shape("16x16x16", dtype="int8"),
-        parse_shape("16x16x16", dtype="float64"),
-    ],
-)
-def test_what_a_peer_does_not_take_is_left_out_without_a_word(case):
-    assert graphs(case, ["tutorial"]) == ({}, [])
-
-
-def test_the_tutorial_writes_into_out(monkeypatch):
-    def multiply(a, b, out, precision):
-        assert precision == "tf32"
-        out.copy_(a @ b)
-
-    monkeypatch.setattr(tutorial_baseline, "tuned", lambda itemsize: multiply)
-    for shape in ("9x7x5", "3x9x7x5"):
-        case = parse_shape(shape, dtype="float32", layout="TN", precision="tf32")
-        assert graphs(case, ["tutorial"])[1] == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
@@ -121,39 +95,34 @@ def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compiled)
     (call, _) = calls_of(parse_shape("32x16x16", dtype=dtype, layout="NT"))
-    made = baselines.requested("inductor", call)(call)
+    made = baselines.inductor(call)(call)
     assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
     torch_calls.multiply(call)
     assert torch.equal(made, torch_ways.result(call))
 
 
-def test_names_are_checked():
-    assert baselines.check_names(["tutorial", "inductor", "tutorial"]) == ("tutorial", "inductor")
-    with pytest.raises(InvalidValueError, match=r"'cutlass'.*inductor, tutorial"):
-        baselines.check_names(["cutlass"])
-
-
 def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
-    def measured(case, names, tell):
-        assert names == ("tutorial",)
+    def measured(case, inductor, tell):
+        assert inductor
         if case.m == 8:
             raise ValueError("no")
-        return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact", 3.0)
+        return Measurement(1.0, 2.0, 3.0, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
 
     monkeypatch.setattr(bench, "measured", measured)
     told, done = [], []
     cases = [parse_shape("8x8x8"), parse_shape("16x8x8")]
     run = bench.Run(tmp_path, told.append, done.append)
-    run.cases(cases, ("tutorial",), ENV)
+    run.cases(cases, ENV, True)
     assert run.failed == 1
     assert told == ["8x8x8 NN bfloat16: ValueError: no"]
     assert done == [case.problem.label for case in cases]
     assert read(tmp_path / "given.jsonl") == run.lines
-    assert [line["ratio_tutorial"] for line in run.lines] == [3.0]
+    assert [line["ratio_inductor"] for line in run.lines] == [3.0]
 
 
 def test_host_costs_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "host_costs", lambda: [("matmul(a, b)", 8.0, 10.0)])
+    monkeypatch.setattr(bench, "_host_calls", lambda: [("matmul(a, b)", None, None)])
+    monkeypatch.setattr(bench, "host_us", lambda *calls: [8.0, 10.0])
     lines = bench.run_host(ENV, tmp_path)
     assert read(tmp_path / "host.jsonl") == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
@@ -281,7 +250,7 @@ def test_every_way_answers_rightly_on_every_call(case, compiles, uncompiled, mon
 def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     case = of("float32", "gated silu")
     call = calls_of(case)[0]
-    way = baselines.requested("inductor", call)
+    way = baselines.inductor(call)
     assert answers.check(baselines.into_out(way), call) < 1e-5
     assert uncompiled == [{"mode": baselines.SEARCHING, "dynamic": False, "fullgraph": True}]
     weight = torch_ways._merged_inputs(call)["weight"]
@@ -293,7 +262,7 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
 def test_the_compiler_permutes_the_same_bits(dtype, uncompiled):
     case = Case("given", "permute", dtype, shape=(5, 6, 4, 3), dims=(3, 1, 0, 2))
     call = posed(case.problem, lambda kind, count: torch.arange(count).to(getattr(torch, kind)))
-    way = baselines.requested("inductor", call)
+    way = baselines.inductor(call)
     answers.check(baselines.into_out(way), call)
     assert len(uncompiled) == 1
     call.x[7] += 1
@@ -372,7 +341,7 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     monkeypatch.setattr(
         operands, "run_of", lambda launch: baselines.into_out(torch_ways.fused(calls_of(case)[0]))
     )
-    line = result(case, bench.measured(case, ("inductor",)), ENV)
+    line = result(case, bench.measured(case, True), ENV)
     assert (line["torch_us"], line["ratio_torch"]) == (5.0, 1.25)
     assert line["torch_call"] == "torch.compile, one product"
     assert line["torch_calls"] == {"two products": 9.0, "one product": 8.0, "torch.compile, one product": 5.0}

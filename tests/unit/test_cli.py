@@ -100,7 +100,7 @@ WRONG = {
     "bench --compare .": "no .jsonl file",
     "report none.jsonl": "no such file",
     "report notes.txt": "wanted results",
-    "report --results .": "no .jsonl file",
+    "report .": "no .jsonl file",
     "explain 64 64 --target sm_90": "MxNxK",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --target sm_1": "sm_1",

@@ -5,8 +5,9 @@ Tuning itself is real, of a kernel in Triton's interpreter; the times that decid
 
 import json
 import math
-import textwrap
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,69 +110,51 @@ def test_warm_calls_tune_nothing_anew():
     assert bench.calls == 2 * 3
 
 
-def script(folder, body):
-    """Write a stand-in for the script that a child runs."""
-    path = folder / "stand_in.py"
-    path.write_text("import json, os, sys\n" + textwrap.dedent(body))
-    return path
+def test_a_child_starts_cold_and_answers_with_its_last_json_line(monkeypatch):
+    asked = []
 
+    def run(command, env, **_):
+        asked.append((command[2:], {env[f"{name}_CACHE_DIR"] for name in ("TRITON", "TRITILE")}))
+        return subprocess.CompletedProcess(command, 0, '{"seconds": 0}\n{"seconds": 1}\na word', "")
 
-def test_a_child_starts_cold_and_answers_with_its_last_json_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITILE_MODE", "strict")
-    path = script(
-        tmp_path,
-        """
-        print('{"seconds": 0}')
-        made = [os.path.exists(os.environ[name]) for name in ("TRITON_CACHE_DIR", "TRITILE_CACHE_DIR")]
-        print(json.dumps({"words": sys.argv[1:], "made": made, "mode": os.environ.get("TRITILE_MODE")}))
-        print("and a word of a library")
-        """,
-    )
-    words = ["--child", "tritile", "softmax", "4x50"]
-    answer = comparison.answer_of("tritile", "softmax", (4, 50), path)
-    assert answer == {"words": words, "made": [False, False], "mode": None}
-
-
-def test_a_child_that_fails_says_why(tmp_path):
+    monkeypatch.setattr(comparison.subprocess, "run", run)
+    assert comparison.tuned_cold("tritile", "softmax 4x50") == {"seconds": 1}
+    ((words, caches),) = asked
+    assert words == ["--child", "tritile", "--only", "softmax 4x50"]
+    assert not any(Path(cache).exists() for cache in caches)
+    failed = subprocess.CompletedProcess([], 1, "", "no such kernel")
+    monkeypatch.setattr(comparison.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(RuntimeError, match="triton softmax 4x50 failed: no such kernel"):
-        comparison.answer_of("triton", "softmax", (4, 50), script(tmp_path, "sys.exit('no such kernel')"))
-
-
-def test_lines_take_the_place_of_older_ones(tmp_path):
-    path = tmp_path / "folder" / "autotune.json"
-    answers = {side: {"seconds": 1.5, "config": Config.of(ROWS=1).to_dict()} for side in comparison.SIDES}
-    times = {"triton_us": 8.0, "tritile_us": 4.0}
-    row = comparison.tuning_row(subject(), answers, times) | {"measures": "tuning", "kernel": "softmax"}
-    assert (row["configs"], row["ratio"], row["space_s"]) == (3, 2.0, 1.5)
-    for problem, us in (("4x50", 8.0), ("30x50", 8.0), ("4x50", 1.0)):
-        comparison.keep(path, row | {"problem": problem, "triton_us": us})
-    held = json.loads(path.read_text())
-    assert {line["problem"]: line["triton_us"] for line in held} == {"4x50": 1.0, "30x50": 8.0}
+        comparison.tuned_cold("triton", "softmax 4x50")
 
 
 def test_a_whole_comparison(tmp_path, monkeypatch, capsys):
     """Compare with made-up children, timings and GPU: failures are printed and left out, the rest is kept."""
 
-    def answer(side, name, shape):
-        if name == "layer_norm":
+    def answer(side, problem):
+        if problem.startswith("layer_norm"):
             raise RuntimeError("it did not")
-        return {"seconds": 1.0, "config": Config.of(ROWS=1).to_dict()}
+        return {"seconds": 1.5, "config": Config.of(ROWS=1).to_dict()}
 
     subjects = {name: replace(s, inputs=lambda *_: {}) for name, s in authors.SUBJECTS.items()}
-    times = {f"{side}_us": 2.0 for side in comparison.SIDES}
+    times = {"triton_us": 4.0, "tritile_us": 2.0, "space_us": 2.0}
     monkeypatch.setattr(comparison, "SUBJECTS", subjects)
+    monkeypatch.setattr(comparison, "HERE", tmp_path)
     monkeypatch.setattr(comparison, "current_gpu", lambda: tritile.target_device("nvidia-h200"))
-    monkeypatch.setattr(comparison, "answer_of", answer)
+    monkeypatch.setattr(comparison, "tuned_cold", answer)
     monkeypatch.setattr(comparison, "timed", lambda *_: times)
     monkeypatch.setattr(comparison, "warm_calls", lambda *_: {"jit": None, "tritile": None})
     monkeypatch.setattr(comparison, "host_us", lambda *calls: [3.0] * len(calls))
-    monkeypatch.setattr("sys.argv", ["compare_autotune.py", "--results", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["compare_autotune.py"])
+    path = tmp_path / "results" / "nvidia-h200" / "autotune.json"
+    path.parent.mkdir(parents=True)
+    older = {"measures": "host", "kernel": "softmax", "problem": "4x64", "jit_host_us": 9.0}
+    path.write_text(json.dumps([older]))
     assert comparison.main() == 1
-    rows = json.loads((tmp_path / "autotune.json").read_text())
+    rows = json.loads(path.read_text())
     kinds = [(row["measures"], row["kernel"]) for row in rows]
     hosts = [("host", name) for name in sorted(subjects)]
     assert kinds == hosts + [("tuning", "attention")] * 3 + [("tuning", "softmax")] * 3
+    assert {row["jit_host_us"] for row in rows[:3]} == {3.0}  # the older line is gone
+    assert (rows[-1]["configs"], rows[-1]["ratio"], rows[-1]["space_s"]) == (26, 2.0, 1.5)
     assert "it did not" in capsys.readouterr().err
-    monkeypatch.setattr(comparison, "current_gpu", lambda: None)
-    assert comparison.main() == 1
-    assert "no GPU" in capsys.readouterr().err

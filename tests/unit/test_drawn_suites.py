@@ -1,12 +1,10 @@
 """The suites whose sizes nobody chose: what is drawn, by which seed, and what their lines come to."""
 
 import math
-import subprocess
 
 import pytest
 from typer.testing import CliRunner
 
-import rows
 from tritile import cli
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
@@ -73,31 +71,18 @@ def test_the_seed_is_the_one_given_or_follows_from_the_files(package, monkeypatc
     (package / "a.py").write_text("A = 2\n")
     assert drawn.seed_of() != first
     monkeypatch.setenv("TRITILE_SEED", "set")
-    assert (drawn.seed_of(), drawn.seed_of("given")) == ("set", "given")
+    assert drawn.seed_of() == "set"
 
 
-def test_the_seed_is_the_hash_of_the_tree_where_that_is_what_runs(package):
-    def git(*words):
-        here = ["-C", str(package.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(["git", *here, *words], capture_output=True, text=True, check=True).stdout
-
-    by_files = drawn.seed_of()
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "one")
-    assert drawn.seed_of() == git("rev-parse", "HEAD:tritile").strip()
-    (package / "b.py").write_text("B = 1\n")
-    assert drawn.seed_of() not in (by_files, git("rev-parse", "HEAD:tritile").strip())
-
-
-def test_further_draws_have_seeds_of_their_own():
-    seeds = [drawn.seed_of("given", number) for number in (1, 2, 3)]
+def test_further_draws_have_seeds_of_their_own(monkeypatch):
+    monkeypatch.setenv("TRITILE_SEED", "given")
+    seeds = [drawn.seed_of(number) for number in (1, 2, 3)]
     assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
-    assert seeds == list(drawn.draws([1, 2, 3], "given"))
-    (cases,) = drawn.draws([2], "given", "NT bfloat16").values()
+    assert seeds == list(drawn.draws([1, 2, 3]))
+    (cases,) = drawn.draws([2], "NT bfloat16").values()
     assert cases == [case for case in drawn.draw(seeds[1]) if case.layout == "NT"]
     with pytest.raises(InvalidValueError, match="no drawn case"):
-        drawn.draws([1], "given", "nothing")
+        drawn.draws([1], "nothing")
 
 
 def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
@@ -116,37 +101,28 @@ def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
 def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
     compiled, asked = [], {}
 
-    def measured(case, names, tell):
-        asked[case] = names
+    def measured(case, inductor, tell):
+        asked[case] = inductor
         assert cache_dir() != tmp_path / "cache"
         return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted")
 
+    monkeypatch.setenv("TRITILE_SEED", "given")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: TARGETS["nvidia-h200"])
     monkeypatch.setattr(bench, "measured", measured)
-    monkeypatch.setattr(bench, "host_costs", lambda: [])
+    monkeypatch.setattr(bench, "_host_calls", lambda: [])
     monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
-    words = ["--suite", "unseen", "--seed", "given", "--draw", "1", "--draw", "2", "--searched", "5"]
+    words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--searched", "5"]
     done = CliRunner().invoke(cli.app, ["bench", *words, "--results", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    by_draw = [drawn.draw(drawn.seed_of("given", number)) for number in (1, 2)]
+    by_draw = [drawn.draw(drawn.seed_of(number)) for number in (1, 2)]
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}
-    searched = [case for case, names in asked.items() if "inductor" in names]
+    searched = [case for case, inductor in asked.items() if inductor]
     assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
     lines = results.read(tmp_path / "unseen.jsonl")
     assert [line["env"]["seed"][:8] for line in (lines[0], lines[-1])] == [
         "given",
-        drawn.seed_of("given", 2)[:8],
+        drawn.seed_of(2)[:8],
     ]
     assert len(lines) == sum(map(len, by_draw))
-
-
-def test_a_line_of_rows_is_summed_up():
-    line = {
-        "op": "rows", "process": "from nothing", "mode": "cached", "kernels": 3, "compile_s": 4.5,
-        "first_ms": [100.0, 2.0, 1.0], "second_ms": [0.1, 0.1, 0.1], "ratio_torch": [0.9, 1.0, 1.1],
-    }  # fmt: skip
-    text = rows.summary(line)
-    for part in ("0.10 s in all", "median 2.00 ms", "worst 100.0", "3 kernels in 4.5 s", "worst 0.900"):
-        assert part in text

@@ -1,8 +1,6 @@
 """Explanations: figures worked out by hand, what compiled kernels take, words, and bad input."""
 
-import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from tritile.lab import traffic
 from tritile.lab.explain import bounds, config_like, explanation
 from tritile.lab.explain.bounds import Waves, occupancy
 from tritile.lab.explain.texts import bytes_text
-from tritile.lab.report import recorded
 from tritile.lab.report.tiling import tiling_of
 from tritile.planning import gpu_tables, model, plans
 from tritile.runtime.offline import Resources
@@ -27,7 +24,6 @@ H200, A100, MI300 = map(target_device, ("nvidia-h200", "sm_80", "gfx942"))
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "bfloat16", "bfloat16")
 TILE = Config.of(family="tile", BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, num_warps=8, num_stages=3)
 STACKS = pytest.mark.stacks
-TRIALS = Path(__file__).parents[2] / "tuning" / "trials"
 
 
 @pytest.fixture(scope="module")
@@ -314,23 +310,3 @@ def test_the_command_takes_sizes_apart_or_joined():
         assert words in told[0].output
     turned = run("explain", "511", "513", "--op", "transpose", "--target", "sm_80")
     assert "in sectors" in turned.output
-
-
-@pytest.mark.parametrize(
-    ("store", "every", "fastest"),
-    [  # medians as measured, rounded up
-        ("nvidia-h200-1", 0.08, 0.06),
-        ("nvidia-h200-2", 0.06, 0.05),
-        ("nvidia-h200-3", 0.10, 0.11),
-        ("nvidia-h200-whole", 0.18, 0.04),
-    ],
-)
-def test_predicted_times_against_what_was_measured(store, every, fastest):
-    """Check the median errors of predictions of committed trials, over all configs and over the fastest."""
-    errors, best = [], []
-    for (problem, _), own in recorded.times([TRIALS / f"{store}.sqlite3.gz"], H200).items():
-        off = {config: abs(model.predict_us(config, problem, H200) / us - 1) for config, us in own.items()}
-        errors += off.values()
-        best.append(off[min(own, key=own.get)])
-    assert statistics.median(errors) < every
-    assert statistics.median(best) < fastest

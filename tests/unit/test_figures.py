@@ -1,4 +1,4 @@
-"""Check that README.md and docs/benchmarks.md say what the committed lines say."""
+"""Check that README.md and docs/figures.md say what the committed lines say."""
 
 import json
 import re
@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 
 import benchmark_drawn
-import benchmark_losses as losses
-import benchmark_tuned
-import benchmarks
+import benchmark_kinds as kinds
 import figures
 from tritile.lab.report.results import stored
 from tritile.lab.report.summary import of_cases
 
-README = Path(benchmarks.HERE).parent / "README.md"
+README = Path(kinds.HERE).parent / "README.md"
 
 
 def test_every_committed_line_is_a_result():
     wrong = []
-    assert stored([benchmark_tuned.RESULTS], wrong.append)
+    assert stored([kinds.RESULTS], wrong.append)
     assert not wrong
 
 
@@ -28,9 +26,9 @@ def test_the_readme_has_the_table_that_the_command_prints():
 
 
 def test_sizes_that_are_not_in_the_table_count_as_untuned():
-    kinds = {at: kind[0] for kind, _, at in benchmark_tuned.by_table()}
-    assert kinds["64x4096x4096"] == "invariance, tuned"
-    assert kinds["65x4096x4096"] == "invariance, untuned"
+    found = {at: kind[0] for kind, _, at in kinds.by_table()}
+    assert found["64x4096x4096"] == "invariance, tuned"
+    assert found["65x4096x4096"] == "invariance, untuned"
 
 
 @pytest.mark.parametrize(
@@ -48,17 +46,17 @@ def test_sizes_that_are_not_in_the_table_count_as_untuned():
 def test_permutations_count_where_they_belong(kind, shape, dtype):
     dims = [*reversed(range(len(shape)))]
     line = {"op": "permute", "suite": "permute", "dtype": dtype, "shape": [*shape], "dims": dims}
-    assert benchmark_tuned.kind_of(line) == kind
+    assert kinds.permutation_kind(line) == kind
 
 
 def test_the_page_of_benchmarks_is_what_the_command_writes():
-    assert benchmarks.PAGE.read_text() == benchmarks.page()
+    assert figures.PAGE.read_text() == figures.page()
 
 
 def test_draws_that_the_text_names_are_in_the_table():
-    named = re.findall(r"draw ([0-9a-f]{8})\b", benchmarks.TEMPLATE.read_text())
+    named = re.findall(r"draw ([0-9a-f]{8})\b", figures.TEMPLATE.read_text())
     assert named
-    assert all(f"| {seed} |" in benchmarks.PAGE.read_text() for seed in named)
+    assert all(f"| {seed} |" in figures.PAGE.read_text() for seed in named)
 
 
 ENV = {"gpu": "NVIDIA X", "torch": "2.11", "triton": "3.6", "tritile": "0123456789ab"}
@@ -108,17 +106,16 @@ def test_first_calls_of_a_weight_are_told(tmp_path):
 
 def test_every_kind_that_loses_is_told_with_what_to_use_instead():
     """Gather the kinds from the other tables of the page, and look for each in this one."""
-    lines = of_cases(stored([benchmark_tuned.RESULTS], print))
-    tables = (benchmark_tuned.untuned_rows, benchmark_tuned.plain_rows, benchmark_tuned.other_rows)
-    shown = [row for rows in tables for row in rows(lines)]
-    here = [row[1:] for row in losses.rows(benchmarks.HERE / "results") if row[0] == "nvidia-h200"]
+    lines = of_cases(stored([kinds.RESULTS], print))
+    shown = kinds.rows(lines, kinds.by_table())
+    here = [row[1:] for row in kinds.losses(kinds.HERE / "results") if row[0] == "nvidia-h200"]
     losing = [row for row in here if not row[0].startswith(("one weight", "models"))]
     assert {row[:3] for row in losing} >= {row[:3] for row in shown if float(row[4]) < 0.995}
     assert all(float(row[4]) < 1 for row in here)
     for row in losing:
         (other,) = (cells for cells in shown if cells[:3] == row[:3])
         assert (row[3], *row[5:8]) == (other[3], *other[5:])
-    assert losses.OTHERWISE not in {row[-1] for row in here}  # kinds that lose have advice of their own
+    assert kinds.OTHERWISE not in {row[-1] for row in here}  # kinds that lose have advice of their own
 
 
 def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
@@ -133,7 +130,7 @@ def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
     (tmp_path / "nvidia-x").mkdir()
     for name, found in (("rows", line | {"op": "rows"}), ("models", model | {"op": "models"})):
         (tmp_path / "nvidia-x" / f"{name}.jsonl").write_text(json.dumps(found) + "\n")
-    models, weight = losses.rows(tmp_path)
+    models, weight = kinds.losses(tmp_path)
     assert models[:9] == (
         "nvidia-x", "models, first process", "eager", "train", "1", "0.250", "1", "0.25", "gpt2",
     )  # fmt: skip
@@ -141,7 +138,7 @@ def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
         "nvidia-x", "one weight, any rows", "bfloat16", "NT", "2", "0.671", "2", "0.50", "3x64x64",
     )  # fmt: skip
     assert "use_in_torch" in models[-1]
-    assert losses.advice(("new", "float16", "NN")) == losses.OTHERWISE
+    assert kinds.advice(("new", "float16", "NN")) == kinds.OTHERWISE
 
 
 def test_models_are_told_by_process_mode_and_pass(tmp_path):

@@ -1,4 +1,4 @@
-"""The benchmark of whole models, as far as no transformers is needed: intervals, turns, processes, sums."""
+"""The benchmark of whole models, as far as no transformers is needed: intervals, turns, processes."""
 
 import argparse
 import contextlib
@@ -8,14 +8,6 @@ import sys
 import pytest
 
 import models
-
-
-def line(model, ratio, high, process="first"):
-    return {
-        "op": "models", "model": model, "process": process, "what": "train", "mode": "eager",
-        "library": "C++", "off_ms": 2.0 * ratio, "on_ms": 2.0, "ratio": ratio, "low": ratio / 2, "high": high,
-        "taken": 3, "left": 40, "first_off_s": 0.5, "first_on_s": 12.25,
-    }  # fmt: skip
 
 
 def test_the_interval_of_equal_pairs_is_their_ratio():
@@ -73,19 +65,6 @@ def test_a_process_gets_caches_of_its_own_and_its_lines_are_kept_even_if_it_fail
     for name in ("TRITON", "TORCHINDUCTOR"):
         assert env[f"{name}_CACHE_DIR"] == f"/caches/bert/{name}"
     assert env["TRITILE_CACHE_DIR"] == "/caches/TRITILE"
-
-
-def test_the_summary_tells_the_mean_and_the_worst_upper_end_of_each_kind_of_process():
-    lines = [line("gpt2", 2.0, 2.2), line("bert", 0.5, 0.6), line("t5", 1.5, 1.6, "later")]
-    head, *rows = models.summary(lines).splitlines()
-    assert "worst upper end" in head
-    assert [row.split() for row in rows] == [
-        ["first", "eager", "train", "2", "1.000", "0.600", "bert"],
-        ["later", "eager", "train", "1", "1.500", "1.600", "t5"],
-    ]
-    row = models.row_of(lines[0])
-    assert "4.000" in row
-    assert "2.000 [1.000, 2.200] 3 taken, 40 left, first 12.2 s" in row
 
 
 def test_that_transformers_is_missing_is_told(monkeypatch):

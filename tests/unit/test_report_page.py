@@ -13,9 +13,8 @@ from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import registry as families
-from tritile.lab.report.notebook import Results
 from tritile.lab.report.page import document, figures, rows, searches
-from tritile.lab.report.results import Measurement, Result, append, host_result, result
+from tritile.lab.report.results import Measurement, Result, append, host_result, result, stored
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 from tritile.tune.suites import parse_shape
@@ -52,7 +51,7 @@ TRIALS = [
 
 
 def made(lines: list[Result], trials: list[Trial] = ()) -> rows.Rows:
-    stores = [searches.Recorded("a store", list(trials))] * bool(trials)
+    stores = [("a store", list(trials))] * bool(trials)
     return searches.gathered(lines, stores, H200.name, H200)
 
 
@@ -119,7 +118,7 @@ def test_progress_is_the_best_so_far_and_waits_for_what_works() -> None:
 
 
 def test_a_problem_is_mapped_by_the_store_that_tried_most_of_it() -> None:
-    stores = [searches.Recorded("few", TRIALS[:2]), searches.Recorded("many", TRIALS)]
+    stores = [("few", TRIALS[:2]), ("many", TRIALS)]
     found, cells, _ = searches.searched(stores, {})
     assert [(row["store"], row["mapped"]) for row in found] == [("many", True), ("few", False)]
     assert {row["s"] for row in cells} == {0}
@@ -131,7 +130,7 @@ def test_kernels_of_others_are_mapped_by_the_parameters_they_have() -> None:
     problem = KernelProblem("softmax", (("n", 1000),), (("x", "float32"),))
     configs = [Config.of(ROWS=r, BLOCK=b, num_warps=4) for r in (1, 2, 4) for b in (256, 512)]
     trials = [Trial(problem, config, 5.0 + i) for i, config in enumerate(configs)]
-    found, cells, _ = searches.searched([searches.Recorded("own", trials)], {})
+    found, cells, _ = searches.searched([("own", trials)], {})
     assert (found[0]["down"], found[0]["across"]) == ("ROWS", "BLOCK")
     assert {(row["y"], row["x"]) for row in cells} == {(r, b) for r in (1, 2, 4) for b in (256, 512)}
 
@@ -281,25 +280,11 @@ def test_the_command_saves_one_figure(tmp_path) -> None:
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
 
 
-def test_results_show_themselves_in_a_notebook(tmp_path) -> None:
-    append(
-        tmp_path / "a.jsonl", [line(ratio=1.0), line(ratio=3.0, inductor=5.0), line("64x32", op="permute")]
-    )
-    found = Results.of(tmp_path)
-    assert len(found) == 3
-    html = found._repr_html_()
-    assert html.count("<tr>") == 3  # heads, and two cases
-    assert "over inductor" in html
-    assert "3.000" in html
-    assert "<script" not in Results([line(suite=HOSTILE)])._repr_html_()
-    assert "0 results" in Results()._repr_html_()
-
-
 def test_committed_results_are_all_in_the_report() -> None:
     folder = Path(__file__).parents[2] / "tuning" / "results"
     if not folder.is_dir():
         pytest.skip("no committed results here")
-    lines = Results.of(folder, tell=pytest.fail)
+    lines = stored([folder], pytest.fail)
     report = searches.gathered(lines, [], H200.name, H200)
     data = embedded(document.html(report))
     assert data["rows"]["results"]["count"] == len(report.results) > 100

@@ -76,10 +76,10 @@ def test_lines_tell_every_side_and_older_ones_that_do_not_are_read(tmp_path: Pat
         "torch_call": "matmul", "torch_calls": {"matmul": 20.0, "torch.compile": 21.0},
         "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
     }  # fmt: skip
-    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, tutorial_us=30.0, **sides), ENV)
+    new = result(parse_shape("64x64x64"), measured(10.0, 20.0, **sides), ENV)
     assert sides.items() <= new.items()
-    assert new["ratio_tutorial"] == 3.0
-    old = {name: value for name, value in new.items() if name not in sides and "tutorial" not in name}
+    old = {name: value for name, value in new.items() if name not in sides}
+    old |= {"tutorial_us": 30.0, "ratio_tutorial": 3.0}
     append(tmp_path / "given.jsonl", [old, new])
     assert read(tmp_path / "given.jsonl") == [old, new]
     assert not sides.keys() & result(parse_shape("64x64x64"), measured(10.0, 20.0), ENV).keys()
@@ -253,12 +253,10 @@ def timed(
 
 
 def test_peers_count_where_they_were_measured() -> None:
-    lines = [timed("64x64x64", 5.0, "ragged", inductor=1.2, tutorial=2.0), timed("8x8x8", 5.0, "ragged")]
+    lines = [timed("64x64x64", 5.0, "ragged", inductor=1.2), timed("8x8x8", 5.0, "ragged")]
     (row,) = summary(lines, "inductor")
     assert (row.count, row.worst, row.worst_label) == (1, pytest.approx(1.2), "64x64x64")
-    (row,) = summary(lines, "tutorial")
-    assert (row.count, row.behind) == (1, 0)
-    assert summary(lines[1:], "tutorial") == []
+    assert summary(lines, "tutorial") == []
 
 
 def test_a_later_run_without_a_peer_does_not_unmeasure_it() -> None:

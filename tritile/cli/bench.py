@@ -1,5 +1,6 @@
 """tritile bench: time tritile beside its baselines."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,19 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
-from tritile.lab.report import baselines, drawn
 from tritile.lab.report import bench as benchmark
 from tritile.lab.report import console as printing
+from tritile.lab.report import drawn
 from tritile.lab.report.environment import environment
 from tritile.lab.report.results import stored
 from tritile.tune.suites import Case
+
+
+class Baseline(StrEnum):
+    """Name what may be timed besides torch."""
+
+    INDUCTOR = "inductor"
+
 
 Suite = Annotated[
     list[str] | None,
@@ -23,19 +31,11 @@ Suite = Annotated[
     ),
 ]
 Peer = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"A baseline besides torch: {', '.join(baselines.ON_REQUEST)}; may be repeated. "
-        "Takes seconds a product."
-    ),
+    list[Baseline] | None, typer.Option(help="A baseline besides torch. Takes seconds a product.")
 ]
 Draw = Annotated[
     list[int] | None,
     typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
-]
-Seed = Annotated[
-    str,
-    typer.Option(help=f"Of suite {drawn.SUITE}: what is drawn by, in place of TRITILE_SEED or the code."),
 ]
 Searched = Annotated[
     int,
@@ -48,8 +48,7 @@ Searched = Annotated[
 
 
 def _measured(
-    plain: list[Case], draws: dict[str, list[Case]], peers: tuple[str, ...], searched: int,
-    results: Path | None,
+    plain: list[Case], draws: dict[str, list[Case]], inductor: bool, searched: int, results: Path | None
 ) -> benchmark.Run:  # fmt: skip
     """Measure cases of suites, then drawn cases by seed."""
     here = shared.gpu_here()
@@ -57,9 +56,9 @@ def _measured(
     with progress() as bar:
         task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
         run = benchmark.Run(results, say, lambda label: bar.update(task, advance=1, description=label))
-        run.cases(plain, peers, env)
+        run.cases(plain, env, inductor)
         for seed, cases in draws.items():
-            run.drawn(cases, peers, searched, here, env | {"seed": seed})
+            run.drawn(cases, searched, here, env | {"seed": seed}, inductor)
     return run
 
 
@@ -74,12 +73,10 @@ def bench(
     peer: Peer = None,
     only: shared.Only = "",
     draw: Draw = None,
-    seed: Seed = "",
     searched: Searched = drawn.SEARCHED,
     results: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
-    quiet: Annotated[bool, typer.Option(help="Print the summary only.")] = False,
     compare: Annotated[
         bool, typer.Option(help="Measure nothing: summarise the results in the files or folders named.")
     ] = False,
@@ -89,15 +86,14 @@ def bench(
         places = [Path(text) for text in shapes or []] or [results or shared.RESULTS]
         printing.print_comparison(stored(places, say))
         return
-    draws = drawn.draws(draw or [1], seed, only) if drawn.SUITE in (suite or []) else {}
+    draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
     plain = []
     if named or shapes or not draws:
         cases = shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
         plain = shared.as_called(cases, devices.current_gpu())
-    run = _measured(plain, draws, baselines.check_names(peer or []), searched, results)
-    if not quiet:
-        printing.print_results(run.lines, console)
+    run = _measured(plain, draws, bool(peer), searched, results)
+    printing.print_results(run.lines, console)
     printing.print_summary(run.lines, console)
     printing.print_host(benchmark.run_host(environment(), results), console)
     if run.failed:

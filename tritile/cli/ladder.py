@@ -83,8 +83,7 @@ def _table(op: str, climb: Climb) -> RichTable:
 @app.command()
 def ladder(
     n: Annotated[
-        int | None,
-        typer.Argument(help="Rows and columns. Default: 8192 on a GPU, 96 in the interpreter."),
+        int | None, typer.Argument(help="Rows and columns. Default: 8192 on a GPU, 96 in the interpreter.")
     ] = None,
     op: Annotated[str, typer.Option(help=f"{', '.join(_OPS)}.")] = "both",
     target: Annotated[

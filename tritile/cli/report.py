@@ -43,10 +43,10 @@ def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[se
         named = sorted((TUNING / "trials").glob(f"{device.slug}*.sqlite3*"))
         found = [searches.of_store(store_of(device))]
     found += [searches.of_file(path, device) for path in named]
-    return [store for store in found if store.trials]
+    return [store for store in found if store[1]]
 
 
-def _read(files: list[Path], results: Path | None, stores: list[Path], target: str | None) -> rows.Rows:
+def _read(files: list[Path], target: str | None) -> rows.Rows:
     for path in files:
         if not path.exists() or not (path.is_dir() or path.name.endswith((".jsonl", *_STORES))):
             raise InvalidValueError(
@@ -54,11 +54,11 @@ def _read(files: list[Path], results: Path | None, stores: list[Path], target: s
                 f"({', '.join(_STORES)})"
             )
     places = [path for path in files if not path.name.endswith(_STORES)]
-    places = places or ([results] if results else [RESULTS] * (RESULTS.is_dir() and not files))
+    places = places or [RESULTS] * (RESULTS.is_dir() and not files)
     lines = stored(places, say) if places else []
     gpu, device = _device(target, lines)
-    named = [*(path for path in files if path.name.endswith(_STORES)), *stores]
-    return searches.gathered(lines, _stores(named, not files and not stores, device), gpu, device)
+    named = [path for path in files if path.name.endswith(_STORES)]
+    return searches.gathered(lines, _stores(named, not files, device), gpu, device)
 
 
 @app.command("report")
@@ -69,12 +69,6 @@ def report(
             help="Results (.jsonl), stores (.sqlite3, .gz of them), or folders of results. "
             "Default: what this checkout has, and your own store."
         ),
-    ] = None,
-    results: Annotated[
-        Path | None, typer.Option(help="The folder of results, in place of the default.")
-    ] = None,
-    store: Annotated[
-        list[Path] | None, typer.Option(help="A store of trials, in place of the default; may be repeated.")
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", "--gpu", help="The GPU to report, as nvidia-h200.")
@@ -97,7 +91,7 @@ def report(
 
     if figure is not None:
         document.check_picture(figure, path.suffix.removeprefix("."))
-    made = _read(files or [], results, store or [], target)
+    made = _read(files or [], target)
     if figure is None:
         data = document.html(made).encode()
     else:

@@ -21,8 +21,7 @@ from tritile.planning.trial import TORCH, best_of
 
 # A call handled in Python keeps the host busy for 11 to 14 us (`host.jsonl`), besides torch's way to Python.
 # If torch's kernel takes less, the host limits a program outside CUDA graphs, and torch needs less of the
-# host. A call handled without Python needs least: 4 to 6 us, where torch needs 10 to 18
-# (`tuning/switch_cost.py`).
+# host. A call handled without Python needs least: 4 to 6 us, where torch needs 10 to 18.
 HOST_US: Final = 15.0
 NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = (

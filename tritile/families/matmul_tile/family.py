@@ -118,7 +118,7 @@ def pointless(config: Config, problem: Product, device: Device) -> bool:
 class Fit:
     """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
-    `tuning/fit_model.py` fits them to measured trials; these are from an H200.
+    They are fitted to measured trials of an H200.
     """
 
     latency: float = 1330.0  # from requesting a tile to having it, from device memory

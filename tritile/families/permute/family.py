@@ -135,7 +135,7 @@ def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
 
 @dataclass(frozen=True)
 class PermuteFit:
-    """Hold the formula's constants, which `tuning/fit_model.py` fits to measured trials; from an H200."""
+    """Hold the formula's constants, fitted to measured trials of an H200."""
 
     bandwidth: float = 1.0  # share of the peak bandwidth of device memory that is reached
     sector: float = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory

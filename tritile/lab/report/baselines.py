@@ -1,11 +1,10 @@
-"""Baselines of tritile: torch's calls and, on request, torch.compile's search and Triton's tutorial.
+"""Baselines of tritile: torch's calls and, on request, torch.compile's search.
 
 A way to make a call's answer writes it into the call's output, or returns it.
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -13,11 +12,9 @@ import torch
 from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
-from tritile.errors import InvalidValueError
 from tritile.lab.report import torch_ways as ways
-from tritile.lab.report import tutorial_baseline
 from tritile.tune.measure import timing
-from tritile.tune.subject import answers, torch_calls
+from tritile.tune.subject import torch_calls
 from tritile.tune.suites import Case
 
 Way = Callable[[Any], torch.Tensor | None]
@@ -110,46 +107,7 @@ def inductor(call: Call) -> Way:
     """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
 
     torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
-    both weights side by side.
+    both weights side by side. Products with packed weights are not taken.
     """
     of_torch.print_no_candidates()
     return compiled(ways.in_general(call), mode=SEARCHING)
-
-
-def tutorials(call: Call) -> Way | None:
-    """Return the matmul of Triton's tutorial, tuned in the first call; None for products it cannot make."""
-    if not isinstance(call, MatmulCall):
-        return None
-    tensors = torch_calls.matrices(call)
-    # The tutorial's kernel has 32-bit offsets within a matrix.
-    wide = max(math.prod(t.shape[1:]) for t in tensors) >= 2**31
-    if call.fused != UNFUSED or call.scales is not None or call.dtype not in tutorial_baseline.DTYPES or wide:
-        return None
-    multiply = tutorial_baseline.tuned(call.a.itemsize)
-    return lambda each: multiply(*torch_calls.matrices(each), each.precision)
-
-
-ON_REQUEST: Final[dict[str, Callable[[Call], Way | None]]] = {"inductor": inductor, "tutorial": tutorials}
-
-
-def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of baselines, each once. Raises InvalidValueError for an unknown one."""
-    found = tuple(dict.fromkeys(names))
-    for name in found:
-        if name not in ON_REQUEST:
-            raise InvalidValueError(f"peer {name!r}: wanted one of {', '.join(ON_REQUEST)}")
-    return found
-
-
-def requested(name: str, call: Call) -> Way | None:
-    """Return a baseline on request, None where it takes no such call."""
-    return None if call.op == "linear_quantized" else ON_REQUEST[name](call)
-
-
-def checked(way: Way, calls: list[Any]) -> tuple[timing.Graph, float]:
-    """Capture a way over all calls, its first answer checked; return its error too.
-
-    Raises TuningError for a wrong answer, and whatever the way raises.
-    """
-    error = answers.check(into_out(way), calls[0], every=False)
-    return graph_of(way, calls), error

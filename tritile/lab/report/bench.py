@@ -3,7 +3,7 @@
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,20 +35,13 @@ Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first an
 Act = Callable[[], object]
 
 
-def _graphs(
-    case: Case,
-    calls: list[Call],
-    names: Iterable[str],
-    way_of: Callable[[str], baselines.Way | None],
-    tell: Tell,
-) -> Graphs:
-    """Capture the ways that take the case and answer rightly; `tell` is told of those that fail."""
+def _graphs(case: Case, calls: list[Call], ways: Mapping[str, baselines.Way], tell: Tell) -> Graphs:
+    """Capture the ways that run and answer rightly; `tell` is told of the others."""
     graphs = {}
-    for name in names:
+    for name, way in ways.items():
         try:
-            way = way_of(name)
-            if way is not None:
-                graphs[name] = baselines.checked(way, calls)
+            error = answers.check(baselines.into_out(way), calls[0], every=False)
+            graphs[name] = baselines.graph_of(way, calls), error
         except Exception as error:  # a baseline that fails costs its own numbers alone
             tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
     return graphs
@@ -56,18 +49,17 @@ def _graphs(
 
 def _torch_graphs(case: Case, calls: list[Call], tell: Tell) -> Graphs:
     """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
-    ways = baselines.torch_ways(case, calls[0])
-    plainest, *others = ways
+    (name, plainest), *others = baselines.torch_ways(case, calls[0]).items()
     operands.poison(calls[0])
-    baselines.into_out(ways[plainest])(calls[0])
+    baselines.into_out(plainest)(calls[0])
     torch.cuda.synchronize()
     error = answers.error_of(calls[0])
-    found = {plainest: (baselines.graph_of(ways[plainest], calls), error)}
-    return found | _graphs(case, calls, others, ways.__getitem__, tell)
+    found = {name: (baselines.graph_of(plainest, calls), error)}
+    return found | _graphs(case, calls, dict(others), tell)
 
 
-def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) -> Measurement:
-    """Time tritile, torch and the named baselines on a case, with the config that a call would use.
+def measured(case: Case, inductor: bool = False, tell: Tell = warnings.warn) -> Measurement:
+    """Time tritile, torch and, if asked, torch.compile's search on a case, with the config of a call.
 
     Torch is the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers wrongly is
     left out, and `tell` is called with the reason. Raises UnsupportedError where there is no GPU, and what a
@@ -85,7 +77,8 @@ def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) 
     graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if case.precision.removesuffix(THREE) == "tf32" else "ieee"):
         ways = _torch_graphs(case, calls, tell)
-        more = _graphs(case, calls, names, lambda name: baselines.requested(name, calls[0]), tell)
+        taken = inductor and case.op != "linear_quantized"
+        more = _graphs(case, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
     graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
     if case.op == "permute":
         # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
@@ -99,7 +92,6 @@ def measured(case: Case, names: Iterable[str] = (), tell: Tell = warnings.warn) 
         tritile_us=us["tritile"],
         torch_us=us[fastest],
         inductor_us=us.get("inductor"),
-        tutorial_us=us.get("tutorial"),
         spread=timings["tritile"].spread,
         spreads={"torch": timings[fastest].spread} | {name: timings[name].spread for name in more},
         samples=len(samples[0]),
@@ -120,24 +112,21 @@ def _host_calls() -> list[tuple[str, Act, Act]]:
     a, b, out = (torch.randn(256, 256, **options) for _ in range(3))
     bias, batch = torch.randn(256, **options), torch.randn(4, 256, 256, **options)
     dims, turned = (2, 0, 1), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
-    alike: list[tuple[str, Callable[..., object], Callable[..., object], tuple[torch.Tensor, ...]]] = [
-        ("matmul(a, b", matmul, torch.matmul, (a, b)),
-        ("linear(x, w, bias", linear, F.linear, (a, b, bias)),
-        ("addmm(c, a, b", addmm, torch.addmm, (bias, a, b)),
-        ("baddbmm(c, a, b", baddbmm, torch.baddbmm, (batch, batch, batch)),
-    ]
     found: list[tuple[str, Act, Act]] = [
-        (f"{name})", partial(ours, *args), partial(theirs, *args)) for name, ours, theirs, args in alike
-    ]
-    for name, ours, theirs, args in (alike[0], alike[2]):
-        found.append((f"{name}, out=)", partial(ours, *args, out=out), partial(theirs, *args, out=out)))
-    found += [
-        ("linear(x, w, bias, out=)", partial(linear, a, b, bias, out=out),
-         partial(torch.addmm, bias, a, b.t(), out=out)),
-        ("transpose(x)", partial(transpose, a), lambda: a.mT.contiguous()),
-        ("transpose(x, out=)", partial(transpose, a, out=out), lambda: out.copy_(a.mT)),
-        ("permute(x, dims)", partial(permute, batch, dims), lambda: batch.permute(dims).contiguous()),
-        ("permute(x, dims, out=)", partial(permute, batch, dims, out=turned),
+        ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
+        ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
+        ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
+        ("baddbmm(c, a, b)", lambda: baddbmm(batch, batch, batch),
+         lambda: torch.baddbmm(batch, batch, batch)),
+        ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
+        ("addmm(c, a, b, out=)", lambda: addmm(bias, a, b, out=out),
+         lambda: torch.addmm(bias, a, b, out=out)),
+        ("linear(x, w, bias, out=)", lambda: linear(a, b, bias, out=out),
+         lambda: torch.addmm(bias, a, b.t(), out=out)),
+        ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
+        ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
+        ("permute(x, dims)", lambda: permute(batch, dims), lambda: batch.permute(dims).contiguous()),
+        ("permute(x, dims, out=)", lambda: permute(batch, dims, out=turned),
          lambda: turned.copy_(batch.permute(dims))),
     ]  # fmt: skip
     if torch.cuda.get_device_capability() >= (8, 9):
@@ -145,13 +134,6 @@ def _host_calls() -> list[tuple[str, Act, Act]]:
         by_torch = partial(of_torch.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
         found.append(("scaled_matmul(a, b, s, s)", partial(scaled_matmul, x, x.t(), one, one), by_torch))
     return found
-
-
-def host_costs() -> Iterator[tuple[str, float, float]]:
-    """Time how long small calls keep the host busy: name, tritile's and torch's microseconds of each."""
-    for name, ours, theirs in _host_calls():
-        our_us, their_us = host_us(ours, theirs)
-        yield name, our_us, their_us
 
 
 def host_us(*calls: Act, batches: int = 200, size: int = 20) -> list[float]:
@@ -188,11 +170,11 @@ class Run:
     lines: list[Result] = field(default_factory=list)
     failed: int = 0
 
-    def cases(self, cases: Iterable[Case], peers: Iterable[str], env: Mapping[str, str]) -> None:
+    def cases(self, cases: Iterable[Case], env: Mapping[str, str], inductor: bool = False) -> None:
         """Measure every case. Raises OSError if a file cannot be written."""
         for case in cases:
             try:
-                self.lines.append(result(case, measured(case, peers, self.tell), env))
+                self.lines.append(result(case, measured(case, inductor, self.tell), env))
                 if self.folder is not None:
                     append(self.folder / f"{case.suite}.jsonl", self.lines[-1:])
             except OSError:
@@ -204,27 +186,25 @@ class Run:
             self.done(case.problem.label)
 
     def drawn(
-        self,
-        cases: Sequence[Case],
-        peers: Iterable[str],
-        searched: int,
-        device: Device,
-        env: Mapping[str, str],
+        self, cases: Sequence[Case], searched: int, device: Device, env: Mapping[str, str], inductor: bool
     ) -> None:
         """Measure drawn cases with nothing remembered and every kernel compiled before.
 
-        The first `searched` aligned products are compared with torch.compile's max-autotune too.
+        The first `searched` aligned products are compared with torch.compile's max-autotune in any case.
         """
         first = drawn.aligned(cases)[:searched]
         with drawn.nothing_remembered():
             drawn.compile_all(cases, device)
-            self.cases(first, {*peers, "inductor"}, env)
-            self.cases([case for case in cases if case not in first], peers, env)
+            self.cases(first, env, True)
+            self.cases([case for case in cases if case not in first], env, inductor)
 
 
 def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
-    """Measure what small calls cost the host, and append that to host.jsonl in `folder`, if given."""
-    lines = [host_result(call, ours, theirs, env) for call, ours, theirs in host_costs()]
+    """Time how long small calls keep the host busy, and append that to host.jsonl in `folder`, if given."""
+    lines = []
+    for name, ours, theirs in _host_calls():
+        our_us, their_us = host_us(ours, theirs)
+        lines.append(host_result(name, our_us, their_us, env))
     if folder is not None:
         append(folder / f"{HOST}.jsonl", lines)
     return lines

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import random
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Final
 
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.environment import environ, told
+from tritile.lab.report.environment import environ
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.runtime.ahead import compiled_for
@@ -36,10 +35,6 @@ _PACKAGE: Final = Path(__file__).parents[2]
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
 
-def _in_git(*words: str) -> str:
-    return told("git", "-C", str(_PACKAGE.parent), *words)
-
-
 def _of_files() -> str:
     """Return a hash of the package's files: their names and what is in them."""
     made = hashlib.sha1(usedforsecurity=False)
@@ -50,18 +45,12 @@ def _of_files() -> str:
     return made.hexdigest()
 
 
-def seed_of(given: str = "", draw: int = 1) -> str:
-    """Return the seed of a draw, counted from 1: of the first, `given`, else `TRITILE_SEED`, else the code's.
+def seed_of(draw: int = 1) -> str:
+    """Return the seed of a draw, counted from 1: of the first, `TRITILE_SEED`, else the code's.
 
-    The code's is git's hash of the tree `tritile/` at HEAD. Where files differ from that, or there is no git,
-    it is a hash of the files. Each further seed is the hash of the first one and its number.
+    The code's is a hash of the package's files; each further seed is that of the first and its number.
     """
-    first = given or os.environ.get("TRITILE_SEED", "")
-    if not first and (_PACKAGE.parent / ".git").exists():
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            if not _in_git("status", "--porcelain", "--", _PACKAGE.name):
-                first = _in_git("rev-parse", f"HEAD:{_PACKAGE.name}")
-    first = first or _of_files()
+    first = os.environ.get("TRITILE_SEED", "") or _of_files()
     return first if draw == 1 else hashlib.sha1(f"{first} {draw}".encode(), usedforsecurity=False).hexdigest()
 
 
@@ -89,12 +78,12 @@ def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) 
     return list(dict.fromkeys(cases))
 
 
-def draws(numbers: Iterable[int], seed: str = "", only: str = "") -> dict[str, list[Case]]:
+def draws(numbers: Iterable[int], only: str = "") -> dict[str, list[Case]]:
     """Return the cases of draws, counted from 1, whose names hold `only`, by the seeds of `seed_of`.
 
     Raises InvalidValueError where there is no such case.
     """
-    seeds = [seed_of(seed, number) for number in numbers]
+    seeds = [seed_of(number) for number in numbers]
     found = {each: [case for case in draw(each) if only in case.problem.label] for each in seeds}
     if not any(found.values()):
         raise InvalidValueError(f"--only {only!r}: no drawn case has that in its name")

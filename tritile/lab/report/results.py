@@ -3,15 +3,16 @@
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
 weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its times in microseconds
-(`tritile_us, torch_us, inductor_us, tutorial_us`; null for a baseline that was not run), `ratio_torch`,
-`ratio_inductor` and `ratio_tutorial` (the baseline's time by tritile's: above 1, tritile is faster), `spread`
-of tritile's times, `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
+(`tritile_us, torch_us, inductor_us`; null for a baseline that was not run), `ratio_torch` and
+`ratio_inductor` (the baseline's time by tritile's: above 1, tritile is faster), `spread` of tritile's times,
+`tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
 
 `torch_us` is the time of the fastest of torch's ways, which `torch_call` names; where there are several,
 `torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
 each side there are `samples` times; each is the mean over `launches` launches on operands of their own.
 
-Older lines lack some of `tutorial_us, ratio_tutorial, torch_call, torch_calls, spreads, samples, launches`.
+Older lines lack some of `torch_call, torch_calls, spreads, samples, launches`. Some have `tutorial_us` and
+`ratio_tutorial`, of the matmul of Triton's tutorial.
 
 In op "grouped" `batch` counts groups, `ragged` names the extent that they share, m or k, and `load` says how.
 
@@ -38,8 +39,8 @@ Result = dict[str, Any]
 Tell = Callable[[str], None]
 
 HOST: Final = "host"  # the op and the suite of host times
-_APART: Final = ("invariance", "models", "rows")  # ops of lines that tuning/OP.py writes, not read here
-BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always run
+_APART: Final = ("invariance", "models", "rows")  # ops of lines that are not read here
+BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _RATES: Final = {
     "matmul": ("tflops",),
     "grouped": ("tflops",),
@@ -73,7 +74,6 @@ class Measurement:
     copy_gbps: float | None
     config: Config
     plan_source: str
-    tutorial_us: float | None = None
     torch_call: str = ""
     torch_calls: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         "spreads": _by_name(measured.spreads),
     }
     sides = ("torch_call", "torch_calls", "spreads", "samples", "launches")
-    times = {name: told[f"{name}_us"] for name in ("torch", *BASELINES)}
+    times = {name: told[f"{name}_us"] for name in ("torch", "inductor")}
     rates = {
         "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
         "gbps": problem.bytes / ours / 1e3,

@@ -1,4 +1,4 @@
-"""Summarise results, and write them in words: for tables on the terminal, in notebooks and in reports."""
+"""Summarise results, and write them in words: for tables on the terminal and in reports."""
 
 import math
 from collections.abc import Iterable

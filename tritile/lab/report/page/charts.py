@@ -89,13 +89,21 @@ def _tips(*fields: str) -> list[alt.Tooltip]:
 
 
 def _points(
-    base: alt.Chart, x: alt.X, y: alt.Y, field: str, kinds: list[str], tips: tuple[str, ...], **mark: Any
+    base: alt.Chart, place: dict[str, Any], rows: list[Row], field: str, numbers: tuple[str, ...], **mark: Any
 ) -> alt.Chart:
-    """Draw points whose colour and shape tell a field."""
+    """Draw a point for each row at its place; colour and shape tell a field."""
+    kinds = _kinds(rows, field)
     shapes = [_SHAPES[i % len(_SHAPES)] for i in range(len(kinds))]
     shape = alt.Shape(f"{field}:N", title=None, scale=alt.Scale(domain=kinds, range=shapes))
-    marks = base.mark_point(**{"size": 40, "strokeWidth": 1.4, **mark})
-    return marks.encode(x=x, y=y, color=_colour(field, kinds), shape=shape, tooltip=_tips(*tips))
+    marks = base.mark_point(**{"size": 40, "strokeWidth": 1.4, "opacity": 0.85, **mark})
+    case = [tip for tip in _CASE if _kinds(rows, tip.partition(":")[0])]  # permutations have no layout
+    tips = _tips(case[0], *numbers, *case[1:], *_CHOICE)
+    return marks.encode(**place, color=_colour(field, kinds), shape=shape, tooltip=tips)
+
+
+def _one(axis: str) -> alt.Chart:
+    """Draw the line on which both sides are even."""
+    return alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(**{axis: "one:Q"})
 
 
 def _log(padding: int = 12) -> alt.Scale:
@@ -122,8 +130,11 @@ def speedups(rows: Rows) -> Chart:
     )
     lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
     band = alt.Y("band:N", title=None, axis=lines)
-    one = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(x="one:Q")
-    layers = (one, _speedup_points(base, band, _kinds(rows.results, "dtype")), *_speedup_means(base, band))
+    layers = (
+        _one("x"),
+        _speedup_points(base, band, _kinds(rows.results, "dtype")),
+        *_speedup_means(base, band),
+    )
     return alt.layer(*layers).add_params(peer).properties(height=alt.Step(64))
 
 
@@ -173,10 +184,8 @@ def roofline(rows: Rows) -> Chart:
     x = alt.X("intensity:Q", title=title, scale=_log(), axis=_spaced(_FEW))
     y = alt.Y("tflops:Q", title="TFLOP/s", scale=_log(10), axis=_spaced(_FEW))
     numbers = "tflops:Q|TFLOP/s|.1f", "intensity:Q|operations a byte|.1f", "tritile_us:Q|tritile us|.2f"
-    tips = (_CASE[0], *numbers, *_CASE[1:], *_CHOICE)
     base = _data("results").transform_filter("datum.op === 'matmul'")
-    suites = _kinds(_of("matmul", rows), "suite")
-    points = _points(base, x, y, "suite", suites, tips, size=38, opacity=0.85)
+    points = _points(base, {"x": x, "y": y}, _of("matmul", rows), "suite", numbers, size=38)
     return alt.layer(*_roofs(rows, x, y), points).properties(height=430)
 
 
@@ -213,9 +222,9 @@ def bandwidth(rows: Rows) -> Chart:
     x = alt.X("megabytes:Q", title="megabytes read and written", scale=_log(), axis=_spaced(_FEW))
     y = alt.Y("gbps:Q", title="GB/s", axis=alt.Axis(tickCount=6))
     base = _data("results").transform_filter("datum.op === 'permute'")
-    numbers = "gbps:Q|GB/s|.0f", "copy_gbps:Q|a copy's GB/s|.0f", "of_copy:Q|of the copy|.0%"
-    tips = (_CASE[0], *numbers, "tritile_us:Q|tritile us|.2f", *_CASE[1:3], *_CHOICE)
-    points = _points(base, x, y, "dtype", _kinds(_of("permute", rows), "dtype"), tips, opacity=0.9)
+    rates = "gbps:Q|GB/s|.0f", "copy_gbps:Q|a copy's GB/s|.0f", "of_copy:Q|of the copy|.0%"
+    numbers = *rates, "tritile_us:Q|tritile us|.2f"
+    points = _points(base, {"x": x, "y": y}, _of("permute", rows), "dtype", numbers)
     copies = base.transform_filter("isValid(datum.copy_gbps)")
     drops = copies.mark_rule(style="roof", opacity=0.4).encode(x=x, y=y, y2="copy_gbps:Q")
     ticks = copies.mark_tick(style="roof", orient="horizontal", size=11, thickness=2, opacity=0.6)
@@ -238,10 +247,8 @@ def accuracy(rows: Rows) -> Chart:
     x = alt.X("torch_error:Q", title="torch's relative error", scale=_log(), axis=tens)
     y = alt.Y("over:Q", title="tritile's error over torch's", scale=_log(), axis=ticks)
     numbers = "error:Q|tritile's error|.3e", "torch_error:Q|torch's error|.3e", "over:Q|times torch's|.3f"
-    tips = (_CASE[0], *numbers, *_CASE[1:], _CHOICE[0])
-    points = _points(base, x, y, "dtype", _kinds(_of("matmul", rows), "dtype"), tips, opacity=0.85)
-    one = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(y="one:Q")
-    return alt.layer(one, points).properties(height=340)
+    points = _points(base, {"x": x, "y": y}, _of("matmul", rows), "dtype", numbers)
+    return alt.layer(_one("y"), points).properties(height=340)
 
 
 def heatmap(rows: Rows) -> Chart:
@@ -294,9 +301,7 @@ def progress(rows: Rows) -> Chart:
     tips = _tips("op:N|op", "of:N|of", "tried:Q|after configs", "ratio:Q|at most times the best|.3f")
     lines = probs.mark_line(strokeWidth=2.6, interpolate="step-after")
     hover = probs.mark_point(size=60, opacity=0).encode(x=x, y=y, tooltip=tips, detail="of:N")
-    layers = (
-        each.encode(x=x, y=y, detail="s:N", color=colour),
-        lines.encode(x=x, y=y, color=colour, strokeDash=dash),
-        hover,
+    thin = each.encode(x=x, y=y, detail="s:N", color=colour)
+    return alt.layer(thin, lines.encode(x=x, y=y, color=colour, strokeDash=dash), hover).properties(
+        height=340
     )
-    return alt.layer(*layers).properties(height=340)

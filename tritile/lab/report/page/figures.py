@@ -12,7 +12,7 @@ from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import HEADS, Summary
 
 _NO_RESULTS: Final = "No such results: tritile bench --results DIR measures problems and writes them."
-_NO_TRIALS: Final = "No trials: tritile tune makes them, and --store FILE shows those of another machine."
+_NO_TRIALS: Final = "No trials: tritile tune makes them; tritile report FILE shows another machine's."
 
 
 # Titles of columns that are not the names of fields with spaces.
@@ -24,17 +24,8 @@ _TITLES: Final = {
     "best": "best config",
 }  # fmt: skip
 _TEXTS: Final = {
-    "problem",
-    "suite",
-    "dtype",
-    "layout",
-    "store",
-    "config",
-    "source",
-    "best",
-    "call",
-    "fastest config",
-}
+    "problem", "suite", "dtype", "layout", "store", "config", "source", "best", "call", "fastest config",
+}  # fmt: skip
 _SHARES: Final = {"spread", "of_roof", "of_copy"}
 _ERRORS: Final = {"error", "torch_error"}
 
@@ -93,18 +84,22 @@ class Figure:
     """Describe a figure: its title, a sentence or two on what it shows, and the function that builds it.
 
     `data` names the field of `Rows` that it draws. `select` returns the rows of its table, none where there
-    is nothing to draw, which `nothing` says. `key` is the field that names a row for filters.
+    is nothing to draw. `key` is the field that names a row for filters.
     """
 
     title: str
     shows: str
     data: str
-    nothing: str
     build: Callable[[Rows], charts.Chart]
     caption: str
     columns: tuple[str, ...]
     select: Callable[[Rows], list[Row]]
     key: str = "r"
+
+    @property
+    def nothing(self) -> str:
+        """Say what is missing where there is nothing to draw."""
+        return _NO_RESULTS if self.data == "results" else _NO_TRIALS
 
     def table(self, rows: Rows) -> Table:
         """Return the table of the figure; the page itself fills the heat map's, for the chosen problem."""
@@ -138,14 +133,14 @@ FIGURES: Final[dict[str, Figure]] = {
         "Speed-up over each peer",
         "A point is a problem: right of 1 tritile is faster, left of it the peer, with a triangle. Each band "
         "holds a suite, its slowest problem at the top; the bar is its geometric mean.",
-        "results", _NO_RESULTS, charts.speedups,
+        "results", charts.speedups,
         "Times and speed-ups, slowest first", _SPEED, _results("torch"),
     ),
     "roofline": Figure(
         "Roofline of matrix products",
         "A point is a product. Memory bounds products on the slope, arithmetic those below the flat roofs. "
         "Roofs are peaks at the highest clock, which tensor cores do not hold for long.",
-        "results", _NO_RESULTS, charts.roofline,
+        "results", charts.roofline,
         "Products and their roofs",
         (*_CASE, "intensity", "tflops", "of_roof", "config"), _results("intensity", "matmul"),
     ),
@@ -153,14 +148,14 @@ FIGURES: Final[dict[str, Figure]] = {
         "Permutations beside a plain copy",
         "A point is a permutation at the rate at which it moves bytes; the bar joined to it is a copy of as "
         "many bytes in the same process.",
-        "results", _NO_RESULTS, charts.bandwidth,
+        "results", charts.bandwidth,
         "Permutations and copies of as many bytes",
         (*_CASE[:3], "megabytes", "gbps", "copy_gbps", "of_copy", "config"), _results("megabytes", "permute"),
     ),
     "accuracy": Figure(
         "Accuracy of products",
         "Relative errors against a product in float64: below the line tritile errs less than torch.",
-        "results", _NO_RESULTS, charts.accuracy,
+        "results", charts.accuracy,
         "Relative errors, the worst beside torch's first",
         (*_CASE, "error", "torch_error", "over"), _results("over", "matmul"),
     ),
@@ -168,7 +163,7 @@ FIGURES: Final[dict[str, Figure]] = {
         "Times over tiles",
         "A cell is a tile: the time of the fastest config with it, over the fastest of all, which is ringed. "
         "Dashed cells were never measured; in cells with a cross every config failed.",
-        "cells", _NO_TRIALS, charts.heatmap,
+        "cells", charts.heatmap,
         "Tiles of the problem",
         ("down", "across", "us", "over the fastest", "configs", "fastest config"), lambda rows: rows.cells,
     ),
@@ -177,7 +172,7 @@ FIGURES: Final[dict[str, Figure]] = {
         "Thin lines are searches: the best time so far over the best in the end, by number of configs. "
         "Half of the searches are at or below the thick line, 9 of 10 below the dashed one. Ratios above 2 "
         "are drawn at 2.",
-        "progress", _NO_TRIALS, charts.progress,
+        "progress", charts.progress,
         "Searches, the largest first",
         ("problem", "suite", "store", "configs", "failed", "best_us", "first", "within", "best"),
         lambda rows: rows.searches, "s",

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,30 +16,19 @@ from tritile.planning.store import Store
 from tritile.planning.trial import Trial
 
 _LOOKED_AT: Final = 128  # configs up to which progress is shown
+Recorded = tuple[str, list[Trial]]  # the name of a store, and its trials in the order in which they were made
 _LETTERS: Final = {"row": "N", "column": "T", "strided": "S"}
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Hold a store's name and its trials, in the order in which they were first made."""
-
-    name: str
-    trials: list[Trial]
 
 
 def of_file(path: Path, device: Device) -> Recorded:
     """Read a store from a file or a .gz of one; InvalidValueError if it has no trial of this GPU model."""
-    return Recorded(path.name.removesuffix(".gz").removesuffix(".sqlite3"), recorded.trials(path, device))
+    return path.name.removesuffix(".gz").removesuffix(".sqlite3"), recorded.trials(path, device)
 
 
 def of_store(store: Store) -> Recorded:
     """Read this user's own store, trials of decorated kernels included."""
-    own = [
-        trial
-        for facts, trial in store.everything()
-        if facts["name"] == store.device.name and not trial.of_torch
-    ]
-    return Recorded("your store", own)
+    everything = ((facts["name"], trial) for facts, trial in store.everything() if not trial.of_torch)
+    return "your store", [trial for name, trial in everything if name == store.device.name]
 
 
 def _facets(problem: Problem) -> Row:
@@ -109,9 +97,9 @@ def searched(
     beside each other. `s` is the number of a search. Searches in which no config worked are left out.
     """
     groups: dict[tuple[str, Problem], list[Trial]] = {}
-    for store in stores:
-        for trial in store.trials:
-            groups.setdefault((store.name, trial.problem), []).append(trial)
+    for name, trials in stores:
+        for trial in trials:
+            groups.setdefault((name, trial.problem), []).append(trial)
     groups = {key: own for key, own in groups.items() if any(trial.works for trial in own)}
     order = sorted(groups, key=lambda key: -len(groups[key]))
     most = min(_LOOKED_AT, max(map(len, groups.values()), default=1))
@@ -145,5 +133,5 @@ def gathered(results: Iterable[Result], stores: Sequence[Recorded], gpu: str, de
     """
     rows = rows_of(results, gpu, device)
     rows.searches, rows.cells, rows.progress = searched(stores, rows.facets)
-    rows.trials = sum(len(store.trials) for store in stores)
+    rows.trials = sum(len(trials) for _, trials in stores)
     return rows

@@ -1,0 +1,207 @@
+"""Sort the committed lines into the kinds of problem that docs/benchmarks.md and README.md show."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import jinja2
+
+import benchmark_drawn as drawn
+from benchmark_tables import Cells, Line, latest, read, span, spread
+from tritile.core.device import target_device
+from tritile.lab.report.results import case_of, stored
+from tritile.lab.report.summary import geomean, of_cases, sizes_label
+
+HERE = Path(__file__).parent
+DEVICE = target_device("nvidia-h200")
+RESULTS = HERE / "results" / DEVICE.slug
+DRAWN = "unseen"
+PLAIN = ("batched", "deep", "llama", "llm", "permute", "ragged", "square", "transpose")
+ALIGNED = ("square", "llm", "deep", "batched")
+EXTENTS = ("m", "n", "k")
+THIN = 128  # the largest extent of a thin permutation
+HEAD = "suite | dtype | layout | problems: | geometric mean: | under 1: | worst: | at"
+SPAN_HEAD = "figure | least: | most: | geometric mean: | problems:"
+LOSSES_HEAD = f"GPU | {HEAD} | instead"
+Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
+Case = tuple[Kind, float, str]  # its row, torch's time by tritile's, and its sizes
+
+TUNE = "Tune the sizes that you use (`tritile tune`), or call torch."
+FP32 = 'Call torch, or take `precision="fp16x3"`, whose error is near fp32\'s.'
+WIDE = "Unpack the weight once (`QuantizedWeight.dequantize`) and call torch, if memory allows."
+# What a suite's name and a dtype begin with, then what to use; the first that fits counts.
+ADVICE = (
+    ("drawn, aligned", "", TUNE),
+    ("invariance, untuned", "", TUNE),
+    ("one weight", "", TUNE),
+    ("model", "", "Leave `use_in_torch` off, or tune what the model calls (`tritile tune --model`)."),
+    ("complex", "complex128", "Call torch."),
+    ("complex", "", 'Call torch, or take `precision="fp16x3"` for hundreds of rows and more.'),
+    ("fp64", "float64", "Call torch."),
+    ("ragged", "float32", FP32),
+    ("square", "float32", FP32),
+    ("grouped", "float8", "Call `torch._scaled_grouped_mm`."),
+    ("grouped", "", "Call `torch._grouped_mm`."),
+    ("scaled", "", "Call `torch._scaled_mm`."),
+    ("weights, 256", "", WIDE),
+)
+OTHERWISE = "Call torch, or tune the sizes that you use."
+
+
+def kind_of(line: Line) -> Kind:
+    """Return the row of a line of any suite."""
+    suite, dtype, precision, layout = (line[name] for name in ("suite", "dtype", "precision", "layout"))
+    short, sides = dtype.split("_")[0], [line[extent] for extent in EXTENTS if extent in line]
+    if suite == DRAWN and line["op"] == "permute":
+        return "drawn, permutations", "1 to 16 bytes", ""
+    if suite == DRAWN:
+        return f"drawn, {'ragged' if any(x % 8 for x in sides[1:]) else 'aligned'}", dtype, "NN, NT"
+    if suite == "llama":
+        ragged = any(x > 1 and x % 8 for x in sides)
+        return f"llama, {'ragged' if ragged else 'aligned'}", dtype, "NN, NT, TN"
+    if suite in PLAIN:
+        return suite, dtype, layout or ""
+    if suite == "weights":
+        rows = "up to 16 rows" if line["m"] <= 16 else "256 and 4096 rows"
+        return f"weights, {rows}", f"bfloat16 by {layout}", ""
+    if suite == "scaled":
+        ways = ("to int32", "with scales") if dtype == "int8" else ("by tensor, by row, none", "by 128 of K")
+        scaled = line.get("epilogue") if dtype == "int8" else line.get("block_scales")
+        fast = ", fast sums" if precision == "fast" else ""
+        return suite, f"{short}, {ways[bool(scaled)]}{fast}", layout
+    if suite == "complex":
+        return suite, f"{dtype} {precision}", "NN, NT"
+    if suite in ("fp32", "fp64"):
+        return suite, dtype if precision == "ieee" else precision, layout
+    return suite, f"{short}{', K shared' if line.get('ragged') == 'k' else ''}", layout
+
+
+def permutation_kind(line: Line) -> str:
+    """Return the kind of a permutation of x that fills 64 MiB, "small" of any other."""
+    problem, shape = case_of(line).problem, line["shape"]
+    if problem.bytes < 2**27:
+        return "small"
+    if len(shape) > 3 or min(problem.m, problem.n) <= THIN:
+        return "thin shapes and rank 4 to 6"
+    if problem.itemsize == 1:
+        return "1-byte elements"
+    return "odd sizes" if any(extent % 2 for extent in shape) else "even sizes"
+
+
+def told(line: Line) -> Line:
+    """Return a line with what conditions ask for.
+
+    `kind` is its row's suite, `label` its sizes; `short` tells elements of 16 bits. Of a product, `least` and
+    `most` are of its extents, and `starts` is the bytes that every row of bf16 operands starts on.
+    """
+    more = {"kind": kind_of(line)[0], "label": sizes_label(line), "short": line["dtype"].endswith("float16")}
+    if "k" in line:
+        sides = [line[extent] for extent in EXTENTS]
+        starts = math.gcd(2 * line["k"], 2 * line["n"] if line["layout"] == "NN" else 0, 128)
+        more |= {"least": min(sides), "most": max(sides), "starts": starts}
+    return line | more
+
+
+def picked(cases: Iterable[Line], condition: str) -> list[Line]:
+    """Return the lines, as `told` has them, for which an expression of jinja holds."""
+    holds: Callable[..., object] = jinja2.Environment().compile_expression(condition)
+    return [line for line in cases if holds(line, ALIGNED=ALIGNED, PLAIN=PLAIN)]
+
+
+def spans(cases: list[Line], wanted: str) -> Iterator[Cells]:
+    """Yield a row for each line of text: a name, the field that is spanned, and which lines count."""
+    for text in wanted.strip().splitlines():
+        name, field, condition = text.split(" | ")
+        found = (line.get(field) for line in picked(cases, condition))
+        yield name, *span(value for value in found if value is not None)
+
+
+def summary(cases: list[Line], wanted: str) -> Iterator[Cells]:
+    """Yield a row of README.md for each line of text: a name, and which lines count."""
+    for text in wanted.strip().splitlines():
+        name, condition = text.split(" | ")
+        ratios = ((line["ratio_torch"], line["label"]) for line in picked(cases, condition))
+        count, mean, _, worst, _ = spread(ratios)
+        yield name, count, mean, worst
+
+
+def invariance() -> list[Line]:
+    """Return the newest lines of batch-invariant products that hold times."""
+    lines = (line for line in read(RESULTS / "invariance.jsonl") if "cost" in line)
+    return latest(lines, ("weight", *EXTENTS))
+
+
+def tuned() -> set[tuple[int, ...]]:
+    """Return M, N and K of the plain bf16 products in NT that the shipped table holds."""
+    path = HERE.parent / "tritile" / "tables" / f"{DEVICE.slug}.json"
+    problems = [entry["problem"] for entry in json.loads(path.read_text())["entries"]]
+    wanted = {"op": "matmul", "dtype": "bfloat16", "a_layout": "row", "b_layout": "column", "batch": 1}
+    plain = (p for p in problems if wanted.items() <= p.items() and not p.keys() & {"epilogue", "invariant"})
+    return {tuple(problem[extent] for extent in EXTENTS) for problem in plain}
+
+
+def by_table() -> Iterator[Case]:
+    """Yield the cases of one weight by 19 numbers of rows; the kind says whether the table has the size."""
+    known = tuned()
+    for line in invariance():
+        sizes = tuple(line[extent] for extent in EXTENTS)
+        if line["weight"] == "bfloat16":
+            kind = f"invariance, {'tuned' if sizes in known else 'untuned'}", "bfloat16", "NT"
+            yield kind, line["torch_us"] / line["default_us"], "x".join(map(str, sizes))
+
+
+def by_kind(cases: Iterable[Case]) -> dict[Kind, list[tuple[float, str]]]:
+    """Return ratios with their places, by kind."""
+    kinds: dict[Kind, list[tuple[float, str]]] = {}
+    for kind, ratio, at in cases:
+        kinds.setdefault(kind, []).append((ratio, at))
+    return kinds
+
+
+def rows(lines: Iterable[Line], more: Iterable[Case] = ()) -> list[Cells]:
+    """Return a row for each kind of some lines, and of further cases behind them."""
+    own = by_kind((kind_of(line), line["ratio_torch"], sizes_label(line)) for line in lines)
+    return [(*kind, *spread(found)) for of in (own, by_kind(more)) for kind, found in sorted(of.items())]
+
+
+def permutations(cases: Iterable[Line], large_gbps: float) -> Iterator[Cells]:
+    """Yield rates of permutations by that of one large copy, and by that of a copy of as many bytes."""
+    kinds: dict[str, list[Line]] = {}
+    for line in cases:
+        kinds.setdefault(permutation_kind(line), []).append(line)
+    for kind, own in kinds.items():
+        rates = [line["gbps"] for line in own]
+        count, mean, _, worst, at = spread((line["gbps"] / line["copy_gbps"], line["label"]) for line in own)
+        yield kind, count, f"{geomean(rates) / large_gbps:.2f}", mean, worst, at
+
+
+def advice(kind: Kind) -> str:
+    """Return what to use for a kind, in a sentence."""
+    suite, dtype, _ = kind
+    fits = (text for of, by, text in ADVICE if suite.startswith(of) and dtype.startswith(by))
+    return next(fits, OTHERWISE)
+
+
+def _of_gpu(folder: Path) -> Iterator[Case]:
+    """Yield the cases of one GPU: its lines, then those of one weight and of models."""
+    for line in of_cases(stored([folder], print)):
+        yield kind_of(line), line["ratio_torch"], sizes_label(line)
+    for line in drawn.latest_rows(read(folder / "rows.jsonl")):
+        kind = "one weight, any rows", "bfloat16", "NT"
+        for m, ratio in zip(line["rows"], line["ratio_torch"], strict=True):
+            yield kind, ratio, f"{m}x{line['size']}x{line['size']}"
+    for line in drawn.latest_models(read(folder / "models.jsonl")):
+        yield (f"models, {line['process']} process", line["mode"], line["what"]), line["ratio"], line["model"]
+    if folder == RESULTS:
+        yield from by_table()
+
+
+def losses(results: Path) -> Iterator[Cells]:
+    """Yield a row for each kind whose geometric mean is under 1, from the folders of all GPUs."""
+    for folder in sorted(path for path in results.iterdir() if path.is_dir()):
+        for kind, found in sorted(by_kind(_of_gpu(folder)).items()):
+            mean = geomean(ratio for ratio, _ in found)
+            if mean < 1:
+                count, _, *rest = spread(found)
+                yield folder.name, *kind, count, f"{mean:.3f}", *rest, advice(kind)
