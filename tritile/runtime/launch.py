@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
@@ -46,6 +45,13 @@ class _At:
         return self.address
 
 
+@functools.cache
+def _gluon_descriptor() -> Callable[..., Any]:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+    return GluonDescriptor  # when first asked for: Gluon takes a twentieth of a second to import
+
+
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
     """Return an argument as Triton takes it. Buffers are tensors or stand-ins."""
     if isinstance(value, Buffer):
@@ -53,7 +59,7 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
     if isinstance(value, Descriptor):
         base, block = buffers[value.buffer], list(value.block)
         if value.layout is not None:
-            return GluonDescriptor(base, list(value.shape), list(value.strides), block, value.layout)
+            return _gluon_descriptor()(base, list(value.shape), list(value.strides), block, value.layout)
         return TensorDescriptor(base, list(value.shape), list(value.strides), block)
     return tuple(_bound(item, buffers) for item in value) if type(value) is tuple else value
 

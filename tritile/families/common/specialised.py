@@ -20,7 +20,6 @@ from tritile.families.common.descriptors import Output, arguments, check_sizes, 
 from tritile.families.common.facts import SECTOR
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.operands import Inputs, Seen, copied, inputs, tiles
-from tritile.families.common.repack import repack
 from tritile.families.common.sums import in_parts, promoted_turns
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
 from tritile.families.common.warpgroups import (
@@ -34,8 +33,10 @@ from tritile.families.common.warpgroups import (
     shared_bytes,
     swizzled,
 )
-from tritile.families.common.work import Descriptor, Work, step_of
+from tritile.families.common.work import Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
+
+repack: Final = Kernel("tritile.families.common.repack", "repack")
 
 TRITON: Final = (3, 7)  # the version with whose barriers and copies to both programs clusters were checked
 _RESERVED: Final = 1024  # bytes of shared memory beside Triton's, in clusters
@@ -243,7 +244,7 @@ class Kind:
             **dict(config.kwargs),
         }  # fmt: skip
 
-    def work(self, kernel: Any, call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    def work(self, kernel: Kernel, call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
         """Return the launches of `call` by a kernel: see `tritile.families.work.work_of`."""
         check_sizes(call)
         read, out = inputs(call, early), output_of(call)
@@ -256,7 +257,7 @@ class Kind:
         return Work((*read.steps, step_of(kernel, grid, values, options)), read.scratch)
 
     def family(
-        self, kernel: Any, space: Callable[[], Iterable[Config]], work: Callable[..., Work], **more: Any
+        self, kernel: Kernel, space: Callable[[], Iterable[Config]], work: Callable[..., Work], **more: Any
     ) -> Family:
         """Return the family: `more` is what it has of its own."""
         given: dict[str, Any] = {

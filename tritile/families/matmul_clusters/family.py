@@ -9,8 +9,9 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind, Shapes
-from tritile.families.common.work import Work
-from tritile.families.matmul_clusters.kernel import matmul_clusters
+from tritile.families.common.work import Kernel, Work
+
+matmul_clusters: Final = Kernel("tritile.families.matmul_clusters.kernel", "matmul_clusters")
 
 NAME: Final = "clusters"
 _FEWEST_ROWS: Final = 64

@@ -5,9 +5,10 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind, Shapes
-from tritile.families.common.work import Work
+from tritile.families.common.work import Kernel, Work
 from tritile.families.matmul_clusters.family import configs_of
-from tritile.families.matmul_clusters.kernel import matmul_clusters
+
+matmul_clusters: Final = Kernel("tritile.families.matmul_clusters.kernel", "matmul_clusters")
 
 NAME: Final = "transposed_clusters"
 # As those of clusters, of out^T: BLOCK_M here is of its rows, which are columns of out.

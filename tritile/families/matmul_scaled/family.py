@@ -15,8 +15,9 @@ from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
 from tritile.families.common.warpgroups import numbers_fault, swizzled
-from tritile.families.common.work import Work, step_of
-from tritile.families.matmul_scaled.kernel import matmul_scaled
+from tritile.families.common.work import Kernel, Work, step_of
+
+matmul_scaled: Final = Kernel("tritile.families.matmul_scaled.kernel", "matmul_scaled")
 
 NAME: Final = "scaled"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "PERSISTENT", "PIECE")

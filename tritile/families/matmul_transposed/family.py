@@ -7,9 +7,10 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind
-from tritile.families.common.work import Work
-from tritile.families.matmul_transposed.kernel import matmul_transposed
+from tritile.families.common.work import Kernel, Work
 from tritile.families.matmul_wgmma import family as warpgroups
+
+matmul_transposed: Final = Kernel("tritile.families.matmul_transposed.kernel", "matmul_transposed")
 
 NAME: Final = "transposed"
 KIND: Final = Kind(NAME, turned=True, by_out=True)

@@ -9,8 +9,9 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind
 from tritile.families.common.warpgroups import COLUMNS, REGISTERS, ROWS
-from tritile.families.common.work import Work
-from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
+from tritile.families.common.work import Kernel, Work
+
+matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
 
 NAME: Final = "warpgroups"
 KIND: Final = Kind(NAME)

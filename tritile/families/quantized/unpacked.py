@@ -14,15 +14,16 @@ from tritile.core.problem import QuantizedProblem, unpacked_row, words_shape
 from tritile.core.views import MatmulCall, Placed, QuantizedCall, View
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.repack import repack
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit
-from tritile.families.common.work import Buffer, Section, Work, step_of
+from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
 from tritile.families.quantized.family import BLOCKS_M, MAGIC, WEIGHTS, canonical
-from tritile.families.quantized.unpack import unpack
+
+repack: Final = Kernel("tritile.families.common.repack", "repack")
+matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
+unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")
 
 NAME: Final = "unpacked"
 # Rows and columns of an unpacked tile, and its warps. A thread reads 16 bytes of 4-bit numbers, and the 16
