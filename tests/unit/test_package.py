@@ -236,7 +236,7 @@ def test_importing_jits_no_kernel_and_a_call_those_of_its_family():
     code = (
         "import sys, torch, tritile\n"
         "from tritile.families.registry import ALL\n"
-        "def jitted(): return sorted(f.label for f in ALL if 'jitted' in vars(f.kernel))\n"
+        "def jitted(): return sorted(f.label for f in ALL if f.kernel._jitted)\n"
         "gluon = any(name.startswith('triton.experimental.gluon.language') for name in sys.modules)\n"
         "print(jitted(), gluon, *(f.kernel.module for f in ALL if f.kernel.module in sys.modules))\n"
         "tritile.transpose(torch.ones(5, 3))\n"

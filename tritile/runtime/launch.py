@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
+from tritile.core.threads import import_late, library_lock
 from tritile.core.views import Call, MatmulCall, PermuteCall
 from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
@@ -25,7 +26,7 @@ from tritile.families.work import early, work_of
 from tritile.planning import model
 from tritile.runtime.compiles import OPTIONS, as_mode_asks
 from tritile.runtime.counters import counters_of
-from tritile.runtime.interpreter import interpret, library_lock
+from tritile.runtime.interpreter import interpret
 from tritile.runtime.loading import listened, loaded
 from tritile.runtime.native import TFLOAT32, NativeLaunch
 
@@ -47,9 +48,8 @@ class _At:
 
 @functools.cache
 def _gluon_descriptor() -> Callable[..., Any]:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-
-    return GluonDescriptor  # when first asked for: Gluon takes a twentieth of a second to import
+    gluon = import_late("triton.experimental.gluon.nvidia.hopper")  # a twentieth of a second
+    return gluon.TensorDescriptor
 
 
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:

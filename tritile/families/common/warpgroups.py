@@ -10,6 +10,7 @@ from typing import Any, Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem, epilogue_of
+from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common.blocks import late_fault, names_fault, shared_fault
 from tritile.families.common.operands import reachable, tiles
@@ -138,8 +139,7 @@ def swizzled(dtype: str, second: tuple[int, ...] | None = None) -> Callable[[tup
 
     `second`: where the second program of a cluster has its part of the block; None: there is no cluster.
     """
-    from triton.experimental.gluon import language as gl  # a twentieth of a second
-
+    gl = import_late("triton.experimental.gluon.language")  # a twentieth of a second
     kind = getattr(gl, _GLUON_DTYPES.get(dtype, dtype))
     shared = {} if second is None else {"cga_layout": [[*second]]}
     return functools.cache(lambda block: gl.NVMMASharedLayout.get_default_for([*block], kind, **shared))

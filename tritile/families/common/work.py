@@ -1,11 +1,10 @@
 """Describe what one call launches, with its tensors and workspaces by name and not by address."""
 
-import functools
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from tritile.core.threads import import_late
 from tritile.core.views import Placed
 
 COUNTERS: Final = "counters"  # the buffer of a work's counters
@@ -52,11 +51,14 @@ class Kernel:
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
+        self._jitted: Any = None
 
-    @functools.cached_property
+    @property
     def jitted(self) -> Any:
         """Return the function under `triton.jit`."""
-        return getattr(import_module(self.module), self.name)
+        if self._jitted is None:
+            self._jitted = getattr(import_late(self.module), self.name)
+        return self._jitted
 
 
 class Step(NamedTuple):
