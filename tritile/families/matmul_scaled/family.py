@@ -159,7 +159,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     return Work((*read.steps, step), read.scratch)
 
 
-FAMILY: Final = Kind(NAME).family(
-    matmul_scaled, _configs, work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
+FAMILY: Final = Kind(NAME, matmul_scaled).family(
+    _configs, work=work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
     resident=resident,
 )  # fmt: skip

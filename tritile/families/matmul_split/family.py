@@ -129,7 +129,7 @@ def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numeric
     return Numerics("warpgroup", 0)
 
 
-FAMILY: Final = Kind(NAME).family(
-    matmul_split, _configs, work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
+FAMILY: Final = Kind(NAME, matmul_split).family(
+    _configs, work=work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
     resident=resident, numerics=_numerics,
 )  # fmt: skip

@@ -21,8 +21,6 @@ from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.quantized.family import BLOCKS_M, MAGIC, WEIGHTS, canonical
 
-repack: Final = Kernel("tritile.families.common.repack", "repack")
-matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
 unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")
 
 NAME: Final = "unpacked"
@@ -89,7 +87,7 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of a call: see `tritile.families.work.work_of`."""
     parts = lowered(call, early)
-    return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
+    return joined(parts, warpgroups.KIND.work(parts.core, dense(config), processors, early))
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
@@ -100,8 +98,8 @@ def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numer
 FAMILY: Final = Family(
     op=QuantizedProblem.op,
     name=NAME,
-    kernel=matmul_warpgroups,
-    also=(unpack, repack),
+    kernel=warpgroups.FAMILY.kernel,
+    also=(unpack, *warpgroups.FAMILY.also),
     space=lambda: (replace(config, family=NAME) for config in warpgroups.FAMILY.configs),
     illegal=illegal,
     pointless=pointless,
