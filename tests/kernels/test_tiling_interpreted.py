@@ -15,6 +15,7 @@ from tests.tilings import turns_of
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
+from tritile.core.threads import library_lock
 from tritile.core.views import posed
 from tritile.families.space import illegal
 from tritile.families.work import work_of
@@ -23,7 +24,6 @@ from tritile.lab.report.tiling import move_of, step_of, tiling_of
 from tritile.lab.report.tiling.steps import covered, whole_rows
 from tritile.ops.described import described
 from tritile.runtime import launch
-from tritile.runtime.interpreter import library_lock
 
 DEVICE = replace(target_device("nvidia-h200"), processors=3)  # as `run_interpreted` has it
 

@@ -23,7 +23,8 @@ from tritile.errors import (
     ShapeError,
     UnsupportedError,
 )
-from tritile.families.grouped.family import tiles
+from tritile.families.grouped import kernel_tma
+from tritile.families.grouped.family import FAR, tiles
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab.explain import explained
@@ -298,3 +299,7 @@ def test_groups_of_k_are_looked_at_to_the_end_of_k():
     call.offs.copy_(torch.tensor([8, 40, 40, 90, 200], dtype=torch.int32))
     assert [group.a.shape[1] for group in groups_of(call)] == [8, 32, 0, 50, 6]
     assert [len(group.b) for group in groups_of(call)] == [8, 32, 0, 50, 6]
+
+
+def test_kernel_and_descriptor_agree_on_the_rows_of_a_cut_descriptor():
+    assert kernel_tma.FAR.value == FAR

@@ -15,8 +15,10 @@ from tests.unit import helpers_for_kernels as helpers
 from tritile.core import threads
 from tritile.core.of_triton import LANGUAGE_PATCHER, interpreter_builder
 from tritile.core.source import source_hash
+from tritile.core.threads import library_lock
+from tritile.families.common.work import Kernel
 from tritile.runtime import interpreter as interpreter_module
-from tritile.runtime.interpreter import interpret, library_lock
+from tritile.runtime.interpreter import interpret
 
 
 @triton.jit
@@ -138,6 +140,18 @@ def interpreting(wait):
 def compiling(wait):
     with library_lock:
         wait()
+
+
+def test_a_kernel_is_imported_when_no_other_thread_has_the_language_patched():
+    """Gluon keeps what it finds in triton.language as it is imported."""
+    kernel, found = Kernel(helpers.__name__, "twice"), []
+    thread = threading.Thread(target=lambda: found.append(kernel.jitted))
+    with another_thread(interpreting):
+        thread.start()
+        thread.join(0.1)
+        assert found == []
+    thread.join(60)
+    assert found == [helpers.twice]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

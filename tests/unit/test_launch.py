@@ -13,7 +13,6 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.core.views import posed
 from tritile.errors import UntunedWarning
@@ -336,7 +335,7 @@ OPERATIONS = [
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize("problem", OPERATIONS, ids=lambda problem: problem.label)
 def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, starts):
-    call = posed(problem, Pointer.named)
+    call = posed(problem)
     early = 0
     for family in model.families(problem, HOPPER):
         config = legal_configs(problem, HOPPER, family)[0]
@@ -349,7 +348,7 @@ def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, s
 
 def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
     """A second one would add to what the first has stored, where a residual is overwritten in place."""
-    call = posed(OPERATIONS[4], Pointer.named)
+    call = posed(OPERATIONS[4])
     parts = lowered(call, False)
     ranges = [parts.core.verdict[1:], *(step.args["VERDICTS"] for step in parts.after)]
     assert ranges[0][0] == 0

@@ -67,7 +67,9 @@ def imported(path: Path, source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             module = absolute(path, node)
             names |= {f"{module}.{alias.name}" if module == "tritile" else module for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "__import__", "Kernel")
+        ):
             names |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
     return names
 
@@ -148,6 +150,7 @@ def test_optional_packages_stay_in_their_rooms(path):
         ("families/permute/family.py", "def late():\n    from tritile.ops.matmul import matmul"),
         ("families/permute/family.py", "import importlib\nimportlib.import_module('tritile.planning')"),
         ("families/permute/family.py", "from tritile import matmul"),
+        ("families/permute/family.py", "pick = Kernel('tritile.planning.model', 'pick')"),
         ("core/device.py", "from tritile import families"),
         ("core/device.py", "from ..families import registry"),
         ("planning/plans.py", "from tritile.runtime import launch"),
@@ -227,6 +230,19 @@ def test_importing_touches_no_gpu_no_optional_package_no_file_and_no_setting(tmp
     )
     assert fresh(code).splitlines() == ["False set()", "True", "True"]
     assert not cache.exists()
+
+
+def test_importing_jits_no_kernel_and_a_call_those_of_its_family():
+    code = (
+        "import sys, torch, tritile\n"
+        "from tritile.families.registry import ALL\n"
+        "def jitted(): return sorted(f.label for f in ALL if f.kernel._jitted)\n"
+        "gluon = any(name.startswith('triton.experimental.gluon.language') for name in sys.modules)\n"
+        "print(jitted(), gluon, *(f.kernel.module for f in ALL if f.kernel.module in sys.modules))\n"
+        "tritile.transpose(torch.ones(5, 3))\n"
+        "print(jitted())"
+    )
+    assert fresh(code).splitlines() == ["[] False", "['permute/tile']"]
 
 
 def test_a_launched_call_loads_nothing_that_tunes():

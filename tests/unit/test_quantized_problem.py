@@ -10,7 +10,6 @@ import torch
 import tritile
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import QuantizedProblem, problem_from_dict, problem_to_dict
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, UnsupportedError
@@ -28,10 +27,6 @@ H200 = target_device("nvidia-h200")
 PROBLEM = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 
 
-def pointer(dtype, elements):
-    return Pointer(getattr(torch, dtype))
-
-
 @pytest.mark.parametrize(
     "problem",
     [PROBLEM, QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "strided", 4)],
@@ -39,7 +34,7 @@ def pointer(dtype, elements):
 )
 def test_written_and_read(problem):
     assert problem_from_dict(problem_to_dict(problem)) == problem
-    assert posed(problem, pointer).problem == problem
+    assert posed(problem).problem == problem
 
 
 @pytest.mark.parametrize(
@@ -145,7 +140,7 @@ def test_illegal_configs(config, problem, reason):
 
 def test_legal_configs_make_work():
     assert illegal(config(k=64), replace(PROBLEM, bits=8), H200) is None
-    call = posed(PROBLEM, pointer)
+    call = posed(PROBLEM)
     for one in legal_configs(PROBLEM, H200)[::7]:
         work = work_of(call, one, H200.processors, True)
         (step,) = work.steps

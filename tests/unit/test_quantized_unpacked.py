@@ -4,11 +4,9 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-import torch
 
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.core.views import posed
 from tritile.errors import UnsupportedError
@@ -31,17 +29,13 @@ SIDES = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS
 CONFIG = Config.of(4, 4, "unpacked", **SIDES, PERSISTENT=True, SUBTILES=2)
 
 
-def pointer(dtype, elements):
-    return Pointer(getattr(torch, dtype))
-
-
 def buffers(step):
     return [value.buffer for value in step.values if isinstance(value, Buffer | Descriptor)]
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_work(early):
-    work = work_of(posed(PREFILL, pointer), CONFIG, H200.processors, early)
+    work = work_of(posed(PREFILL), CONFIG, H200.processors, early)
     first, last = work.steps
     assert (first.kernel, last.kernel) == (unpack, matmul_warpgroups)
     assert work.scratch == {"weight": Section("bfloat16", 8192 * 8192)}
@@ -58,7 +52,7 @@ def test_work(early):
 
 def test_work_with_all_there_is():
     """Rows of x are of 8 bytes, so that it is copied."""
-    work = work_of(posed(RAGGED, pointer), CONFIG, H200.processors, True)
+    work = work_of(posed(RAGGED), CONFIG, H200.processors, True)
     assert [step.kernel for step in work.steps] == [unpack, repack, matmul_warpgroups]
     row = 4160  # the next multiple of 64
     assert work.scratch == {
@@ -80,7 +74,7 @@ def test_work_with_all_there_is():
 
 
 def test_all_configs_make_work():
-    call = posed(PREFILL, pointer)
+    call = posed(PREFILL)
     for config in legal_configs(PREFILL, H200, "unpacked")[::40]:
         work = work_of(call, config, H200.processors, True)
         assert len(work.steps) == 2

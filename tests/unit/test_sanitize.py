@@ -61,7 +61,7 @@ def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypa
 
 @pytest.mark.parametrize("family", sanitize.SPECIALISED)
 def test_the_dispatch_of_every_family_is_from_its_kernel_to_the_warps(family):
-    kernel, places = FAMILIES["matmul"][family].kernel, sanitize.dispatches(family)
+    kernel, places = FAMILIES["matmul"][family].kernel.jitted, sanitize.dispatches(family)
     assert {name for name, *_ in places} == {kernel.__name__}
     modules = {"kernel.py": kernel.__module__, "consume.py": start_warps.__module__}
     told = [

@@ -8,11 +8,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.errors import UnsupportedError
@@ -72,7 +70,7 @@ by_family = pytest.mark.parametrize("own", OWN, ids=lambda own: own.family)
 
 
 def steps_of(problem, own):
-    call = posed(problem, lambda dtype, count: Pointer(getattr(torch, dtype)))
+    call = posed(problem)
     return work_of(call, own, H200.processors, True).steps
 
 
@@ -386,7 +384,7 @@ def test_predictions_count_the_copies_that_a_call_makes(own, size, layouts):
     """An estimate by b's layout decides about them, and that of out^T has another layout."""
     (m, n, k), (a, b) = size, layouts
     problem = MatmulProblem(1, m, n, k, "bfloat16", "bfloat16", a_layout=a, b_layout=b)
-    call = posed(problem, lambda dtype, count: Pointer(getattr(torch, dtype)))
+    call = posed(problem)
     copies = set(work_of(call, own, H200.processors, True).scratch)
     moved = 2 * k * (m * ("copy_a" in copies) + n * ("copy_b" in copies)) * problem.itemsize
     family = FAMILIES["matmul"][own.family]

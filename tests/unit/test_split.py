@@ -7,12 +7,10 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tests.interleaved import Turns
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.families import numerics
@@ -90,7 +88,7 @@ def test_batch_invariant_products_are_never_split():
 
 
 def test_a_call_has_room_for_all_parts_and_a_counter_for_each_tile_and_consumer():
-    work = work_of(posed(DEEP, lambda dtype, n: Pointer(getattr(torch, dtype))), config(), 132, True)
+    work = work_of(posed(DEEP), config(), 132, True)
     assert work.steps[-1].grid == (120, 1, 1)
     assert work.scratch["parts"].elements == 120 * 128 * 128
     assert work.counters == 40 * 2
@@ -109,7 +107,7 @@ def test_its_tiles_are_those_of_persistent_warpgroups():
     ("own", "main", "rest"), [(config(n=160, stages=4), 128, 32), (config(192, 80, consumers=3), 64, 16)]
 )
 def test_boxes_hold_columns_in_two_pieces(own, main, rest):
-    work = work_of(posed(DEEP, lambda dtype, n: Pointer(getattr(torch, dtype))), own, 132, True)
+    work = work_of(posed(DEEP), own, 132, True)
     args, rows = work.steps[-1].args, own["BLOCK_M"] // own["CONSUMERS"]
     names = ("a_desc", "b_desc", "b_rest_desc", "out_desc", "out_rest_desc")
     assert [args[name].block[2:] for name in names] == [

@@ -1,12 +1,15 @@
-"""Share work among threads, and free locks in a forked child."""
+"""Share work among threads, import for them, and free locks in a forked child."""
 
 import os
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
+from importlib import import_module
 from typing import Any, Final, TypeVar
 
 WAIT_S: Final = 1.0
+# Held while the interpreter patches triton.language in place: nothing may compile, or import it, meanwhile.
+library_lock: Final = threading.RLock()
 T = TypeVar("T")
 
 
@@ -34,6 +37,12 @@ def at_fork(lock: Any, in_child: Callable[[bool], None] = lambda ended: None) ->
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=after)
+
+
+def import_late(module: str) -> Any:
+    """Return a module that imports triton.language, at a time when that is not patched."""
+    with library_lock:
+        return import_module(module)
 
 
 _under_way: dict[Hashable, Future[Any]] = {}

@@ -9,7 +9,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.source import source_hash
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.work import Work
+from tritile.families.common.work import Kernel, Work
 
 
 def _always(problem: Any) -> bool:
@@ -42,7 +42,7 @@ class Family:
 
     op: str
     name: str
-    kernel: Any
+    kernel: Kernel
     space: Callable[[], Iterable[Config]]
     illegal: Callable[[Config, Any, Device], str | None]
     pointless: Callable[[Config, Any, Device], bool]
@@ -50,7 +50,7 @@ class Family:
     work: Callable[[Any, Config, int, bool], Work]
     numerics: Callable[[Config, Any, Device], Numerics]
     canonical: Callable[[Any, Device], Numerics]
-    also: tuple[Any, ...] = ()
+    also: tuple[Kernel, ...] = ()
     resident: Callable[[Config, Any, Device], int] | None = None
     contends: Callable[[Any], bool] = _always
     margin: float | None = None
@@ -69,4 +69,4 @@ class Family:
     @functools.cached_property
     def digest(self) -> str:
         """Return the digest of the source for which measurements count."""
-        return source_hash(self.kernel, *self.also)
+        return source_hash(*(kernel.jitted for kernel in (self.kernel, *self.also)))

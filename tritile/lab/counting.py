@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tritile.core.of_triton import InterpreterBuilder
-from tritile.runtime.interpreter import library_lock
+from tritile.core.threads import library_lock
 
 SECTOR: Final = 32  # the fewest bytes that a GPU moves
 

@@ -22,7 +22,6 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.markup import table_html
-from tritile.core.pointer import Pointer
 from tritile.core.problem import PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
@@ -67,7 +66,7 @@ class Plan:
         """Return the bytes of workspace that a call allocates while it runs, 0 in the interpreter."""
         if self.source == "interpreter":
             return 0
-        return workspace_bytes(posed(self.problem, Pointer.named), self.config, self.device)
+        return workspace_bytes(posed(self.problem), self.config, self.device)
 
     def __repr__(self) -> str:
         time = "" if self.us is None else f", {self.us:.1f} us"

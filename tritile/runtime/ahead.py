@@ -20,7 +20,7 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-    return compiles_of(posed(problem, Pointer.named), config, device, Pointer.named)
+    return compiles_of(posed(problem), config, device, Pointer.named)
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:

@@ -9,8 +9,8 @@ from triton import knobs
 
 from tritile.core.of_triton import FileCacheManager
 from tritile.core.settings import current_mode
+from tritile.core.threads import library_lock
 from tritile.errors import NotCompiledError
-from tritile.runtime.interpreter import library_lock
 
 # Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in
 # 3.10, and with it the bits of results.

@@ -8,7 +8,6 @@ Triton's own library (`tl.cdiv`, `tl.sum` ...).
 
 import contextlib
 import inspect
-import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,12 +30,10 @@ from tritile.core.of_triton import (
     interpreter_builder,
 )
 from tritile.core.source import named_values
-from tritile.core.threads import at_fork
+from tritile.core.threads import at_fork, library_lock
 from tritile.errors import UnsupportedError
 
 _twins: dict[JITFunction, InterpretedFunction] = {}
-# The interpreter patches triton.language in place while it runs: nothing may compile meanwhile.
-library_lock = threading.RLock()
 _undoing: list[Callable[[], None]] = []  # functions that undo the patches in force, the latest last
 
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import torch
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
+from tritile.core.threads import import_late, library_lock
 from tritile.core.views import Call, MatmulCall, PermuteCall
 from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
@@ -26,7 +26,7 @@ from tritile.families.work import early, work_of
 from tritile.planning import model
 from tritile.runtime.compiles import OPTIONS, as_mode_asks
 from tritile.runtime.counters import counters_of
-from tritile.runtime.interpreter import interpret, library_lock
+from tritile.runtime.interpreter import interpret
 from tritile.runtime.loading import listened, loaded
 from tritile.runtime.native import TFLOAT32, NativeLaunch
 
@@ -46,6 +46,12 @@ class _At:
         return self.address
 
 
+@functools.cache
+def _gluon_descriptor() -> Callable[..., Any]:
+    gluon = import_late("triton.experimental.gluon.nvidia.hopper")  # a twentieth of a second
+    return gluon.TensorDescriptor
+
+
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
     """Return an argument as Triton takes it. Buffers are tensors or stand-ins."""
     if isinstance(value, Buffer):
@@ -53,7 +59,7 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
     if isinstance(value, Descriptor):
         base, block = buffers[value.buffer], list(value.block)
         if value.layout is not None:
-            return GluonDescriptor(base, list(value.shape), list(value.strides), block, value.layout)
+            return _gluon_descriptor()(base, list(value.shape), list(value.strides), block, value.layout)
         return TensorDescriptor(base, list(value.shape), list(value.strides), block)
     return tuple(_bound(item, buffers) for item in value) if type(value) is tuple else value
 

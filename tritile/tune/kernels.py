@@ -64,7 +64,7 @@ def _overhang(side: str) -> Callable[[Mapping[str, Any]], bool]:
 
 def tuned(**options: Any) -> Autotuner:
     """Return `matmul_tile` under `tritile.autotune` with these options; heuristics set MASK_M, N and K."""
-    kernel = triton.heuristics({f"MASK_{side}": _overhang(side) for side in "MNK"})(FAMILY.kernel)
+    kernel = triton.heuristics({f"MASK_{side}": _overhang(side) for side in "MNK"})(FAMILY.kernel.jitted)
     configs = [config.to_triton() for config in FAMILY.configs]
     return autotune(configs, list(_KEY), {"early_config_prune": likeliest}, **options)(kernel)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from tritile.core.pointer import Pointer
 from tritile.core.problem import Tiled
 from tritile.core.views.grouped import GroupedCall, Scales, posed_groups
 from tritile.core.views.permutes import PermuteCall, posed_permute
@@ -35,10 +36,11 @@ _POSERS: Final[dict[str, Callable[[Any, Make], Call]]] = {
 }
 
 
-def posed(problem: Tiled, make: Make) -> Call:
+def posed(problem: Tiled, make: Make = Pointer.named) -> Call:
     """Return a call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
-    Memory is made in the order of the call's `tensors`. A complex element of a product is made as two real
-    ones, any other element of 16 bytes as two of int64.
+    Without it, stand-ins for memory serve, as where nothing runs. Memory is made in the order of the call's
+    `tensors`. A complex element of a product is made as two real ones, any other element of 16 bytes as two
+    of int64.
     """
     return _POSERS[problem.op](problem, make)

@@ -12,8 +12,9 @@ from tritile.core.views import MatmulCall, Placed, View
 from tritile.errors import TuningError
 from tritile.families.common.facts import SECTOR
 from tritile.families.common.grids import WIDE_FROM
-from tritile.families.common.repack import repack
-from tritile.families.common.work import Buffer, Descriptor, Section, Step, buffer_of
+from tritile.families.common.work import Buffer, Descriptor, Kernel, Section, Step, buffer_of
+
+repack: Final = Kernel("tritile.families.common.repack", "repack")
 
 _TURNED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
 _MAX_STRIDE: Final = 2**40  # bytes of a descriptor's stride
@@ -220,7 +221,7 @@ def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> 
         own["{}_batch"] * -(-own["{}_rows"] // block_r) * -(-own["{}_columns"] // block_c)
         for own in sides.values()
     )
-    return Step(repack, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
+    return Step(repack.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
 
 
 def inputs(call: MatmulCall, early: bool) -> Inputs:

@@ -19,8 +19,7 @@ from tritile.families.common.blocks import names_fault, order_fault, shared_faul
 from tritile.families.common.descriptors import Output, arguments, check_sizes, grid_of, output_of
 from tritile.families.common.facts import SECTOR
 from tritile.families.common.numerics import canonical_product, of_product
-from tritile.families.common.operands import Inputs, Seen, copied, inputs, tiles
-from tritile.families.common.repack import repack
+from tritile.families.common.operands import Inputs, Seen, copied, inputs, repack, tiles
 from tritile.families.common.sums import in_parts, promoted_turns
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
 from tritile.families.common.warpgroups import (
@@ -34,7 +33,7 @@ from tritile.families.common.warpgroups import (
     shared_bytes,
     swizzled,
 )
-from tritile.families.common.work import Descriptor, Work, step_of
+from tritile.families.common.work import Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
 
 TRITON: Final = (3, 7)  # the version with whose barriers and copies to both programs clusters were checked
@@ -85,6 +84,7 @@ class Kind:
     """
 
     name: str
+    kernel: Kernel
     turned: bool = False
     shapes: Shapes | None = None
     by_out: bool = False
@@ -243,8 +243,8 @@ class Kind:
             **dict(config.kwargs),
         }  # fmt: skip
 
-    def work(self, kernel: Any, call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-        """Return the launches of `call` by a kernel: see `tritile.families.work.work_of`."""
+    def work(self, call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+        """Return the launches of `call`: see `tritile.families.work.work_of`."""
         check_sizes(call)
         read, out = inputs(call, early), output_of(call)
         values = self.arguments(call, config, read, out, early)
@@ -253,17 +253,16 @@ class Kind:
         options = {"num_warps": config.num_warps, "launch_pdl": early}
         if self.shapes is not None:
             options["num_ctas"] = self.programs
-        return Work((*read.steps, step_of(kernel, grid, values, options)), read.scratch)
+        return Work((*read.steps, step_of(self.kernel, grid, values, options)), read.scratch)
 
-    def family(
-        self, kernel: Any, space: Callable[[], Iterable[Config]], work: Callable[..., Work], **more: Any
-    ) -> Family:
+    def family(self, space: Callable[[], Iterable[Config]], **more: Any) -> Family:
         """Return the family: `more` is what it has of its own."""
         given: dict[str, Any] = {
             "illegal": self.illegal, "pointless": self.pointless, "predicted_us": self.predicted_us,
-            "resident": self.resident, "numerics": functools.partial(of_product, specialised=True), **more,
+            "resident": self.resident, "work": self.work,
+            "numerics": functools.partial(of_product, specialised=True), **more,
         }  # fmt: skip
         return Family(
-            op=MatmulProblem.op, name=self.name, kernel=kernel, also=(repack,), space=space, work=work,
+            op=MatmulProblem.op, name=self.name, kernel=self.kernel, also=(repack,), space=space,
             canonical=canonical_product, **given,
         )  # fmt: skip

@@ -7,11 +7,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from triton.experimental.gluon import language as gl
-
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem, epilogue_of
+from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common.blocks import late_fault, names_fault, shared_fault
 from tritile.families.common.operands import reachable, tiles
@@ -24,7 +23,7 @@ ROWS: Final = (64, 128)  # of a tile, for one consumer
 COLUMNS: Final = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
 _RIGHT_ON_3_6: Final = (64, 96, 128, 192)  # columns of tiles whose promoted sums are right with Triton 3.6
 _BARRIERS: Final = 512  # bytes of shared memory for barriers and the state of the warps
-_GLUON_DTYPES: Final = {"float8_e4m3fn": gl.float8e4nv, "float8_e5m2": gl.float8e5}
+_GLUON_DTYPES: Final = {"float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}
 
 
 def main_columns(config: Config) -> int:
@@ -140,6 +139,7 @@ def swizzled(dtype: str, second: tuple[int, ...] | None = None) -> Callable[[tup
 
     `second`: where the second program of a cluster has its part of the block; None: there is no cluster.
     """
-    kind = _GLUON_DTYPES.get(dtype) or getattr(gl, dtype)
+    gl = import_late("triton.experimental.gluon.language")  # a twentieth of a second
+    kind = getattr(gl, _GLUON_DTYPES.get(dtype, dtype))
     shared = {} if second is None else {"cga_layout": [[*second]]}
     return functools.cache(lambda block: gl.NVMMASharedLayout.get_default_for([*block], kind, **shared))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from tritile.core.threads import import_late
 from tritile.core.views import Placed
 
 COUNTERS: Final = "counters"  # the buffer of a work's counters
@@ -42,6 +43,24 @@ class Section(NamedTuple):
     elements: int
 
 
+class Kernel:
+    """Name a jitted function, whose module is imported when the function is first needed.
+
+    Triton reads a function's source as it jits it: that of all families takes a quarter of a second.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+        self._jitted: Any = None
+
+    @property
+    def jitted(self) -> Any:
+        """Return the function under `triton.jit`."""
+        if self._jitted is None:
+            self._jitted = getattr(import_late(self.module), self.name)
+        return self._jitted
+
+
 class Step(NamedTuple):
     """Describe one launch: a kernel, its grid, its arguments by name, and how to compile it."""
 
@@ -57,10 +76,11 @@ class Step(NamedTuple):
 
 
 def step_of(
-    kernel: Any, grid: tuple[int, int, int], values: Mapping[str, Any], options: Mapping[str, Any]
+    kernel: Kernel, grid: tuple[int, int, int], values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Step:
     """Return the launch of a kernel with those of the values that it takes."""
-    return Step(kernel, grid, {name: values[name] for name in kernel.arg_names}, options)
+    jitted = kernel.jitted
+    return Step(jitted, grid, {name: values[name] for name in jitted.arg_names}, options)
 
 
 class Work(NamedTuple):

@@ -14,8 +14,10 @@ from tritile.core.problem.complexes import form_of
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.families.common import grids
 from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Buffer, Section, Step, buffer_of, step_of
-from tritile.families.complex.kernel import lay_out, put_together
+from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of, step_of
+
+lay_out: Final = Kernel("tritile.families.complex.kernel", "lay_out")
+put_together: Final = Kernel("tritile.families.complex.kernel", "put_together")
 
 _TILE: Final = (16, 512, 4)  # rows of a tile of complex numbers, bytes of each, and its warps
 _RE, _IM = (1, 0), (0, 1)  # weights of an element's two parts in a real number that stands for it
@@ -66,7 +68,7 @@ class _Call:
             reach *= size if step else 1
         return sizes, steps, tuple(reversed(strides))
 
-    def step(self, kernel: Any, view: View, args: dict[str, Any]) -> Step:
+    def step(self, kernel: Kernel, view: View, args: dict[str, Any]) -> Step:
         """Return a launch over tiles of complex matrices that lie as in `view`."""
         rows, columns = view.shape
         batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize

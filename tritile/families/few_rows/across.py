@@ -16,10 +16,12 @@ from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault
 from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.numerics import Numerics, canonical_product
-from tritile.families.common.work import Buffer, Section, Work, step_of
+from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.few_rows.family import DTYPES
-from tritile.families.few_rows.kernel_across import few_rows_across, sum_parts
+
+few_rows_across: Final = Kernel("tritile.families.few_rows.kernel_across", "few_rows_across")
+sum_parts: Final = Kernel("tritile.families.few_rows.kernel_across", "sum_parts")
 
 NAME: Final = "few_rows_across"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")

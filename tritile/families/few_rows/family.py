@@ -17,9 +17,10 @@ from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fa
 from tritile.families.common.grids import grid, options
 from tritile.families.common.numerics import Numerics, canonical_product
 from tritile.families.common.products import held
-from tritile.families.common.work import Work, step_of
+from tritile.families.common.work import Kernel, Work, step_of
 from tritile.families.family import Family
-from tritile.families.few_rows.kernel import few_rows
+
+few_rows: Final = Kernel("tritile.families.few_rows.kernel", "few_rows")
 
 NAME: Final = "few_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")

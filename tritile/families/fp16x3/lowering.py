@@ -52,10 +52,13 @@ from tritile.core.problem.parts import PART_UNIT, part_length
 from tritile.core.views import MatmulCall, Placed, Verdict, View
 from tritile.errors import TuningError
 from tritile.families.common.lowered import Lowered, copied_batch
-from tritile.families.common.verdict import END, UNFIT, reset
-from tritile.families.common.work import Buffer, Section, Step, buffer_of, step_of
-from tritile.families.fp16x3.kernel import find_peaks, split
+from tritile.families.common.verdict import END, UNFIT
+from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of, step_of
 from tritile.families.matmul_tile import family as tile
+
+reset: Final = Kernel("tritile.families.common.verdict", "reset")
+find_peaks: Final = Kernel("tritile.families.fp16x3.kernel", "find_peaks")
+split: Final = Kernel("tritile.families.fp16x3.kernel", "split")
 
 _BLOCK: Final = 2048  # elements that a program splits at once; more where whole rows are longer
 _WHOLE: Final = {False: 8192, True: 128}  # the largest K of whole rows, by whether rows lie across K
@@ -174,11 +177,11 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
     args = {"verdict_ptr": verdict, "words_ptr": words, "columns": k, "WAIT": early}
     args |= {**a.operand, **b.operand}
     if a.peaks + b.peaks:
-        begin = Step(find_peaks, (a.peaks + b.peaks, 1, 1), args, options)
+        begin = Step(find_peaks.jitted, (a.peaks + b.peaks, 1, 1), args, options)
     else:
         begin = step_of(reset, (1, 1, 1), args, {"num_warps": 1, "launch_pdl": early})
     args = {**args, **a.made, **b.made, "part": part_length(k)}
-    return begin, Step(split, (a.programs + b.programs, 1, 1), args, options)
+    return begin, Step(split.jitted, (a.programs + b.programs, 1, 1), args, options)
 
 
 def wanted(call: MatmulCall) -> bool:

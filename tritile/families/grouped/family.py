@@ -20,16 +20,17 @@ from tritile.families.common.blocks import least_blocks, oversized, shared_fault
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import accumulator_words
-from tritile.families.common.work import Buffer, Descriptor, Work, step_of
+from tritile.families.common.work import Buffer, Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
-from tritile.families.grouped.kernel import grouped_matmul_tile
-from tritile.families.grouped.kernel_tma import FAR, grouped_matmul_descriptor
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.matmul_tma.family import fault
 
+grouped_matmul_tile: Final = Kernel("tritile.families.grouped.kernel", "grouped_matmul_tile")
+grouped_matmul_descriptor: Final = Kernel("tritile.families.grouped.kernel_tma", "grouped_matmul_descriptor")
+
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SUBTILES")
-_MAX_SIZE: Final = 2**30  # of a descriptor that is cut at a group's end
+FAR: Final = 2**30  # rows of a descriptor that is cut at a group's end, as in its kernel
 _MAX_WORDS: Final = 128
 _LEAST_LANES: Final = 32
 _STEP: Final = (
@@ -72,8 +73,8 @@ def unreachable(problem: GroupedProblem) -> str | None:
         return "groups begin anywhere along the contiguous dimension of a"
     if problem.ragged == "k" and (problem.a_layout, problem.b_layout) != ("column", "row"):
         return "groups begin anywhere along the contiguous dimension of an operand"
-    if max(problem.m, problem.n, problem.k, problem.groups) > _MAX_SIZE:
-        return f"sizes above {_MAX_SIZE}"
+    if max(problem.m, problem.n, problem.k, problem.groups) > FAR:
+        return f"sizes above {FAR}"
     return None
 
 
@@ -200,7 +201,7 @@ def _cut(whole: Descriptor) -> Descriptor:
     """Return the descriptor of one matrix, which a kernel may end at any row: see `load_cut`."""
     _, columns = whole.shape[1:]
     step = whole.strides[1]
-    shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR.value, columns)
+    shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR, columns)
     return Descriptor(whole.buffer, shape, (_STEP - step, step, step, 1), (1, *whole.block))
 
 

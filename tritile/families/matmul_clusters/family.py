@@ -7,10 +7,10 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind, Shapes
-from tritile.families.common.work import Work
-from tritile.families.matmul_clusters.kernel import matmul_clusters
+from tritile.families.common.work import Kernel
+
+matmul_clusters: Final = Kernel("tritile.families.matmul_clusters.kernel", "matmul_clusters")
 
 NAME: Final = "clusters"
 _FEWEST_ROWS: Final = 64
@@ -28,7 +28,7 @@ _SHAPES: Final[Shapes] = {
     (128, 144, 2, 1): (5, (1, 2)),
     (128, 80, 2, 1): (7, (1, 2)),
 }
-KIND: Final = Kind(NAME, shapes=_SHAPES)
+KIND: Final = Kind(NAME, matmul_clusters, shapes=_SHAPES)
 
 
 def configs_of(kind: Kind) -> Iterator[Config]:
@@ -45,9 +45,4 @@ def contends(problem: MatmulProblem) -> bool:
     return problem.m > _FEWEST_ROWS
 
 
-def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config: see `tritile.families.work.work_of`."""
-    return KIND.work(matmul_clusters, call, config, processors, early)
-
-
-FAMILY: Final = KIND.family(matmul_clusters, lambda: configs_of(KIND), work, contends=contends)
+FAMILY: Final = KIND.family(lambda: configs_of(KIND), contends=contends)

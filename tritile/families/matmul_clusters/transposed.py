@@ -2,12 +2,8 @@
 
 from typing import Final
 
-from tritile.core.config import Config
-from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind, Shapes
-from tritile.families.common.work import Work
-from tritile.families.matmul_clusters.family import configs_of
-from tritile.families.matmul_clusters.kernel import matmul_clusters
+from tritile.families.matmul_clusters.family import configs_of, matmul_clusters
 
 NAME: Final = "transposed_clusters"
 # As those of clusters, of out^T: BLOCK_M here is of its rows, which are columns of out.
@@ -26,12 +22,7 @@ _SHAPES: Final[Shapes] = {
     (256, 80, 2, 1): (4, (1, 2)),
     (256, 160, 2, 2): (3, (1, 2)),
 }
-KIND: Final = Kind(NAME, turned=True, shapes=_SHAPES)
+KIND: Final = Kind(NAME, matmul_clusters, turned=True, shapes=_SHAPES)
 
 
-def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config: see `tritile.families.work.work_of`."""
-    return KIND.work(matmul_clusters, call, config, processors, early)
-
-
-FAMILY: Final = KIND.family(matmul_clusters, lambda: configs_of(KIND), work)
+FAMILY: Final = KIND.family(lambda: configs_of(KIND))

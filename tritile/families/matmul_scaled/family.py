@@ -15,8 +15,9 @@ from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
 from tritile.families.common.warpgroups import numbers_fault, swizzled
-from tritile.families.common.work import Work, step_of
-from tritile.families.matmul_scaled.kernel import matmul_scaled
+from tritile.families.common.work import Kernel, Work, step_of
+
+matmul_scaled: Final = Kernel("tritile.families.matmul_scaled.kernel", "matmul_scaled")
 
 NAME: Final = "scaled"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "PERSISTENT", "PIECE")
@@ -158,7 +159,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     return Work((*read.steps, step), read.scratch)
 
 
-FAMILY: Final = Kind(NAME).family(
-    matmul_scaled, _configs, work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
+FAMILY: Final = Kind(NAME, matmul_scaled).family(
+    _configs, work=work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
     resident=resident,
 )  # fmt: skip

@@ -16,9 +16,10 @@ from tritile.families.common.rates import memory_us
 from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
 from tritile.families.common.warpgroups import epilogue_fault, fault, programs_of
-from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
-from tritile.families.matmul_split.kernel import matmul_split
+from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.matmul_wgmma import family as warpgroups
+
+matmul_split: Final = Kernel("tritile.families.matmul_split.kernel", "matmul_split")
 
 NAME: Final = "split"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "SUBTILES")
@@ -128,7 +129,7 @@ def _numerics(config: Config, problem: MatmulProblem, device: Device) -> Numeric
     return Numerics("warpgroup", 0)
 
 
-FAMILY: Final = Kind(NAME).family(
-    matmul_split, _configs, work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
+FAMILY: Final = Kind(NAME, matmul_split).family(
+    _configs, work=work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
     resident=resident, numerics=_numerics,
 )  # fmt: skip

@@ -31,10 +31,11 @@ from tritile.families.common.products import (
 )
 from tritile.families.common.rates import memory_us, rate, scaling, turning
 from tritile.families.common.sums import in_parts, input_precision
-from tritile.families.common.work import Work, buffer_of, step_of
+from tritile.families.common.work import Kernel, Work, buffer_of, step_of
 from tritile.families.family import Family
-from tritile.families.matmul_tile.gated import gated_tile
-from tritile.families.matmul_tile.kernel import matmul_tile
+
+gated_tile: Final = Kernel("tritile.families.matmul_tile.gated", "gated_tile")
+matmul_tile: Final = Kernel("tritile.families.matmul_tile.kernel", "matmul_tile")
 
 NAME: Final = "tile"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M")

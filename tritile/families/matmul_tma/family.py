@@ -27,15 +27,15 @@ from tritile.families.common.blocks import (
 from tritile.families.common.descriptors import BARRIER, arguments, check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import canonical_product, of_product
-from tritile.families.common.operands import inputs, reachable, tiles
+from tritile.families.common.operands import inputs, reachable, repack, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores
-from tritile.families.common.repack import repack
 from tritile.families.common.sums import in_parts, input_precision
 from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
-from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
+from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
-from tritile.families.matmul_tma.gated import gated_descriptor
-from tritile.families.matmul_tma.kernel import matmul_descriptor
+
+gated_descriptor: Final = Kernel("tritile.families.matmul_tma.gated", "gated_descriptor")
+matmul_descriptor: Final = Kernel("tritile.families.matmul_tma.kernel", "matmul_descriptor")
 
 NAME: Final = "descriptor"
 PARAMETERS: Final = (

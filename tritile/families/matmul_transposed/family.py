@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Final
 
 from tritile.core.config import Config
-from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind
-from tritile.families.common.work import Work
-from tritile.families.matmul_transposed.kernel import matmul_transposed
+from tritile.families.common.work import Kernel
 from tritile.families.matmul_wgmma import family as warpgroups
 
+matmul_transposed: Final = Kernel("tritile.families.matmul_transposed.kernel", "matmul_transposed")
+
 NAME: Final = "transposed"
-KIND: Final = Kind(NAME, turned=True, by_out=True)
+KIND: Final = Kind(NAME, matmul_transposed, turned=True, by_out=True)
 
 
 def _configs() -> Iterator[Config]:
@@ -21,9 +21,4 @@ def _configs() -> Iterator[Config]:
             yield replace(KIND.mirrored(config), family=NAME)
 
 
-def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config: see `tritile.families.work.work_of`."""
-    return KIND.work(matmul_transposed, call, config, processors, early)
-
-
-FAMILY: Final = KIND.family(matmul_transposed, _configs, work)
+FAMILY: Final = KIND.family(_configs)

@@ -6,14 +6,12 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall
 from tritile.families.common.specialised import Kind
 from tritile.families.common.warpgroups import COLUMNS, REGISTERS, ROWS
-from tritile.families.common.work import Work
-from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
+from tritile.families.common.work import Kernel
 
 NAME: Final = "warpgroups"
-KIND: Final = Kind(NAME)
+KIND: Final = Kind(NAME, Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups"))
 _LARGEST: Final = 256 * 160  # elements of a tile
 
 
@@ -37,9 +35,4 @@ def contends(problem: MatmulProblem) -> bool:
     return not problem.block_scales
 
 
-def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of `call` with a config: see `tritile.families.work.work_of`."""
-    return KIND.work(matmul_warpgroups, call, config, processors, early)
-
-
-FAMILY: Final = KIND.family(matmul_warpgroups, _configs, work, contends=contends)
+FAMILY: Final = KIND.family(_configs, contends=contends)

@@ -20,9 +20,11 @@ from tritile.families.common.grids import POLLS, options
 from tritile.families.common.numerics import Numerics, canonical_product
 from tritile.families.common.products import held, warpgroup_mma
 from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of, transposed
-from tritile.families.common.work import COUNTERS, Buffer, Section, Work, step_of
+from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
-from tritile.families.odd_rows.kernel import copy_shifted, odd_rows
+
+copy_shifted: Final = Kernel("tritile.families.odd_rows.kernel", "copy_shifted")
+odd_rows: Final = Kernel("tritile.families.odd_rows.kernel", "odd_rows")
 
 NAME: Final = "odd_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "SPLIT_K")

@@ -30,8 +30,12 @@ from tritile.core.views import Fused, MatmulCall, Placed, View
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import grid
 from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Buffer, Section, Step, buffer_of
-from tritile.families.ozaki.kernel import join_residues, measure_vectors, multiply_unfit, split_residues
+from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of
+
+join_residues: Final = Kernel("tritile.families.ozaki.kernel", "join_residues")
+measure_vectors: Final = Kernel("tritile.families.ozaki.kernel", "measure_vectors")
+multiply_unfit: Final = Kernel("tritile.families.ozaki.kernel", "multiply_unfit")
+split_residues: Final = Kernel("tritile.families.ozaki.kernel", "split_residues")
 
 _PEAK: Final = 4  # normal numbers have 1.25, log-normal ones of sigma 1.5 have 3.1
 _PART: Final = 41  # bits: with a remainder's 8, and 4 for a sum of 14, they make 53
@@ -132,7 +136,7 @@ def _made_over(vectors: _Vectors, moduli: str | None) -> tuple[Step, Step]:
     contiguous = vectors.strides[1] == 1
     rows, most, warps = _MEASURED[contiguous]
     measure = Step(
-        measure_vectors,
+        measure_vectors.jitted,
         grid(-(-vectors.size // rows), vectors.matrices),
         of | {
             "REACH": float(REACH), "PEAK": _PEAK, "BLOCK_R": rows, "BLOCK_K": _fitting(most, vectors.depth),
@@ -142,7 +146,7 @@ def _made_over(vectors: _Vectors, moduli: str | None) -> tuple[Step, Step]:
     rows, columns, warps = _SPLIT[contiguous]
     tiles = -(-vectors.size // rows) * -(-vectors.padded // columns)
     split = Step(
-        split_residues,
+        split_residues.jitted,
         grid(tiles, vectors.matrices),
         of | {
             "out_ptr": Buffer(vectors.residues), "moduli_ptr": None if moduli is None else Buffer(moduli),
@@ -193,7 +197,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
 
     rows, columns, warps = _JOINED
     join = Step(
-        join_residues,
+        join_residues.jitted,
         tiles(rows, columns),
         common | {
             "parts_ptr": Buffer(parts),
@@ -204,7 +208,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     )  # fmt: skip
     rows, columns, block_k, warps = _PLAIN
     plain = Step(
-        multiply_unfit,
+        multiply_unfit.jitted,
         tiles(rows, columns),
         common | {
             "a_ptr": a.source, "b_ptr": b.source, "K": a.depth,

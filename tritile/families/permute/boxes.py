@@ -18,9 +18,10 @@ from tritile.core.problem.permute import merged
 from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
-from tritile.families.common.work import Buffer, Work, step_of
-from tritile.families.permute.box import permute_box
+from tritile.families.common.work import Buffer, Kernel, Work, step_of
 from tritile.families.permute.family import TILE, digits
+
+permute_box: Final = Kernel("tritile.families.permute.box", "permute_box")
 
 BOX: Final = "box"
 PARAMETERS: Final = ("BLOCK", "BLOCK_M", "BLOCK_N")

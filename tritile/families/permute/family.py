@@ -19,10 +19,12 @@ from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
 from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import held
-from tritile.families.common.work import Buffer, Step, Work, step_of
+from tritile.families.common.work import Buffer, Kernel, Step, Work, step_of
 from tritile.families.family import Family
-from tritile.families.permute.kernel import permute_tile, transpose_in_place
-from tritile.families.permute.packed import permute_packed
+
+permute_tile: Final = Kernel("tritile.families.permute.kernel", "permute_tile")
+transpose_in_place: Final = Kernel("tritile.families.permute.kernel", "transpose_in_place")
+permute_packed: Final = Kernel("tritile.families.permute.packed", "permute_packed")
 
 NAME: Final = "tile"
 PACKED: Final = "packed"
@@ -290,7 +292,7 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
         "LANES": lanes, "WIDE": wide, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1], "BLOCK": block,
     }  # fmt: skip
     grid = grids.grid(tiles * tiles, batch)
-    return Work((Step(transpose_in_place, grid, args, {"num_warps": config.num_warps}),))
+    return Work((Step(transpose_in_place.jitted, grid, args, {"num_warps": config.num_warps}),))
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:

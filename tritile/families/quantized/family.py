@@ -23,12 +23,13 @@ from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
 from tritile.families.common.products import held
 from tritile.families.common.rates import rate
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Work, step_of
+from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma.family import MAX_SHARED
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
-from tritile.families.quantized.kernel import linear_quantized
+
+linear_quantized: Final = Kernel("tritile.families.quantized.kernel", "linear_quantized")
 
 NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")

@@ -14,15 +14,14 @@ from tritile.core.problem import QuantizedProblem, unpacked_row, words_shape
 from tritile.core.views import MatmulCall, Placed, QuantizedCall, View
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.repack import repack
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit
-from tritile.families.common.work import Buffer, Section, Work, step_of
+from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
-from tritile.families.matmul_wgmma.kernel import matmul_warpgroups
 from tritile.families.quantized.family import BLOCKS_M, MAGIC, WEIGHTS, canonical
-from tritile.families.quantized.unpack import unpack
+
+unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")
 
 NAME: Final = "unpacked"
 # Rows and columns of an unpacked tile, and its warps. A thread reads 16 bytes of 4-bit numbers, and the 16
@@ -88,7 +87,7 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of a call: see `tritile.families.work.work_of`."""
     parts = lowered(call, early)
-    return joined(parts, warpgroups.work(parts.core, dense(config), processors, early))
+    return joined(parts, warpgroups.KIND.work(parts.core, dense(config), processors, early))
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
@@ -99,8 +98,8 @@ def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numer
 FAMILY: Final = Family(
     op=QuantizedProblem.op,
     name=NAME,
-    kernel=matmul_warpgroups,
-    also=(unpack, repack),
+    kernel=warpgroups.FAMILY.kernel,
+    also=(unpack, *warpgroups.FAMILY.also),
     space=lambda: (replace(config, family=NAME) for config in warpgroups.FAMILY.configs),
     illegal=illegal,
     pointless=pointless,

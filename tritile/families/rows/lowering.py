@@ -10,8 +10,9 @@ from typing import Final
 
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.families.common.lowered import Lowered, copied_batch
-from tritile.families.common.work import Buffer, Section, Step, buffer_of
-from tritile.families.rows.kernel import lay_rows
+from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of
+
+lay_rows: Final = Kernel("tritile.families.rows.kernel", "lay_rows")
 
 _ROW: Final = 32  # elements, of which rows of the copy are whole numbers: 128 bytes
 _TILE: Final = (64, 64, 4)  # rows and columns, and warps
@@ -35,7 +36,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
         "ALIGN_C": _ROW, "BLOCK_R": block_r, "BLOCK_C": block_c, "WAIT": early,
     }  # fmt: skip
     tiles = count * -(-rows // block_r) * -(-columns // block_c)
-    step = Step(lay_rows, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
+    step = Step(lay_rows.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
     matrix = rows * padded
     copy = View(place, b.shape, (padded, 1), tuple(n * matrix for n in steps), b.itemsize)
     return Lowered((step,), replace(call, b=copy), (), {place.buffer: Section(call.dtype, count * matrix)})

@@ -8,8 +8,9 @@ from typing import Final
 
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Buffer, Section, Step, buffer_of
-from tritile.families.zeros.kernel import add_up
+from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of
+
+add_up: Final = Kernel("tritile.families.zeros.kernel", "add_up")
 
 _WARPS: Final = 4
 _ALONG: Final = (4, 1024)  # vectors and elements of K of a program, where K is contiguous
@@ -48,7 +49,7 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
         "K": k, "A_BLOCK": blocks[0], "B_BLOCK": blocks[1], "WAIT": early,
     }  # fmt: skip
     programs = -(-rows // blocks[0][0]) + -(-columns // blocks[1][0])
-    step = Step(add_up, (programs, 1, 1), args, {"num_warps": _WARPS, "launch_pdl": early})
+    step = Step(add_up.jitted, (programs, 1, 1), args, {"num_warps": _WARPS, "launch_pdl": early})
     sums = replace(
         fused,
         sums_a=View(Placed(of_a, "int32"), shape, (1, 0), (), 4) if rows else None,

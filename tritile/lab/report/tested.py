@@ -71,15 +71,17 @@ def code_of(source: str) -> str:
 
 @functools.cache
 def _named(source: str) -> tuple[str, ...]:
-    """Return what source imports from this package, each name as a module's file without its suffix."""
-    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.module]
-    found = (
-        name.split(".")[1:]
-        for node in nodes
-        for name in (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
-        if name.startswith("tritile.")
-    )
-    return tuple("/".join(parts) for parts in found)
+    """Return what source imports from this package, each name as a module's file without its suffix.
+
+    A `Kernel` names the module that it imports later.
+    """
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Kernel":
+            found += [str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    return tuple("/".join(name.split(".")[1:]) for name in found if name.startswith("tritile."))
 
 
 @functools.cache
@@ -105,7 +107,7 @@ def modules_of(kernel: str) -> list[str]:
     Kernels of other families are left out: those that run beside this one are in its digest.
     """
     family = next(one for one in families.ALL if one.label == kernel)
-    own = _file(family.work.__module__)
+    own = _file(family.space.__module__)
     left_out = {path for path in _kernels() if Path(path).parent != Path(own).parent}
     found: set[str] = set()
     pending = {own, *_LAUNCHING}

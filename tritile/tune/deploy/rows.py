@@ -6,14 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-import torch
-
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
 from tritile.core.problem.epilogue import SIDES, epilogue_of
-from tritile.core.views import Call, posed
+from tritile.core.views import posed
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.families.common.work import Descriptor
@@ -61,9 +58,7 @@ def _kind_for(param: Any, value: Any) -> Any:
     return _kind(value) if value == 1 or not param.do_not_specialize_on_alignment else value >= 2**31
 
 
-@functools.lru_cache(1024)  # all sizes of a class, which each of its configs takes in turn
-def _posed(problem: Tiled) -> Call:
-    return posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
+_posed: Final = functools.lru_cache(1024)(posed)  # each config of a class takes all of its sizes in turn
 
 
 @functools.cache

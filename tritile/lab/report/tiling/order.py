@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, NamedTuple
 
-import torch
-
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
@@ -139,7 +136,7 @@ def _launched(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     reason = illegal(config, problem, device)
     if reason is not None:
         raise InvalidValueError(f"{config} cannot run {problem.label} on {device.name}: {reason}")
-    call = posed(problem, lambda dtype, elements: Pointer(getattr(torch, dtype)))
+    call = posed(problem)
     try:
         return work_of(call, config, device.processors, False)
     except TuningError as error:
