@@ -218,16 +218,19 @@ def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_p
     assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
 
 
-@pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)
 @pytest.mark.parametrize(
-    "config",
+    ("problem", "config"),
     [
-        groups(128, 128, 64, 2, 4, persistent=True),
-        groups(192, 96, 64, 3, 3),
-        groups(64, 64, 64, 1, 6),
-        groups(256, 144, 64, 2, 2, persistent=True, subtiles=2),
-        later(groups(64, 16, 64, 1, 10)),
-        later(groups(192, 80, 64, 3, 4, persistent=True)),
+        (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
+        (RAGGED, groups(128, 128, 64, 2, 4, persistent=True)),
+        (RAGGED, groups(192, 96, 64, 3, 3)),
+        (SQUARE, groups(64, 64, 64, 1, 6)),
+        later(SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
+        later(SQUARE, groups(192, 96, 64, 3, 3)),
+        later(RAGGED, groups(64, 64, 64, 1, 6)),
+        later(RAGGED, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
+        *(later(problem, groups(64, 16, 64, 1, 10)) for problem in (SQUARE, RAGGED)),
+        *(later(problem, groups(192, 80, 64, 3, 4, persistent=True)) for problem in (SQUARE, RAGGED)),
     ],
     ids=str,
 )
@@ -242,16 +245,16 @@ def test_warpgroups_compile_for_hopper(problem, config):
 DEEP = replace(SQUARE, m=512, n=512, k=16384)
 
 
+DEEPS = DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")
+SPLITS = split(64, 64, 64, 1, 10), split(192, 96, 64, 3, 4), split(128, 256, 64, 2, 3, subtiles=2)
+ALL_SPLITS = *SPLITS, split(128, 160, 64, 2, 4, subtiles=2)
+
+
 @pytest.mark.parametrize(
-    "problem", [DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")], ids=str
-)
-@pytest.mark.parametrize(
-    "config",
+    ("problem", "config"),
     [
-        split(128, 256, 64, 2, 3, subtiles=2),
-        split(64, 64, 64, 1, 10),
-        split(192, 96, 64, 3, 4),
-        later(split(128, 160, 64, 2, 4, subtiles=2)),
+        case if case in zip(DEEPS, SPLITS, strict=True) else later(*case)
+        for case in itertools.product(DEEPS, ALL_SPLITS)
     ],
     ids=str,
 )
@@ -304,7 +307,6 @@ POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
-        (SQUARE, across(80, 128, 2, 4)),
         (
             replace(SQUARE, a_layout="column", b_layout="column"),
             across(144, 64, 1, 5, persistent=True, subtiles=2),
@@ -312,6 +314,7 @@ POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
         (replace(SQUARE, epilogue="bias=row residual=full gelu"), across(96, 192, 3, 4)),
         (replace(POINTED, b_layout="column"), across(144, 128, 2, 4)),
         (replace(RAGGED, epilogue="bias=full silu"), across(80, 128, 2, 3, persistent=True)),
+        later(SQUARE, across(80, 128, 2, 4)),
         later(replace(SQUARE, b_layout="column"), across(16, 64, 1, 10)),
         later(SQUARE, across(256, 128, 2, 3, persistent=True, subtiles=2)),
         later(replace(POINTED, epilogue="bias=row residual=full gelu"), across(48, 192, 3, 5)),
@@ -329,10 +332,10 @@ def test_transposed_products_compile_for_hopper(problem, config):
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
-        (SQUARE, paired_across(80, 128, 1)),
         (replace(SQUARE, a_layout="column", b_layout="column"), paired_across(80, 128, 2, True)),
-        (replace(SQUARE, epilogue="bias=row residual=full gelu"), paired_across(144, 192, 2)),
         (replace(POINTED, b_layout="column"), paired_across(144, 192, 1)),
+        later(SQUARE, paired_across(80, 128, 1)),
+        later(replace(SQUARE, epilogue="bias=row residual=full gelu"), paired_across(144, 192, 2)),
         later(replace(RAGGED, epilogue="bias=full silu"), replace(paired_across(80, 192, 1), num_stages=4)),
         later(replace(SQUARE, b_layout="column"), paired_across(48, 64, 2)),
         later(replace(SQUARE, a_layout="column"), paired_across(160, 256, 2, True)),
@@ -373,10 +376,11 @@ def turned_as_stored(problem, config, beside):
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
-        (SQUARE, paired(192, 128, 1, True)),
-        (replace(SQUARE, b_layout="column", a_layout="column"), paired(128, 192, 2)),
+        (replace(SQUARE, b_layout="column", a_layout="column"), paired(192, 128, 1, True)),
         (RAGGED, replace(paired(128, 128, 2), num_stages=4)),
-        (replace(SQUARE, epilogue="bias=row residual=full gelu"), paired(256, 128, 1)),
+        later(SQUARE, paired(192, 128, 1, True)),
+        later(replace(SQUARE, b_layout="column", a_layout="column"), paired(128, 192, 2)),
+        later(replace(SQUARE, epilogue="bias=row residual=full gelu"), paired(256, 128, 1)),
         later(replace(SQUARE, b_layout="column"), paired(128, 256, 2)),
         later(SQUARE, paired(128, 160, 1)),
         later(replace(SQUARE, epilogue="bias=full silu"), paired(192, 128, 2, True)),

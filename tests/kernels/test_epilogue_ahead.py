@@ -39,11 +39,18 @@ def fits(problem, config, name):
     assert taken.excess(device) is None
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize(
+    ("problem", "epilogue"),
+    [
+        *zip((PLAIN, ODD, PLAIN), EPILOGUES, strict=True),
+        *(later(*each) for each in zip((ODD, PLAIN, ODD), EPILOGUES, strict=True)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_tiles(name, epilogue):
-    fits(replace(PLAIN, epilogue=epilogue), tile(128, 64, 32, 8, 3), name)
-    fits(replace(ODD, epilogue=epilogue), tile(32, 64, 32, 4, 3), name)
+def test_tiles(name, problem, epilogue):
+    config = tile(128, 64, 32, 8, 3) if problem is PLAIN else tile(32, 64, 32, 4, 3)
+    fits(replace(problem, epilogue=epilogue), config, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,7 +69,8 @@ BY_DESCRIPTOR = (
 @pytest.mark.parametrize(
     ("config", "epilogue"),
     [
-        *((BY_DESCRIPTOR[1], epilogue) for epilogue in EPILOGUES),
+        (BY_DESCRIPTOR[1], EPILOGUES[0]),
+        *(later(BY_DESCRIPTOR[1], epilogue) for epilogue in EPILOGUES[1:]),
         (BY_DESCRIPTOR[0], EPILOGUES[2]),
         (BY_DESCRIPTOR[2], EPILOGUES[1]),
         *(later(BY_DESCRIPTOR[0], epilogue) for epilogue in EPILOGUES[:2]),
@@ -86,15 +94,13 @@ ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, persistent=True))
 @pytest.mark.parametrize(
     ("config", "epilogue"),
     [
-        (BY_WARPGROUPS[0], EPILOGUES[0]),
         (BY_WARPGROUPS[0], EPILOGUES[1]),
-        later(BY_WARPGROUPS[0], EPILOGUES[2]),
+        *(later(BY_WARPGROUPS[0], epilogue) for epilogue in EPILOGUES[::2]),
         *(later(BY_WARPGROUPS[1], epilogue) for epilogue in EPILOGUES[:2]),
         (BY_WARPGROUPS[1], EPILOGUES[2]),
         (ACROSS[0], EPILOGUES[2]),
         *(later(ACROSS[0], epilogue) for epilogue in EPILOGUES[:2]),
-        (ACROSS[1], EPILOGUES[1]),
-        *(later(ACROSS[1], epilogue) for epilogue in EPILOGUES[::2]),
+        *(later(ACROSS[1], epilogue) for epilogue in EPILOGUES),
     ],
     ids=str,
 )
@@ -106,7 +112,7 @@ def test_by_warpgroups(epilogue, config):
 @pytest.mark.parametrize(
     ("config", "epilogue"),
     [
-        (paired_across(96, 192, 1, True), EPILOGUES[0]),
+        later(paired_across(96, 192, 1, True), EPILOGUES[0]),
         later(paired_across(144, 128, 2), EPILOGUES[1]),
         (paired_across(144, 128, 1), EPILOGUES[2]),
         *(later(paired_across(96, 192, 2), epilogue) for epilogue in EPILOGUES),
@@ -171,7 +177,7 @@ def test_split_tiles_leave_room_for_a_matrix_that_two_epilogues_read():
     ("config", "n"),
     [
         (groups(128, 192, 64, 2, 4, persistent=True), 300),
-        (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
+        later(groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
         later(groups(64, 192, 64, 1, 6), 300),
         later(split(128, 192, 64, 2, 4, subtiles=2), 300),
         later(across(96, 128, 1, 6), 300),
@@ -182,12 +188,23 @@ def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config, n):
     fits(replace(PLAIN, m=300, n=n, out_align=16 if n == 320 else 8, epilogue=READS), config, "nvidia-h200")
 
 
+OF_SCALES = tile(64, 64, 64, 4, 3), tma(64, 128, 128, 4, 3, persistent=True), tma(64, 64, 128, 4, 3, split=4)
+
+
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize("problem", [FP8, INT8, later(replace(FP8, b_dtype="float8_e5m2"))], ids=str)
-def test_scales(name, problem):
-    fits(replace(problem, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
-    fits(replace(problem, epilogue=SCALED), tma(64, 128, 128, 4, 3, persistent=True), name)
-    fits(replace(problem, epilogue=SCALED), tma(64, 64, 128, 4, 3, split=4), name)
+@pytest.mark.parametrize(
+    ("problem", "config"),
+    [
+        *((FP8, config) for config in OF_SCALES[::2]),
+        (INT8, OF_SCALES[1]),
+        later(FP8, OF_SCALES[1]),
+        *(later(INT8, config) for config in OF_SCALES[::2]),
+        *(later(replace(FP8, b_dtype="float8_e5m2"), config) for config in OF_SCALES),
+    ],
+    ids=str,
+)
+def test_scales(name, problem, config):
+    fits(replace(problem, epilogue=SCALED), config, name)
 
 
 @pytest.mark.parametrize("name", ["sm_80", "gfx942"])
@@ -195,13 +212,23 @@ def test_scales_of_int8_on_older_gpus(name):
     fits(replace(INT8, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
 
 
+OF_BLOCKS = tile(64, 64, 128, 4, 2), tma(64, 128, 128, 8, 3), tma(64, 64, 128, 4, 3, split=4)
+SHARED = ("1x128", "128x1", "1x1", "128x128")
+# Each by one of these, and each of these by one.
+OF_EACH = [*zip(SHARED, (*OF_BLOCKS, OF_BLOCKS[0]), strict=True)]
+
+
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize("shared", ["1x128", "128x1", "1x1", "128x128"])
-def test_block_scales(name, shared):
-    problem = replace(FP8, block_scales=shared, epilogue="bias=row")
-    fits(problem, tile(64, 64, 128, 4, 2), name)
-    fits(problem, tma(64, 128, 128, 8, 3), name)
-    fits(problem, tma(64, 64, 128, 4, 3, split=4), name)
+@pytest.mark.parametrize(
+    ("shared", "config"),
+    [
+        case if case in OF_EACH else later(*case)
+        for case in ((shared, config) for shared in SHARED for config in OF_BLOCKS)
+    ],
+    ids=str,
+)
+def test_block_scales(name, shared, config):
+    fits(replace(FP8, block_scales=shared, epilogue="bias=row"), config, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -75,21 +75,22 @@ def test_sizes_around_words_and_tiles(dtype, m):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=name)
 def test_wherever_x_and_out_begin(dtype, offsets):
     assert check_amid((2, 41, 39), dtype, (0, 2, 1), packed(32, 32), offsets)
-    for shape, dims in ORDERS[:5]:
-        assert check_amid(shape, dtype, dims, box(*BOXES[1]), offsets)
+    shape, dims = ORDERS[1 + offsets[0]]
+    assert check_amid(shape, dtype, dims, box(*BOXES[1]), offsets)
 
 
-PERMUTED = [order for order in itertools.permutations(range(4)) if order[-1] != 3]
-OF_FOUR = [
-    *((order, torch.int8) for order in PERMUTED),
-    *((order, torch.bfloat16) for order in PERMUTED[::3]),
-]
+# One of each number of dimensions that run along either side of a tile, and of each type another one.
+OF_FOUR = {
+    torch.int8: [(0, 1, 3, 2), (0, 3, 2, 1), (1, 0, 3, 2), (1, 2, 3, 0), (2, 3, 1, 0), (3, 0, 2, 1)],
+    torch.bfloat16: [(0, 3, 1, 2), (1, 3, 2, 0), (2, 1, 3, 0), (3, 0, 1, 2), (3, 2, 0, 1), (3, 2, 1, 0)],
+}
 
 
-@pytest.mark.parametrize(("order", "dtype"), OF_FOUR, ids=str)
-def test_runs_of_several_dimensions(order, dtype):
+@pytest.mark.parametrize("dtype", OF_FOUR, ids=name)
+def test_runs_of_several_dimensions(dtype):
     raw, x = random_bits((9, 5, 7, 4), dtype)
-    check(x, raw, list(order), packed(64, 32, 4))
+    found = [check(x, raw, list(order), packed(64, 32, 4)) for order in OF_FOUR[dtype]]
+    assert len({tuple(map(len, problem.plane)) for problem in found}) == 6
 
 
 ORDERS = [
@@ -98,12 +99,18 @@ ORDERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
 @pytest.mark.parametrize(("shape", "dims"), ORDERS, ids=str)
-def test_short_sides(dtype, shape, dims):
-    raw, x = random_bits(shape, dtype)
+def test_short_sides(shape, dims):
+    raw, x = random_bits(shape, torch.uint8)
     found = [check(x, raw, dims, box(*blocks)) for blocks in BOXES]
     assert any(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=name)
+def test_short_sides_of_wider_types(dtype):
+    for shape, dims in ORDERS[1:4]:
+        raw, x = random_bits(shape, dtype)
+        assert check(x, raw, dims, box(*BOXES[1]))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +172,7 @@ CONFIGS = [packed(*blocks) for blocks in ((32, 32), (64, 8), (16, 64), (64, 64))
 CONFIGS += [box(*blocks) for blocks in ((64, 1, 256), (16, 16, 256), (64, 32, 512), (8, 64, 1024))]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.lists(st.sampled_from([1, 2, 3, 4, 5, 9, 17, 40, 130]), min_size=2, max_size=4),
     draw=st.randoms(use_true_random=False),

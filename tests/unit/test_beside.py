@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import tile
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
-from tritile.planning import beside, export, gpu_tables, model, plans, table
+from tritile.planning import beside, export, gpu_tables, plans, table
 from tritile.planning.lead import Lead, lead_of, terms
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
@@ -24,7 +25,7 @@ H200, A100 = TARGETS["nvidia-h200"], TARGETS["sm_80"]
 HALF = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16")
 BIASED = replace(HALF, epilogue="bias=row")
 TURN = PermuteProblem.turned(1, 4096, 4096, 4)
-CONFIG = model.pick(HALF, H200)
+CONFIG = tile(128, 128, 64, 8, 3)
 
 
 @pytest.fixture(autouse=True)

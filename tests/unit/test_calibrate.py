@@ -59,7 +59,7 @@ def swept(problems, configs):
 @functools.cache
 def by_nearness(name, device):
     weights = {}
-    for problem in drawn(name, 12, "candidates"):
+    for problem in drawn(name, 8, "candidates"):
         times = run.likely(problem, device)
         for config, us in times.items():
             weights[config] = weights.get(config, 0.0) + 1.2 - us / min(times.values())
@@ -103,7 +103,7 @@ def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
 
     monkeypatch.setattr(run, "CompilePool", Pool)
     shipped, *_ = gpu_tables.shipped(H200)
-    problems = drawn("halves-nt", 5, "candidates")
+    problems = drawn("halves-nt", 2, "candidates")
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")
     found = run.candidates("halves-nt", [*problems, deep], H200, [shipped], 250)
     own = {sweep.banded(config) for config in shipped.portfolios["halves-nt"].configs}
@@ -229,7 +229,7 @@ def test_the_command_writes_what_plans_then_take(timed, tmp_path, monkeypatch):
 @pytest.fixture
 def predict(monkeypatch, tmp_path):
     """Runs the command for a GPU elsewhere; of `refuses` none compiles, `compiled` has the others."""
-    configs = few_candidates(50, device=A100)
+    configs = few_candidates(30, device=A100)
     refuses, compiled = set(configs[::3]), {}
 
     def compile_all(wanted, device, tell, one):
@@ -327,16 +327,16 @@ def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(time
         return table.read(path).portfolios["halves-nt"]
 
     monkeypatch.setattr(calibrating, "time", SimpleNamespace(monotonic=lambda: len(timed)))  # a second a size
-    whole = calibrate(40)
-    assert calibrate(40, seconds=20) == whole
-    assert calibrate(60) != whole
+    whole = calibrate(24)
+    assert calibrate(24, seconds=12) == whole
+    assert calibrate(32) != whole
     other = replace(H200, name="NVIDIA X1")
     with pytest.raises(InvalidValueError, match="NVIDIA H200"):
-        calibrate(40, device=other)
+        calibrate(24, device=other)
     old = table.read(path)
     stale = replace(
         old, kernels=dict.fromkeys(old.kernels, "0" * 16), portfolios={"fp8": replace(whole, name="fp8")}
     )
     table.write(stale, path)
-    calibrate(40)
+    calibrate(24)
     assert set(table.read(path).portfolios) == {"halves-nt"}

@@ -8,32 +8,50 @@ from tritile.planning import gpu_tables
 
 SWEEPS = portfolios.Path(portfolios.__file__).parent / "sweeps"
 FILES = [*sorted(SWEEPS.glob("*.jsonl.gz")), *sorted(SWEEPS.glob("transposed/*.jsonl.gz"))]
-SWEPT = portfolios.read_all(FILES, 0.0)
 
 
-@pytest.mark.parametrize("name", SWEPT)
-def test_a_shipped_portfolio_is_of_a_committed_sweep(name):
-    (device, rows), shipped = SWEPT[name], gpu_tables.shipped(target_device("nvidia-h200"))[0]
-    assert device.name == "NVIDIA H200"
-    portfolio, lead = shipped.portfolios.get(name), shipped.leads.get(name)
-    if portfolio:
-        assert set(portfolio.configs) <= {config for row in rows for config in row.times}
-        assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
-    if lead:
-        assert len(rows) - 70 < lead.sizes <= sum(row.torch_us is not None for row in rows)
+@pytest.fixture(scope="module")
+def files():
+    """What each file holds: to read all takes seconds."""
+    return {path: portfolios.read(path, 0.0) for path in FILES}
 
 
-def test_times_of_a_second_file_replace_those_of_the_first():
+@pytest.fixture(scope="module")
+def swept(files):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portfolios, "read", lambda path, least: files[path])
+        return portfolios.read_all(FILES, 0.0)
+
+
+def test_a_shipped_portfolio_is_of_a_committed_sweep(swept):
+    shipped = gpu_tables.shipped(target_device("nvidia-h200"))[0]
+    for name, (device, rows) in swept.items():
+        assert device.name == "NVIDIA H200"
+        portfolio, lead = shipped.portfolios.get(name), shipped.leads.get(name)
+        if portfolio:
+            assert set(portfolio.configs) <= {config for row in rows for config in row.times}
+            assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
+        if lead:
+            assert len(rows) - 70 < lead.sizes <= sum(row.torch_us is not None for row in rows)
+
+
+def test_times_of_a_second_file_replace_those_of_the_first(files, swept):
     first, second = (
-        {row.problem: row.times for row in portfolios.read(SWEEPS / where / "halves-nt.jsonl.gz", 0.0)[1]}
+        {row.problem: row.times for row in files[SWEEPS / where / "halves-nt.jsonl.gz"][1]}
         for where in ("", "transposed")
     )
-    rows = {row.problem: row.times for row in SWEPT["halves-nt"][1]}
+    rows = {row.problem: row.times for row in swept["halves-nt"][1]}
     assert rows == {problem: first.get(problem, {}) | second.get(problem, {}) for problem in first | second}
 
 
-def test_what_ships_has_its_sweep():
+def test_what_ships_has_its_sweep(files, swept):
     shipped = gpu_tables.shipped(target_device("nvidia-h200"))[0]
-    assert {*shipped.portfolios, *shipped.leads} <= {*SWEPT}
-    assert all(len(SWEPT[name][1]) >= portfolios.ENOUGH for name in shipped.portfolios)
-    assert all(portfolios.read(path, 6.0)[1] for path in FILES)
+    assert {*shipped.portfolios, *shipped.leads} <= {*swept}
+    assert all(len(swept[name][1]) >= portfolios.ENOUGH for name in shipped.portfolios)
+
+
+def test_sizes_that_take_less_than_asked_are_left_out(files):
+    long = {path: [row for row in rows if min(row.times.values()) >= 6] for path, (_, rows) in files.items()}
+    assert all(long.values())
+    path = next(path for path in FILES if long[path] != files[path][1])
+    assert portfolios.read(path, 6.0)[1] == long[path]

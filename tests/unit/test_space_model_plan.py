@@ -1,5 +1,6 @@
 """Which configs are legal, which the model likes, and by which ladder a call gets one; no GPU is asked."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -137,26 +138,27 @@ ODD_TURNS = [
     PermuteProblem.of((3, 5, 7, 11, 13), (1001, 1, 143, 13, 5), (5005, 1001, 143, 13, 1), 2),
     PermuteProblem((1000, 1000), (0, 0), (1000, 1), 4),
 ]
-FITTING = [
-    (name, problem)
-    for name in TARGETS
-    for problem in (*ODD_MATMULS, *ODD_TURNS)
-    if not (name == "sm_80" and getattr(problem, "dtype", "").startswith("float8"))
-]
+# One of those whose configs are legal alike.
+APART = {(device.arch, device.shared_memory): name for name, device in TARGETS.items()}
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", APART.values())
 def test_there_is_a_legal_config_for_every_problem(name):
     device = TARGETS[name]
-    for problem in [problem for target, problem in FITTING if target == name]:
+    for problem in (*ODD_MATMULS, *ODD_TURNS):
+        if name == "sm_80" and getattr(problem, "dtype", "").startswith("float8"):
+            continue
         configs = legal_configs(problem, device)
         assert configs, problem
         assert len(set(configs)) == len(configs)
-        assert [c for c in configs if illegal(c, problem, device) is not None] == []
+        assert [c for c in configs[::9] if illegal(c, problem, device) is not None] == []
 
 
-@pytest.mark.parametrize("problem", [*ODD_MATMULS[::4], *ODD_TURNS], ids=lambda problem: problem.label)
-@pytest.mark.parametrize("name", ["sm_90", "gfx942"])
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [(problem, ("sm_90", "gfx942")[i % 2]) for i, problem in enumerate([*ODD_MATMULS[::4], *ODD_TURNS])],
+    ids=lambda given: getattr(given, "label", given),
+)
 def test_the_model_ranks_the_same_way_each_time(name, problem):
     device = TARGETS[name]
     order = model.ranked(problem, device)
@@ -168,13 +170,14 @@ def test_the_model_ranks_the_same_way_each_time(name, problem):
     assert set(order) == set(legal_configs(problem, device))
 
 
-@pytest.mark.parametrize("count", [1, 7, 40, 100_000])
 @pytest.mark.parametrize("problem", [SQUARE, TURN], ids=lambda problem: problem.op)
-def test_what_is_screened_first(problem, count):
-    chosen = model.screened(problem, HOPPER, count)
-    assert len(chosen) == min(count, len(legal_configs(problem, HOPPER))) == len(set(chosen))
-    assert chosen[0] == model.pick(problem, HOPPER)
-    assert set(chosen) <= set(legal_configs(problem, HOPPER))
+def test_what_is_screened_first(problem):
+    legal, pick = legal_configs(problem, HOPPER), model.pick(problem, HOPPER)
+    for count in (1, 40, 100_000):
+        chosen = model.screened(problem, HOPPER, count)
+        assert len(chosen) == min(count, len(legal)) == len(set(chosen))
+        assert chosen[0] == pick
+        assert set(chosen) <= set(legal)
 
 
 def test_narrow_loads_cost_and_are_not_picked_where_an_operand_can_be_copied():
@@ -292,8 +295,13 @@ def test_families_refuse_late_sums_of_fp8(problem, family):
 
 
 BEST, SECOND, TABLED = tile(group=1), tile(n=128), tile(k=64)
-LIKELY = model.ranked(SQUARE, HOPPER)
 NEIGHBOUR = replace(SQUARE, m=1536)
+
+
+@functools.cache
+def likely(place):
+    """Return the config that the model ranks there; ranking takes a second."""
+    return model.ranked(SQUARE, HOPPER)[place]
 
 
 def remember(problem, config, us, device=HOPPER, **rest):
@@ -315,9 +323,9 @@ def planned(problem=SQUARE, device=HOPPER, mode=None):
 
 def test_each_rung_beats_the_next(monkeypatch):
     assert planned() == ("model", model.pick(SQUARE, HOPPER))
-    remember(NEIGHBOUR, LIKELY[1], 12.0)
+    remember(NEIGHBOUR, likely(1), 12.0)
     tritile.forget()
-    assert planned() == ("model", LIKELY[0])  # what was measured of other sizes says nothing of these
+    assert planned() == ("model", likely(0))  # what was measured of other sizes says nothing of these
     ship(monkeypatch, (SQUARE, TABLED))
     tritile.forget()
     assert planned() == ("table", TABLED)
@@ -343,7 +351,7 @@ def test_a_plan_is_remembered_until_forgotten(problem, config):
 def test_strict_wants_a_measurement(monkeypatch):
     for prepare in (
         lambda: None,
-        lambda: remember(NEIGHBOUR, LIKELY[1], 12.0),
+        lambda: remember(NEIGHBOUR, likely(1), 12.0),
         lambda: ship(monkeypatch, (SQUARE, TABLED), measured=False),
     ):
         prepare()
@@ -364,14 +372,14 @@ def test_strict_wants_a_measurement(monkeypatch):
 
 def test_off_reads_nothing(monkeypatch):
     remember(SQUARE, BEST, 20.0)
-    remember(NEIGHBOUR, LIKELY[1], 12.0)
+    remember(NEIGHBOUR, likely(1), 12.0)
     ship(monkeypatch, (SQUARE, TABLED))
     assert planned(mode="off") == ("model", model.pick(SQUARE, HOPPER))
 
 
 def test_tune_asks_to_measure_what_is_not_measured_here(monkeypatch):
     assert planned(mode="tune") is None
-    remember(NEIGHBOUR, LIKELY[1], 12.0)
+    remember(NEIGHBOUR, likely(1), 12.0)
     ship(monkeypatch, (SQUARE, TABLED))
     assert planned(mode="tune") is None
     remember(SQUARE, BEST, 20.0)
@@ -397,7 +405,7 @@ def test_an_illegal_config_is_refused_wherever_it_lies(monkeypatch, config):
 def test_failures_never_win():
     remember(SQUARE, SECOND, None, failure="did not compile")
     assert planned()[0] == "model"
-    remember(SQUARE, LIKELY[1], 1.0, failure="wrong answer")
+    remember(SQUARE, likely(1), 1.0, failure="wrong answer")
     remember(SQUARE, BEST, 20.0)
     tritile.forget()
     assert planned() == ("exact", BEST)
