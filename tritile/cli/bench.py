@@ -85,7 +85,7 @@ def bench(
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
         here = results or shared.kept("results")
-        places = [Path(text) for text in shapes or []] or [here] * (here is not None)
+        places = [Path(text) for text in shapes or []] or ([here] if here else [])
         if not places:
             raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
         printing.print_comparison(stored(places, say))

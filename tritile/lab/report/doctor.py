@@ -71,7 +71,7 @@ def _gpu() -> list[Finding]:
 def _table(gpu: devices.Device) -> Finding:
     shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
     if shipped is None:
-        return Finding("shipped table", "none", True, "run `tritile tune --suite llm`, and the suites that you need")
+        return Finding("shipped table", "none", True, "tritile tune --suite llm, for example")
     found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
     found += f" with triton {shipped.triton or 'of unknown version'}"
     other = shipped.triton not in ("", gpu.triton)
