@@ -138,4 +138,7 @@ def examine(cache: Path) -> list[Finding]:
     """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
     found, advice = building.state()
     library = Finding("use_in_torch in C++", found, True, advice)
-    return [*_versions(), *_gpu(), _cache(cache), library, *_tested(tested.RECORDS), _kernel()]
+    # Beside an installed tritile, a folder of tests is another package's.
+    checkout = (tested.PACKAGE.parent / "pyproject.toml").is_file()
+    records = _tested(tested.RECORDS) if checkout else []
+    return [*_versions(), *_gpu(), _cache(cache), library, *records, _kernel()]
