@@ -4,14 +4,18 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; exit with a message where a package that it needs is missing."""
+    """Run the command line; exit with status 2 and a message where a command needs an extra."""
+    from tritile.cli import main as run
+    from tritile.core.extras import extra_advice
+
     try:
-        from tritile.cli import main as run
+        run()
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        name = error.name or ""
+        if not extra_advice(name):
             raise
-        sys.exit(f"tritile: the command line needs {error.name}: pip install 'tritile[cli]'")
-    run()
+        print(f"tritile: this needs {name}: {extra_advice(name)}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

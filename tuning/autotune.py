@@ -16,6 +16,7 @@ import torch
 
 import tritile
 from tritile.core import device
+from tritile.tune.suites import SHIPPED
 
 HERE = Path(__file__).parent
 TABLES = HERE.parent / "tritile" / "tables"
@@ -35,7 +36,7 @@ def run(*arguments: str) -> int:
 
 def suite_names(quick: bool) -> list[str]:
     """The suites to tune: "quick" alone, or every one but it."""
-    names = sorted(path.stem for path in (HERE / "suites").glob("*.toml"))
+    names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
     return ["quick"] if quick else [name for name in names if name != "quick"]
 
 

@@ -1,4 +1,4 @@
-"""Check README.md and docs/*.md: links, commands, options, names and variables exist, and snippets run."""
+"""Check the documents: links, commands, options, names and variables exist, and snippets run."""
 
 import importlib
 import re
@@ -16,7 +16,8 @@ from tritile.planning.classes import MEASURED
 ROOT = Path(tritile.__file__).parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = {page.name: page for page in (README, *DOCS)}
+TOP = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
+PAGES = {page.name: page for page in (*TOP, *DOCS)}
 GENERATED = ("benchmarks.md", "other_gpus.md")
 TEXT = "\n".join(page.read_text() for page in PAGES.values())
 FENCES = re.findall(r"^```\w*[^\n]*\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -58,7 +59,7 @@ def test_relative_links_point_to_files_and_headings(name):
 
 
 def test_the_readme_links_every_page():
-    assert all(f"(docs/{page.name})" in README.read_text() for page in DOCS)
+    assert all(f"({page.relative_to(ROOT)})" in README.read_text() for page in (*TOP[1:], *DOCS))
     assert len(README.read_text().splitlines()) <= 150
 
 
@@ -137,6 +138,23 @@ def test_variables_exist_and_the_page_of_the_environment_has_them():
     assert set(re.findall(r"TRITILE_[A-Z_]+", TEXT)) <= variables("tritile", "tuning", "tests/browser")
     listed = set(re.findall(r"^\| `(TRITILE_[A-Z_]+)", PAGES["environment.md"].read_text(), re.MULTILINE))
     assert variables("tritile", "tuning") <= listed
+
+
+def test_a_report_begins_with_what_doctor_finds():
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    bodies = [form.read_text().partition("\nbody:\n")[2] for form in forms if form.name != "config.yml"]
+    assert bodies
+    for body in bodies:
+        label, *_ = re.findall(r"^      label: (.*)$", body, re.MULTILINE)
+        assert label == "Output of `tritile doctor --json`"
+
+
+def test_each_file_names_one_version():
+    assert f"\nversion: {tritile.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'\nversion = "{tritile.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\n## {tritile.__version__}" in PAGES["CHANGELOG.md"].read_text()
+    assert f"at {tritile.__version__}" in README.read_text()
+    assert f"version {tritile.__version__}" in PAGES["stability.md"].read_text()
 
 
 def test_the_page_on_tuning_says_which_portfolios_ship():

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,10 +36,9 @@ from tritile.runtime import launch
 from tritile.tune.subject import answers
 from tritile.tune.subject.matrices import groups_of
 from tritile.tune.subject.operands import ragged, shared
-from tritile.tune.suites import find, parse_shape
+from tritile.tune.suites import SHIPPED, find, parse_shape
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-SUITES = Path(__file__).parents[2] / "tuning" / "suites"
 H200 = target_device("nvidia-h200")
 ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 A, B = torch.zeros(12, 8), torch.zeros(3, 8, 5)
@@ -246,7 +244,7 @@ def test_torch_answers_the_same_calls(kind, layout):
 
 
 def test_the_suite_and_its_words():
-    cases = find(["grouped"], SUITES)
+    cases = find(["grouped"], SHIPPED)
     assert {case.load for case in cases} == set(LOADS)
     assert {case.ragged for case in cases} == {"m", "k"}
     assert all(case.problem.scaled == case.dtype.startswith("float8") for case in cases)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +19,8 @@ from tritile.lab.report.summary import summary
 from tritile.ops.linear_quantized import described
 from tritile.planning import model
 from tritile.tune.subject.operands import ragged
-from tritile.tune.suites import find, parse_shape
+from tritile.tune.suites import SHIPPED, find, parse_shape
 
-SUITES = Path(__file__).parents[2] / "tuning" / "suites"
 H200 = target_device("nvidia-h200")
 PROBLEM = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 
@@ -75,7 +73,7 @@ def test_a_call_poses_its_problem():
 
 
 def test_the_suite_holds_decode_and_prefill():
-    cases = find(["weights"], SUITES)
+    cases = find(["weights"], SHIPPED)
     assert {case.m for case in cases} == {1, 4, 16, 256, 4096}
     assert {case.layout for case in cases} == {"int4/128", "int8/128", "int4/32 zeros"}
     problem = cases[-1].problem
@@ -99,7 +97,7 @@ def test_shapes_written_out():
 
 
 def test_results_name_their_case(tmp_path):
-    case, env = find(["weights"], SUITES)[0], dict.fromkeys(results.ENV_FIELDS, "here")
+    case, env = find(["weights"], SHIPPED)[0], dict.fromkeys(results.ENV_FIELDS, "here")
     config = model.pick(case.problem, H200)
     measured = results.Measurement(10.0, 25.0, None, 0.01, 1e-3, 1e-3, None, config, "model")
     line = results.result(case, measured, env)

@@ -6,9 +6,8 @@ import pytest
 
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
-from tritile.tune.suites import Case, find, load, parse_shape
+from tritile.tune.suites import SHIPPED, Case, find, load, parse_shape
 
-SUITES = Path(__file__).parents[2] / "tuning" / "suites"
 COUNTS = {
     "square": 110,
     "ragged": 48,
@@ -49,18 +48,18 @@ def write(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_suites_hold_what_they_promise(name: str, count: int) -> None:
-    cases = find([name], SUITES)
+    cases = find([name], SHIPPED)
     assert len(cases) == len(set(cases)) == count
     assert {case.suite for case in cases} == {name}
     assert {case.op for case in cases} <= {"matmul", "grouped", "permute", "linear_quantized"}
 
 
 def test_every_suite_file_is_counted() -> None:
-    assert {path.stem for path in SUITES.glob("*.toml")} == set(COUNTS)
+    assert {path.stem for path in SHIPPED.glob("*.toml")} == set(COUNTS)
 
 
 def test_cross_product_of_m_and_nk() -> None:
-    cases = find(["llm"], SUITES)
+    cases = find(["llm"], SHIPPED)
     sizes = {(case.m, case.n, case.k) for case in cases}
     assert len(sizes) == 64
     assert (1, 128256, 4096) in sizes
@@ -70,9 +69,9 @@ def test_cross_product_of_m_and_nk() -> None:
 
 
 def test_batches_and_shapes_keep_their_order() -> None:
-    first = find(["batched"], SUITES)[0]
+    first = find(["batched"], SHIPPED)[0]
     assert (first.batch, first.m, first.n, first.k) == (32, 128, 128, 64)
-    permutes = find(["transpose"], SUITES)
+    permutes = find(["transpose"], SHIPPED)
     assert {case.dims for case in permutes if len(case.shape) == 2} == {(1, 0)}
     assert {(case.shape, case.dims) for case in permutes if len(case.shape) == 3} == {
         ((64, 1023, 1025), (0, 2, 1))
@@ -206,11 +205,11 @@ def test_unreadable_files_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_find_takes_each_suite_once_and_in_order(tmp_path: Path) -> None:
-    both = find(["deep", "square", "deep"], SUITES)
+    both = find(["deep", "square", "deep"], SHIPPED)
     assert list(dict.fromkeys(case.suite for case in both)) == ["deep", "square"]
     assert len(both) == COUNTS["deep"] + COUNTS["square"]
     with pytest.raises(InvalidValueError, match="batched"):  # says which there are
-        find(["../suites/deep"], SUITES)
+        find(["../suites/deep"], SHIPPED)
     with pytest.raises(InvalidValueError, match="none"):
         find(["deep"], tmp_path)
 
@@ -233,7 +232,7 @@ def test_case_refuses_what_does_not_fit(fields: dict) -> None:
 
 
 def test_scales_for_each_128_of_k(tmp_path: Path) -> None:
-    scaled = [case for case in find(["scaled"], SUITES) if case.block_scales]
+    scaled = [case for case in find(["scaled"], SHIPPED) if case.block_scales]
     assert {(case.m, case.n, case.k) for case in scaled} >= {(8192, 8192, 8192), (4096, 14336, 4096)}
     assert {matmul(case).block_scales for case in scaled} == {"1x128"}
     assert all("scales 1x128" in case.problem.label for case in scaled)

@@ -153,3 +153,9 @@ def test_doctor_says_what_is_pending(tmp_path):
     (tmp_path / "last.json").write_text("{")
     assert not doctor._tested(tmp_path)[0].good
     assert doctor._tested(tmp_path / "none") == []
+
+
+def test_an_installed_tritile_has_no_records_whatever_folder_of_tests_is_beside_it(tmp_path, monkeypatch):
+    assert "GPU tests" in {found.name for found in doctor.examine(tmp_path)}
+    monkeypatch.setattr(tested, "PACKAGE", tmp_path / "tritile")
+    assert "GPU tests" not in {found.name for found in doctor.examine(tmp_path)}

@@ -9,6 +9,7 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
+from tritile.errors import InvalidValueError
 from tritile.lab.report import bench as benchmark
 from tritile.lab.report import console as printing
 from tritile.lab.report import drawn
@@ -83,7 +84,10 @@ def bench(
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
-        places = [Path(text) for text in shapes or []] or [results or shared.RESULTS]
+        here = results or shared.kept("results")
+        places = [Path(text) for text in shapes or []] or ([here] if here else [])
+        if not places:
+            raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
         printing.print_comparison(stored(places, say))
         return
     draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}

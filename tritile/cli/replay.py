@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table as RichTable
 
-from tritile.cli.shared import TUNING, app, console, progress
+from tritile.cli.shared import app, console, kept, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.report import recorded
@@ -29,7 +29,7 @@ def _row(name: str, runs: list[Replayed]) -> list[str]:
 def replay_stores(
     stores: Annotated[
         list[Path] | None,
-        typer.Argument(help="Stores, or .gz of them, of whole spaces. Default: those in tuning/trials."),
+        typer.Argument(help="Stores, or .gz of them, of whole spaces. Default: those of a checkout."),
     ] = None,
     strategy: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(STRATEGIES)}; may be repeated. Default: each.")
@@ -47,9 +47,10 @@ def replay_stores(
     unknown = [name for name in names if name not in STRATEGIES]
     if unknown:
         raise InvalidValueError(f"no strategy {unknown[0]!r}: there are {', '.join(STRATEGIES)}")
-    paths = stores or sorted((TUNING / "trials").glob(f"{device.slug}*whole*"))
+    here = kept("trials")
+    paths = stores or sorted(here.glob(f"{device.slug}*whole*") if here else ())
     if not paths:
-        raise InvalidValueError(f"there is no store of whole spaces in {TUNING / 'trials'}: name one")
+        raise InvalidValueError(f"there is no store of whole spaces of {device.name} here: name one")
     times = {
         key: own
         for key, own in recorded.times(paths, device, failures=True).items()

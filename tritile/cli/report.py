@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli.shared import PICTURES, RESULTS, TUNING, app, check_output, console, say
+from tritile.cli.shared import PICTURES, app, check_output, console, kept, say
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
@@ -40,7 +40,8 @@ def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[se
         return []
     found = []
     if defaults:
-        named = sorted((TUNING / "trials").glob(f"{device.slug}*.sqlite3*"))
+        here = kept("trials")
+        named = sorted(here.glob(f"{device.slug}*.sqlite3*") if here else ())
         found = [searches.of_store(store_of(device))]
     found += [searches.of_file(path, device) for path in named]
     return [store for store in found if store[1]]
@@ -54,11 +55,18 @@ def _read(files: list[Path], target: str | None) -> rows.Rows:
                 f"({', '.join(_STORES)})"
             )
     places = [path for path in files if not path.name.endswith(_STORES)]
-    places = places or [RESULTS] * (RESULTS.is_dir() and not files)
+    here = None if files else kept("results")
+    places = [here] if here else places
     lines = stored(places, say) if places else []
     gpu, device = _device(target, lines)
     named = [path for path in files if path.name.endswith(_STORES)]
-    return searches.gathered(lines, _stores(named, not files, device), gpu, device)
+    stores = _stores(named, not files, device)
+    if not (files or lines or stores):
+        raise InvalidValueError(
+            f"there are no results here, nor trials of {gpu}: name results (.jsonl), a folder of these, or "
+            f"trials ({', '.join(_STORES)})"
+        )
+    return searches.gathered(lines, stores, gpu, device)
 
 
 @app.command("report")
@@ -67,7 +75,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             help="Results (.jsonl), stores (.sqlite3, .gz of them), or folders of results. "
-            "Default: what this checkout has, and your own store."
+            "Default: what a checkout has, and your own store."
         ),
     ] = None,
     target: Annotated[

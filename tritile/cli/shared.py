@@ -29,8 +29,8 @@ from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import numerics
 from tritile.tune import suites
 
-TUNING = Path(__file__).parents[2] / "tuning"
-SUITES, RESULTS = TUNING / "suites", TUNING / "results"
+SUITES = suites.SHIPPED
+_CHECKOUT = Path(__file__).parents[2]
 
 app = typer.Typer()  # takes the commands of the modules that are imported
 console = Console(markup=False)  # brackets in data are no markup
@@ -60,6 +60,12 @@ BatchInvariant = Annotated[
         help="For calls inside tritile.batch_invariant(). Default: as TRITILE_BATCH_INVARIANT says.",
     ),
 ]
+
+
+def kept(folder: str) -> Path | None:
+    """Return a folder of `tuning` in this checkout, None where tritile is installed without one."""
+    there = _CHECKOUT / "tuning" / folder
+    return there if (_CHECKOUT / "pyproject.toml").is_file() and there.is_dir() else None
 
 
 def cases_of(

@@ -1,4 +1,4 @@
-"""Suites: lists of problems to tune and to measure, in TOML files.
+"""Suites: lists of problems to tune and to measure, in TOML files. `SHIPPED` is the folder of tritile's own.
 
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of what it lists:
 
@@ -40,6 +40,7 @@ from tritile.core.problem import (
 )
 from tritile.errors import InvalidValueError
 
+SHIPPED: Final = Path(__file__).parents[1] / "suites"
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
 PERMUTE_ITEMSIZE: Final = ITEMSIZE | {"bool": 1, "uint8": 1, "int16": 2, "int64": 8}
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}

@@ -98,7 +98,7 @@ class Climb:
 
 def read(path: Path) -> Climb:
     """Read the climb that `Climb.save` wrote. Raises InvalidValueError for others, OSError for no file."""
-    from pydantic import TypeAdapter, ValidationError  # of the extra `cli`
+    from pydantic import TypeAdapter, ValidationError  # late: slow to import
 
     try:
         found: Climb = TypeAdapter(Climb).validate_json(path.read_bytes(), strict=True)

@@ -5,6 +5,7 @@ import platform
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import triton
 
 import tritile.ops.matmul as matmul_op
 from tritile.core import device as devices
+from tritile.core.extras import EXTRAS, extra_advice
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import brief
 from tritile.in_torch import building
@@ -42,11 +44,13 @@ def _versions() -> list[Finding]:
         Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding("triton", triton.__version__, not old, advice),
     ]
-    for name in ("typer", "rich", "pydantic"):
-        there = importlib.util.find_spec(name) is not None
-        advice = "" if there else "pip install 'tritile[cli]'"
-        found.append(Finding(name, "there" if there else "missing", there, advice))
-    return found
+    return found + [_extra(*each) for each in EXTRAS.items()]
+
+
+def _extra(name: str, modules: Sequence[str]) -> Finding:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    found = f"missing {', '.join(missing)}" if missing else "there"
+    return Finding(f"extra {name}", found, True, extra_advice(missing[0]) if missing else "")
 
 
 def _gpu() -> list[Finding]:
@@ -67,7 +71,7 @@ def _gpu() -> list[Finding]:
 def _table(gpu: devices.Device) -> Finding:
     shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
     if shipped is None:
-        return Finding("shipped table", "none", True, "run tuning/autotune.py once")
+        return Finding("shipped table", "none", True, "tritile tune --suite llm, for example")
     found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
     found += f" with triton {shipped.triton or 'of unknown version'}"
     other = shipped.triton not in ("", gpu.triton)
@@ -134,4 +138,7 @@ def examine(cache: Path) -> list[Finding]:
     """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
     found, advice = building.state()
     library = Finding("use_in_torch in C++", found, True, advice)
-    return [*_versions(), *_gpu(), _cache(cache), library, *_tested(tested.RECORDS), _kernel()]
+    # Beside an installed tritile, a folder of tests is another package's.
+    checkout = (tested.PACKAGE.parent / "pyproject.toml").is_file()
+    records = _tested(tested.RECORDS) if checkout else []
+    return [*_versions(), *_gpu(), _cache(cache), library, *records, _kernel()]

@@ -1,0 +1,208 @@
+"""The wheel, installed where no checkout is near: its size, every command, and commands without extras."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tritile
+from tritile.cli import COMMANDS
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.extras import EXTRAS, extra_advice
+from tritile.core.problem import MatmulProblem
+from tritile.families import registry as families
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial
+from tritile.tune.suites import SHIPPED
+
+ROOT = Path(tritile.__file__).parents[1]
+LINES = ROOT / "tuning" / "results" / "nvidia-h200" / "transpose.jsonl"
+CLIMB = ROOT / "tuning" / "ladder" / "nvidia-h200.json"
+H200 = ("--target", "nvidia-h200")
+MOST_BYTES = 1_500_000
+# Of each command line that comes in: its exit status and what it prints.
+RUNS = """
+import contextlib, io, json, sys
+from tritile.__main__ import main
+found = []
+for words in json.load(sys.stdin):
+    sys.argv, said, status = ["tritile", *words], io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+    found.append((status, " ".join(said.getvalue().split())))
+import tritile
+json.dump({"where": tritile.__file__, "found": found}, sys.stdout)
+"""
+
+
+def pip(*words):
+    """Run pip with what is installed here, and without a network."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Copy what a wheel is built of: a build writes beside it."""
+    copy = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "tritile", copy / "tritile", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("installed")
+    pip("install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel)
+    return folder
+
+
+def packages(folder, hidden=()):
+    """Fill a folder with links to all installed packages but tritile and the hidden ones."""
+    for place in map(Path, sys.path):
+        if place.name in ("site-packages", "dist-packages"):
+            for each in place.iterdir():
+                link = folder / each.name
+                left_out = "tritile" in each.name or each.name.partition(".")[0] in hidden
+                if not (left_out or each.suffix == ".pth" or link.is_symlink()):
+                    link.symlink_to(each)
+    return folder
+
+
+def wrong(wanted, installed, tmp_path, hidden=()):
+    """Return what commands of the installed wheel, run in one process, say other than wanted.
+
+    `wanted` has an exit status and a part of what is printed for each command.
+    """
+    around, here = tmp_path / "packages", tmp_path / "here"
+    around.mkdir()
+    here.mkdir(exist_ok=True)
+    path = f"{installed}{os.pathsep}{packages(around, hidden)}"
+    environ = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300"}
+    command = [sys.executable, "-S", "-c", RUNS]  # no site-packages, where a tritile may be
+    given = json.dumps([list(map(str, words)) for words in wanted])
+    done = subprocess.run(
+        command, input=given, capture_output=True, text=True, env=environ, cwd=here, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert Path(answer["where"]).is_relative_to(installed)
+    found = zip(wanted, answer["found"], strict=True)
+    return [
+        (words, *each)
+        for words, each in found
+        if each[0] != wanted[words][0] or wanted[words][1] not in each[1]
+    ]
+
+
+def recorded(folder):
+    """Return the file of a store with two trials of one problem."""
+    store = Store(target_device("nvidia-h200"), folder)
+    problem = MatmulProblem(1, 256, 256, 256, "float16", "float16")
+    for width, us in ((32, 7.5), (64, 5.5)):
+        config = Config.of(family="tile", BLOCK_M=64, BLOCK_N=width, BLOCK_K=32, GROUP_M=8)
+        trial = Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00")
+        store.add(families.FAMILIES["matmul"]["tile"].digest, trial)
+    return store.path
+
+
+def test_the_wheel_is_small_and_holds_what_commands_read(wheel, installed):
+    assert wheel.stat().st_size < MOST_BYTES
+    suites = installed / "tritile" / "suites"
+    assert {path.name for path in suites.iterdir()} == {path.name for path in SHIPPED.glob("*.toml")}
+    assert {path.name for path in installed.iterdir()} == {"bin", "tritile", "tritile-0.1.0.dist-info"}
+
+
+def test_every_command_works_from_the_wheel(installed, tmp_path, crossing):
+    shutil.copytree(Path(crossing._library._name).parent, tmp_path / "library")  # what `build` would make
+    (tmp_path / "other").mkdir()
+    store = recorded(tmp_path / "other")
+    wanted = {
+        ("tune", "32x32x32", "--dtype", "float16", *H200, "--output", "a.json"): (0, "1 predicted configs"),
+        ("tune", "--suite", "llm", "--only", "nothing"): (2, "no case has that in its name"),
+        ("bench", "--suite", "quick"): (2, "no GPU here"),
+        ("bench", "--compare"): (2, "no results here: name files"),
+        ("bench", "--compare", LINES): (0, "transpose"),
+        ("compile", "--suite", "transpose", *H200, "--check", "."): (1, "are there"),
+        ("doctor",): (0, "runs on cpu"),
+        ("build",): (0, "the library is in"),
+        ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
+        ("ladder", "--from", CLIMB): (0, "naive"),
+        ("picture", "300x200x150", "--output", "a.html"): (0, "a.html: "),
+        ("merge", store, *H200): (0, "2 trials added"),
+        ("show", *H200): (0, "BLOCK_N=64"),
+        ("export", "b.json", *H200, "--within", "0.1"): (0, "1 configs for 1"),
+        ("replay",): (2, "no store of whole spaces of NVIDIA H200 here"),
+        ("replay", store): (0, "1 problems"),
+        ("report", LINES, store, "--output", "a.html"): (0, "2 trials"),
+        ("accuracy", "--dtype", "float16", "--n", "32", "--k", "32"): (0, "float16"),
+    }
+    assert {words[0] for words in wanted} == set(COMMANDS)
+    assert wrong(wanted, installed, tmp_path) == []
+
+
+def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, tmp_path):
+    (tmp_path / "here").mkdir()
+    recorded(tmp_path)  # this user's own
+    needs_report = (2, "tritile[report]")
+    wanted = {
+        ("doctor",): (0, "missing scipy"),
+        ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
+        ("tune", "32x32x32", "--dtype", "float16", *H200, "--output", "a.json"): (0, "1 predicted configs"),
+        ("bench", "--compare", LINES): (0, "transpose"),
+        ("ladder", "--from", CLIMB): (0, "naive"),
+        ("export", "b.json", *H200, "--within", "0.1"): (2, 'this needs scipy: pip install "tritile[cli]"'),
+        ("export", "c.json", *H200): (0, "1 entries"),
+        ("ladder", "--from", CLIMB, "--plot", "a.svg"): needs_report,
+        ("picture", "300x200x150", "--output", "a.html"): needs_report,
+        ("report", LINES): needs_report,
+    }
+    hidden = {name for names in EXTRAS.values() for name in names}
+    assert wrong(wanted, installed, tmp_path, hidden) == []
+    assert not (tmp_path / "here" / "b.json").exists()
+
+
+def test_pip_installs_what_the_command_named_tritile_needs(installed, tmp_path):
+    path = f"{installed}{os.pathsep}{packages(tmp_path)}"
+    done = subprocess.run(
+        [sys.executable, "-S", installed / "bin" / "tritile", "--version"],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"tritile {tritile.__version__}\n"
+
+
+def test_an_editable_install_is_a_path_which_type_checkers_follow(source, tmp_path):
+    """By default setuptools installs an import hook, and mypy then finds neither tritile nor py.typed."""
+    pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--target", tmp_path, "--editable", source)
+    (path,) = tmp_path.glob("*.pth")
+    assert path.read_text().strip() == str(source)
+
+
+def test_extras_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for extra, names in EXTRAS.items():
+        brought = {re.split("-python|>=", text)[0].replace("-", "_") for text in extras[extra]}
+        assert set(names) <= brought
+    assert extra_advice("jinja2.sandbox") == 'pip install "tritile[report]"'
+    assert extra_advice("torch") == ""
