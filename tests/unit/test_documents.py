@@ -68,6 +68,15 @@ def test_the_readme_and_the_site_list_every_page_once():
     assert len(README.read_text().splitlines()) <= 150
 
 
+def test_the_site_builds(tmp_path, monkeypatch):
+    """Build as `make docs` does, where it was run and so mkdocs is there."""
+    commands = pytest.importorskip("mkdocs.commands.build")
+    config = importlib.import_module("mkdocs.config")
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    commands.build(config.load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
+    assert "error_bound" in (tmp_path / "api.html").read_text()
+
+
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
 def test_a_page_begins_with_whom_it_helps(name):
     paragraphs = re.sub("<!--.*?-->", "", PAGES[name].read_text()).split("\n\n")
