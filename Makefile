@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test test-gpu test-stacks lint typecheck browser pictures clean
+.PHONY: help tune test test-gpu test-stacks lint typecheck browser pictures docs clean
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
@@ -24,6 +24,7 @@ help:
 	@echo "make typecheck  mypy"
 	@echo "make browser    headless Chromium for the tests of pages, if there is none (they skip without it)"
 	@echo "make pictures   draw the pictures of the README from what is committed"
+	@echo "make docs       the documents as a site, in site/; dead links fail"
 	@echo "make clean      remove caches and build outputs; $(VENV) and remembered results stay"
 	@echo "Variables: PYTHON=$(PYTHON) (creates $(VENV)), JOBS=$(JOBS) (test processes at a time)"
 
@@ -83,6 +84,14 @@ pictures: $(INSTALLED)
 	$(PY) -m tritile report --gpu nvidia-h200 --figure heatmap --problem 4096x4096x4096 --output tuning/pictures/heatmap.svg
 	$(PY) -m tritile ladder --from tuning/ladder/nvidia-h200.json --plot tuning/pictures/ladder.svg
 
+$(VENV)/.installed-docs: $(INSTALLED)
+	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[docs]"
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: the theme else tells of another release of mkdocs, at each build.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .triton
+	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .triton
 	find tritile tests tuning -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,8 @@
 """Check the documents: links, commands, options, names and variables exist, and snippets run."""
 
 import importlib
+import itertools
+import json
 import re
 import runpy
 import shlex
@@ -15,9 +17,10 @@ from tritile.planning.classes import MEASURED
 
 ROOT = Path(tritile.__file__).parents[1]
 README = ROOT / "README.md"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+FOLDER = ROOT / "docs"
+DOCS = sorted(FOLDER.rglob("*.md"))
 TOP = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
-PAGES = {page.name: page for page in (*TOP, *DOCS)}
+PAGES = {page.name: page for page in TOP} | {page.relative_to(FOLDER).as_posix(): page for page in DOCS}
 GENERATED = ("benchmarks.md", "other_gpus.md")
 TEXT = "\n".join(page.read_text() for page in PAGES.values())
 FENCES = re.findall(r"^```\w*[^\n]*\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -58,12 +61,25 @@ def test_relative_links_point_to_files_and_headings(name):
             assert anchor in map(slug, headings), link
 
 
-def test_the_readme_links_every_page():
-    assert all(f"({page.relative_to(ROOT)})" in README.read_text() for page in (*TOP[1:], *DOCS))
+def test_the_readme_and_the_site_list_every_page_once():
+    pages = [page.relative_to(FOLDER).as_posix() for page in DOCS]
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
+    linked = README.read_text()
+    assert [page for page in (*TOP[1:], *DOCS) if f"({page.relative_to(ROOT)})" not in linked] == []
     assert len(README.read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", [page.name for page in DOCS])
+def test_the_site_builds(tmp_path, monkeypatch):
+    """Build as `make docs` does, where it was run and so mkdocs is there."""
+    commands = pytest.importorskip("mkdocs.commands.build")
+    config = importlib.import_module("mkdocs.config")
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    commands.build(config.load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
+    assert "error_bound" in (tmp_path / "api.html").read_text()
+
+
+@pytest.mark.parametrize("name", [page.relative_to(FOLDER).as_posix() for page in DOCS])
 def test_a_page_begins_with_whom_it_helps(name):
     paragraphs = re.sub("<!--.*?-->", "", PAGES[name].read_text()).split("\n\n")
     first = next(text for text in paragraphs[1:] if text.strip())
@@ -105,7 +121,7 @@ def test_scripts_and_targets_of_make_exist():
 
 
 def test_paths_exist():
-    folders = ("tritile", "tuning", "tests", "docs")
+    folders = ("tritile", "tuning", "tests", "docs", "examples")
     paths = [code for code in INLINE if re.fullmatch(rf"(?:{'|'.join(folders)})/[\w./*-]+", code)]
     assert paths
     written = "tritile/families/naive/"  # docs/kernels.md has its readers write these
@@ -177,10 +193,41 @@ def test_measured_figures_stand_in_the_generated_pages_alone(name):
     assert re.findall(r"\d\.\d+ (?:times|of cuBLAS|of torch|ms|us|s)\b|\d (?:TB/s|GB/s|TFLOP/s)", text) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "tuning.md", "use_in_torch.md"])
+def test_the_page_of_errors_has_every_error_and_warning():
+    known = {name for name, found in vars(tritile.errors).items() if isinstance(found, type)}
+    rows = re.findall(r"^\| `(\w+)` \|", PAGES["errors.md"].read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(known)
+
+
+def test_the_page_of_the_api_has_every_public_name():
+    text = PAGES["api.md"].read_text()
+    assert [name for name in tritile.__all__ if not re.search(rf"^::: tritile\.{name}\b", text, re.M)] == [
+        "TritileError",  # the page of errors has it, and all below it
+        "errors",
+    ]
+
+
+def test_the_page_of_the_ladder_has_the_committed_ratios():
+    readings = json.loads((ROOT / "tuning" / "ladder" / "nvidia-h200.json").read_text())["readings"]
+    steps = {(one["op"], one["name"]): one["us"] for one in readings if not one["name"].startswith("torch")}
+    product, transpose = PAGES["ladder.md"].read_text().split("## Product")[1].split("## Transpose")
+    told = []
+    for op, text in (("matmul", product), ("transpose", transpose)):
+        rows = re.findall(r"^\| ([\w ,.]+) \| ([\d.]*) ?\|", text, re.MULTILINE)
+        told += [(op, name) for name, _ in rows]
+        times = [steps[op, name] for name, _ in rows]
+        ratios = [f"{before / after:.1f}" for before, after in itertools.pairwise(times)]
+        assert ["", *ratios] == [ratio for _, ratio in rows]
+    assert told == [*steps]
+
+
+SNIPPETS = [name for name in PAGES if re.search(r"^```python$", PAGES[name].read_text(), re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
 def test_the_snippets_run(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     snippets = re.findall(r"^```python\n(.*?)^```$", PAGES[name].read_text(), re.MULTILINE | re.DOTALL)
     script = tmp_path / "snippets.py"  # a kernel is read from a file
-    script.write_text("\n".join(snippets).replace('device="cuda"', 'device="cpu"'))
+    script.write_text("\n".join(snippets).replace('"cuda"', '"cpu"'))
     runpy.run_path(str(script))
