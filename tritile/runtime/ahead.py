@@ -10,6 +10,7 @@ from tritile.core.pointer import Pointer
 from tritile.core.problem import Tiled
 from tritile.core.views import posed
 from tritile.errors import TuningError, brief
+from tritile.runtime.compiles import asking
 from tritile.runtime.launch import compiles_of
 from tritile.runtime.offline import Resources, compiling_for, resources
 
@@ -30,7 +31,7 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
     launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
     where the compiler refuses.
     """
-    with compiling_for(device):
+    with compiling_for(device), asking(problem.label, str(config)):
         try:
             return [compiled() for compiled in compiles_for(problem, config, device)][-1]
         except Exception as error:  # a compiler may raise anything, and all of it means "refused"
