@@ -2,7 +2,10 @@
 
 import io
 import logging
+import re
 import threading
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,10 +101,15 @@ def test_what_cannot_be_called_is_refused():
         tritile.on_event(None)
 
 
-def test_nothing_is_told_to_code_that_is_traced(heard, monkeypatch):
-    monkeypatch.setattr(events, "is_dynamo_compiling", lambda: True)
-    events.tell(lambda: pytest.fail("made while tracing"))
+def test_nothing_is_told_in_code_that_is_traced_and_the_graph_is_whole(heard):
+    def function(x):
+        events.tell(lambda: PLAN)
+        return x + 1
+
+    torch.compile(function, fullgraph=True, backend="eager")(torch.ones(2))
     assert heard == []
+    function(torch.ones(2))
+    assert heard == [PLAN]
 
 
 def test_threads_come_and_go_while_others_tell(heard):
@@ -314,3 +322,13 @@ def test_an_unknown_word_is_warned_of_and_the_others_count(monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "plans,tune")
     with pytest.warns(SettingWarning, match="TRITILE_LOG has plans: wanted plan, compile, tune or all"):
         assert settings.logged_kinds() == {"measure"}
+
+
+def test_the_page_shows_lines_as_they_are_logged():
+    page = (Path(tritile.__file__).parents[1] / "docs" / "observability.md").read_text()
+    plan, compiled = re.findall(r"^\d.* tritile\.(?:plan|compile) (.*)$", page, re.MULTILINE)
+    of_plan = replace(PLAN, source="predicted")
+    of_compile = replace(PLAN, kind="compile", source="compiled", device="", us=None, kernel="matmul_tile")
+    for shown, event in ((plan, of_plan), (compiled, of_compile)):
+        names = [re.findall(r"(\w+)=(?:\"[^\"]*\"|\S+)", line) for line in (shown, observing.line_of(event))]
+        assert names[0] == names[1]

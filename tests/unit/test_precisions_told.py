@@ -1,6 +1,9 @@
 """What errors and plans say of a product's precision."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +89,29 @@ def test_others_plans_have_no_alternatives():
     assert repr(plans.plan_for(groups, HOPPER)).endswith("means   tf32: one product in TF32 on tensor cores")
     x = torch.ones(16, 16)
     assert repr(tritile.plan(tritile.matmul, x, x)).count(" or ") == 0
+
+
+ROOT = Path(tritile.__file__).parents[1]
+
+
+def committed(name, **wanted):
+    """Return the newest line of a committed file with these fields."""
+    lines = (json.loads(line) for line in (ROOT / "tuning" / name).read_text().splitlines())
+    return [line for line in lines if wanted.items() <= line.items()][-1]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS_OF["float32"])
+def test_figures_of_the_page_are_committed(precision):
+    row = rf"^\| {precision} \| (.*) \| (.*) \| (.*) \| (.*) \|$"
+    (shown,) = re.findall(row, (ROOT / "docs/fp32.md").read_text(), re.MULTILINE)
+    wanted = {"dtype": "float32", "precision": precision}
+    of = committed("accuracy/nvidia-h200.jsonl", **wanted, data="normal", k=8192)
+    errors = [f"{of[name]:.1e}".replace("e-0", "e-") for name in ("error", "torch_error")]
+    assert list(shown[2:]) == errors
+    if precision == "tf32x3":
+        assert list(shown[:2]) == ["not measured", "not measured"]
+        return
+    suite = "square" if precision == "ieee" else "fp32"
+    size = {"layout": "NN", "m": 4096, "n": 4096, "k": 4096}
+    of = committed(f"results/nvidia-h200/{suite}.jsonl", **wanted, **size)
+    assert list(shown[:2]) == [f"{of[name]:.0f}" for name in ("tritile_us", "torch_us")]

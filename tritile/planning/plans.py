@@ -71,6 +71,8 @@ class Plan:
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
     - `current`: False where a table holds no measurements of the kernel as it is now.
+
+    It prints with what an fp32 precision means, and with its `alternatives`.
     """
 
     problem: Tiled

@@ -1,5 +1,6 @@
 """Compile a problem's configs ahead of time, for a GPU that need not be present."""
 
+import functools
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,12 +17,18 @@ from tritile.runtime.offline import Resources, compiling_for, resources
 
 
 def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Callable[[], Any]]:
-    """Return a function that compiles it for each kernel that a call of `problem` launches with `config`.
+    """Yield a function that compiles it for each kernel that a call of `problem` launches with `config`.
 
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-    return compiles_of(posed(problem), config, device, Pointer.named)
+    for compiled in compiles_of(posed(problem), config, device, Pointer.named):
+        yield functools.partial(_asked, problem.label, str(config), compiled)
+
+
+def _asked(label: str, config: str, compiled: Callable[[], Any]) -> Any:
+    with asking(label, config):
+        return compiled()
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
@@ -31,7 +38,7 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
     launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
     where the compiler refuses.
     """
-    with compiling_for(device), asking(problem.label, str(config)):
+    with compiling_for(device):
         try:
             return [compiled() for compiled in compiles_for(problem, config, device)][-1]
         except Exception as error:  # a compiler may raise anything, and all of it means "refused"

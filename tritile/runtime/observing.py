@@ -1,6 +1,6 @@
 """Let a program see what tritile plans, compiles and measures: by a callback, or by Python's logging.
 
-`TRITILE_LOG` is read as the package is imported, in processes that compile and time for this one too.
+`TRITILE_LOG` is read as the package is imported.
 """
 
 import logging
@@ -18,8 +18,8 @@ def on_event(callback: Callback) -> Callable[[], None]:
     """Have a function called whenever tritile plans a problem, compiles a kernel or measures a config.
 
     None of this happens in a call that was met before, so that such calls take no longer. Kernels of
-    `tritile.autotune` count too. Other kernels of Triton do not. Compiles in other processes, as of
-    `tritile.warm`, are not told in this one.
+    `tritile.autotune` count too. Other kernels of Triton do not. Nothing is told of compiles that other
+    processes do for this one, as in `tritile.warm` and in a search; measurements there are told here.
 
     Args:
         callback: called with an `Event`, in the thread in which it happens, which waits. What it raises is
