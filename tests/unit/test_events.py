@@ -25,7 +25,7 @@ from tritile.planning import plans
 from tritile.planning.trial import Trial
 from tritile.runtime import ahead, compiles, launch, observing
 from tritile.tune import autotuner
-from tritile.tune.measure import tasks
+from tritile.tune.measure import child, tasks
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 192, 128, "bfloat16", "bfloat16")
@@ -94,6 +94,12 @@ def test_a_callback_that_raises_is_logged_and_disturbs_nobody(heard, caplog):
     assert heard == last == [PLAN]
     (record,) = caplog.records
     assert (record.name, record.exc_info[0]) == ("tritile", ZeroDivisionError)
+
+
+def test_an_event_that_cannot_be_made_is_logged_and_disturbs_nobody(heard, caplog):
+    events.tell(lambda: 1 / 0)
+    assert heard == []
+    assert caplog.messages == ["an event cannot be told"]
 
 
 def test_what_cannot_be_called_is_refused():
@@ -316,6 +322,17 @@ def test_a_handler_of_the_root_takes_the_place_of_ours(root_has_one, monkeypatch
 def test_the_variable_names_what_is_logged(value, kinds, monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", value)
     assert settings.logged_kinds() == kinds
+
+
+def test_processes_whose_last_lines_are_read_log_nothing(monkeypatch):
+    monkeypatch.setenv("TRITILE_LOG", "all")
+    monkeypatch.setenv("TRITILE_MODE", "off")
+    given = []
+    monkeypatch.setattr(child.subprocess, "Popen", lambda command, **how: given.append(how["env"]))
+    child.ForkServer()._start().close()
+    (environment,) = given
+    assert "TRITILE_LOG" not in environment
+    assert environment["TRITILE_MODE"] == "off"
 
 
 def test_an_unknown_word_is_warned_of_and_the_others_count(monkeypatch):

@@ -78,12 +78,15 @@ def subscribe(callback: Callback) -> Callable[[], None]:
 def tell(make: Callable[[], Event]) -> None:
     """Call every subscriber, in this thread, with the event that `make` returns.
 
-    Without a subscriber, and in code that torch.compile traces, `make` is not called. A subscriber that
+    Without a subscriber, and in code that torch.compile traces, `make` is not called. What it or a subscriber
     raises is logged, and disturbs nobody.
     """
     if is_dynamo_compiling() or not _subscriptions:
         return
-    event = make()
+    try:
+        event = make()
+    except Exception:  # as where another version of Triton describes a kernel otherwise
+        return logging.getLogger("tritile").exception("an event cannot be told")
     for each in _subscriptions:
         try:
             each.callback(event)

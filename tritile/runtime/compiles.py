@@ -70,7 +70,7 @@ def _config_text(source: Any, metadata: dict[str, Any]) -> str:
     params = source.fn.params
     constants = {params[at[0]].name: value for at, value in source.constants.items() if len(at) == 1}
     constexprs = sorted((p.name, constants[p.name]) for p in params if p.is_constexpr and p.name in constants)
-    options = ((name, metadata[name]) for name in ("num_warps", "num_stages"))
+    options = ((name, metadata[name]) for name in ("num_warps", "num_stages") if name in metadata)
     return " ".join(f"{name}={value}" for name, value in (*constexprs, *options))
 
 
