@@ -11,6 +11,7 @@ Packed weights  quantize, QuantizedWeight
 In models       nn (layers, convert), use_in_torch (torch's own calls), operators (torch.ops.tritile)
 Settings        mode, current_mode, batch_invariant
 Choice          plan, Plan, explain, Explanation, warm, forget, sync, Config, Device, target_device
+In production   on_event, Event (what is planned, compiled and measured)
 Problems        MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem
 Tuning          autotune (in place of triton.autotune), Space, kernels (tritile's own)
 Errors          errors, TritileError
@@ -32,6 +33,7 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile import errors, nn
     from tritile.core.config import Config
     from tritile.core.device import Device, target_device
+    from tritile.core.events import Event
     from tritile.core.problem import (
         GroupedProblem,
         KernelProblem,
@@ -56,6 +58,7 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.ops.scaled import scaled_matmul
     from tritile.planning.plans import Plan
     from tritile.planning.sync import sync
+    from tritile.runtime.observing import on_event
 
 if TYPE_CHECKING:
     from tritile.lab.explain import Explanation
@@ -78,6 +81,7 @@ _LAZY = {
 __all__ = [
     "Config",
     "Device",
+    "Event",
     "Explanation",
     "GroupedProblem",
     "KernelProblem",
@@ -106,6 +110,7 @@ __all__ = [
     "mm",
     "mode",
     "nn",
+    "on_event",
     "operators",
     "permute",
     "plan",

@@ -58,6 +58,10 @@ class StoreWarning(UserWarning):
     """Issued where remembered results cannot be read or written; calls go on without them."""
 
 
+class SettingWarning(UserWarning):
+    """Issued where a variable of the environment has a value that is left out."""
+
+
 class UntunedWarning(UserWarning):
     """Issued where a kernel runs with a config that no measurement supports."""
 

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.precision import explained
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.asked import asks, computed
@@ -83,7 +84,8 @@ def gated_of(
     _check_weights(x, weight_gate, weight_up)
     if precision is not None and precision not in _PRECISIONS:
         raise InvalidValueError(
-            f"{_OP}: precision is {precision!r}: wanted one of {', '.join(_PRECISIONS)}, or None"
+            f"{_OP}: precision is {precision!r}: wanted one of {', '.join(_PRECISIONS)}, or None "
+            f"({explained(_PRECISIONS, 'float32')})"
         )
     how = check_activation(_OP, activation)
     extras = Extras(bias=bias_gate, bias_up=bias_up, activation=how, up=weight_up.t())

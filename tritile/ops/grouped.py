@@ -5,6 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.precision import explained
 from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import Call, GroupedCall, Scales, View
@@ -115,8 +116,9 @@ def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
 def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
     found, allowed = check_precision(OP, dtype, precision), GROUPED_PRECISIONS.get(name_of(dtype), ("ieee",))
     if found not in allowed:
-        wanted = ", ".join(allowed)
-        raise InvalidValueError(f"{OP}: precision is {found!r}: wanted one of {wanted} for {name_of(dtype)}")
+        name = name_of(dtype)
+        wanted = f"{', '.join(allowed)} for {name} ({explained(allowed, name)})"
+        raise InvalidValueError(f"{OP}: precision is {found!r}: wanted one of {wanted}")
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core import epilogue
+from tritile.core.precision import explained
 from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES, suits
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import MatmulCall
@@ -78,7 +79,8 @@ def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         )
     if precision is not None and allowed is not None and precision not in allowed:
         raise InvalidValueError(
-            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)}"
+            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)} "
+            f"({explained(allowed, name_of(dtype))})"
         )
     setting = default_precision() if precision is None and dtype in IN_FP32 else "ieee"
     precision = precision or ("ieee" if setting == "none" else setting)

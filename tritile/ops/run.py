@@ -1,5 +1,6 @@
 """Take a described call to a launch, as operations do once their arguments are checked."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -10,6 +11,7 @@ import triton
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import capturing
+from tritile.core.events import Event, tell
 from tritile.core.forgetting import drop
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
@@ -23,7 +25,7 @@ from tritile.planning import gpu_tables, model, plans
 from tritile.planning.store import end_stand_ins, is_frozen, store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
-from tritile.runtime.compiles import as_mode_asks
+from tritile.runtime.compiles import as_mode_asks, asking
 
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
 _FALLBACKS = 8  # predicted configs to try where the planned one does not run
@@ -133,8 +135,8 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     fastest = tuned_now(problem, device, index)
     drop()
     # Where the store cannot be written, use what was just measured.
-    return plans.plan_for(problem, device) or plans.Plan(
-        problem, fastest, "exact", device, None, "the fastest measured just now"
+    return plans.plan_for(problem, device) or plans.told(
+        plans.Plan(problem, fastest, "exact", device, None, "the fastest measured just now")
     )
 
 
@@ -200,8 +202,10 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
     for config in _candidates(call, device):
         try:
-            with as_mode_asks(f"{label} with {config}", advice):
+            with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
                 return launch.prepare(call, config, spare=True)
         except TuningError as error:
-            failures.append(str(error))
+            failures.append(why := str(error))
+            facts = call.problem.label, str(config)
+            tell(functools.partial(Event, "compile", *facts, device=device.name, failure=why))
     raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}")

@@ -15,18 +15,23 @@ Mode "tune" measures what the first three do not have: `plan_for` returns None t
 only measurements of the kernels as they are now.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from time import perf_counter
+from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
+from tritile.core.events import Event, tell
 from tritile.core.forgetting import new_memo
 from tritile.core.markup import table_html
-from tritile.core.problem import PermuteProblem, Tiled
+from tritile.core.precision import error_words, meaning
+from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
 from tritile.core.views import posed
-from tritile.errors import NotTunedError
+from tritile.errors import NotTunedError, TritileError
+from tritile.families.numerics import BY_DATA
 from tritile.families.pieces import workspace_bytes
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
@@ -37,7 +42,22 @@ from tritile.planning.store import is_frozen, store_of
 from tritile.planning.table import Entry, Table
 from tritile.planning.trial import Trial, best_of
 
+_PREDICTED: Final = ("predicted", "model")  # sources that nothing measured just this problem for
 _BESIDE: Final = 2  # configs beside a portfolio's that mode "tune" times
+
+
+class Alternative(NamedTuple):
+    """Hold what another precision of the same product is expected to take, and how far it errs.
+
+    `us` and `source` are those of its plan, `error` is in words. `core`: the time was predicted for the core
+    alone, without the launches that prepare its operands.
+    """
+
+    precision: str
+    us: float | None
+    source: str
+    error: str
+    core: bool
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,8 @@ class Plan:
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
     - `current`: False where a table holds no measurements of the kernel as it is now.
+
+    It prints with what an fp32 precision means, and with its `alternatives`.
     """
 
     problem: Tiled
@@ -68,6 +90,31 @@ class Plan:
             return 0
         return workspace_bytes(posed(self.problem), self.config, self.device)
 
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Return the other precisions of a float32 product on a GPU, each planned; () for anything else.
+
+        Planned once; where nothing is known of a precision, the model ranks its configs for some 0.3 s.
+        """
+        key = (self.problem, self.device)
+        if key not in _alternatives:
+            _alternatives[key] = tuple(_others(*key)) if self.source != "interpreter" else ()
+        return _alternatives[key]
+
+    def _on_precision(self) -> list[tuple[str, str]]:
+        """Return what its precision means and what others would take, for dtypes with a choice."""
+        problem = self.problem
+        if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:
+            return []
+        own = f"{problem.precision}: {meaning(problem.precision, problem.dtype)}"
+        if problem.dtype == "float32" and isinstance(problem, MatmulProblem):
+            own += f"; {error_words(problem.precision, problem.k, self.device.arch)}"
+        told = [("means", own)]
+        for other in self.alternatives:
+            time = "" if other.us is None else f" {other.us:.1f} us" + " for the core" * other.core
+            told.append(("or", f"{other.precision}{time}, {other.source}; {other.error}"))
+        return told
+
     def __repr__(self) -> str:
         time = "" if self.us is None else f", {self.us:.1f} us"
         lines = (
@@ -75,6 +122,7 @@ class Plan:
             f"  config  {self.config}",
             f"  source  {self.source}{time}: {self.why}",
             f"  memory  {self.workspace} bytes of workspace",
+            *(f"  {name:<6}  {text}" for name, text in self._on_precision()),
         )
         return "\n".join(lines)
 
@@ -82,11 +130,31 @@ class Plan:
         time = "" if self.us is None else f"{self.us:.1f} us"
         room = f"{self.workspace} bytes"
         pairs = (("source", self.source), ("time", time), ("why", self.why), ("workspace", room))
-        rows = (("config", self.config), *pairs)
+        rows = (("config", self.config), *pairs, *self._on_precision())
         return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), rows)
 
 
 _memo: dict[tuple[Tiled, Device, str], Plan] = new_memo()
+_alternatives: dict[tuple[Tiled, Device], tuple[Alternative, ...]] = new_memo()
+
+
+def _others(problem: Tiled, device: Device) -> Iterator[Alternative]:
+    """Yield a plan's alternatives. Nothing is measured, and nobody is told of their plans."""
+    if not isinstance(problem, MatmulProblem) or problem.dtype != "float32":
+        return
+    for precision in PRECISIONS_OF[problem.dtype]:
+        data_decide = problem.invariant and precision in BY_DATA
+        if precision == problem.precision or data_decide or problem.block_scales:
+            continue
+        try:
+            other = replace(problem, precision=precision)
+            plan = _chosen(other, device, "cached")
+        except TritileError:  # this product, or this GPU, cannot have it
+            continue
+        assert plan is not None  # only mode "tune" returns None
+        core = other.core is not other and plan.source in _PREDICTED
+        error = error_words(precision, problem.k, device.arch)
+        yield Alternative(precision, plan.us, plan.source, error, core)
 
 
 def forget() -> None:
@@ -103,9 +171,22 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | 
     key = (problem, device, mode or current_mode())
     plan = _memo.get(key)
     if plan is None:
+        since = perf_counter()
         plan = _chosen(problem, device, key[2])
         if plan is not None:
             _memo[key] = plan
+            told(plan, perf_counter() - since)
+    return plan
+
+
+def told(plan: Plan, seconds: float | None = None) -> Plan:
+    """Return a plan that was made just now, once subscribers know of it."""
+    tell(
+        lambda: Event(
+            "plan", plan.problem.label, str(plan.config), plan.source, plan.device.name,
+            us=plan.us, seconds=seconds,
+        )
+    )  # fmt: skip
     return plan
 
 

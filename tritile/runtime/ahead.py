@@ -1,5 +1,6 @@
 """Compile a problem's configs ahead of time, for a GPU that need not be present."""
 
+import functools
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,17 +11,24 @@ from tritile.core.pointer import Pointer
 from tritile.core.problem import Tiled
 from tritile.core.views import posed
 from tritile.errors import TuningError, brief
+from tritile.runtime.compiles import asking
 from tritile.runtime.launch import compiles_of
 from tritile.runtime.offline import Resources, compiling_for, resources
 
 
 def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Callable[[], Any]]:
-    """Return a function that compiles it for each kernel that a call of `problem` launches with `config`.
+    """Yield a function that compiles it for each kernel that a call of `problem` launches with `config`.
 
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-    return compiles_of(posed(problem), config, device, Pointer.named)
+    for compiled in compiles_of(posed(problem), config, device, Pointer.named):
+        yield functools.partial(_asked, problem.label, str(config), compiled)
+
+
+def _asked(label: str, config: str, compiled: Callable[[], Any]) -> Any:
+    with asking(label, config):
+        return compiled()
 
 
 def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:

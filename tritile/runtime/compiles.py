@@ -1,12 +1,15 @@
-"""Set how Triton compiles tritile's kernels, and listen to compiles while a block of code runs."""
+"""Set how Triton compiles tritile's kernels, and listen to compiles."""
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final
 
 from triton import knobs
 
+from tritile.core.events import Event, tell
 from tritile.core.of_triton import FileCacheManager
 from tritile.core.settings import current_mode
 from tritile.core.threads import library_lock
@@ -15,6 +18,60 @@ from tritile.errors import NotCompiledError
 # Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in
 # 3.10, and with it the bits of results.
 OPTIONS: Final = {"enable_fp_fusion": True}
+
+_asking: ContextVar[tuple[str, str]] = ContextVar("tritile_asking", default=("", ""))
+_decorated: Final["weakref.WeakSet[Callable[..., Any]]"] = weakref.WeakSet()
+_listening = False
+_others: Callable[..., Any] | None = None  # what listened to Triton before
+
+
+@contextlib.contextmanager
+def asking(problem: str, config: str) -> Iterator[None]:
+    """Have compiles inside the `with` be told as asked for by a problem with a config."""
+    token = _asking.set((problem, config))
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+def count_as_ours(function: Callable[..., Any]) -> None:
+    """Have compiles of a user's own kernel be told, too. `function` is what was jitted."""
+    _decorated.add(function)
+
+
+def tell_compiles() -> None:
+    """Have Triton report each kernel of ours that it compiles, or reads from its cache, as an event."""
+    global _listening, _others
+    with library_lock:
+        if not _listening:
+            _listening, _others = True, knobs.compilation.listener
+            knobs.compilation.listener = _told
+
+
+def _told(**told: Any) -> None:
+    if _others is not None:
+        _others(**told)
+    function = getattr(told["src"], "fn", None)  # a source in another language than Python has none
+    if function is None or not (function.__module__.startswith("tritile.") or function.fn in _decorated):
+        return
+    problem, config = _asking.get()
+    seconds, source = told["times"].total / 1e6, "cache" if told["cache_hit"] else "compiled"
+    tell(
+        lambda: Event(
+            "compile", problem, config or _config_text(told["src"], told["metadata"]), source,
+            kernel=function.__name__, seconds=seconds,
+        )
+    )  # fmt: skip
+
+
+def _config_text(source: Any, metadata: dict[str, Any]) -> str:
+    """Return the constants and options of a compiled kernel, as a config's text has them."""
+    params = source.fn.params
+    constants = {params[at[0]].name: value for at, value in source.constants.items() if len(at) == 1}
+    constexprs = sorted((p.name, constants[p.name]) for p in params if p.is_constexpr and p.name in constants)
+    options = ((name, metadata[name]) for name in ("num_warps", "num_stages") if name in metadata)
+    return " ".join(f"{name}={value}" for name, value in (*constexprs, *options))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ import triton
 
 from tritile.core import device as devices
 from tritile.core.device import Device, capturing
+from tritile.core.events import Event, tell
 from tritile.core.forgetting import also_forgets
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import current_mode
@@ -22,9 +24,10 @@ from tritile.core.threads import once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError
 from tritile.planning.store import is_frozen
-from tritile.runtime.compiles import compiles_refused
+from tritile.runtime.compiles import compiles_refused, count_as_ours
 from tritile.tune import measuring, recall
 from tritile.tune.declared import check_choices, check_kernel, check_tolerance, warn_deprecated
+from tritile.tune.remembering import plain_config
 from tritile.tune.spaces import Space
 from tritile.tune.traced import TracedAutotuner
 
@@ -68,6 +71,7 @@ class Autotuner(TracedAutotuner):
         self.cache: dict[Any, Any] = {}
         self._places = {name: place for place, name in enumerate(self.arg_names) if name in self.keys}
         _TUNERS.add(self)
+        count_as_ours(self.base_fn)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
@@ -132,17 +136,35 @@ class Autotuner(TracedAutotuner):
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
         warn_untested()
-        mode, device = self.mode or current_mode(), self._device(args, kwargs)
+        since, device = perf_counter(), self._device(args, kwargs)
+        config, source = self._found(problem, args, kwargs, device)
+        tell(
+            lambda: Event(
+                "plan", problem.label, str(plain_config(config) or config), source, device.name,
+                seconds=perf_counter() - since,
+            )
+        )  # fmt: skip
+        return config
+
+    def _found(
+        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], device: Device
+    ) -> tuple[triton.Config, str]:
+        """Return the config for a call, and its source as events name it."""
+        mode = self.mode or current_mode()
         if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
             best = self.measure(problem, args, kwargs, device)
             self.cache.clear()  # other problems may have guessed their config: they choose anew
-            return best
+            return best, "exact"
         config = self.remembered(problem, device) if mode != "off" else None
+        source = "exact"
         if config is None:
-            config = self.likely(problem, mode, device) or self._predicted(args, kwargs)
+            config, source = self.likely(problem, mode, device), "nearest"
+        if config is None:
+            config = self._predicted(args, kwargs)
+            source = "first" if self.perf_model is None else "model"
         if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
             config = measuring.first_right(self, config, problem, args, kwargs)
-        return config
+        return config, source
 
     def measure(
         self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], device: Device

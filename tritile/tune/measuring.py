@@ -37,7 +37,17 @@ from tritile.tune.measure.bench import Screened, Subject, Taken
 from tritile.tune.measure.child import ChildError
 from tritile.tune.measure.engine import tune
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.tasks import Keep, Rules, Task, Tuned, fastest, has_more, keeper, whole
+from tritile.tune.measure.tasks import (
+    Keep,
+    Rules,
+    Task,
+    Tuned,
+    fastest,
+    has_more,
+    keeper,
+    tell_measured,
+    whole,
+)
 from tritile.tune.measure.workshop import Workshop, borrowed
 from tritile.tune.remembering import RememberingAutotuner, plain_config
 from tritile.tune.spaces import Listed
@@ -120,8 +130,10 @@ def measured(
     found, remember = dict(known), keeper(store)
 
     def keep(digest: str, trial: Trial) -> None:
-        found[trial.config] = trial
-        if _STAND_IN not in dict(trial.config.kwargs):
+        before, found[trial.config] = found.get(trial.config), trial
+        if _STAND_IN in dict(trial.config.kwargs):
+            tell_measured(trial, before, str(config_of(trial.config)))
+        else:
             remember(digest, trial)
 
     def config_of(config: Config) -> triton.Config:

@@ -22,7 +22,7 @@ from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial, best_of
 from tritile.runtime import launch
-from tritile.runtime.compiles import compiles_heard
+from tritile.runtime.compiles import asking, compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure import engine
 from tritile.tune.measure.tasks import Rules, keeper, now
@@ -120,7 +120,8 @@ def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> Non
     """Put all kernels into Triton's cache: once one is missing, the rest are compiled in parallel."""
     for index, config in enumerate(configs):
         # A config that does not compile is reported by the race.
-        with compiles_heard() as seconds, contextlib.suppress(TuningError):
+        asked = asking(call.problem.label, str(config))
+        with asked, compiles_heard() as seconds, contextlib.suppress(TuningError):
             launch.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:

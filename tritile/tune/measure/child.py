@@ -103,6 +103,8 @@ class ForkServer:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        # The last lines that a process writes tell why it died: it logs no events there.
+        environment = {name: value for name, value in os.environ.items() if name != "TRITILE_LOG"}
         with theirs:
             number = theirs.fileno()
             self._process = subprocess.Popen(
@@ -110,6 +112,7 @@ class ForkServer:
                 [sys.executable, "-P", "-c", _PROGRAM, str(number), json.dumps([str(p) for p in sys.path])],
                 pass_fds=(number,),
                 process_group=0,
+                env=environment,
             )
         ours.settimeout(START_S)
         self._control = ours

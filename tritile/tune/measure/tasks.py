@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tritile.core.config import Config
+from tritile.core.events import Event, tell
 from tritile.core.problem import Problem, problem_to_dict
 from tritile.core.settings import tune_log
 from tritile.errors import StoreWarning, TuningError
@@ -114,17 +115,31 @@ def _line_of(digest: str, trial: Trial) -> str:
     return json.dumps(named | facts)
 
 
-def logged(keep: Keep, log: Path | None = None) -> Keep:
-    """Return a `keep` that also appends each trial to a log (default: `TRITILE_TUNE_LOG`, if set).
+def tell_measured(trial: Trial, before: Trial | None, config: str = "") -> None:
+    """Tell subscribers of a trial, unless it only adds to the trial before it, as a check does.
 
-    A log that cannot be written is warned of with StoreWarning.
+    `config` is the config's text where the trial has a stand-in for it.
     """
-    path = log or tune_log()
-    if path is None:
-        return keep
+    if before is not None and (before.us, before.failure) == (trial.us, trial.failure):
+        return
+    config = config or str(trial.config)
+    tell(lambda: Event("measure", trial.problem.label, config, us=trial.us, failure=trial.failure))
+
+
+def logged(keep: Keep, log: Path | None = None) -> Keep:
+    """Return a `keep` that also tells of each trial, and appends it to a log.
+
+    The default log is `TRITILE_TUNE_LOG`, if set. Warns with StoreWarning of a log that cannot be written.
+    """
+    path, last = log or tune_log(), dict[tuple[Problem, Config], Trial]()
 
     def both(digest: str, trial: Trial) -> None:
         keep(digest, trial)
+        key = trial.problem, trial.config
+        tell_measured(trial, last.get(key))
+        last[key] = trial
+        if path is None:
+            return
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(_line_of(digest, trial) + "\n")

@@ -1,0 +1,117 @@
+"""What errors and plans say of a product's precision."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tritile
+from tritile.core.device import target_device
+from tritile.core.precision import error_words, explained, meaning
+from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, error_bound
+from tritile.errors import InvalidValueError
+from tritile.planning import plans
+
+HOPPER = target_device("nvidia-h200")
+PROBLEM = MatmulProblem(1, 1024, 1024, 1024, "float32", "float32")  # in the H200's table
+
+
+def test_every_precision_has_a_meaning_of_its_own():
+    for dtype, names in PRECISIONS_OF.items():
+        assert len({meaning(name, dtype) for name in names}) == len(names)
+        assert explained(names, dtype).count(": ") == len(names)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: tritile.matmul(x, x, precision="tf16"),
+        lambda x: tritile.gated_linear(x, x, x, precision="tf16"),
+        lambda x: tritile.grouped_matmul(x[None], x[None], precision="tf16"),
+    ],
+)
+def test_an_unknown_precision_is_told_what_there_is(call):
+    with pytest.raises(
+        InvalidValueError, match=r"'tf16': wanted one of ieee, .* \(ieee: plain fp32; .*tf32: one"
+    ):
+        call(torch.ones(16, 16))
+
+
+def test_errors_in_words_are_those_of_the_bounds():
+    assert error_words("fp16x3", 4096, 90) == f"error within {error_bound(4096):.0e} of |a| |b|"
+    assert error_words("fp16x3", 4096, 80) == "error near fp32's", "the bound is Hopper's"
+    assert error_words("tf32", 4096, 80) == "error about 1e-03 of |a| |b|"
+
+
+def test_a_plan_says_what_its_precision_means_and_what_others_take():
+    plan = plans.plan_for(PROBLEM, HOPPER)
+    others = {each.precision: each for each in plan.alternatives}
+    assert set(others) == {"fp16x3", "tf32x3", "tf32"}
+    for name, other in others.items():
+        own = plans.plan_for(replace(PROBLEM, precision=name), HOPPER)
+        assert (other.us, other.source) == (own.us, own.source)
+    assert others["fp16x3"].core, "the launches that split operands are not in the time"
+    assert not others["tf32"].core
+    lines = repr(plan).splitlines()
+    assert lines[-4] == "  means   ieee: plain fp32; error at most torch's fp32"
+    tf32 = others["tf32"]
+    assert lines[-1] == f"  or      tf32 {tf32.us:.1f} us, {tf32.source}; {tf32.error}"
+    assert "fp16x3: " not in repr(plan)
+    assert f"{tf32.us:.1f} us" in plan._repr_html_()
+
+
+def test_alternatives_are_planned_once_and_nobody_is_told(monkeypatch):
+    told = []
+    remove = tritile.on_event(told.append)
+    tritile.forget()
+    plan = plans.plan_for(PROBLEM, HOPPER)
+    found = plan.alternatives
+    monkeypatch.setattr(plans, "_chosen", lambda *given: pytest.fail("planned anew"))
+    assert plan.alternatives is found
+    remove()
+    assert len(told) == 1
+
+
+def test_precisions_that_a_product_cannot_have_are_left_out():
+    invariant = plans.plan_for(replace(PROBLEM, invariant=True), HOPPER)
+    assert [each.precision for each in invariant.alternatives] == ["tf32x3", "tf32"]
+    elsewhere = plans.plan_for(PROBLEM, target_device("gfx942"))
+    assert [each.precision for each in elsewhere.alternatives] == ["tf32x3", "tf32"]
+
+
+def test_others_plans_have_no_alternatives():
+    halves = replace(PROBLEM, dtype="bfloat16", out_dtype="bfloat16")
+    assert "means" not in repr(plans.plan_for(halves, HOPPER))
+    groups = GroupedProblem("m", 4, 256, 256, 256, "float32", "float32", precision="tf32")
+    assert repr(plans.plan_for(groups, HOPPER)).endswith("means   tf32: one product in TF32 on tensor cores")
+    x = torch.ones(16, 16)
+    assert repr(tritile.plan(tritile.matmul, x, x)).count(" or ") == 0
+
+
+ROOT = Path(tritile.__file__).parents[1]
+
+
+def committed(name, **wanted):
+    """Return the newest line of a committed file with these fields."""
+    lines = (json.loads(line) for line in (ROOT / "tuning" / name).read_text().splitlines())
+    return [line for line in lines if wanted.items() <= line.items()][-1]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS_OF["float32"])
+def test_figures_of_the_page_are_committed(precision):
+    row = rf"^\| {precision} \| (.*) \| (.*) \| (.*) \| (.*) \|$"
+    (shown,) = re.findall(row, (ROOT / "docs/fp32.md").read_text(), re.MULTILINE)
+    wanted = {"dtype": "float32", "precision": precision}
+    of = committed("accuracy/nvidia-h200.jsonl", **wanted, data="normal", k=8192)
+    errors = [f"{of[name]:.1e}".replace("e-0", "e-") for name in ("error", "torch_error")]
+    assert list(shown[2:]) == errors
+    if precision == "tf32x3":
+        assert list(shown[:2]) == ["not measured", "not measured"]
+        return
+    suite = "square" if precision == "ieee" else "fp32"
+    size = {"layout": "NN", "m": 4096, "n": 4096, "k": 4096}
+    of = committed(f"results/nvidia-h200/{suite}.jsonl", **wanted, **size)
+    assert list(shown[:2]) == [f"{of[name]:.0f}" for name in ("tritile_us", "torch_us")]
