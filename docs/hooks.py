@@ -6,12 +6,21 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
+_LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)")
 _OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]+)")  # whether it leaves docs/ depends on the page's folder
 
 
 def _source(page: str, link: str) -> str:
     """Return the path of a link from docs/: it begins with ../ where it leaves docs/."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+
+
+def _from_outside(page: str, found: re.Match[str]) -> str:
+    """Return a link of a page from outside docs/: one into docs/ as the site has it, of others the text."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page.removeprefix("files/")), found[2]))
+    if not path.startswith("docs/"):
+        return found[1]
+    return f"[{found[1]}]({posixpath.relpath(path.removeprefix('docs/'), posixpath.dirname(page))})"
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -29,6 +38,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(text: str, page: Any, config: Any, files: Any) -> str:
     """Point links at the files added above; leave out words behind a block's language, which tests read."""
     here = page.file.src_uri
+    if here.startswith("files/"):
+        return _LINK.sub(lambda found: _from_outside(here, found), text)
 
     def inside(found: re.Match[str]) -> str:
         path = _source(here, found[1])
