@@ -14,6 +14,7 @@ from tritile.core.problem import (
     ACTIVATION_DTYPES,
     BLOCK_SCALES,
     FP8_DTYPES,
+    GROUP_SIZES,
     GROUPED_DTYPES,
     GROUPED_PRECISIONS,
     ITEMSIZE,
@@ -25,7 +26,6 @@ from tritile.core.problem import (
     GroupedProblem,
     MatmulProblem,
     PermuteProblem,
-    QuantizedProblem,
     Tiled,
 )
 from tritile.core.problem.matmul import GATED_DTYPES
@@ -34,6 +34,7 @@ from tritile.families.family import Family
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal
 from tritile.ops.plan import gpu_of
+from tritile.tune.suites import Case
 
 _SIDE: Final = 4096  # of large probes
 _FEW: Final = 4  # rows of small probes
@@ -137,11 +138,9 @@ def _probes() -> Iterator[Probe]:
             yield "grouped_matmul", dtype, precision, found
     for dtype in ACTIVATION_DTYPES:
         for bits in WEIGHT_BITS:
-            packed: list[Tiled] = [
-                QuantizedProblem(m=m, n=_SIDE, k=_SIDE, dtype=dtype, bits=bits, group_size=128)
-                for m in (_SIDE, _FEW)
-            ]
-            yield "linear", dtype, f"int{bits} weights", packed
+            kind = f"int{bits}/{max(GROUP_SIZES)}"
+            cases = [Case("", "linear_quantized", dtype, kind, 1, m, _SIDE, _SIDE) for m in (_SIDE, _FEW)]
+            yield "linear", dtype, f"int{bits} weights", [case.problem for case in cases]
     for size in sorted(set(ITEMSIZE.values())):
         turned = PermuteProblem.of((_SIDE, _SIDE), (1, _SIDE), (_SIDE, 1), size)
         kept = PermuteProblem.of((64, 32, _SIDE), (_SIDE, 64 * _SIDE, 1), (32 * _SIDE, _SIDE, 1), size)
