@@ -10,11 +10,17 @@ Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
 In models       nn (layers, convert), use_in_torch (torch's own calls), operators (torch.ops.tritile)
 Settings        mode, current_mode, batch_invariant
-Choice          plan, Plan, explain, Explanation, warm, forget, sync, Config, Device, target_device
+Choice          plan, Plan, KernelPlan, explain, Explanation, warm, forget, sync, capabilities,
+                Capabilities, Config, Device, target_device
+Measuring       tune, TuneResult, bench, BenchResult
 In production   on_event, Event (what is planned, compiled and measured)
 Problems        MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem
-Tuning          autotune (in place of triton.autotune), Space, kernels (tritile's own)
-Errors          errors, TritileError
+Your kernels    autotune (in place of triton.autotune), Space, check, CheckResult, kernels (tritile's own)
+Errors          TritileError, and below it ShapeError, DtypeError, DeviceError, UnsupportedError,
+                OverlapError, GradientError, NotTunedError, NotCompiledError, InvalidValueError,
+                TuningError, DistributedError
+Warnings        SettingWarning, StoreWarning, UntunedWarning, UntestedWarning, IsolationWarning,
+                WrongAnswerWarning, ConversionWarning, InterpreterWarning; all are in errors, too
 """
 
 import sys
@@ -44,7 +50,28 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.core.quantized import QuantizedWeight
     from tritile.core.settings import batch_invariant, current_mode, mode
     from tritile.core.version import __version__ as __version__
-    from tritile.errors import TritileError
+    from tritile.errors import (
+        ConversionWarning,
+        DeviceError,
+        DistributedError,
+        DtypeError,
+        GradientError,
+        InterpreterWarning,
+        InvalidValueError,
+        IsolationWarning,
+        NotCompiledError,
+        NotTunedError,
+        OverlapError,
+        SettingWarning,
+        ShapeError,
+        StoreWarning,
+        TritileError,
+        TuningError,
+        UnsupportedError,
+        UntestedWarning,
+        UntunedWarning,
+        WrongAnswerWarning,
+    )
     from tritile.in_torch import use_in_torch
     from tritile.ops import operators
     from tritile.ops.fused import addmm, baddbmm, linear
@@ -56,13 +83,18 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.ops.quantize import quantize
     from tritile.ops.run import forget
     from tritile.ops.scaled import scaled_matmul
+    from tritile.planning.kernel_plan import KernelPlan
     from tritile.planning.plans import Plan
     from tritile.planning.sync import sync
     from tritile.runtime.observing import on_event
 
 if TYPE_CHECKING:
+    from tritile.lab.bench import BenchResult, bench
+    from tritile.lab.capabilities import Capabilities, capabilities
+    from tritile.lab.check import CheckResult, check
     from tritile.lab.explain import Explanation
     from tritile.lab.explain.asked import explain
+    from tritile.lab.tune import TuneResult, tune
     from tritile.lab.warm import warm
     from tritile.tune import kernels
     from tritile.tune.autotuner import autotune
@@ -70,33 +102,69 @@ if TYPE_CHECKING:
 
 # Resolved when asked for (PEP 562): a process that only launches loads no tuner.
 _LAZY = {
+    "BenchResult": "tritile.lab.bench",
+    "Capabilities": "tritile.lab.capabilities",
+    "CheckResult": "tritile.lab.check",
     "Explanation": "tritile.lab.explain",
     "Space": "tritile.tune.spaces",
+    "TuneResult": "tritile.lab.tune",
     "autotune": "tritile.tune.autotuner",
+    "bench": "tritile.lab.bench",
+    "capabilities": "tritile.lab.capabilities",
+    "check": "tritile.lab.check",
     "explain": "tritile.lab.explain.asked",
     "kernels": "tritile.tune.kernels",
+    "tune": "tritile.tune",
     "warm": "tritile.lab.warm",
 }
+_MODULES = ("kernels", "tune")  # the package `tune` can be called: it calls `tritile.lab.tune.tune`
 
 __all__ = [
+    "BenchResult",
+    "Capabilities",
+    "CheckResult",
     "Config",
+    "ConversionWarning",
     "Device",
+    "DeviceError",
+    "DistributedError",
+    "DtypeError",
     "Event",
     "Explanation",
+    "GradientError",
     "GroupedProblem",
+    "InterpreterWarning",
+    "InvalidValueError",
+    "IsolationWarning",
+    "KernelPlan",
     "KernelProblem",
     "MatmulProblem",
+    "NotCompiledError",
+    "NotTunedError",
+    "OverlapError",
     "PermuteProblem",
     "Plan",
     "QuantizedProblem",
     "QuantizedWeight",
+    "SettingWarning",
+    "ShapeError",
     "Space",
+    "StoreWarning",
     "TritileError",
+    "TuneResult",
+    "TuningError",
+    "UnsupportedError",
+    "UntestedWarning",
+    "UntunedWarning",
+    "WrongAnswerWarning",
     "addmm",
     "autotune",
     "baddbmm",
     "batch_invariant",
+    "bench",
     "bmm",
+    "capabilities",
+    "check",
     "contiguous",
     "current_mode",
     "errors",
@@ -119,6 +187,7 @@ __all__ = [
     "sync",
     "target_device",
     "transpose",
+    "tune",
     "use_in_torch",
     "warm",
 ]
@@ -131,7 +200,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    return globals().setdefault(name, module if name == "kernels" else getattr(module, name))
+    return globals().setdefault(name, module if name in _MODULES else getattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -45,7 +45,7 @@ def calls_of(case):
 
 def graphs(case, ways):
     told = []
-    return bench._graphs(case, calls_of(case), ways, told.append), told
+    return bench._graphs(case.problem, calls_of(case), ways, told.append), told
 
 
 def torch_side(case):

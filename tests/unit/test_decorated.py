@@ -614,5 +614,5 @@ def test_strict_and_cached_run_host_tensors_as_matmul_does():
 def test_host_tensors_are_the_interpreters_where_there_is_a_gpu(monkeypatch):
     monkeypatch.setattr(devices, "current_gpu", lambda: H200)
     kernel, args, _ = host_call(None)
-    assert kernel._device(args, {}) is INTERPRETER
-    assert kernel._device((), {"N": 5}) is H200
+    assert kernel.device_of(args, {}) is INTERPRETER
+    assert kernel.device_of((), {"N": 5}) is H200

@@ -175,7 +175,7 @@ def test_a_decorated_kernels_choice_is_told_once(heard):
     for _ in range(3):
         kernel[(2,)](x, 100)
     (event,) = heard
-    assert (event.kind, event.source) == ("plan", "first")
+    assert (event.kind, event.source) == ("plan", "model")
     assert event.problem.startswith("add_one")
     assert event.config == "BLOCK=64 num_warps=4 num_stages=3"
 

@@ -452,7 +452,7 @@ KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))
     ("what", "error", "words"),
     [
         (torch.matmul, InvalidValueError, ("tritile.matmul", "permute", "transpose", "problem")),
-        ("matmul", InvalidValueError, ("'matmul'", "tritile.matmul")),
+        ("glue", InvalidValueError, ("'glue'", "tritile.matmul", "its name")),
         (None, InvalidValueError, ("None", "tritile.matmul")),
         ([tritile.matmul], InvalidValueError, ("matmul", "tritile.matmul")),
         (KERNEL, InvalidValueError, ("softmax", "tritile.matmul")),

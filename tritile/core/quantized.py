@@ -15,7 +15,7 @@ Scales and zeros come by group, and within a group rows n and n + 8 are side by 
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ from tritile.core.problem import (
 )
 from tritile.errors import DeviceError, DtypeError, InvalidValueError, ShapeError
 
+WeightKind = Literal["linear", "fp8", "int8", "int4"]  # how a layer keeps its weight
 SCALE_DTYPES: Final = tuple(getattr(torch, name) for name in ACTIVATION_DTYPES)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import platformdirs
 
@@ -23,7 +23,8 @@ from tritile.errors import InvalidValueError, SettingWarning, StoreWarning, call
 torch_alone: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 """Leave torch's calls in the `with` to torch; `use_in_torch` puts its own here."""
 
-MODES: Final = ("cached", "tune", "strict", "off")
+Mode = Literal["cached", "tune", "strict", "off"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 _SWITCH: Final = {"1": True, "0": False}
 # Words of TRITILE_LOG, each with the kind of events that it logs.
 _LOGS: Final = {"plan": "plan", "compile": "compile", "tune": "measure"}
@@ -33,7 +34,7 @@ _T = TypeVar("_T")
 class Rules(NamedTuple):
     """Hold what is in force for a call: the mode, and whether it is batch-invariant."""
 
-    mode: str
+    mode: Mode
     invariant: bool
 
 
@@ -63,7 +64,7 @@ class _Chosen(Generic[_T]):
         weakref.finalize(self, _count, -1).atexit = False
 
 
-_mode: ContextVar[_Chosen[str] | None] = ContextVar("tritile_mode", default=None)
+_mode: ContextVar[_Chosen[Mode] | None] = ContextVar("tritile_mode", default=None)
 _invariant: ContextVar[_Chosen[bool] | None] = ContextVar("tritile_batch_invariant", default=None)
 
 
@@ -78,13 +79,14 @@ def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
             variable.reset(token)
 
 
-def _checked_mode(value: str, origin: str) -> str:
-    if value not in MODES:
-        raise InvalidValueError(f"{origin} is {value!r}: wanted one of {', '.join(MODES)}")
-    return value
+def _checked_mode(value: str, origin: str) -> Mode:
+    for known in MODES:
+        if value == known:
+            return known
+    raise InvalidValueError(f"{origin} is {value!r}: wanted one of {', '.join(MODES)}")
 
 
-def current_mode() -> str:
+def current_mode() -> Mode:
     """Return the mode in force: that of the innermost `mode(...)`, else `TRITILE_MODE`, else "cached"."""
     chosen = _mode.get()
     if chosen is not None:
@@ -96,7 +98,7 @@ def current_mode() -> str:
 
 
 @contextlib.contextmanager
-def mode(name: str) -> Iterator[None]:
+def mode(name: Mode) -> Iterator[None]:
     """Choose, for the calls inside the `with`, how configs are picked.
 
     cached: what was measured, else a prediction; nothing is ever measured (the default).
@@ -156,7 +158,7 @@ def under(found: Rules) -> Iterator[None]:
         yield
 
 
-Chosen = tuple[_Chosen[str] | None, _Chosen[bool] | None]
+Chosen = tuple[_Chosen[Mode] | None, _Chosen[bool] | None]
 
 
 def chosen() -> Chosen | None:

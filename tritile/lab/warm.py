@@ -10,14 +10,15 @@ from triton import knobs
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.settings import current_mode
-from tritile.errors import InvalidValueError, TuningError
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import IN_PLACE, plan
+from tritile.planning.kernel_plan import Plannable
 from tritile.tune.deploy.fill import fill
 from tritile.tune.deploy.rows import of_class, of_rows
 
 
 def warm(
-    what: Callable[..., Any] | Tiled,
+    what: Callable[..., Any] | str | Tiled,
     *args: Any,
     rows: Iterable[int] | None = None,
     device: Device | torch.device | str | None = None,
@@ -32,17 +33,19 @@ def warm(
     their own. Do not use this while another thread launches kernels.
 
     Args:
-        what: the operation, followed by the arguments of the call, or a problem alone, as `tritile.plan`
-            takes them.
+        what: the operation or its name, followed by the arguments of the call, or a problem alone, as
+            `tritile.plan` takes them.
         args: the call's positional arguments.
         rows: compile only the configs planned for these numbers of rows of the first operand.
         device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
         kwargs: the call's keyword arguments.
 
     Raises what `tritile.plan` raises; InvalidValueError for tensors in host memory without `device`, for a
-    call in place and for invalid `rows`; UnsupportedError for a GPU that is not NVIDIA's; TuningError
-    if a kernel is refused, after all others were compiled.
+    call in place and for invalid `rows`; UnsupportedError for a GPU that is not NVIDIA's, and for a decorated
+    kernel; TuningError if a kernel is refused, after all others were compiled.
     """
+    if isinstance(what, Plannable):
+        raise UnsupportedError("warm: a decorated kernel is compiled at its first call, into Triton's cache")
     chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
     mode = "cached" if current_mode() == "tune" else current_mode()

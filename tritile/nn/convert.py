@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args
 
 import torch
 
-from tritile.core.problem import GROUP_SIZES
+from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
+from tritile.core.quantized import WeightKind
 from tritile.errors import ConversionWarning, InvalidValueError, TritileError, brief
 from tritile.nn.float8 import Float8Linear
 from tritile.nn.linear import Linear
@@ -14,16 +15,17 @@ from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of, names_of
 
 Filter = Callable[[str, torch.nn.Linear], bool]
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 _HALF: Final = (torch.bfloat16, torch.float16)
 # Dtypes of the weights that each kind converts.
-_DTYPES: Final[dict[str, tuple[torch.dtype, ...]]] = {
+_DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {
     "linear": (*_HALF, torch.float32, torch.float64, torch.complex64, torch.complex128),
     "fp8": (*_HALF, torch.float32),
     "int8": _HALF,
     "int4": _HALF,
 }
-_BITS: Final = {"int8": 8, "int4": 4}
+_BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 _DEVICES: Final = ("cuda", "cpu", "meta")
 
 
@@ -37,7 +39,9 @@ def _become(layer: torch.nn.Module, new: torch.nn.Module) -> None:
     vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
 
 
-def _changed(layer: torch.nn.Linear, kind: str, group_size: int, zero_points: bool) -> str | None:
+def _changed(
+    layer: torch.nn.Linear, kind: WeightKind, group_size: GroupSize, zero_points: bool
+) -> str | None:
     """Convert a layer; return why that failed, None where it did not."""
     if kind == "linear":
         layer.__class__, layer.activation = Linear, None  # type: ignore[assignment]
@@ -72,7 +76,7 @@ def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
     return found
 
 
-def _unfit(layer: torch.nn.Linear, kind: str) -> str | None:
+def _unfit(layer: torch.nn.Linear, kind: WeightKind) -> str | None:
     """Return why a layer cannot be converted to this kind, None where it can."""
     if type(layer) not in (torch.nn.Linear, Linear):
         return f"it is a subclass, {type(layer).__name__}"
@@ -95,8 +99,8 @@ def _unfit(layer: torch.nn.Linear, kind: str) -> str | None:
 def _check(model: Any, kind: Any, group_size: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidValueError(f"convert: model is a {type(model).__name__}: wanted a torch.nn.Module")
-    if kind not in _DTYPES:
-        raise InvalidValueError(f"convert: kind is {kind!r}: wanted one of {', '.join(_DTYPES)}")
+    if kind not in get_args(WeightKind):
+        raise InvalidValueError(f"convert: kind is {kind!r}: wanted one of {', '.join(get_args(WeightKind))}")
     if group_size not in GROUP_SIZES:
         raise InvalidValueError(f"convert: group_size is {group_size!r}: wanted one of {GROUP_SIZES}")
 
@@ -110,14 +114,14 @@ def _tell(unconverted: dict[str, str], converted: int) -> None:
 
 
 def convert(
-    model: torch.nn.Module,
-    kind: str,
+    model: Model,
+    kind: WeightKind,
     *,
     filter: Filter | None = None,
-    group_size: int = 128,
+    group_size: GroupSize = 128,
     zero_points: bool = False,
     untie: bool = False,
-) -> torch.nn.Module:
+) -> Model:
     """Convert a model's `torch.nn.Linear` layers to layers that multiply by tritile, in place.
 
     A layer stays the same object, with its hooks, bias, device and training flag; its class changes. It

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from tritile.core import epilogue
+from tritile.core.problem import Activation
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.nn.packed import PackedLinear
 from tritile.ops.checks import describe, name_of, names_of
@@ -26,7 +27,7 @@ def _by_row(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _multiplied(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None,
-    activation: str | None = None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:  # fmt: skip
     rows, of_rows = _by_row(x.reshape(-1, x.shape[-1]))
     how: dict[str, Any] = {"bias": bias, "activation": activation, "out_dtype": x.dtype}
@@ -98,7 +99,7 @@ class Float8Linear(PackedLinear):
         device: Any = None,
         dtype: torch.dtype = torch.bfloat16,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
         check_activation("nn.Float8Linear", activation)
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -107,7 +108,7 @@ class Float8Linear(PackedLinear):
         self.register_buffer("scale", torch.ones(out_features, 1, dtype=torch.float32, device=device))
 
     @classmethod
-    def from_linear(cls, layer: torch.nn.Linear, *, activation: str | None = None) -> "Float8Linear":
+    def from_linear(cls, layer: torch.nn.Linear, *, activation: Activation | None = None) -> "Float8Linear":
         """Return a layer with the weight of another, rounded to fp8, and with its bias itself.
 
         The error of each element is at most 2^-4 of the element or 2^-10 of the row's scale, whichever is

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tritile.core.problem import Activation
 from tritile.ops.fused import check_activation, linear
 
 
@@ -29,7 +30,7 @@ class Linear(torch.nn.Linear):
         InvalidValueError: the activation is unknown.
     """
 
-    activation: str | None
+    activation: Activation | None
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Linear(torch.nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
     ) -> None:
         check_activation("nn.Linear", activation)
         super().__init__(in_features, out_features, bias, device, dtype)

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
+from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
 from tritile.errors import InvalidValueError
 from tritile.nn.packed import PackedLinear
@@ -51,8 +51,8 @@ class QuantizedLinear(PackedLinear):
         device: Any = None,
         dtype: torch.dtype = torch.bfloat16,
         *,
-        bits: int = 4,
-        group_size: int = 128,
+        bits: WeightBits = 4,
+        group_size: GroupSize = 128,
         zero_points: bool = False,
     ) -> None:
         if bits not in WEIGHT_BITS or group_size not in GROUP_SIZES:
@@ -70,7 +70,12 @@ class QuantizedLinear(PackedLinear):
 
     @classmethod
     def from_linear(
-        cls, layer: torch.nn.Linear, *, bits: int = 4, group_size: int = 128, zero_points: bool = False
+        cls,
+        layer: torch.nn.Linear,
+        *,
+        bits: WeightBits = 4,
+        group_size: GroupSize = 128,
+        zero_points: bool = False,
     ) -> "QuantizedLinear":
         """Return a layer with the weight of another, quantized, and with its bias itself.
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.problem import ACTIVATIONS
+from tritile.core.problem import ACTIVATIONS, Activation, Precision
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.asked import asks, computed
@@ -61,11 +61,11 @@ def linear(
     weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None = None,
     *,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return activation(input @ weight^T + bias) + residual, computed in one launch.
 
@@ -162,10 +162,10 @@ def addmm(
     *,
     beta: complex = 1,
     alpha: complex = 1,
-    activation: str | None = None,
+    activation: Activation | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return activation(beta * input + alpha * (mat1 @ mat2)), computed in one launch, as `torch.addmm` does.
 
@@ -199,10 +199,10 @@ def baddbmm(
     *,
     beta: complex = 1,
     alpha: complex = 1,
-    activation: str | None = None,
+    activation: Activation | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return activation(beta * input + alpha * (batch1 @ batch2)) of batches, as `torch.baddbmm` does.
 

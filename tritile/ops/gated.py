@@ -5,6 +5,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core.precision import explained
+from tritile.core.problem import Activation, Precision
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.asked import asks, computed
@@ -15,7 +16,7 @@ from tritile.ops.memo import recall
 from tritile.ops.products import Product
 
 _OP: Final = "gated_linear"
-_PRECISIONS: Final = ("ieee", "tf32x3", "tf32")
+_PRECISIONS: Final[tuple[Precision, ...]] = ("ieee", "tf32x3", "tf32")
 
 
 def _check_weights(x: Any, gate: Any, up: Any) -> None:
@@ -37,12 +38,12 @@ def gated_linear(
     weight_gate: torch.Tensor,
     weight_up: torch.Tensor,
     *,
-    activation: str | None = "silu",
+    activation: Activation | None = "silu",
     bias_gate: torch.Tensor | None = None,
     bias_up: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return activation(input @ weight_gate^T + bias_gate) * (input @ weight_up^T + bias_up), in one launch.
 

@@ -6,7 +6,14 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.precision import explained
-from tritile.core.problem import FP8_DTYPES, GROUPED_DTYPES, GROUPED_PRECISIONS, MAX_GROUPS, MAX_RAGGED
+from tritile.core.problem import (
+    FP8_DTYPES,
+    GROUPED_DTYPES,
+    GROUPED_PRECISIONS,
+    MAX_GROUPS,
+    MAX_RAGGED,
+    Precision,
+)
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import Call, GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
@@ -39,7 +46,7 @@ def grouped_matmul(
     scale_b: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Multiply many groups in one launch, as in mixtures of experts and as `torch._grouped_mm` does.
 

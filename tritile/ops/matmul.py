@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.asked import computed
 from tritile.ops.checks import check_rank
@@ -16,7 +17,7 @@ def matmul(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return the matrix product of two tensors, as `torch.matmul` does.
 
@@ -99,7 +100,7 @@ def mm(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return the product of two matrices, (M, K) by (K, N), as `torch.mm` does.
 
@@ -127,7 +128,7 @@ def bmm(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    precision: str | None = None,
+    precision: Precision | None = None,
 ) -> torch.Tensor:
     """Return the products of two batches of matrices, (B, M, K) by (B, K, N), as `torch.bmm` does.
 

@@ -159,11 +159,14 @@ def contiguous(input: torch.Tensor) -> torch.Tensor:
     Raises:
         TritileError: as `tritile.permute` raises it, where a copy is needed.
     """
+    return permute(input, tuple(range(input.ndim))) if copied(input) else input
+
+
+def copied(input: Any) -> bool:
+    """Tell whether `contiguous` copies its argument. Raise a TritileError where it is no dense tensor."""
     if not isinstance(input, torch.Tensor) or input.is_nested or input.layout != torch.strided:
         check_tensor("contiguous", "input", input)
-    if input.is_contiguous() and not (input.is_conj() or input.is_neg()):
-        return input
-    return permute(input, tuple(range(input.ndim)))
+    return not input.is_contiguous() or input.is_conj() or input.is_neg()
 
 
 def transpose(

@@ -1,9 +1,9 @@
 """Offer `tritile.plan`: tell what a call would run, and why, without running it."""
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import torch
 
@@ -15,20 +15,27 @@ from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.asked import ASKED, Asked, unchanged
 from tritile.ops.checks import check_memory
-from tritile.ops.fused import BESIDE_BIAS, check_bias_alone, linear
+from tritile.ops.fused import BESIDE_BIAS, addmm, baddbmm, check_bias_alone, linear
+from tritile.ops.gated import gated_linear
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
-from tritile.ops.permute import permute, transpose
+from tritile.ops.permute import contiguous, copied, permute, transpose
 from tritile.ops.run import fixed
+from tritile.ops.scaled import scaled_matmul
 from tritile.ops.signatures import NAMES
 from tritile.planning import plans
+from tritile.planning.kernel_plan import KernelPlan, Plannable
 from tritile.planning.plans import Plan
 
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
 
 
-_PLANNED: Final = {f: f.__name__ for f in (matmul, mm, bmm, linear, grouped_matmul, permute, transpose)}
+_FUNCTIONS: Final = (
+    matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul,
+    permute, transpose, contiguous,
+)  # fmt: skip
+OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 def _asked(name: str, given: dict[str, Any]) -> Asked:
@@ -37,18 +44,37 @@ def _asked(name: str, given: dict[str, Any]) -> Asked:
         a, b = given["input"], given["mat2"]
         check_matrices(name, a, b, 2 if name == "mm" else 3)
         return ASKED["matmul"](a, b, given["out_dtype"], given["precision"])
+    if name == "contiguous":
+        x = given["input"]
+        if copied(x):
+            return ASKED["permute"](x, tuple(range(x.ndim)))
+        raise InvalidValueError(f"contiguous of {tuple(x.shape)} launches no kernel: input is contiguous")
     if isinstance(given.get("weight"), QuantizedWeight):
         check_bias_alone(*(given[name] for name in BESIDE_BIAS))
         return QuantizedLinear(given["input"], given["weight"], given["bias"])
     return ASKED[name](*(given[each] for each in NAMES[name]))
 
 
-def _call(what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Return the described call of a function, whose result is allocated."""
-    given = inspect.signature(what).bind(*args, **kwargs)
+def function_of(who: str, what: Any) -> Callable[..., Any]:
+    """Return an operation that is given itself or by name. Raise InvalidValueError for anything else."""
+    for name, function in OPERATIONS.items():
+        if what is function or (isinstance(what, str) and what == name):
+            return function
+    wanted = f"tritile.{', '.join(OPERATIONS)}, or its name; a problem; or a kernel of tritile.autotune"
+    raise InvalidValueError(f"{who}: what is {what!r}: wanted {wanted}")
+
+
+def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return the described call of an operation, whose result is allocated.
+
+    Raises InvalidValueError for what is no operation, and what the call itself raises for its arguments.
+    """
+    function = function_of(who, what)
+    check_memory(who, *args, *kwargs.values())
+    given = inspect.signature(function).bind(*args, **kwargs)
     given.apply_defaults()
-    out = given.arguments["out"]
-    of = _asked(_PLANNED[what], given.arguments)
+    out = given.arguments.get("out")
+    of = _asked(function.__name__, given.arguments)
     shape, dtype, how = of.checked(out)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=of.first.device)
@@ -56,11 +82,11 @@ def _call(what: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         of.check_memory(out)
     if out.numel() == 0 or of.is_empty:
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in of.tensors[:2] if tensor is not None)
-        raise ShapeError(f"plan: {of.op} of {shapes} launches no kernel")
+        raise ShapeError(f"{who}: {of.op} of {shapes} launches no kernel")
     return of.call(unchanged, out, how)
 
 
-def _gpu(given: Any) -> Device:
+def gpu_of(who: str, given: Any) -> Device:
     """Return the GPU that a caller names. Raise InvalidValueError or DeviceError where there is none."""
     if isinstance(given, Device):
         return given
@@ -72,21 +98,37 @@ def _gpu(given: Any) -> Device:
         located = None
     if located is None or located.type != "cuda":
         wanted = f"a tritile.Device, one of {', '.join(devices.TARGETS)}, or a GPU as torch names it"
-        raise InvalidValueError(f"plan: device is {given!r}: wanted {wanted}")
+        raise InvalidValueError(f"{who}: device is {given!r}: wanted {wanted}")
     return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 
 
+@overload
 def plan(
-    what: Callable[..., Any] | Tiled,
+    what: Plannable, *args: Any, device: Device | torch.device | str | None = None, **kwargs: Any
+) -> KernelPlan: ...
+
+
+@overload
+def plan(
+    what: Callable[..., Any] | str | Tiled,
     *args: Any,
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
-) -> Plan:
+) -> Plan: ...
+
+
+def plan(
+    what: Callable[..., Any] | str | Tiled | Plannable,
+    *args: Any,
+    device: Device | torch.device | str | None = None,
+    **kwargs: Any,
+) -> Plan | KernelPlan:
     """Return what a call would run: the problem, its config, and where the config comes from. Launch nothing.
 
     Args:
-        what: `tritile.matmul`, `mm`, `bmm`, `linear`, `grouped_matmul`, `permute` or `transpose`, followed by
-            the arguments of the call, which may be on the meta device; or a problem, alone.
+        what: an operation of tritile, as `tritile.matmul`, or its name, as "matmul", followed by the
+            arguments of the call, which may be on the meta device; or a problem, alone; or a kernel that
+            `tritile.autotune` decorates, followed by its arguments, with or without `grid=`.
         args: positional arguments of the call.
         device: GPU to plan for: a `tritile.Device`, which need not be in this machine; a name that
             `tritile.target_device` takes; or a GPU of this machine, as torch names it. Default: the GPU of
@@ -94,27 +136,25 @@ def plan(
         kwargs: keyword arguments of the call.
 
     Returns:
-        A `tritile.Plan`.
+        A `tritile.Plan`; of a decorated kernel a `tritile.KernelPlan`.
 
     Raises:
         TritileError: as the call itself raises it for its arguments.
         InvalidValueError: `what` is something else, or no GPU is known.
         NotTunedError: nothing is measured, in mode "strict".
     """
+    if isinstance(what, Plannable):
+        return what.planned(args, kwargs, None if device is None else gpu_of("plan", device))
     if isinstance(what, Tiled):
         problem, here, only = what, devices.current_gpu(), None
-    elif isinstance(what, Hashable) and what in _PLANNED:
-        check_memory("plan", *args, *kwargs.values())
-        call = _call(what, args, kwargs)
+    else:
+        call = call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
-    else:
-        wanted = "tritile.matmul, mm, bmm, linear, grouped_matmul, permute, transpose or a problem"
-        raise InvalidValueError(f"plan: what is {what!r}: wanted {wanted}")
-    gpu = here if device is None else _gpu(device)
+    gpu = here if device is None else gpu_of("plan", device)
     if gpu is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=tritile.target_device(...)")
     if only is not None:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, scales_shape, words_shape
+from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of, names_of
@@ -71,8 +71,8 @@ def _rows(
 def quantize(
     weight: torch.Tensor,
     *,
-    bits: int,
-    group_size: int = 128,
+    bits: WeightBits,
+    group_size: GroupSize = 128,
     zero_points: bool = False,
     dtype: torch.dtype | None = None,
 ) -> QuantizedWeight:

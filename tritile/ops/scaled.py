@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.problem import FP8_DTYPES, SCALE_K
+from tritile.core.problem import FP8_DTYPES, SCALE_K, Activation
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.asked import asks, computed
 from tritile.ops.checks import check_beside, check_rank, describe, name_of
@@ -86,7 +86,7 @@ def scaled_matmul(
     *,
     out_dtype: torch.dtype | None = None,
     bias: torch.Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     use_fast_accum: bool = False,

@@ -19,4 +19,23 @@ How a problem of tritile's own gets one:
 
 Both share `search`, which proposes the configs of a space (`spaces`), and `measure`, which compiles them in
 parallel and times them in processes that may be killed. `shards` shares a list of problems among ranks.
+
+The package can be called, as `tritile.tune`: see `tritile.lab.tune.tune`.
 """
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Tune(ModuleType):
+    """Be this package and, where it is called, the function of the same name."""
+
+    def __call__(self, what: Any, *args: Any, **options: Any) -> Any:
+        """Call `tritile.lab.tune.tune`."""
+        from tritile.lab.tune import tune
+
+        return tune(what, *args, **options)
+
+
+sys.modules[__name__].__class__ = _Tune

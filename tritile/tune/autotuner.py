@@ -19,14 +19,17 @@ from tritile.core.device import Device, capturing
 from tritile.core.events import Event, tell
 from tritile.core.forgetting import also_forgets
 from tritile.core.problem import KernelProblem
-from tritile.core.settings import current_mode
+from tritile.core.settings import Mode, current_mode
 from tritile.core.threads import once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError
+from tritile.planning.kernel_plan import KernelPlan
 from tritile.planning.store import is_frozen
 from tritile.runtime.compiles import compiles_refused, count_as_ours
 from tritile.tune import measuring, recall
 from tritile.tune.declared import check_choices, check_kernel, check_tolerance, warn_deprecated
+from tritile.tune.measure.tasks import Rules
+from tritile.tune.planned import planned
 from tritile.tune.remembering import plain_config
 from tritile.tune.spaces import Space
 from tritile.tune.traced import TracedAutotuner
@@ -136,7 +139,7 @@ class Autotuner(TracedAutotuner):
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
         warn_untested()
-        since, device = perf_counter(), self._device(args, kwargs)
+        since, device = perf_counter(), self.device_of(args, kwargs)
         config, source = self._found(problem, args, kwargs, device)
         tell(
             lambda: Event(
@@ -158,25 +161,35 @@ class Autotuner(TracedAutotuner):
         config = self.remembered(problem, device) if mode != "off" else None
         source = "exact"
         if config is None:
-            config, source = self.likely(problem, mode, device), "nearest"
+            config, source = self.likely(problem, mode, device), "predicted"
         if config is None:
-            config = self._predicted(args, kwargs)
-            source = "first" if self.perf_model is None else "model"
+            config, source = self.predicted(args, kwargs), "model"
         if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
             config = measuring.first_right(self, config, problem, args, kwargs)
         return config, source
 
     def measure(
-        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], device: Device
+        self,
+        problem: KernelProblem,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        device: Device,
+        rules: Rules | None = None,
+        force: bool = False,
     ) -> triton.Config:
         """Return the fastest config of a call, measuring only configs that were never measured for `problem`.
 
+        `rules` say how to search, by default those of every search. `force` measures all anew.
         Raises TuningError, naming the reasons, where no config works.
         """
         with self.holding(args):
-            return measuring.measured(self, problem, args, kwargs, device)
+            return measuring.measured(self, problem, args, kwargs, device, rules, force)
 
-    def _device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
+    def planned(self, args: Sequence[Any], kwargs: dict[str, Any], device: Device | None) -> KernelPlan:
+        """Return the plan of a call, for `tritile.plan`: see `tritile.tune.planned`."""
+        return planned(self, args, kwargs, device or self.device_of(args, kwargs))
+
+    def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
         """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         for value in tensors:
@@ -186,19 +199,11 @@ class Autotuner(TracedAutotuner):
             return devices.INTERPRETER
         return devices.current_gpu() or devices.INTERPRETER
 
-    def _predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
-        """Return the first by the kernel's own performance model, else the first that its pruning leaves."""
-        configs = self.offered(args, kwargs) if self.space is None else self.configs
-        if self.perf_model is None:
-            return configs[0]
-        values = self.named(args, kwargs)
-        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
-
     def _check_compiled(
         self, key: recall.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
     ) -> None:
         """Raise NotCompiledError where the first launch of a call would have to compile."""
-        if ("compiled", key) in self.cache or self._device(args, kwargs) == devices.INTERPRETER:
+        if ("compiled", key) in self.cache or self.device_of(args, kwargs) == devices.INTERPRETER:
             return
         what = f"{self.problem(args, kwargs).label} with {self.best_config}"
         advice = "call it once in another mode, and keep the folder TRITON_CACHE_DIR"
@@ -226,7 +231,7 @@ def autotune(
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = False,
     *,
-    mode: str | None = None,
+    mode: Mode | None = None,
     search: str | None = None,
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
     ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None,

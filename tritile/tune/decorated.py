@@ -1,10 +1,11 @@
 """A call of a decorated kernel as a subject of tuning: packed, then compiled, timed and checked elsewhere."""
 
+import contextlib
 import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -14,11 +15,11 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
-from tritile.errors import TuningError, brief
+from tritile.errors import TuningError, UnsupportedError, brief
 from tritile.runtime.offline import check_fits, compiling_for
-from tritile.tune.measure.answers import error_of, overlap, poison
+from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken
-from tritile.tune.measure.shipping import Memory, Shipment, StandIn, unpack
+from tritile.tune.measure.shipping import Memory, Shipment, StandIn, guarded, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.recall import DESCRIPTORS
 
@@ -56,6 +57,13 @@ class KernelCall:
         """Return the arguments by name."""
         given = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
         return {name: value for name, value in given.items() if name != "grid"}
+
+    def having(self, named: Named) -> "KernelCall":
+        """Return the call with other arguments by name, which may hold another "grid"."""
+        args = tuple(named.get(name, value) for name, value in zip(self.arg_names, self.args, strict=False))
+        placed = self.arg_names[: len(self.args)]
+        kwargs = self.kwargs | {name: value for name, value in named.items() if name not in placed}
+        return replace(self, args=args, kwargs=kwargs)
 
     def launch(self, config: Config | triton.Config, **options: Any) -> Any:
         """Launch with a config; return the compiled kernel."""
@@ -160,7 +168,7 @@ class _Stage:
         memory = self._copied()
         error = checked(posed(self._call(memory)), config)
         if not memory.whole():
-            raise TuningError("wrote outside the memory of its arguments")
+            raise TuningError(OUTSIDE)
         return error
 
 
@@ -170,7 +178,7 @@ def _same(call: KernelCall) -> KernelCall:
 
 def _ragged(call: KernelCall) -> KernelCall:
     """Return the call at its ragged sizes, if it has some."""
-    return call if call.ragged is None else _with(call, call.ragged(call.named))
+    return call if call.ragged is None else call.having(call.ragged(call.named))
 
 
 def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> float | None:
@@ -183,14 +191,6 @@ def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> 
     except TuningError as wrong:
         raise TuningError(f"at ragged sizes: {wrong}") from wrong
     return max((e for e in (error, found) if e is not None), default=None)
-
-
-def _with(call: KernelCall, named: Named) -> KernelCall:
-    """Return the call with other arguments by name, which may hold another "grid"."""
-    args = tuple(named.get(name, value) for name, value in zip(call.arg_names, call.args, strict=False))
-    placed = call.arg_names[: len(call.args)]
-    kwargs = call.kwargs | {name: value for name, value in named.items() if name not in placed}
-    return KernelCall(**(vars(call) | {"args": args, "kwargs": kwargs}))
 
 
 def _accepted(function: Callable[..., Any], named: Named) -> Named:
@@ -237,11 +237,28 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
                default=None)  # fmt: skip
 
 
+def _plain(call: KernelCall) -> Named:
+    """Return the call's tensors and descriptors by name, without what autograd keeps of them."""
+    ours = {n: v for n, v in call.named.items() if isinstance(v, (torch.Tensor, *DESCRIPTORS))}
+    return {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in ours.items()}
+
+
 def _copied(call: KernelCall) -> KernelCall:
     """Return the call on copies of its tensors, which share memory as the tensors do."""
-    ours = {n: v for n, v in call.named.items() if isinstance(v, (torch.Tensor, *DESCRIPTORS))}
-    plain = {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in ours.items()}
-    return _with(call, copy.deepcopy(plain))
+    return call.having(copy.deepcopy(_plain(call)))
+
+
+def _guarded(call: KernelCall) -> tuple[KernelCall, Memory | None]:
+    """Return a call as `_copied` does, and its memory between guards; None where it is not watched.
+
+    Memory of a GPU is watched in a process of its own alone.
+    """
+    plain = _plain(call)
+    if all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in plain.values()):
+        with contextlib.suppress(UnsupportedError):
+            named, memory = guarded(plain)
+            return call.having(named), memory
+    return _copied(call), None
 
 
 def checked_here(call: KernelCall, config: triton.Config) -> float | None:
@@ -252,11 +269,15 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
 
     def check(posed: Posed) -> float | None:
         referred(posed(_copied(call)))  # a failure here is not the config's
+        ours, memory = _guarded(posed(_copied(call)))
         try:
-            return checked(posed(_copied(call)), config)
+            error = checked(ours, config)
         except TuningError:
             raise
-        except Exception as error:  # whatever one config raises, the others still deserve their turn
-            raise TuningError(brief(error)) from error
+        except Exception as failure:  # whatever one config raises, the others still deserve their turn
+            raise TuningError(brief(failure)) from failure
+        if memory is not None and not memory.whole():
+            raise TuningError(OUTSIDE)
+        return error
 
     return _at_both_sizes(call, check)

@@ -115,18 +115,21 @@ def measured(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     device: Device,
+    rules: Rules | None = None,
+    force: bool = False,
 ) -> triton.Config:
     """Return the fastest config of one call, whose arguments the tuner holds.
 
-    Only configs without a trial in the store are measured; each trial is stored as it is made. A search ends
-    after the seconds of `TRITILE_TUNE_BUDGET` once a config has worked. Raises TuningError, naming the
-    reasons, where no config works.
+    Only configs without a trial in the store are measured, unless `force`; each trial is stored as it is
+    made. A search goes by `rules`, by default those of `rules_of`. Raises TuningError, naming the reasons,
+    where no config works.
     """
-    store, rules = store_of(device), rules_of(tuner)
+    store, rules = store_of(device), rules or rules_of(tuner)
     offered = tuner.prune_configs(kwargs) if tuner.space is None else []
     listed = {plain_config(c) or Config(((_STAND_IN, place),)): c for place, c in enumerate(offered)}
     space = tuner.space or Listed(listed)
-    known = {t.config: t for t in store.trials(tuner.digest, problem) if t.config in space}
+    trials = [] if force else store.trials(tuner.digest, problem)
+    known = {t.config: t for t in trials if t.config in space}
     found, remember = dict(known), keeper(store)
 
     def keep(digest: str, trial: Trial) -> None:
@@ -178,15 +181,20 @@ def _elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> Config
         return None
 
 
+def room_of(call: KernelCall) -> tuple[int, int]:
+    """Return the number of a call's GPU, and how many bytes the call's memory may have for copies to fit."""
+    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
+    return gpu, torch.cuda.mem_get_info(gpu)[0] // 3  # two copies are made there at the least
+
+
 def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> Config:
     """Return the fastest config of a call, measured in processes of its own, on copies of its memory.
 
     Raises UnsupportedError where the call cannot be sent, or does not run there, and TuningError, with the
     reasons, where no config works.
     """
-    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
-    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
-    room = torch.cuda.mem_get_info(gpu)[0] // 3  # two copies are made there at the least
+    gpu, room = room_of(call)
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
         assert isinstance(task.subject, KernelSubject)
         sent = replace(task.subject, shipment=pack(call, Path(folder), room))

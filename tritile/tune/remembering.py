@@ -16,10 +16,11 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.of_triton import Autotuner as TritonAutotuner
 from tritile.core.problem import KernelProblem, Problem, doublings
+from tritile.core.settings import Mode
 from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.store import store_of
-from tritile.planning.trial import best_of
+from tritile.planning.trial import Trial, best_of
 from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.recall import DESCRIPTORS
@@ -65,7 +66,7 @@ class RememberingAutotuner(TritonAutotuner):
         configs: list[triton.Config] | Space,
         key: list[str],
         *,
-        mode: str | None,
+        mode: Mode | None,
         bucket: Mapping[str, Callable[[Any], Any]],
         isolate: bool,
         search: str | None,
@@ -134,10 +135,24 @@ class RememberingAutotuner(TritonAutotuner):
 
     def remembered(self, problem: Problem, device: Device) -> triton.Config | None:
         """Return the fastest measured config of just this problem, of those that are offered now."""
+        found = self.best(problem, device)
+        return None if found is None else found[0]
+
+    def best(self, problem: Problem, device: Device) -> tuple[triton.Config, Trial] | None:
+        """Return what `remembered` does, with its trial."""
         find = self._finder()
         trials = store_of(device).trials(self.digest, problem)
-        best = best_of(trial for trial in trials if find(trial.config) is not None)
-        return find(best.config) if best is not None else None
+        trial = best_of(trial for trial in trials if find(trial.config) is not None)
+        config = find(trial.config) if trial is not None else None
+        return (config, trial) if trial is not None and config is not None else None
+
+    def predicted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
+        """Return the first by the kernel's own performance model, else the first that its pruning leaves."""
+        configs = self.offered(args, kwargs) if self.space is None else self.configs
+        if self.perf_model is None:
+            return configs[0]
+        values = self.named(args, kwargs)
+        return min(configs, key=lambda config: self.perf_model(**values, **config.all_kwargs()))
 
     def likely(
         self, problem: KernelProblem, mode: str, device: Device, where: str = ""

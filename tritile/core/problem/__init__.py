@@ -24,9 +24,18 @@ from tritile.core.problem.checks import (
     PRECISIONS_OF,
     REAL_DTYPE,
     SCALE_K,
+    Precision,
     alignment,
 )
-from tritile.core.problem.epilogue import ACTIVATIONS, SIDES, SPREADS, TURNED, Epilogue, epilogue_of
+from tritile.core.problem.epilogue import (
+    ACTIVATIONS,
+    SIDES,
+    SPREADS,
+    TURNED,
+    Activation,
+    Epilogue,
+    epilogue_of,
+)
 from tritile.core.problem.grouped import (
     GROUPED_DTYPES,
     GROUPED_PRECISIONS,
@@ -47,7 +56,9 @@ from tritile.core.problem.quantized import (
     GROUP_SIZES,
     UNIT_WORDS,
     WEIGHT_BITS,
+    GroupSize,
     QuantizedProblem,
+    WeightBits,
     scales_shape,
     unit_columns,
     unpacked_row,
@@ -59,11 +70,12 @@ __all__ = [
     "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
     "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
     "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE",
-    "SCALE_K", "SIDES", "SPREADS", "TURNED", "UNIT_WORDS", "WEIGHT_BITS", "Epilogue", "GroupedProblem",
-    "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Plane", "Problem",
-    "Product", "QuantizedProblem", "Tiled", "alignment", "doublings", "ends_of", "epilogue_of",
-    "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
-    "suits", "unit_columns", "unpacked_row", "words_shape",
+    "SCALE_K", "SIDES", "SPREADS", "TURNED", "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue",
+    "GroupSize", "GroupedProblem", "KernelProblem", "Known", "MatmulProblem", "Operand",
+    "PermuteProblem", "Plane", "Precision", "Problem", "Product", "QuantizedProblem", "Tiled",
+    "WeightBits", "alignment", "doublings", "ends_of", "epilogue_of", "error_bound", "merged",
+    "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape", "suits", "unit_columns",
+    "unpacked_row", "words_shape",
 ]  # fmt: skip
 
 Known = MatmulProblem | PermuteProblem  # every operand is a plain tensor

@@ -2,13 +2,14 @@
 
 import functools
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Final, Literal, get_args
 
 from tritile.errors import InvalidValueError
 
 # How an operand varies over the result: not at all, by columns (it is one row), by rows, by both.
 SPREADS: Final = ("one", "row", "column", "full")
-ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: Final[tuple[Activation, ...]] = get_args(Activation)
 REMAINDER: Final = "remainder"
 
 

@@ -6,13 +6,21 @@ import random
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tritile.core.problem.checks import FP8_DTYPES, ITEMSIZE, Laid, check, check_fields, check_sizes
+from tritile.core.problem.checks import (
+    FP8_DTYPES,
+    ITEMSIZE,
+    Laid,
+    Precision,
+    check,
+    check_fields,
+    check_sizes,
+)
 from tritile.core.problem.matmul import MatmulProblem, Operand, operand_of
 from tritile.errors import InvalidValueError
 
 GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
 # Dtypes with a choice of precision, as in `MatmulProblem`.
-GROUPED_PRECISIONS: Final = {
+GROUPED_PRECISIONS: Final[dict[str, tuple[Precision, ...]]] = {
     "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
 RAGGED: Final = ("m", "k", "none")

@@ -2,13 +2,15 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from tritile.core.problem.checks import ALIGNMENTS, alignment, check_fields, check_sizes
 from tritile.core.problem.matmul import MatmulProblem, Operand
 
-WEIGHT_BITS: Final = (4, 8)
-GROUP_SIZES: Final = (32, 64, 128)
+WeightBits = Literal[4, 8]
+GroupSize = Literal[32, 64, 128]
+WEIGHT_BITS: Final[tuple[WeightBits, ...]] = get_args(WeightBits)
+GROUP_SIZES: Final[tuple[GroupSize, ...]] = get_args(GroupSize)
 ACTIVATION_DTYPES: Final = ("bfloat16", "float16")
 _ROWS: Final = 16  # rows of a weight are padded to a multiple
 _LINE: Final = 128  # bytes; rows of an unpacked weight are multiples

@@ -11,12 +11,13 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.errors import InvalidValueError, TuningError
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.lab.explain import Explanation, config_like, explained
 from tritile.lab.explain.explanation import Measure
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.ops.plan import IN_PLACE, plan
+from tritile.planning.kernel_plan import Plannable
 from tritile.runtime import launch
 from tritile.tune.measure.timing import Timed, graph_of, interleaved, timing_of
 from tritile.tune.subject.operands import copies_of, run_of
@@ -41,7 +42,7 @@ def _measured(problem: Tiled, device: Device) -> Measure:
 
 
 def explain(
-    what: Callable[..., Any] | Tiled | torch.Tensor,
+    what: Callable[..., Any] | str | Tiled | torch.Tensor,
     *args: Any,
     device: Device | torch.device | str | None = None,
     config: Config | str | None = None,
@@ -53,7 +54,7 @@ def explain(
     The explanation prints as a table.
 
     Args:
-        what: `tritile.matmul`, `linear`, `permute` or `transpose`, followed by the arguments of the call; or
+        what: an operation, as `tritile.matmul`, or its name, followed by the arguments of the call; or
             tensors alone, two to multiply or one to transpose; or a problem alone.
         args: the call's positional arguments.
         device: the GPU to explain for, as `tritile.plan` takes it. Default: the tensors' GPU; for a problem,
@@ -66,10 +67,12 @@ def explain(
         kwargs: the call's keyword arguments.
 
     Raises what `tritile.plan` raises, and InvalidValueError for a config that is not legal for the problem,
-    and for a call in place.
+    and for a call in place; UnsupportedError for a decorated kernel.
     """
     if isinstance(what, torch.Tensor):
         what, args = (matmul if args else transpose), (what, *args)
+    if isinstance(what, Plannable):
+        raise UnsupportedError("explain: a decorated kernel tells nothing of its bytes: wanted an operation")
     if config is not None and not isinstance(config, str | Config):
         raise InvalidValueError(
             f"explain: config={config!r}: wanted a Config, or a text that names parameters"

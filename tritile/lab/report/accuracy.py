@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 
 from tritile.core import of_torch
-from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, error_bound
+from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, Precision, error_bound
 from tritile.ops.matmul import matmul
 from tritile.ops.scaled import scaled_matmul
 from tritile.tune.subject.elements import torch_fp32
@@ -107,7 +107,7 @@ def _ours(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:
         one = torch.ones((), device=a.device)
         return scaled_matmul(a, b, one, one, out_dtype=torch.float32, use_fast_accum=precision == "fast")
     with torch_fp32("none") if precision == "default" else nullcontext():
-        return matmul(a, b, precision=None if precision in ("", "default") else precision)
+        return matmul(a, b, precision=None if precision in ("", "default") else cast(Precision, precision))
 
 
 def _torchs(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core import of_torch
-from tritile.core.problem import FP8_DTYPES
+from tritile.core.problem import FP8_DTYPES, Tiled
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.lab.report import torch_ways as ways
 from tritile.tune.measure import timing
@@ -55,7 +55,7 @@ def _of_matmul(call: MatmulCall) -> dict[str, Way]:
     return {**found, COMPILED: compiled(ways.fused(call))}
 
 
-def torch_ways(case: Case, call: Call) -> dict[str, Way]:
+def torch_ways(what: Case | Tiled, call: Call) -> dict[str, Way]:
     """Return torch's ways to make a call's answer by name, the plainest first.
 
     The fastest of them is what tritile is compared with.
@@ -63,7 +63,9 @@ def torch_ways(case: Case, call: Call) -> dict[str, Way]:
     if isinstance(call, MatmulCall):
         return _of_matmul(call)
     if isinstance(call, PermuteCall):
-        return {"copy_": torch_calls.permute(case.dtype, case.shape, case.dims)}
+        if isinstance(what, Case):
+            return {"copy_": torch_calls.permute(what.dtype, what.shape, what.dims)}
+        return {"copy_": torch_calls.copy}
     if isinstance(call, GroupedCall):
         fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
         return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": ways.in_general(call)}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tritile.core import device as devices
 from tritile.core import of_torch
 from tritile.core.device import Device
+from tritile.core.problem import Tiled
 from tritile.core.problem.checks import THREE
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
@@ -35,7 +36,7 @@ Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first an
 Act = Callable[[], object]
 
 
-def _graphs(case: Case, calls: list[Call], ways: Mapping[str, baselines.Way], tell: Tell) -> Graphs:
+def _graphs(problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way], tell: Tell) -> Graphs:
     """Capture the ways that run and answer rightly; `tell` is told of the others."""
     graphs = {}
     for name, way in ways.items():
@@ -43,23 +44,27 @@ def _graphs(case: Case, calls: list[Call], ways: Mapping[str, baselines.Way], te
             error = answers.check(baselines.into_out(way), calls[0], every=False)
             graphs[name] = baselines.graph_of(way, calls), error
         except Exception as error:  # a baseline that fails costs its own numbers alone
-            tell(f"{case.problem.label}: not measured against {name}: {brief(error)}")
+            tell(f"{problem.label}: not measured against {name}: {brief(error)}")
     return graphs
 
 
-def _torch_graphs(case: Case, calls: list[Call], tell: Tell) -> Graphs:
+def _torch_graphs(what: Case | Tiled, calls: list[Call], tell: Tell) -> Graphs:
     """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
-    (name, plainest), *others = baselines.torch_ways(case, calls[0]).items()
+    (name, plainest), *others = baselines.torch_ways(what, calls[0]).items()
     operands.poison(calls[0])
     baselines.into_out(plainest)(calls[0])
     torch.cuda.synchronize()
     error = answers.error_of(calls[0])
     found = {name: (baselines.graph_of(plainest, calls), error)}
-    return found | _graphs(case, calls, dict(others), tell)
+    return found | _graphs(_problem(what), calls, dict(others), tell)
 
 
-def measured(case: Case, inductor: bool = False, tell: Tell = warnings.warn) -> Measurement:
-    """Time tritile, torch and, if asked, torch.compile's search on a case, with the config of a call.
+def _problem(what: Case | Tiled) -> Tiled:
+    return what.problem if isinstance(what, Case) else what
+
+
+def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.warn) -> Measurement:
+    """Time tritile, torch and, if asked, torch.compile's search on a case or problem, with a call's config.
 
     Torch is the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers wrongly is
     left out, and `tell` is called with the reason. Raises UnsupportedError where there is no GPU, and what a
@@ -68,19 +73,20 @@ def measured(case: Case, inductor: bool = False, tell: Tell = warnings.warn) -> 
     device = devices.current_gpu()
     if device is None:
         raise UnsupportedError("bench: there is no GPU here to measure")
-    problem = case.problem
+    problem = _problem(what)
+    load = what.load if isinstance(what, Case) else "skewed"
     chosen = plans.plan_for(problem, device, "cached")
     assert chosen is not None
-    calls = [operands.shared(call, case.load) for call in operands.copies_of(problem, device)]
+    calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
     ours = operands.run_of(launch.prepare(calls[0], chosen.config))
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
-    with torch_fp32("tf32" if case.precision.removesuffix(THREE) == "tf32" else "ieee"):
-        ways = _torch_graphs(case, calls, tell)
-        taken = inductor and case.op != "linear_quantized"
-        more = _graphs(case, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
+    with torch_fp32("tf32" if getattr(problem, "precision", "").removesuffix(THREE) == "tf32" else "ieee"):
+        ways = _torch_graphs(what, calls, tell)
+        taken = inductor and problem.op != "linear_quantized"
+        more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
     graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
-    if case.op == "permute":
+    if problem.op == "permute":
         # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
         copy = baselines.device_copy
         graphs |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}

@@ -2,11 +2,14 @@
 
 import functools
 import math
+from typing import Final
 
 import torch
 
 from tritile.errors import TuningError
 
+WRONG: Final = "wrong answer"  # begins the reason of a config whose result differs
+OUTSIDE: Final = "wrote outside the memory of its arguments"
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -56,8 +59,23 @@ def error_of(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: floa
     if not error and not kind.is_floating_point and not torch.equal(got, wanted):
         error = math.ulp(0.0)  # doubles do not tell all 64-bit integers apart
     if not error <= allowed:
-        raise TuningError(f"wrong answer: relative error of {name} {error:.3g}, above {allowed:.3g}")
+        first = _first_wrong(name, got, wanted, allowed)
+        raise TuningError(f"{WRONG}: relative error of {name} {error:.3g}, above {allowed:.3g}; {first}")
     return error
+
+
+def _first_wrong(name: str, got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> str:
+    """Name the first element that is further off than the maximum norm allows, else the one furthest off."""
+    wide, right = got.double(), wanted.double()
+    far = (wide - right).abs()
+    far[(wide == right) | (wide.isnan() & right.isnan())] = 0.0
+    far.nan_to_num_(nan=math.inf)
+    largest = float(right[right.isfinite()].abs().amax()) if bool(right.isfinite().any()) else 0.0
+    beyond = (far > allowed * largest).flatten()
+    place = int(beyond.int().argmax()) if bool(beyond.any()) else int(far.flatten().argmax())
+    at = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)] if got.ndim else []
+    values = got[tuple(at)].item(), wanted[tuple(at)].item()
+    return f"{name}{at or ''} is {values[0]:.6g}, and {values[1]:.6g} is right"
 
 
 def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -160,28 +160,47 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
     Raises UnsupportedError, with the reason, for a value that cannot be sent, or points to more than
     `most_bytes`.
     """
+    data, found = _pickled(value, host_too)
+    blocks = tuple(Block(first, end - first) for _, first, end in found)
+    if sum(block.size for block in blocks) > most_bytes:
+        raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
+    file = folder / "memory.pt"
+    try:
+        torch.save([_bytes_of(*each).cpu() for each in found], file)
+    except (OSError, RuntimeError) as error:
+        raise UnsupportedError(f"its memory cannot be written to {folder}: {brief(error)}") from error
+    return Shipment(data, blocks, str(file))
+
+
+_Storage = tuple[torch.Tensor, int, int]  # a tensor in it, the first byte that is used, and the end
+
+
+def _pickled(value: Any, host_too: bool) -> tuple[bytes, list[_Storage]]:
+    """Return the pickle of a value, and the storages of its tensors. Raises UnsupportedError."""
     stream = io.BytesIO()
     packer = _Packer(stream, host_too)
     try:
         packer.dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UnsupportedError(f"cannot be sent to another process: {error}") from error
-    found = list(packer.storages.values())
+    return stream.getvalue(), list(packer.storages.values())
+
+
+def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """Return the bytes of a tensor's storage from `first` to `end`."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage(), first, (end - first,), (1,))
+
+
+def guarded(value: Any) -> "tuple[Any, Memory]":
+    """Return a copy of a value whose tensors lie in host memory, and its memory, between guards.
+
+    Raises UnsupportedError for a value that `pack` refuses.
+    """
+    data, found = _pickled(value, host_too=True)
     blocks = tuple(Block(first, end - first) for _, first, end in found)
-    if sum(block.size for block in blocks) > most_bytes:
-        raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
-    contents = [
-        torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        .set_(tensor.untyped_storage(), first, (end - first,), (1,))
-        .cpu()
-        for tensor, first, end in found
-    ]
-    file = folder / "memory.pt"
-    try:
-        torch.save(contents, file)
-    except (OSError, RuntimeError) as error:
-        raise UnsupportedError(f"its memory cannot be written to {folder}: {brief(error)}") from error
-    return Shipment(stream.getvalue(), blocks, str(file))
+    memory = Memory(blocks, [_bytes_of(*each) for each in found], "cpu")
+    return unpack(Shipment(data, blocks, ""), memory.tensor), memory
 
 
 class _Unpacker(pickle.Unpickler):

@@ -1,0 +1,138 @@
+"""`tritile.bench`: one call is timed by the engine of the command line; stand-ins measure."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tritile
+from tests.unit.test_plan import BLOCKS, H200, _double, meta
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.lab import bench as benching
+from tritile.lab import tune as tuning
+from tritile.lab.report import baselines
+from tritile.lab.report import bench as engine
+from tritile.lab.report.results import Measurement
+from tritile.planning import model, plans
+from tritile.tune.autotuner import Autotuner
+from tritile.tune.subject import torch_calls
+
+PROBLEM = MatmulProblem(1, 64, 32, 48, "bfloat16", "bfloat16")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A machine with an H200, on which the engine measures this."""
+    found = Measurement(
+        10.0, 15.0, None, 0.02, 1e-3, 2e-3, None, model.pick(PROBLEM, H200), "exact", "matmul"
+    )
+    asked = []
+
+    def measured(problem, tell):
+        asked.append(problem)
+        return found
+
+    monkeypatch.setattr(tuning.devices, "current_index", lambda: 0)
+    monkeypatch.setattr(tuning.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(benching, "measured", measured)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "what", [(PROBLEM,), ("matmul", meta(64, 48), meta(48, 32))], ids=["problem", "call"]
+)
+def test_a_call_is_timed_beside_torch(here, what):
+    found = tritile.bench(*what)
+    assert here == [PROBLEM]
+    assert (found.tritile_us, found.torch_us, found.ratio, found.spread) == (10.0, 15.0, 1.5, 0.02)
+    assert (found.config, found.source, found.host_us) == (model.pick(PROBLEM, H200), "exact", None)
+    assert "15.0 us, 1.50 times as long: matmul" in repr(found)
+    assert "64x32x48 NN bfloat16 on NVIDIA H200" in found._repr_html_()
+
+
+def test_the_engine_measures_problems_as_it_measures_cases(monkeypatch):
+    problem = PermuteProblem.of((33, 65), (1, 33), (65, 1), 4)
+    config = plans.plan_for(problem, H200, "cached").config
+
+    class Clock:
+        us = iter((4.0, 6.0, 5.0, 5.0))
+
+        def __init__(self, run, calls):
+            self.launches, self._us = len(calls), next(Clock.us)
+
+        def time_us(self):
+            return self._us
+
+    monkeypatch.setattr(engine.devices, "current_gpu", lambda: H200)
+    monkeypatch.setattr(engine.timing, "Graph", Clock)
+    monkeypatch.setattr(engine.timing, "Eager", Clock)
+    monkeypatch.setattr(engine.operands, "copies_of", lambda problem, device: ["call"] * 2)
+    monkeypatch.setattr(engine.operands, "poison", lambda call: None)
+    monkeypatch.setattr(engine.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(engine.launch, "prepare", lambda call, config: None)
+    monkeypatch.setattr(engine.answers, "check", lambda *given, **words: 0.0)
+    monkeypatch.setattr(engine.answers, "error_of", lambda call: 0.0)
+    monkeypatch.setattr(engine.baselines, "torch_ways", lambda what, call: {"copy_": lambda call: None})
+    monkeypatch.setattr(engine.baselines, "into_out", lambda way: way)
+    found = engine.measured(problem)
+    assert (found.tritile_us, found.torch_us, found.config) == (4.0, 6.0, config)
+    assert found.copy_gbps == pytest.approx(problem.bytes / 5e3)
+
+
+def test_torch_copies_a_permutation_that_no_suite_names():
+    call = tritile.core.views.posed(PermuteProblem.of((3, 5), (1, 3), (5, 1), 4))
+    assert baselines.torch_ways(call.problem, call) == {"copy_": torch_calls.copy}
+
+
+def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(here, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    asked = []
+
+    class Shop:
+        def begin(self, subject):
+            asked.append(subject)
+
+        def race(self, subject, configs):
+            assert subject == asked[0]
+            return [[5.0, 6.0, 7.0]] * len(configs)
+
+        def end(self, subject):
+            asked.append("end")
+
+    monkeypatch.setattr(Autotuner, "device_of", lambda *given: H200)
+    monkeypatch.setattr(benching, "room_of", lambda call: (0, 1 << 20))
+    monkeypatch.setattr(benching, "pack", lambda call, folder, room: "packed")
+    monkeypatch.setattr(benching, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
+    kernel = tritile.autotune(BLOCKS, ["n"])(_double)
+    found = tritile.bench(kernel, meta(40), meta(40), 40, grid=(3,))
+    assert (found.tritile_us, found.torch_us, found.ratio, found.config) == (6.0, None, None, BLOCKS[0])
+    assert [getattr(each, "shipment", each) for each in asked] == ["packed", "end"]
+    assert "torch" not in repr(found)
+    with pytest.raises(InvalidValueError, match="grid="):
+        tritile.bench(kernel, meta(40), meta(40), 40)
+
+
+def test_the_host_is_timed_where_tensors_are_on_the_gpu_and_the_call_is_brief(here, monkeypatch):
+    calls = []
+    monkeypatch.setattr(benching, "host_us", lambda call, batches: [calls.append(call) or 3.5])
+    monkeypatch.setattr(benching.torch.Tensor, "is_cuda", property(lambda tensor: True))
+    monkeypatch.setattr(benching.torch.Tensor, "get_device", lambda tensor: 0)
+    found = tritile.bench("matmul", meta(64, 48), meta(48, 32))
+    assert (found.host_us, len(calls)) == (3.5, 1)
+    assert "3.5 us a call" in repr(found)
+    monkeypatch.setattr(benching, "measured", lambda problem, tell: replace(MEASURED, tritile_us=5000.0))
+    assert tritile.bench("matmul", meta(64, 48), meta(48, 32)).host_us is None
+
+
+MEASURED = Measurement(10.0, 15.0, None, 0.02, 1e-3, 2e-3, None, model.pick(PROBLEM, H200), "exact")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_measured():
+    with pytest.raises(UnsupportedError, match="bench: there is no GPU here"):
+        tritile.bench("matmul", torch.zeros(3, 4), torch.zeros(4, 5))
+    with pytest.raises(InvalidValueError, match="bench: what is 'glue'"):
+        tritile.bench("glue")

@@ -1,0 +1,186 @@
+"""`tritile.check`: a config that lacks a mask is found, and what is right is told to be right."""
+
+import contextlib
+from concurrent.futures import Future
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritile
+from tritile.core.device import target_device
+from tritile.errors import InvalidValueError, IsolationWarning, TuningError
+from tritile.lab import check as checking
+from tritile.tune.autotuner import Autotuner
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+
+
+def config(block, **flags):
+    return triton.Config({"BLOCK": block, "LOADS": True, "STORES": True, "STOPS": False} | flags)
+
+
+GOOD = [config(16), config(32)]
+UNMASKED = config(16, STORES=False)
+READS_ON = config(16, LOADS=False)
+RAISES = config(24)
+
+
+def right(x, n):
+    return {"out": 2 * x.sum().reshape(1) + torch.arange(n)}
+
+
+@triton.jit
+def summed(x, out, n, BLOCK: tl.constexpr, LOADS: tl.constexpr, STORES: tl.constexpr, STOPS: tl.constexpr):
+    """Adds twice the sum of x to each element's number; a flag that is off leaves a mask out."""
+    total = 0.0
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(x + at, mask=(at < n) | (not LOADS), other=0.0), 0)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(out + at, 2 * total + at, mask=((at < n) | (not STORES)) & (at >= STOPS))
+
+
+def decorated(*configs, **words):
+    return tritile.autotune(list(configs), key=["n"], reference=right, **words)(summed)
+
+
+def arguments(n):
+    return torch.arange(n, dtype=torch.float32), torch.empty(n), n
+
+
+def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on():
+    found = tritile.check(decorated(*GOOD), *arguments(64), grid=(1,))
+    assert found
+    assert [each.config for each in found.right] == GOOD
+    assert found.wrong == found.failed == ()
+    assert found.calls == ("summed n=64",)
+    assert all(each.error == 0.0 for each in found.right)
+    assert "2 right, 0 wrong, 0 failed" in repr(found)
+    assert "<caption>summed on Triton interpreter" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "at"),
+    [
+        (UNMASKED, "wrote outside the memory", 63),
+        (READS_ON, "out[0] is nan", 63),
+        (config(16, STOPS=True), "out[0] is nan", 64),
+    ],
+    ids=["a store's mask", "a load's mask", "an element left out"],
+)
+def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at):
+    """Where every tile is whole a missing mask does no harm."""
+    kernel = decorated(*GOOD, fault)
+    assert bool(tritile.check(kernel, *arguments(64), grid=(1,))) is (at == 63)
+    found = tritile.check(kernel, 64, make=arguments, grid=(1,))
+    assert not found
+    assert [each.config for each in found.right] == GOOD
+    (wrong,) = found.wrong
+    assert wrong.config == fault
+    assert reason in wrong.reason
+    assert wrong.reason in repr(found)
+    assert wrong.reason.startswith(f"at summed n={at}: ")
+
+
+def test_further_calls_and_declared_ragged_arguments_are_checked_too():
+    found = tritile.check(decorated(UNMASKED), *arguments(64), grid=(1,), more=[arguments(30)])
+    assert found.calls == ("summed n=64", "summed n=30")
+    assert len(found.wrong) == 1
+    ragged = decorated(
+        UNMASKED, ragged=lambda named: {"n": 50, "x": named["x"][:50], "out": named["out"][:50]}
+    )
+    found = tritile.check(ragged, *arguments(64), grid=(1,))
+    assert found.calls == ("summed n=64", "summed n=64, ragged")
+    assert "at ragged sizes: wrote outside" in found.wrong[0].reason
+
+
+def test_a_config_that_does_not_run_fails_and_says_why():
+    found = tritile.check(decorated(RAISES, GOOD[0]), *arguments(64), grid=(1,))
+    assert [each.config for each in found.failed] == [RAISES]
+    assert "power of 2" in found.failed[0].reason
+    assert [each.config for each in found.right] == [GOOD[0]]
+
+
+def test_configs_and_a_reference_may_be_given_with_a_bare_kernel():
+    found = tritile.check(summed, *arguments(33), grid=(1,), configs=[UNMASKED, *GOOD], reference=right)
+    assert [each.outcome for each in found.configs] == ["wrong", "right", "right"]
+    zero = tritile.check(
+        decorated(*GOOD), *arguments(33), grid=(1,), reference=lambda n: {"out": torch.zeros(n)}
+    )
+    assert len(zero.wrong) == 2
+    assert "out[0] is 1056, and 0 is right" in zero.wrong[0].reason
+
+
+def test_arguments_are_left_as_they_are():
+    x, out, n = arguments(40)
+    out.fill_(7.0)
+    assert tritile.check(decorated(*GOOD), x, out, n, grid=lambda meta: (1,))
+    assert bool((out == 7.0).all())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words", "wanted"),
+    [
+        (decorated(*GOOD), {}, "grid="),
+        (torch.relu, {"grid": (1,)}, "tritile.autotune"),
+        (summed, {"grid": (1,)}, "configs="),
+        (summed, {"grid": (1,), "configs": GOOD}, "reference="),
+        (decorated(*GOOD), {"grid": (1,), "configs": []}, "configs is"),
+        (decorated(*GOOD), {"grid": (1,), "make": arguments}, "sizes"),
+        (decorated(*GOOD), {"grid": (1,), "tolerance": -1}, "tolerance"),
+        (decorated(*GOOD), {"grid": (1,), "reference": lambda y: {}}, "reference"),
+    ],
+)
+def test_bad_requests_are_refused(kernel, words, wanted):
+    with pytest.raises(InvalidValueError, match=wanted):
+        tritile.check(kernel, *arguments(8), **words)
+
+
+class Shop:
+    """Stands for the processes that compile and check; a config fails as its block says."""
+
+    def __init__(self):
+        self.ended, self.begun = [], []
+
+    def begin(self, subject):
+        self.begun.append(subject)
+
+    def end(self, subject):
+        self.ended.append(subject)
+
+    def compile(self, subject, own):
+        done = Future()
+        done.set_result(None)
+        return done
+
+    def check(self, subject, own):
+        if dict(own.kwargs)["BLOCK"] == 32:
+            raise TuningError("wrong answer: relative error of out 1, above 0; out[3] is 1, and 2 is right")
+        return 0.25
+
+
+def test_on_a_gpu_configs_are_checked_in_a_process_of_their_own(monkeypatch):
+    shop, h200 = Shop(), target_device("nvidia-h200")
+    monkeypatch.setattr(Autotuner, "device_of", lambda *given: h200)
+    monkeypatch.setattr(checking, "room_of", lambda call: (0, 1 << 20))
+    monkeypatch.setattr(checking, "borrowed", lambda gpu: contextlib.nullcontext(shop))
+    monkeypatch.setattr(checking, "pack", lambda call, folder, room: "packed")
+    found = tritile.check(decorated(*GOOD), *arguments(64), grid=(1,))
+    assert [(each.outcome, each.error) for each in found.configs] == [("right", 0.25), ("wrong", None)]
+    assert "out[3] is 1, and 2 is right" in found.wrong[0].reason
+    assert (found.on, [s.shipment for s in shop.begun]) == (h200, ["packed"])
+    assert shop.ended == shop.begun
+
+
+def test_a_call_that_cannot_be_sent_is_checked_here_with_a_warning(monkeypatch):
+    monkeypatch.setattr(Autotuner, "device_of", lambda *given: target_device("nvidia-h200"))
+    monkeypatch.setattr(checking, "room_of", lambda call: (0, 1))  # bytes
+    kernel = decorated(*GOOD, UNMASKED)
+    refused = tritile.UnsupportedError("its tensors take too much")
+    monkeypatch.setattr(checking, "pack", lambda *given: (_ for _ in ()).throw(refused))
+    with pytest.warns(IsolationWarning, match="take too much"):
+        found = tritile.check(kernel, *arguments(63), grid=(1,))
+    assert [each.outcome for each in found.configs] == ["right", "right", "wrong"]

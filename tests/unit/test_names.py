@@ -1,0 +1,95 @@
+"""Names with a choice: a type checker knows them, and a call takes just these."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+import tritile
+from tritile import errors
+from tritile.core.problem import ACTIVATIONS, PRECISIONS_OF, Activation, Precision
+from tritile.core.quantized import WeightKind
+from tritile.core.settings import MODES, Mode
+
+ROOT = Path(tritile.__file__).parents[1]
+# torch is left out: to check its own types takes longer than all the rest.
+SETTINGS = "[mypy]\n[mypy-torch.*,triton.*,numpy.*,platformdirs.*,scipy.*]\nfollow_imports = skip\n"
+USER = """\
+import torch
+import tritile
+
+
+class Net(torch.nn.Linear):  # type: ignore[misc,unused-ignore]
+    inner: int
+
+
+def step(x: torch.Tensor, net: Net) -> torch.Tensor:
+    with tritile.mode("tune"), tritile.mode(tritile.current_mode()):
+        y = tritile.linear(x, x, activation="gelu", precision="tf32x3-3m")
+    with tritile.mode("tuen"):
+        y = tritile.linear(y, x, activation="glue")
+    same = tritile.nn.convert(net, "int8", group_size=64)
+    reveal_type(same)
+    weight = tritile.quantize(x, bits=4)
+    seconds: float = tritile.tune("matmul", x, x, search=False).seconds
+    ratio: float | None = tritile.bench(tritile.matmul, x, x).ratio
+    source: str = tritile.plan("matmul", x, x).source
+    runs: bool = tritile.capabilities("sm_90").runs("matmul", torch.float16)
+    print(same.inner, seconds, ratio, source, runs, tritile.NotTunedError, tritile.UntunedWarning)
+    return tritile.linear(y, weight)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_misspelt_names_in_a_users_file_and_nothing_else(tmp_path):
+    (tmp_path / "user.py").write_text(USER)
+    (tmp_path / "mypy.ini").write_text(SETTINGS)
+    command = [
+        *(sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary"),
+        *(f"--cache-dir={tmp_path / 'cache'}", f"--config-file={tmp_path / 'mypy.ini'}", "user.py"),
+    ]
+    environment = {"MYPYPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=200)
+    assert done.stderr == ""
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    places = {USER[: USER.index(text)].count("\n") + 1: text for text in ("tuen", "glue")}
+    assert [int(line.split(":")[1]) for line in lines] == list(places), done.stdout
+    for line, text in zip(lines, places.values(), strict=True):
+        assert f"'{text}'" in line
+    assert 'Revealed type is "user.Net"' in done.stdout
+
+
+def test_what_a_call_takes_is_what_its_type_says():
+    x = torch.zeros(2, 2)
+    assert (get_args(Activation), get_args(Mode)) == (ACTIVATIONS, MODES)
+    assert set(get_args(Precision)) == {name for names in PRECISIONS_OF.values() for name in names}
+    for wanted, call in (
+        (ACTIVATIONS, lambda: tritile.linear(x, x, activation="glue")),
+        (MODES, lambda: tritile.mode("tuen").__enter__()),
+        (PRECISIONS_OF["float32"], lambda: tritile.matmul(x, x, precision="exact")),
+        (get_args(WeightKind), lambda: tritile.nn.convert(torch.nn.Linear(2, 2), "int2")),
+    ):
+        with pytest.raises(tritile.InvalidValueError, match=f"wanted one of {', '.join(wanted)}"):
+            call()
+
+
+def test_operators_of_torch_take_plain_strings():
+    schema = torch.ops.tritile.linear.default._schema
+    assert [
+        str(argument.type) for argument in schema.arguments if argument.name in ("activation", "precision")
+    ]
+    assert "Literal" not in str(schema)
+
+
+def test_every_error_and_warning_is_on_the_face():
+    kinds = [
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, (errors.TritileError, Warning))
+    ]
+    assert len(kinds) == 19
+    assert [name for name in kinds if getattr(tritile, name) is not getattr(errors, name)] == []
+    assert set(kinds) <= {*tritile.__all__} & {*dir(tritile)}

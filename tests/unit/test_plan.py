@@ -1,0 +1,144 @@
+"""`tritile.plan` of every operation, by itself or by name, and of decorated kernels."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritile
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, target_device
+from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
+from tritile.ops.plan import OPERATIONS
+from tritile.planning.kernel_plan import KernelPlan
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
+
+H200 = target_device("nvidia-h200")
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def fp8(*shape):
+    return meta(*shape, dtype=torch.float8_e4m3fn)
+
+
+ONE = meta(1, dtype=torch.float32)
+X, A, B, W = meta(64, 32), meta(64, 48), meta(48, 32), meta(32, 48)
+C64 = torch.complex64
+CALLS = {
+    "matmul": ((A, B), {}, "64x32x48 NN bfloat16"),
+    "mm": ((A, B), {}, "64x32x48 NN bfloat16"),
+    "bmm": ((meta(3, 64, 48), meta(3, 48, 32)), {}, "3x64x32x48 NN bfloat16"),
+    "linear": ((A, W), {"activation": "gelu"}, "64x32x48 NT bfloat16 gelu"),
+    "addmm": ((X, A, B), {"alpha": 2}, "64x32x48 NN bfloat16 bias=full weighted"),
+    "baddbmm": ((meta(3, 64, 32), meta(3, 64, 48), meta(3, 48, 32)), {}, "3x64x32x48 NN bfloat16 bias=full"),
+    "gated_linear": ((A, W, W), {}, "64x32x48 NT bfloat16 gated silu"),
+    "grouped_matmul": ((A, meta(2, 48, 32), torch.empty(2, dtype=torch.int32, device="meta")), {}, None),
+    "scaled_matmul": ((fp8(64, 48), fp8(32, 48).t(), ONE, ONE), {}, None),
+    "permute": ((meta(3, 4, 5), (2, 0, 1)), {}, "5x12 from (1,0) 2-byte"),
+    "transpose": ((A,), {}, "48x64 from (1,0) 2-byte"),
+    "contiguous": ((A.mT,), {}, "48x64 from (1,0) 2-byte"),
+}
+
+
+def test_every_operation_of_the_face_is_planned():
+    assert set(OPERATIONS) == set(CALLS)
+    assert all(getattr(tritile, name) is function for name, function in OPERATIONS.items())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_planned_by_the_operation_and_by_its_name(name):
+    args, words, label = CALLS[name]
+    found = tritile.plan(name, *args, device=H200, **words)
+    assert found == tritile.plan(getattr(tritile, name), *args, device=H200, **words)
+    assert label in (None, found.problem.label)
+    assert found.device == H200
+    assert found.config.family in repr(found)
+
+
+def test_scales_and_packed_weights_are_part_of_what_is_planned():
+    args, *_ = CALLS["scaled_matmul"]
+    assert "scale_a=one" in tritile.plan("scaled_matmul", *args, device=H200).problem.label
+    weight = tritile.quantize(meta(32, 128), bits=4)
+    assert tritile.plan("linear", meta(64, 128), weight, device=H200).problem.label.endswith("by int4/128")
+
+
+def test_complex_sums_are_planned_without_what_torch_adds():
+    args = (meta(64, 32, dtype=C64), meta(64, 48, dtype=C64), meta(48, 32, dtype=C64))
+    plan = tritile.plan("addmm", *args, alpha=2j, device=H200)
+    assert plan.problem == tritile.plan("matmul", *args[1:], device=H200).problem
+
+
+def test_a_call_that_launches_nothing_has_no_plan():
+    with pytest.raises(InvalidValueError, match="input is contiguous"):
+        tritile.plan("contiguous", A, device=H200)
+    with pytest.raises(ShapeError, match="launches no kernel"):
+        tritile.plan("addmm", meta(0, 32), meta(0, 48), B, device=H200)
+
+
+@triton.jit
+def _double(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+BLOCKS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+
+
+@pytest.fixture
+def kernel(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    return tritile.autotune(BLOCKS, ["n"])(_double)
+
+
+def remember(kernel, n, us=7.0):
+    problem = kernel.problem((meta(n), meta(n), n), {})
+    store_of(H200).add(kernel.digest, Trial(problem, Config.from_triton(BLOCKS[1]), us, error=0.0))
+
+
+def test_a_decorated_kernel_is_planned_by_what_is_remembered(kernel):
+    args = meta(40), meta(40), 40
+    first = tritile.plan(kernel, *args, device=H200)
+    assert (type(first), first.source, first.config, first.us) == (KernelPlan, "model", BLOCKS[0], None)
+    assert "nothing was measured" in first.why
+    remember(kernel, 64)
+    near = tritile.plan(kernel, *args, grid=(1,), device="nvidia-h200")
+    assert (near.source, near.config) == ("predicted", BLOCKS[1])
+    remember(kernel, 40)
+    exact = tritile.plan(kernel, *args, device=H200)
+    assert (exact.source, exact.config, exact.us) == ("exact", BLOCKS[1], 7.0)
+    assert repr(exact).startswith("Plan for _double n=40 on NVIDIA H200\n  config  BLOCK: 32")
+    assert "exact, 7.0 us" in exact._repr_html_()
+    with tritile.mode("off"):
+        assert tritile.plan(kernel, *args, device=H200).source == "model"
+
+
+def test_in_mode_strict_a_kernel_without_a_measurement_has_no_plan(kernel):
+    args = meta(40), meta(40), 40
+    with tritile.mode("strict"):
+        with pytest.raises(NotTunedError, match="_double n=40"):
+            tritile.plan(kernel, *args, device=H200)
+        only = tritile.autotune(BLOCKS[:1], ["n"])(_double)
+        assert "only config" in tritile.plan(only, *args, device=H200).why
+
+
+def test_of_host_tensors_the_interpreters_config_is_told(kernel):
+    plan = tritile.plan(kernel, torch.zeros(8), torch.zeros(8), 8)
+    assert (plan.source, plan.device, plan.config) == ("interpreter", INTERPRETER, BLOCKS[0])
+
+
+def test_a_performance_model_of_the_kernels_own_chooses(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+    pruned = {"perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 1}
+    kernel = tritile.autotune(BLOCKS, ["n"], pruned)(_double)
+    plan = tritile.plan(kernel, meta(40), meta(40), 40, device=H200)
+    assert (plan.config, "performance model" in plan.why) == (BLOCKS[1], True)
+
+
+def test_what_explains_and_compiles_ahead_refuses_decorated_kernels(kernel):
+    for call in (tritile.explain, tritile.warm):
+        with pytest.raises(UnsupportedError, match="a decorated kernel"):
+            call(kernel, meta(8), meta(8), 8, device=H200)

@@ -1,0 +1,245 @@
+"""`tritile.tune`: measure the configs of one call now, and remember the best."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import triton
+
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.markup import table_html
+from tritile.core.problem import Known, Problem, Tiled
+from tritile.core.settings import tune_budget_s
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.ops.plan import call_of
+from tritile.ops.run import fixed, forget
+from tritile.planning import plans
+from tritile.planning.store import is_frozen, store_of
+from tritile.planning.trial import TORCH, Trial, best_of
+from tritile.tune import now, tuner
+from tritile.tune.autotuner import Autotuner
+from tritile.tune.measure.tasks import Rules, keeper, whole
+from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measuring import rules_of
+from tritile.tune.search import STRATEGIES
+from tritile.tune.subject import is_tuned
+
+_REMEMBERED: Final = "remembered"
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """Tell what tuning a call found.
+
+    - `config`: the best config; of a decorated kernel a `triton.Config`.
+    - `us`: its microseconds; None where they were not kept.
+    - `how`: "searched", "raced", or "remembered" where nothing was left to measure.
+    - `tried`, `failed`: configs that were measured now, and those of them that failed. `seconds`: how long
+      that took.
+    - `torch_us`: microseconds of torch's call; None where torch has no single call for the problem.
+    """
+
+    problem: Problem
+    device: Device
+    config: Config | triton.Config
+    us: float | None
+    how: str
+    tried: int
+    failed: int
+    seconds: float
+    torch_us: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return torch's time by tritile's: above 1 tritile is faster; None where either is not known."""
+        return self.torch_us / self.us if self.torch_us and self.us else None
+
+    @property
+    def _told(self) -> tuple[tuple[str, str], ...]:
+        tried = f"{self.tried} configs, {self.failed} of them failed, in {self.seconds:.1f} s"
+        found = [
+            ("config", str(self.config)),
+            ("time", "not kept" if self.us is None else f"{self.us:.1f} us"),
+            (self.how, "nothing was left to measure" if self.how == _REMEMBERED else tried),
+        ]
+        if self.torch_us is not None and self.ratio is not None:
+            found.append(("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long"))
+        return tuple(found)
+
+    def __repr__(self) -> str:
+        lines = (f"  {name:10}  {text}" for name, text in self._told)
+        return "\n".join((f"Tuned {self.problem.label.strip()} on {self.device.name}", *lines))
+
+    def _repr_html_(self) -> str:
+        return table_html(f"{self.problem.label.strip()} on {self.device.name}", ("", ""), self._told)
+
+
+def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:
+    """Return the GPU of the first tensor on one, else the current GPU, and its number.
+
+    Raises UnsupportedError where there is none, and where nothing may be measured at the moment.
+    """
+    tensors = (value for value in values if isinstance(value, torch.Tensor) and value.is_cuda)
+    index = next((tensor.get_device() for tensor in tensors), devices.current_index())
+    if index is None:
+        raise UnsupportedError(f"{who}: there is no GPU here to measure")
+    if devices.capturing():
+        raise UnsupportedError(f"{who}: nothing is measured while a CUDA graph is captured")
+    return devices.gpu(index), index
+
+
+def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tiled:
+    """Return a problem as it is given, or that of an operation's call. Raises as `call_of` does."""
+    if isinstance(what, Tiled):
+        if args or kwargs:
+            raise InvalidValueError(f"{who}: {what.label} is a problem, and takes no arguments")
+        return what
+    call = call_of(who, what, args, kwargs)
+    if fixed(call) is not None:
+        raise InvalidValueError(f"{who}: a call in place has one kernel and one config: leave out= away")
+    return call.problem
+
+
+def _checked(strategy: Any, budget: Any) -> None:
+    if strategy is not None and strategy not in STRATEGIES:
+        wanted = ", ".join(STRATEGIES)
+        raise InvalidValueError(f"tune: strategy is {strategy!r}: wanted one of {wanted}, or None")
+    number = isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0
+    if budget is not None and not number:
+        raise InvalidValueError(f"tune: budget is {budget!r}: wanted seconds above 0, or None")
+
+
+def _bounded(rules: Rules, strategy: str | None, budget: float | None) -> Rules:
+    """Return rules with a strategy and a limit of time, each unless None; "exhaustive" tries every config."""
+    if strategy is not None:
+        rules = replace(rules, strategy=strategy)
+    if rules.strategy == "exhaustive":
+        rules = whole(replace(rules, problem_s=math.inf if strategy is not None else rules.problem_s))
+    return rules if budget is None else replace(rules, problem_s=budget)
+
+
+class _Count:
+    """Count the trials that are new since it was made."""
+
+    def __init__(self, read: Callable[[], list[Trial]]) -> None:
+        self._read, self._before, self._since = read, set(read()), time.perf_counter()
+
+    @property
+    def told(self) -> tuple[int, int, float]:
+        """Return how many trials are new, how many of these failed, and the seconds since."""
+        fresh = [trial for trial in self._read() if trial not in self._before]
+        return len(fresh), sum(not trial.works for trial in fresh), time.perf_counter() - self._since
+
+
+def _tuned(problem: Tiled, device: Device, gpu: int, rules: Rules, force: bool) -> None:
+    """Search for a problem's best config; trials go to the store. Raises TuningError where none works."""
+    with borrowed(gpu) as shop:
+        (found,) = tuner.tune([problem], device, shop, keeper(store_of(device)), rules, force)
+    if found.best is None:
+        raise TuningError(f"{problem.label}: {found.failure}")
+
+
+def _of_problem(
+    problem: Tiled, device: Device, gpu: int, search: bool, rules: Rules, force: bool
+) -> TuneResult:
+    known = bool(plans.trials(problem, device)) if not search else is_tuned(problem, device)
+    count = _Count(lambda: plans.trials(problem, device))
+    how = _REMEMBERED if known and not force else "searched" if search else "raced"
+    if how == "searched":
+        _tuned(problem, device, gpu, rules, force)
+    elif how == "raced":
+        now.tuned_now(problem, device, gpu)
+    told = count.told
+    if isinstance(problem, Known) and store_of(device).best(TORCH, problem) is None:
+        now.beside_torch(problem, device, gpu)
+    torchs, best = store_of(device).best(TORCH, problem), best_of(plans.trials(problem, device))
+    if best is None:
+        raise TuningError(f"{problem.label}: no config of it is remembered")
+    return TuneResult(problem, device, best.config, best.us, how, *told, torchs.us if torchs else None)
+
+
+def _of_kernel(
+    kernel: Autotuner,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    strategy: str | None,
+    budget: float | None,
+    force: bool,
+) -> TuneResult:
+    device, given = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
+    if not kernel.measurable(device):
+        raise UnsupportedError(
+            "tune: there is no GPU here to measure, and the interpreter's times tell nothing"
+        )
+    if given.get("grid") is None:
+        raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
+    problem = kernel.problem(args, given)
+
+    def trials() -> list[Trial]:
+        return store_of(device).trials(kernel.digest, problem)
+
+    count, rules = _Count(trials), _bounded(rules_of(kernel), strategy, budget)
+    config = kernel.measure(problem, args, given, device, rules, force)
+    kernel.cache.clear()
+    best, told = kernel.best(problem, device), count.told
+    us = best[1].us if best is not None and best[0] == config else None
+    return TuneResult(problem, device, config, us, "searched" if told[0] else _REMEMBERED, *told)
+
+
+def tune(
+    what: Callable[..., Any] | str | Tiled | Autotuner,
+    *args: Any,
+    search: bool = True,
+    strategy: str | None = None,
+    budget: float | None = None,
+    force: bool = False,
+    **kwargs: Any,
+) -> TuneResult:
+    """Measure the configs of one call on the GPU, remember the best, and tell what was found.
+
+    Calls of these sizes run with it from now on, in every process of this machine. Operands are made up: the
+    arguments' sizes, strides and dtypes count, and those of an operation are not written.
+
+    Args:
+        what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`
+            takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
+            arguments and `grid=`.
+        args: positional arguments of the call.
+        search: search for seconds, as `tritile tune` does. False: race the likeliest few configs, as mode
+            "tune" does at a call, for milliseconds. A decorated kernel is always searched.
+        strategy: how to search: "screening", "exhaustive" or "random". Default: "screening"; of a decorated
+            kernel its own.
+        budget: seconds after which no more configs are tried, once one works. Default:
+            `TRITILE_TUNE_BUDGET`, or 15.
+        force: measure again what is remembered.
+        kwargs: keyword arguments of the call.
+
+    Returns:
+        A `tritile.TuneResult`, which prints as a table.
+
+    Raises:
+        TritileError: as the call itself raises it for its arguments.
+        InvalidValueError: an argument does not fit.
+        UnsupportedError: there is no GPU here, a CUDA graph is being captured, or `tritile.sync` fixed all
+            plans.
+        TuningError: no config works.
+    """
+    _checked(strategy, budget)
+    if isinstance(what, Autotuner):
+        return _of_kernel(what, args, kwargs, strategy, budget, force)
+    problem = problem_of("tune", what, args, kwargs)
+    device, gpu = gpu_for("tune", (*args, *kwargs.values()))
+    if is_frozen(device):
+        raise UnsupportedError(
+            "tune: tritile.sync fixed the plans of all ranks: wanted tritile.forget() first"
+        )
+    rules = _bounded(Rules(problem_s=tune_budget_s(Rules.problem_s)), strategy, budget)
+    found = _of_problem(problem, device, gpu, search, rules, force)
+    store_of(device).flush()
+    forget()  # calls that were prepared with another config are planned anew
+    return found
