@@ -26,8 +26,8 @@ class Event:
       or "measure" (a config was timed).
     - `problem`: the problem's label; "" for a compile that was not asked for by one problem.
     - `config`: the config as text.
-    - `source`: of a plan, as `Plan.source`, and for kernels of `tritile.autotune` as `KernelPlan.source`. Of a
-      compile, "compiled", or "cache" where Triton had it on disk. "" for a measurement.
+    - `source`: of a plan, as `Plan.source`, and for kernels of `tritile.autotune` as `KernelPlan.source`. Of
+      a compile, "compiled", or "cache" where Triton had it on disk. "" for a measurement.
     - `device`: the GPU's name; "" for a compile.
     - `kernel`: the name of a compiled kernel's function; "" otherwise.
     - `us`: microseconds that a call takes, predicted or measured; None where nobody knows.
