@@ -173,7 +173,8 @@ def test_rows_that_are_none_are_refused(filled, numbers):
     [
         ((tritile.transpose, torch.empty(8, 16)), {"device": H200, "rows": [4]}, "product of two matrices"),
         ((tritile.matmul, torch.empty(8, 8), torch.empty(8, 8)), {}, "tensors in host memory"),
-        ((tritile.addmm, torch.empty(8, 8)), {"device": H200}, "wanted tritile.matmul"),
+        ((torch.addmm, torch.empty(8, 8)), {"device": H200}, "wanted tritile.matmul"),
+        ((tritile.addmm, torch.empty(8, 8)), {"device": H200}, "addmm: missing a required argument: 'mat1'"),
         ((MatmulProblem(1, 8, 8, 8, "float16", "float16"),), {"device": "gpu"}, "device is 'gpu'"),
     ],
 )

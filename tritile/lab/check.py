@@ -91,7 +91,7 @@ class CheckResult:
     @property
     def _title(self) -> str:
         counts = f"{len(self.right)} right, {len(self.wrong)} wrong, {len(self.failed)} failed"
-        return f"{self.kernel} on {self.on.name}: {counts}; {len(self.calls)} calls: {'; '.join(self.calls)}"
+        return f"{self.kernel} on {self.on.name}: {counts}; checked at {'; '.join(self.calls)}"
 
     def __repr__(self) -> str:
         order = (*self.wrong, *self.failed, *self.right)

@@ -71,7 +71,10 @@ def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     function = function_of(who, what)
     check_memory(who, *args, *kwargs.values())
-    given = inspect.signature(function).bind(*args, **kwargs)
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidValueError(f"{who}: {function.__name__}: {error}") from error
     given.apply_defaults()
     out = given.arguments.get("out")
     of = _asked(function.__name__, given.arguments)
@@ -140,7 +143,7 @@ def plan(
 
     Raises:
         TritileError: as the call itself raises it for its arguments.
-        InvalidValueError: `what` is something else, or no GPU is known.
+        InvalidValueError: `what` is something else, an argument of the call is missing, or no GPU is known.
         NotTunedError: nothing is measured, in mode "strict".
     """
     if isinstance(what, Plannable):
