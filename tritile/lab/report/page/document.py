@@ -68,7 +68,7 @@ def html(rows: Rows) -> str:
     """
     if not rows.results and not rows.searches:
         raise InvalidValueError(
-            f"there are no results and no trials of {rows.gpu}: tritile bench --results DIR and tritile tune "
+            f"there are no results and no trials of {rows.gpu}: tritile bench --output DIR and tritile tune "
             "make them"
         )
     drawn = [name for name, figure in FIGURES.items() if figure.select(rows)]
