@@ -339,7 +339,7 @@ def test_wrong_arguments_are_named_before_anything_is_made(arguments, wanted, ca
     monkeypatch.setattr("sys.argv", ["tritile", "compile", *arguments])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
-    assert exit_.value.code == 2
+    assert exit_.value.code == (1 if "gfx942" in arguments else 2)  # the usage is right, and not supported
     assert wanted in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -26,6 +26,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import tune_log
 from tritile.families import registry as families
+from tritile.lab.report import doctor
 from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
@@ -141,18 +142,24 @@ USAGE = {
     "export --target h200": "nothing is remembered",
     "export --target h200 --output notes.txt/t.json": "cannot be written",
     "bench": "there is no GPU here",
+    "bench 64x64x64 --output notes.txt": "notes.txt is not a folder",
+    "compile 64x64x64 --target h200 --output notes.txt": "notes.txt is not a folder",
+    "tune --calibrate all --target h100 --output t.json --sweeps notes.txt": "notes.txt is not a folder",
     "compile --target h200": "--output to fill, or --check",
     "compile --target sm_1 --check .": "unknown GPU",
     "report --figure nothing": "nothing",
 }
 FAILURES = {
     "bench --compare missing.jsonl": "missing.jsonl",
-    "bench --compare .": "no .jsonl file",
+    "bench --compare empty.jsonl": "no result in empty.jsonl",
     "bench --compare empty": "no result in empty",
     "bench --compare notes.txt": "no result in notes.txt",
     "report missing.jsonl": "no such file",
     "report notes.txt": "wanted results",
-    "report .": "no .jsonl file",
+    "report none": "no .jsonl file",
+    "bench --compare none": "no .jsonl file",
+    "report empty.jsonl": "there are no results",
+    "report cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
     "report notes.sqlite3 --target h200": "notes.sqlite3",
     "ladder --from missing.json": "missing.json",
     "ladder --from empty": "empty holds no climb",
@@ -181,7 +188,7 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     for name in ("notes.txt", "notes.sqlite3"):
         (folder / name).write_text("x")
-    for name in ("empty", "bare.toml"):
+    for name in ("empty", "empty.jsonl", "bare.toml"):
         (folder / name).write_text("")
     (folder / "broken.toml").write_text("[[cases")
     store = Store(H200, folder / "made")
@@ -200,6 +207,7 @@ def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, i
     for path in inputs.iterdir():
         if path.is_file():
             Path(path.name).write_bytes(path.read_bytes())
+    Path("none").mkdir()
     before = sorted(Path().iterdir())
     told = USAGE.get(words) or FAILURES[words]
     assert told in refused(*shlex.split(words), status=2 if words in USAGE else 1)
@@ -215,8 +223,18 @@ TABLES = {
     "accuracy --dtype float16 --n 32 --k 16": "float16",
     "replay store.sqlite3 --strategy screening": "screening",
     "ladder 8 --op transpose": "row by row",
-    "tune 64x48x32 --target h100 --output t.json": "1 predicted",
+    "tune 64 48 32 --target h100 --output t.json": "64x48x32 NN bfloat16: tile",
 }
+# Commands that write where --output says.
+WRITES = (
+    "picture 30 20 10 --output {}.svg",
+    "picture 300x200 --op transpose --output {}.html",
+    "export --target h200 --output {}.json",
+    "report results --output {}.html",
+    "ladder --from climb.json --output {}.svg",
+    "accuracy --dtype float16 --n 32 --k 16 --output {}.jsonl",
+    "tune 64x48x32 --target h100 --output {}.json",
+)
 
 
 @pytest.fixture
@@ -227,6 +245,7 @@ def prepared(tmp_path, monkeypatch):
     remember(store_of(H200))
     Path("store.sqlite3").write_bytes(store_of(H200).path.read_bytes())
     results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
+    Path("climb.json").write_bytes((results.parents[1] / "ladder" / "nvidia-h200.json").read_bytes())
     Path("results").mkdir()
     for name in ("grouped.jsonl", "permute.jsonl", "fp32.jsonl", "host.jsonl"):
         Path("results", name).write_bytes((results / name).read_bytes())
@@ -250,6 +269,15 @@ def test_json_is_all_that_standard_output_has(words, prepared):
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)
     assert not shared.console.stderr
+
+
+@without_gpu
+@pytest.mark.parametrize("words", WRITES)
+def test_folders_of_an_output_are_made(words, prepared):
+    found = run(*shlex.split(words.format("deep/er/made")))
+    assert found.exit_code == 0, found.output
+    (made,) = Path("deep/er").iterdir()
+    assert made.stat().st_size
 
 
 @pytest.mark.parametrize("name", ["h100", "H100", "sm_90", "nvidia-h100-80gb-hbm3"])
@@ -481,6 +509,65 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
     assert "TRITILE_CACHE_DIR" in result.output
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("TRITILE_MODE", "fsat", "wanted one of cached, tune, strict, off"),
+        ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
+        ("TRITILE_TUNE_BUDGET", "long", "wanted seconds, above 0"),
+        ("TRITILE_TABLE", "no/such/table.json", "no/such/table.json is not there"),
+    ],
+)
+def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    found = run("doctor")
+    assert found.exit_code == 1
+    words = " ".join(found.output.split())
+    assert told in words
+    assert "set that variable right" in words
+    assert "compiler" not in words
+
+
+@pytest.mark.parametrize(
+    ("failure", "compilers", "told"),
+    [
+        (RuntimeError("Failed to find C compiler"), (), "install a C compiler"),
+        (RuntimeError("no kernel image"), ("cc",), "driver"),
+        (errors.UnsupportedError("not on this GPU"), (), ""),
+    ],
+)
+def test_doctor_advises_what_follows_from_a_failure(failure, compilers, told, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name in compilers else None)
+
+    def fail(*arguments, **words):
+        raise failure
+
+    monkeypatch.setattr(doctor.matmul_op, "matmul", fail)
+    finding = doctor._kernel()
+    assert not finding.good
+    assert told in finding.advice
+    assert bool(told) == bool(finding.advice)
+
+
+def test_doctor_loads_nothing_of_the_extras_but_what_typer_brings():
+    code = (
+        "import sys; from tritile.cli import doctor, main; "
+        "sys.exit(str({'scipy', 'altair', 'jinja2', 'tritile.lab.report.columns'} & {*sys.modules}))"
+    )
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert done.stderr == "set()\n"
+
+
+def test_doctor_names_the_extras_that_are_missing(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "scipy" else name)
+    (finding,) = (each for each in doctor._versions() if each.advice)
+    assert finding.good
+    assert finding.found.startswith("scipy missing: needed for")
+    assert finding.advice == "pip install 'tritile[cli]'"
+
+
 def test_the_suites_that_ship_are_found():
     assert {path.stem for path in Path(shared.SUITES).glob("*.toml")} >= {
         "square", "ragged", "llm", "deep", "batched", "transpose", "quick",
@@ -514,6 +601,15 @@ def test_a_live_table_shows_the_best_beside_torch_and_the_time_left(watch, width
     below = " ".join(" ".join(lines).split())
     assert "1 of 3 problems, 20 s, some 40 s left; configs that failed: 3 hung" in below
     assert "\u2026" not in below
+
+
+def test_the_table_is_live_on_a_terminal_and_nothing_is_shown_elsewhere(watch, monkeypatch):
+    for terminal in (True, False):
+        notes = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+        monkeypatch.setattr(watching, "notes", notes)
+        with watch.shown():
+            pass
+        assert ("1 of 3 problems" in notes.file.getvalue()) == terminal
 
 
 def test_a_search_ends_with_a_line_on_how_it_compares(watch):

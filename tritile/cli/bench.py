@@ -98,6 +98,7 @@ def bench(
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
         return _compare([Path(text) for text in shapes or []] or [shared.RESULTS], as_json)
+    shared.check_folder(output)
     draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
     plain = []

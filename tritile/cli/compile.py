@@ -173,6 +173,7 @@ def compile_(
     """Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing."""
     if (output is None) == (check is None):
         raise InvalidValueError("wanted one folder: --output to fill, or --check to prove complete")
+    shared.check_folder(output)
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))

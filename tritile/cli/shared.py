@@ -227,13 +227,24 @@ def check_output(path: Path | None, needs: Mapping[str, Sequence[str]] | None = 
         return
     if needs is not None and path.suffix not in needs:
         raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(needs)}")
-    there = next((each for each in path.absolute().parents if each.exists()), Path("/"))
-    if path.is_dir() or not (there.is_dir() and os.access(there, os.W_OK)):
-        why = "it is a folder" if path.is_dir() else f"{there} is not a folder that can be written to"
-        raise InvalidValueError(f"{path} cannot be written: {why}")
+    if path.is_dir():
+        raise InvalidValueError(f"{path} cannot be written: it is a folder")
+    check_folder(path.parent, path)
     missing = [name for name in (needs or {}).get(path.suffix, ()) if find_spec(name) is None]
     if missing:
         raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
+
+
+def check_folder(folder: Path | None, wanted: Path | None = None) -> None:
+    """Raise InvalidValueError before any work where `wanted`, by default the folder, cannot be made there."""
+    if folder is None:
+        return
+    folder = folder.absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise InvalidValueError(
+            f"{wanted or folder} cannot be written: {there} is not a folder that can be written to"
+        )
 
 
 def write(path: Path, data: bytes | str) -> None:

@@ -66,8 +66,8 @@ def _remembered(store: Store) -> str:
     )
 
 
-def _told(watch: Watch, device: Device, wish: _Wish, left: int) -> None:
-    """Print how a search ended: one line, or JSON."""
+def _told(watch: Watch, device: Device, wish: _Wish, left: int, who: str = "") -> None:
+    """Print how a search ended: one line, or JSON; `who` names one rank of many."""
     where = _remembered(store_of(device))
     if wish.as_json:
         told = {"gpu": device.name, "seconds": watch.seconds, "left": left, "store": store_of(device).path}
@@ -75,7 +75,7 @@ def _told(watch: Watch, device: Device, wish: _Wish, left: int) -> None:
         return
     if watch.failures:
         console.print(f"configs that failed: {watch.reasons}", soft_wrap=True)
-    console.print(f"{watch.summary()}; {where}", soft_wrap=True)
+    console.print(f"{who}{watch.summary()}; {where}", soft_wrap=True)
 
 
 def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
@@ -93,11 +93,12 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
             for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
                 failed += done.best is None
                 watch.done(done)
-        watch.know_torch(lambda problem: now.beside_torch(problem, device, index or 0), keep_on)
+        with shared.working("timing torch"):
+            watch.know_torch(lambda problem: now.beside_torch(problem, device, index or 0), keep_on)
     left = sum(not is_tuned(problem, device) for problem in todo)
-    _told(watch, device, wish, left)
     if left > failed:
         console.print(f"{left - failed} problems are left: the same command goes on with them")
+    _told(watch, device, wish, left)
     return left
 
 
@@ -161,8 +162,8 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
             watch.done(done, f"rank {place.rank}: ")
         left = shards.left
     if place.rank == 0:
-        _told(watch, device, wish, left)
         console.print(f"{left} problems are left")
+        _told(watch, device, wish, left, "rank 0: ")
     return failed + left
 
 
@@ -243,6 +244,7 @@ def _calibrate(
 ) -> None:
     """Measure portfolios of classes on the current GPU, or predict those of a target."""
     shared.check_output(output)
+    shared.check_folder(sweeps)
     if target is not None and sweeps is not None:
         raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
     device, seconds = shared.device_of(target), budget or math.inf
