@@ -6,7 +6,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tritile import cli
-from tritile.errors import TritileError
 
 
 def run(*arguments: object, **words: object) -> Result:
@@ -14,13 +13,15 @@ def run(*arguments: object, **words: object) -> Result:
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **words)
 
 
-def refused(*arguments: object) -> str:
-    """Return the one line with which a command ends with status 2, as `main` prints errors of ours."""
+def refused(*arguments: object, status: int = 2) -> str:
+    """Return the one line with which a command ends: with status 2 for wrong usage, 1 for a failure."""
     found = run(*arguments)
-    assert isinstance(found.exception, TritileError | OSError), found.output
-    text = str(found.exception)
-    assert "\n" not in text
-    return text
+    assert found.exit_code == status, found.output
+    assert isinstance(found.exception, SystemExit), found.exception
+    assert found.stdout == ""
+    *_, line = found.stderr.splitlines()
+    assert line.startswith("tritile: "), found.stderr
+    return line.removeprefix("tritile: ")
 
 
 def commands() -> dict[str, Any]:

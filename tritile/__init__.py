@@ -23,23 +23,25 @@ Warnings        SettingWarning, StoreWarning, UntunedWarning, UntestedWarning, I
                 WrongAnswerWarning, ConversionWarning, InterpreterWarning; all are in errors, too
 """
 
+import os
 import sys
 from importlib import import_module, reload
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# `tritile --help` and the like use nothing below, and torch takes a second. What is asked for all the same is
-# imported then, by `__getattr__`.
+# `tritile --help` and a shell's completion use nothing below, and torch takes a second. What is asked for all
+# the same is imported then, by `__getattr__`.
 _argv = getattr(sys, "argv", None) or [""]
-_ONLY_HELP = (
-    Path(_argv[0]).stem == "tritile" and len(_argv) == 2 and _argv[1] in ("-h", "--help", "--version")
+_ONLY_HELP = Path(_argv[0]).stem == "tritile" and (
+    (len(_argv) == 2 and _argv[1] in ("-h", "--help", "--version")) or "_TRITILE_COMPLETE" in os.environ
 )
 
 if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile import errors, nn
     from tritile.core.config import Config
-    from tritile.core.device import Device, target_device
+    from tritile.core.device import Device
     from tritile.core.events import Event
+    from tritile.core.gpus import target_device
     from tritile.core.problem import (
         GroupedProblem,
         KernelProblem,

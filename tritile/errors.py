@@ -46,6 +46,10 @@ class InvalidValueError(TritileError, ValueError):
     """Raised for an invalid setting, config, problem, or entry of a file."""
 
 
+class FileError(InvalidValueError):
+    """Raised for a file that cannot be read, or does not hold what was wanted."""
+
+
 class TuningError(TritileError, RuntimeError):
     """Raised where no config of a space compiled, ran and gave the right answer."""
 

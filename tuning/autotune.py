@@ -48,9 +48,9 @@ def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool)
     if status < 0 or status > 1:
         return status
     if not quick:
-        status |= run("export", str(TABLES / f"{gpu.slug}.json"))
+        status |= run("export", "--output", str(TABLES / f"{gpu.slug}.json"))
     if bench or quick:
-        results = [] if quick else ["--results", str(HERE / "results" / gpu.slug)]
+        results = [] if quick else ["--output", str(HERE / "results" / gpu.slug)]
         status |= run("bench", *suites, *results)
     return status
 

@@ -339,7 +339,7 @@ def test_wrong_arguments_are_named_before_anything_is_made(arguments, wanted, ca
     monkeypatch.setattr("sys.argv", ["tritile", "compile", *arguments])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
-    assert exit_.value.code == 2
+    assert exit_.value.code == (1 if "gfx942" in arguments else 2)  # the usage is right, and not supported
     assert wanted in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -567,8 +567,8 @@ def test_the_command_takes_packed_linear_layers(asked):
 )
 def test_layers_that_there_are_not_are_refused(tmp_path, options, wanted):
     done = CliRunner().invoke(cli.app, ["compile", *TARGET, "--check", str(tmp_path), *options])
-    assert done.exit_code
-    assert wanted in str(done.exception)
+    assert done.exit_code == 2
+    assert wanted in done.stderr
 
 
 def test_the_command_plans_by_the_table_that_it_is_given(asked, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_graded_data_span_much_and_their_terms_little():
 
 def test_the_command_tells_and_appends(tmp_path):
     path = tmp_path / "deep" / "accuracy.jsonl"
-    asked = ["accuracy", "--dtype", "float16", "--n", "32", "--k", "16", "--k", "17", "--results", path]
+    asked = ["accuracy", "--dtype", "float16", "--n", "32", "--k", "16", "--k", "17", "--output", path]
     for _ in range(2):
         told = run(*asked)
         assert told.exit_code == 0, told.output

@@ -254,7 +254,7 @@ def test_classes_that_a_gpu_cannot_run_are_left_out(predict):
     assert "fp8 is left out: no config" in done.output
     assert table.read(predict.path).portfolios.keys() == {"halves-nt"}
     asked = ["tune", "--calibrate", "fp8", "--target", "sm_80", "--output", str(predict.path)]
-    alone = typer.testing.CliRunner().invoke(app, asked)
+    alone = typer.testing.CliRunner().invoke(app, asked)  # the command alone: its error is not printed
     assert "runs none of fp8" in str(alone.exception)
 
 

@@ -1,6 +1,8 @@
 """The command line: what each command prints, writes and returns, on a machine without a GPU."""
 
+import contextlib
 import gzip
+import io
 import json
 import os
 import shlex
@@ -10,22 +12,27 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
+import typer._completion_classes
+from rich.console import Console
 
 from tests.commands import commands, refused, run
 from tritile import cli, errors
-from tritile.cli import shared
+from tritile.cli import shared, watching
 from tritile.cli import tune as tune_module
+from tritile.core import gpus
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import tune_log
 from tritile.families import registry as families
-from tritile.planning import table
+from tritile.lab.report import doctor
+from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
-from tritile.planning.trial import Trial
+from tritile.planning.trial import AS_TORCH, TORCH, Trial
 from tritile.tune import tuner
 from tritile.tune.deploy import fill as deployment
-from tritile.tune.measure.tasks import logged
+from tritile.tune.measure.tasks import Tuned, logged
 from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
@@ -100,20 +107,22 @@ def test_without_a_gpu_it_says_so_in_one_line(command, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
-WRONG = {
+# What is refused: status 2 for wrong usage, 1 for a file that is not there, empty or damaged.
+USAGE = {
     "tune 8x8 --target sm_90": "8x8",
-    "tune 8x8x8 --dtype int5 --target sm_90": "int5",
+    "tune 8 8 --target sm_90": "MxNxK",
+    "tune 8x8x8 --dtype int5 --target sm_90": "'int5': matmul takes float64, float32, float16",
+    "tune 8x8x8 --layout NS --target sm_90": "'NS': matmul takes NN, NT, TN, TT",
     "tune --suite nothing --target sm_90": "nothing",
-    "tune 8x8x8 --target sm_1": "sm_1",
+    "tune 8x8x8 --target sm_1": "h200 (nvidia-h200), h100 (sm_90), a100 (sm_80)",
     "tune 8x8x8 --strategy fast --target sm_90": "screening",
     "tune 8x8x8 --verify some --target sm_90": "winner, all",
     "tune 8x8x8 --only NT --target sm_90": "'NT'",
     "tune --suites no/such/folder --target sm_90": "no/such/folder",
-    "bench --compare missing.jsonl": "missing.jsonl",
-    "bench --compare .": "no .jsonl file",
-    "report none.jsonl": "no such file",
-    "report notes.txt": "wanted results",
-    "report .": "no .jsonl file",
+    "tune 8x8x8 --output t.json": "--output is for --target",
+    "tune 8x8x8 --output notes.txt/t.json --target h100": "notes.txt is not a folder",
+    "tune --calibrate nothing --target h100": "nothing",
+    "tune --model nothing": "there is no GPU here",
     "explain 64 64 --target sm_90": "MxNxK",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --target sm_1": "sm_1",
@@ -121,41 +130,202 @@ WRONG = {
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M = 5",
     "picture 300x200": "MxNxK",
     "picture 300x200x150 --op conv": "wanted one of matmul, transpose",
-    "picture 300x200x150 --target sm_1": "unknown target 'sm_1'",
+    "picture 300x200x150 --target sm_1": "unknown GPU 'sm_1'",
     "picture 300x200x150 --config 'tile BLOCK_M=63'": "BLOCK_M = 63",
     "picture 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
     "picture 300x200x150 --output tiling.pdf": ".html or .svg or .png",
-    "picture 300x200x150 --output no/such/tiling.html": "no folder no/such",
+    "picture 300x200x150 --output notes.txt/tiling.html": "cannot be written",
     "picture 300x200x150 --tile 100000": "tile 100000",
     "picture 300x200x150 --step 0": "step 0",
     "ladder 0": "n = 0: wanted 1 to 512",
     "ladder -- -3": "n = -3: wanted 1 to 512",
     "ladder 513": "n = 513: wanted 1 to 512",
     "ladder 8 --op conv": "op 'conv': wanted one of matmul, transpose, both",
-    "ladder 8 --target sm_1": "unknown target 'sm_1'",
-    "ladder 8 --output no/such/folder/x.json": "no/such/folder/x.json cannot be written",
+    "ladder 8 --target sm_1": "unknown GPU 'sm_1'",
+    "ladder 8 --output notes.txt/x.json": "notes.txt/x.json cannot be written",
     "ladder 8 --output x.txt": "x.txt: wanted a name that ends in .json",
-    "ladder 8 --plot x.pdf": "x.pdf: wanted a name that ends in .svg or .png or .html",
-    "ladder 8 --plot no/such/folder/x.svg": "no/such/folder/x.svg cannot be written",
+    "ladder 8 --output x.json --output x.pdf": "x.pdf: wanted a name that ends in .json or .svg",
     "ladder 8 --from x.json": "leave out N",
-    "ladder --from no/such/file.json": "no/such/file.json",
-    "accuracy --dtype float128": "float128",
+    "accuracy --dtype float128": "float128: wanted one or more of float32",
+    "accuracy --output notes.txt/a.jsonl": "cannot be written",
     "replay --strategy prayer": "prayer",
-    "replay no/such/store.sqlite3": "no/such/store",
-    "replay --target sm_80": "no store",
-    "replay notes.txt": "no trials of NVIDIA H200",
+    "replay --target a100": "no store",
+    "show": "there is no GPU here: name one, as --target h200",
+    "show --target h300": "unknown GPU 'h300'",
+    "export --target h200": "nothing is remembered",
+    "export --target h200 --output notes.txt/t.json": "cannot be written",
+    "bench": "there is no GPU here",
+    "bench 64x64x64 --output notes.txt": "notes.txt is not a folder",
+    "compile 64x64x64 --target h200 --output notes.txt": "notes.txt is not a folder",
+    "tune --calibrate all --target h100 --output t.json --sweeps notes.txt": "notes.txt is not a folder",
+    "compile --target h200": "--output to fill, or --check",
+    "compile --target sm_1 --check .": "unknown GPU",
+    "report --figure nothing": "nothing",
 }
+FAILURES = {
+    "bench --compare missing.jsonl": "missing.jsonl",
+    "bench --compare empty.jsonl": "no result in empty.jsonl",
+    "bench --compare empty": "no result in empty",
+    "bench --compare notes.txt": "no result in notes.txt",
+    "report missing.jsonl": "no such file",
+    "report notes.txt": "wanted results",
+    "report none": "no .jsonl file",
+    "bench --compare none": "no .jsonl file",
+    "report empty.jsonl": "there are no results",
+    "report cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
+    "report notes.sqlite3 --target h200": "notes.sqlite3",
+    "ladder --from missing.json": "missing.json",
+    "ladder --from empty": "empty holds no climb",
+    "ladder --from notes.txt": "notes.txt holds no climb",
+    "replay missing.sqlite3": "missing.sqlite3",
+    "replay empty": "empty is not a store",
+    "replay notes.txt": "notes.txt is not a store",
+    "replay cut.sqlite3.gz": "cut.sqlite3.gz is not a store",
+    "merge missing.sqlite3 --target h200": "missing.sqlite3 is not a store",
+    "merge empty --target h200": "empty is not a store",
+    "merge notes.txt --target h200": "notes.txt is not a store",
+    "merge cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
+    "merge other.sqlite3 --target a100": "trials of NVIDIA H200, not of NVIDIA A100",
+    "compile --table missing.json --check .": "missing.json",
+    "compile --table empty --check .": "empty is not JSON",
+    "compile --table notes.txt --check .": "notes.txt is not JSON",
+    "export --target h200 --output notes.txt": "notes.txt is not JSON",
+    "tune --suites . --suite broken --target h100": "broken.toml",
+    "tune --suites . --suite bare --target h100": "bare.toml",
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Write files that are empty, damaged or of another kind than wanted."""
+    folder = tmp_path_factory.mktemp("inputs")
+    for name in ("notes.txt", "notes.sqlite3"):
+        (folder / name).write_text("x")
+    for name in ("empty", "empty.jsonl", "bare.toml"):
+        (folder / name).write_text("")
+    (folder / "broken.toml").write_text("[[cases")
+    store = Store(H200, folder / "made")
+    remember(store)
+    (folder / "cut.sqlite3.gz").write_bytes(gzip.compress(store.path.read_bytes())[:-50])
+    (folder / "other.sqlite3").write_bytes(store.path.read_bytes())
+    return folder
 
 
 @without_gpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("words", WRONG)
-def test_wrong_arguments_are_named_before_any_work(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", [*USAGE, *FAILURES])
+def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, inputs, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    Path("notes.txt").write_text("x")
-    assert WRONG[words] in refused(*shlex.split(words))
-    assert [path.name for path in Path().iterdir()] == ["notes.txt"]
+    for path in inputs.iterdir():
+        if path.is_file():
+            Path(path.name).write_bytes(path.read_bytes())
+    Path("none").mkdir()
+    before = sorted(Path().iterdir())
+    told = USAGE.get(words) or FAILURES[words]
+    assert told in refused(*shlex.split(words), status=2 if words in USAGE else 1)
+    assert sorted(Path().iterdir()) == before
+
+
+# Commands that print a table; each takes --json.
+TABLES = {
+    "doctor": "extra cli",
+    "show --target h200": "halves-nn",
+    "bench --compare results": "against torch",
+    "explain 64 48 32 --target H200": "64x48x32",
+    "accuracy --dtype float16 --n 32 --k 16": "float16",
+    "replay store.sqlite3 --strategy screening": "screening",
+    "ladder 8 --op transpose": "row by row",
+    "tune 64 48 32 --target h100 --output t.json": "64x48x32 NN bfloat16: tile",
+}
+# Commands that write where --output says.
+WRITES = (
+    "picture 30 20 10 --output {}.svg",
+    "picture 300x200 --op transpose --output {}.html",
+    "export --target h200 --output {}.json",
+    "report results --output {}.html",
+    "ladder --from climb.json --output {}.svg",
+    "accuracy --dtype float16 --n 32 --k 16 --output {}.jsonl",
+    "tune 64x48x32 --target h100 --output {}.json",
+)
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """Make what the commands of `TABLES` read, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuner, "predict", lambda problem, device, pool: (CONFIG, []))
+    remember(store_of(H200))
+    Path("store.sqlite3").write_bytes(store_of(H200).path.read_bytes())
+    results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
+    Path("climb.json").write_bytes((results.parents[1] / "ladder" / "nvidia-h200.json").read_bytes())
+    Path("results").mkdir()
+    for name in ("grouped.jsonl", "permute.jsonl", "fp32.jsonl", "host.jsonl"):
+        Path("results", name).write_bytes((results / name).read_bytes())
+
+
+@without_gpu
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("words", TABLES)
+def test_tables_are_not_cut_on_narrow_terminals(words, width, prepared, monkeypatch):
+    monkeypatch.setattr(shared.console, "width", width)
+    found = run(*shlex.split(words))
+    assert found.exit_code == 0, found.output
+    assert TABLES[words] in found.stdout
+    assert "\u2026" not in found.stdout
+
+
+@without_gpu
+@pytest.mark.parametrize("words", TABLES)
+def test_json_is_all_that_standard_output_has(words, prepared):
+    found = run(*shlex.split(words), "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)
+    assert not shared.console.stderr
+
+
+@without_gpu
+@pytest.mark.parametrize("words", WRITES)
+def test_folders_of_an_output_are_made(words, prepared):
+    found = run(*shlex.split(words.format("deep/er/made")))
+    assert found.exit_code == 0, found.output
+    (made,) = Path("deep/er").iterdir()
+    assert made.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["h100", "H100", "sm_90", "nvidia-h100-80gb-hbm3"])
+def test_gpus_have_the_names_that_people_use(name):
+    assert gpus.target_device(name) == target_device("sm_90")
+    assert gpus.target_device("RTX 4090") == gpus.target_device("4090")
+
+
+def completed_by(line):
+    """Return what bash is offered at the end of a line."""
+    group = typer.main.get_command(cli.app)
+    words = line.split(" ")
+    complete = typer._completion_classes.BashComplete(group, {}, "tritile", "_TRITILE_COMPLETE")
+    return {item.value for item in complete.get_completions(words[1:-1], words[-1])}
+
+
+def test_a_shell_completes_commands_options_and_gpus(monkeypatch):
+    real = cli.import_module
+    monkeypatch.setattr(cli, "import_module", lambda name: pytest.fail(f"{name} is imported"))
+    assert completed_by("tritile ") == set(cli.COMMANDS)
+    assert completed_by("tritile re") == {"replay", "report"}
+    monkeypatch.setattr(cli, "import_module", real)
+    assert completed_by("tritile merge --t") == {"--target"}
+    assert completed_by("tritile explain --target h") == {"h100", "h200"}
+
+
+def test_options_of_several_commands_are_one_and_have_one_spelling():
+    seen = {}
+    for name, command in commands().items():
+        for option in command.params:
+            for spelling in option.opts:
+                assert spelling not in ("--out", "--gpu", "--results", "--plot"), name
+                seen.setdefault(spelling, {}).setdefault(getattr(option, "help", None), []).append(name)
+    for spelling in ("--target", "--layout", "--json", "--config", "--jobs", "--suites"):
+        assert len(seen[spelling]) == 1 < len(*seen[spelling].values()), seen[spelling]
 
 
 def test_tune_for_a_target_writes_a_predicted_table(tmp_path):
@@ -169,17 +339,15 @@ def test_tune_for_a_target_writes_a_predicted_table(tmp_path):
     assert (entry.problem.m, entry.problem.n, entry.problem.k, entry.us) == (512, 256, 128, None)
 
 
-def test_tune_says_what_is_remembered_and_what_is_lost(tmp_path, capsys):
+def test_tune_says_what_is_remembered_and_what_is_lost(tmp_path):
     (tmp_path / "folder").write_text("a file, as of now")
     store = Store(H200, tmp_path / "folder")
     with pytest.warns(errors.StoreWarning, match="tried again"):
         store.add("digest", Trial(PROBLEM, CONFIG, 2.0))
     store.add("digest", Trial(PROBLEM, CONFIG, 1.0))
-    tune_module._finish(store)
-    assert "1 trials are lost" in capsys.readouterr().out
+    assert "1 trials are lost" in tune_module._remembered(store)
     (tmp_path / "folder").unlink()
-    tune_module._finish(store)
-    assert "remembered in" in capsys.readouterr().out
+    assert tune_module._remembered(store) == f"remembered in {store.path}"
     assert store.best("digest", PROBLEM).us == 1.0
 
 
@@ -224,8 +392,8 @@ def test_compile_for_batch_invariant_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "check", check)
     run("compile", "64x48x32", "--batch-invariant", "--target", "nvidia-h200", "--check", tmp_path)
     assert [problem.invariant for problem, _ in asked] == [True]
-    with pytest.raises(errors.InvalidValueError, match="--batch-invariant is for shapes or suites"):
-        run("compile", "--batch-invariant", "--target", "h", "--check", tmp_path, catch_exceptions=False)
+    told = refused("compile", "--batch-invariant", "--target", "h", "--check", tmp_path)
+    assert "--batch-invariant is for shapes or suites" in told
 
 
 def test_show_lists_the_best_of_each_problem():
@@ -236,20 +404,20 @@ def test_show_lists_the_best_of_each_problem():
     assert result.exit_code == 0
     assert "5.2" in result.output
     assert "7.5" not in result.output
-    assert "1 rows" in result.output
-    assert "2 rows" in run("show", "--target", "nvidia-h200", "--trials").output
+    assert "1 remembered" in result.output
+    assert "2 remembered" in run("show", "--target", "nvidia-h200", "--trials").output
 
 
 def test_export_keeps_what_an_older_table_knows(tmp_path):
     path = tmp_path / "table.json"
     remember(store_of(H200))
-    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    assert run("export", "--output", path, "--target", "nvidia-h200").exit_code == 0
     other = MatmulProblem(1, 512, 512, 512, "float16", "float16")
     lines = json.loads(path.read_text())
     (line,) = lines["entries"]
     lines["entries"] = [line | {"problem": line["problem"] | {"m": 512, "n": 512, "k": 512}}]
     path.write_text(json.dumps(lines))
-    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    assert run("export", "--output", path, "--target", "nvidia-h200").exit_code == 0
     made = table.read(path)
     assert {entry.problem for entry in made.entries} == {PROBLEM, other}
     assert [entry.us for entry in made.entries] == [7.5, 7.5]
@@ -267,23 +435,18 @@ def test_export_does_not_destroy_a_table_that_knows_more(tmp_path, change):
     store = store_of(H200)
     remember(store)
     remember(store, MatmulProblem(1, 512, 512, 512, "float16", "float16"))
-    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    assert run("export", "--output", path, "--target", "nvidia-h200").exit_code == 0
     lines = json.loads(path.read_text())
     change(lines)
     lines["entries"] += [lines["entries"][0] | {"problem": lines["entries"][0]["problem"] | {"m": 1}}]
     path.write_text(json.dumps(lines))
     before = path.read_bytes()
-    result = run("export", path, "--target", "nvidia-h200")
-    assert "--replace" in str(result.exception)
+    result = run("export", "--output", path, "--target", "nvidia-h200")
+    assert result.exit_code == 2
+    assert "--replace" in result.stderr
     assert path.read_bytes() == before
-    assert run("export", path, "--target", "nvidia-h200", "--replace").exit_code == 0
+    assert run("export", "--output", path, "--target", "nvidia-h200", "--replace").exit_code == 0
     assert len(table.read(path).entries) == 2
-
-
-def test_export_of_nothing_is_refused(tmp_path):
-    result = run("export", tmp_path / "table.json", "--target", "nvidia-h200")
-    assert "nothing is remembered" in str(result.exception)
-    assert not (tmp_path / "table.json").exists()
 
 
 def test_export_within_a_tolerance_has_fewer_configs(tmp_path):
@@ -292,10 +455,10 @@ def test_export_within_a_tolerance_has_fewer_configs(tmp_path):
     store, path = store_of(H200), tmp_path / "table.json"
     for problem, config, us in ((PROBLEM, CONFIG, 10.0), (PROBLEM, second, 10.1), (other, second, 20.0)):
         remember(store, problem, us, config, error=1e-4)
-    assert run("export", path, "--target", "nvidia-h200").exit_code == 0
+    assert run("export", "--output", path, "--target", "nvidia-h200").exit_code == 0
     assert {entry.config for entry in table.read(path).entries} == {CONFIG, second}
     assert table.read(path).loss is None
-    result = run("export", path, "--target", "nvidia-h200", "--within", "0.02")
+    result = run("export", "--output", path, "--target", "nvidia-h200", "--within", "0.02")
     assert result.exit_code == 0, result.output
     assert "1 configs for 2: 1.00% slower at the worst, 0.50% on the mean" in result.output
     made = table.read(path)
@@ -304,7 +467,7 @@ def test_export_within_a_tolerance_has_fewer_configs(tmp_path):
         (other, second, 20.0),
     }
     assert made.loss == table.Loss(0.02, pytest.approx(0.01), pytest.approx(0.005), 1)
-    run("export", path, "--target", "nvidia-h200", "--within", "0.005")
+    run("export", "--output", path, "--target", "nvidia-h200", "--within", "0.005")
     assert {entry.config for entry in table.read(path).entries} == {CONFIG, second}
 
 
@@ -320,7 +483,7 @@ def test_replay_prints_a_line_for_each_strategy(tmp_path):
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.output.splitlines()]
     (exhaustive,) = [line for line in lines if "exhaustive" in line]
-    assert exhaustive[3::2] == ["30", "2", "0.00", "0.00", "0.00"]
+    assert exhaustive == ["exhaustive", "30", "2", "0.00", "0.00", "0.00"]
     assert any("screening" in line for line in lines)
     assert "2 problems" in result.output
 
@@ -340,7 +503,10 @@ def test_merge_adds_another_stores_trials(tmp_path):
     assert "1 trials" in result.output
     digest = families.FAMILIES["matmul"]["tile"].digest
     assert [trial.us for trial in store_of(H200).trials(digest, PROBLEM)] == [7.5]
-    assert "none" in refused("merge", tmp_path / "none", "--target", "nvidia-h200")
+    zipped = tmp_path / "zipped.sqlite3.gz"
+    remember(other, MatmulProblem(1, 512, 512, 512, "float16", "float16"))
+    zipped.write_bytes(gzip.compress(other.path.read_bytes()))
+    assert "1 trials" in run("merge", zipped, "--target", "h200").output
 
 
 def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
@@ -356,17 +522,154 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
     assert "TRITILE_CACHE_DIR" in result.output
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("TRITILE_MODE", "fsat", "wanted one of cached, tune, strict, off"),
+        ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
+        ("TRITILE_TUNE_BUDGET", "long", "wanted seconds, above 0"),
+        ("TRITILE_TABLE", "no/such/table.json", "no/such/table.json is not there"),
+    ],
+)
+def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    found = run("doctor")
+    assert found.exit_code == 1
+    words = " ".join(found.output.split())
+    assert told in words
+    assert "set that variable right" in words
+    assert "compiler" not in words
+
+
+@pytest.mark.parametrize(
+    ("failure", "compilers", "told"),
+    [
+        (RuntimeError("Failed to find C compiler"), (), "install a C compiler"),
+        (RuntimeError("no kernel image"), ("cc",), "driver"),
+        (errors.UnsupportedError("not on this GPU"), (), ""),
+    ],
+)
+def test_doctor_advises_what_follows_from_a_failure(failure, compilers, told, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name in compilers else None)
+
+    def fail(*arguments, **words):
+        raise failure
+
+    monkeypatch.setattr(doctor.matmul_op, "matmul", fail)
+    finding = doctor._kernel()
+    assert not finding.good
+    assert told in finding.advice
+    assert bool(told) == bool(finding.advice)
+
+
+def test_doctor_loads_nothing_of_the_extras_but_what_typer_brings():
+    code = (
+        "import sys; from tritile.cli import doctor, main; "
+        "sys.exit(str({'scipy', 'altair', 'jinja2', 'tritile.lab.report.columns'} & {*sys.modules}))"
+    )
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert done.stderr == "set()\n"
+
+
+def test_doctor_names_the_extras_that_are_missing(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "scipy" else name)
+    (finding,) = (each for each in doctor._versions() if each.advice)
+    assert finding.good
+    assert finding.found.startswith("scipy missing: needed for")
+    assert finding.advice == "pip install 'tritile[cli]'"
+
+
 def test_the_suites_that_ship_are_found():
     assert {path.stem for path in Path(shared.SUITES).glob("*.toml")} >= {
         "square", "ragged", "llm", "deep", "batched", "transpose", "quick",
     }  # fmt: skip
 
 
-def test_a_watch_tells_the_best_so_far_and_failures_by_reason():
-    watch = tune_module._Watch()
-    for us, failure in ((7.5, None), (5.25, None), (None, "hung: no answer in 10 s"), (None, "hung: again")):
-        told = watch.told(Trial(PROBLEM, CONFIG, us, failure=failure))
-    assert told == f"{PROBLEM.label}: best 5.2 us of 4; failed: 2 hung"
+OTHER = MatmulProblem(1, 512, 256, 256, "float16", "float16")
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Watch two searches; torch takes 10 us, and the clock is at 20 s."""
+    monkeypatch.setattr(watching, "torch_us", lambda problem, device: 10.0 if problem == PROBLEM else None)
+    ticks = iter([0.0])
+    made = watching.Watch(3, H200, clock=lambda: next(ticks, 20.0))
+    for us, failure in ((7.5, None), (5.0, None), (None, "hung: no answer in 10 s"), (None, "hung: again")):
+        made.tried(Trial(PROBLEM, CONFIG, us, failure=failure))
+    made.done(Tuned(PROBLEM, Trial(PROBLEM, CONFIG, 5.0), 4, 2.0))
+    made.tried(Trial(OTHER, CONFIG, None, failure="hung: no answer"))
+    return made
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_live_table_shows_the_best_beside_torch_and_the_time_left(watch, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(watch.table)
+    lines = console.export_text().splitlines()
+    assert [line.split()[-5:] for line in lines if PROBLEM.label[:11] in line] == [
+        ["4", "5.0", "10.0", "2.00", "done"]
+    ]
+    below = " ".join(" ".join(lines).split())
+    assert "1 of 3 problems, 20 s, some 40 s left; configs that failed: 3 hung" in below
+    assert "\u2026" not in below
+
+
+def test_the_table_is_live_on_a_terminal_and_nothing_is_shown_elsewhere(watch, monkeypatch):
+    for terminal in (True, False):
+        notes = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+        monkeypatch.setattr(watching, "notes", notes)
+        with watch.shown():
+            pass
+        assert ("1 of 3 problems" in notes.file.getvalue()) == terminal
+
+
+def test_a_search_ends_with_a_line_on_how_it_compares(watch):
+    assert watch.summary() == "1 problem in 20 s: 2.00x torch on the mean"
+    watch.done(Tuned(OTHER, Trial(OTHER, CONFIG, 8.0), 4, 2.0))
+    assert watch.summary() == "2 problems in 20 s: 2.00x torch on the mean, of 1 compared"
+    watch._lines[OTHER].torch_us = 4.0
+    assert watch.summary() == f"2 problems in 20 s: 1.00x torch on the mean, worst 0.50 ({OTHER.label})"
+
+
+def test_torch_is_measured_beside_winners_that_it_is_not_known_of(watch):
+    asked = []
+    watch.know_torch(asked.append, lambda: True)
+    assert asked == []  # no config of it works yet
+    watch.done(Tuned(OTHER, Trial(OTHER, CONFIG, 8.0), 4, 2.0))
+    watch.know_torch(asked.append, lambda: False)
+    assert asked == []
+    watch.know_torch(asked.append, lambda: True)
+    assert asked == [OTHER]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_tune_prints_plain_lines_and_how_it_compares(monkeypatch, as_json):
+    """Act the GPU and the search: what is printed, and what is remembered of torch."""
+
+    def tune(problems, device, shop, keep, rules, force, keep_on):
+        for problem in problems:
+            best = Trial(problem, CONFIG, 4.0, error=1e-4, measured_utc="2026-01-01T00:00:00+00:00")
+            keep(families.FAMILIES["matmul"]["tile"].digest, best)
+            yield Tuned(problem, best, 1, 0.5)
+
+    def beside_torch(problem, device, index):
+        store_of(device).add(TORCH, Trial(problem, AS_TORCH, 8.0, measured_utc="2026-01-01T00:00:00+00:00"))
+
+    monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
+    monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(tune_module.tuner, "tune", tune)
+    monkeypatch.setattr(tune_module.now, "beside_torch", beside_torch)
+    monkeypatch.setattr(tune_module, "is_tuned", lambda problem, device: bool(plans.trials(problem, device)))
+    found = run("tune", "300x256x256", *["--json"] * as_json)
+    assert found.exit_code == 0, found.output
+    if as_json:
+        told = json.loads(found.stdout)
+        assert (told["left"], told["problems"][0]["us"], told["problems"][0]["torch_us"]) == (0, 4.0, 8.0)
+        return
+    assert "300x256x256 NN bfloat16: 4.0 us, tile BLOCK_K=32" in found.stdout
+    assert ": 2.00x torch on the mean; remembered in" in found.stdout.splitlines()[-1]
 
 
 def test_a_log_in_nobodys_home_is_refused(monkeypatch):
@@ -423,8 +726,7 @@ def test_without_a_search_the_likeliest_are_raced(monkeypatch):
 def test_a_command_that_fails_leaves_no_process_behind(monkeypatch):
     closed = []
     monkeypatch.setattr(tune_module.ForkServer, "close", lambda server: closed.append(server))
-    found = run("tune", "64x64x64", "--strategy", "guess")
-    assert isinstance(found.exception, errors.InvalidValueError)
+    assert "guess" in refused("tune", "64x64x64", "--strategy", "guess")
     assert len(closed) == 1
 
 
@@ -436,6 +738,4 @@ def test_build_says_where_the_library_is_and_why_there_is_none(monkeypatch, tmp_
         raise errors.UnsupportedError("there is no C++ compiler")
 
     monkeypatch.setattr("tritile.in_torch.building.build", fail)
-    found = run("build")
-    assert found.exit_code != 0
-    assert isinstance(found.exception, errors.UnsupportedError)
+    assert refused("build", status=1) == "there is no C++ compiler"

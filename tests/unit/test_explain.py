@@ -141,9 +141,29 @@ def test_why_a_config_loses_names_what_is_worse():
     wide = config_like("descriptor BLOCK_N=256", ragged, H200)
     assert "beyond the edge" in bounds.why_slower(ragged, wide, best, H200)
     best = model.pick(large, H200)
-    assert "only measuring tells" in bounds.beside(large, best, small, H200, (None, None))
+    told = bounds.beside(large, best, small, H200, (None, None))
+    speed = model.predict_us(small, large, H200) / model.predict_us(best, large, H200)
+    assert told == f"predicted to be faster: {speed:.2f} times the speed; only measuring tells"
     assert bounds.beside(large, small, best, H200, (2.0, 3.0)) == "faster: 1.50 times the speed"
     assert "faster" not in bounds.beside(large, small, best, H200, (3.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (10.5, 10.0, "predicted to be as fast, within the 10%"),
+        (9.5, 10.0, "predicted to be as fast, within the 10%"),
+        (8.0, 10.0, "predicted to be faster: 1.25 times the speed"),
+        (11.5, 10.0, "a reason"),
+    ],
+)
+def test_reasons_are_given_only_beyond_what_predictions_err_by(mine, theirs, told, monkeypatch):
+    times = {TILE: mine, None: theirs}
+    monkeypatch.setattr(bounds.model, "predict_us", lambda config, problem, device: times[config])
+    monkeypatch.setattr(bounds, "why_slower", lambda *_: "a reason")
+    assert bounds.beside(SQUARE, TILE, None, H200, (None, None)).startswith(told)
+    measured = bounds.beside(SQUARE, TILE, None, H200, (10.05, 10.0))
+    assert measured == "as fast, as far as timing tells"
 
 
 def test_what_was_measured_is_told_and_is_not_taken_for_now(square):

@@ -170,9 +170,9 @@ def test_plans_for_a_gpu_that_torch_names(monkeypatch):
         assert tritile.plan(tritile.matmul, P, Q, device=device).device == here[index]
 
 
-@pytest.mark.parametrize("device", ["h200", "cpu", "meta", 1.5, torch.device("cpu")], ids=str)
+@pytest.mark.parametrize("device", ["h300", "cpu", "meta", 1.5, torch.device("cpu")], ids=str)
 def test_plans_for_no_gpu_are_refused(device):
-    with pytest.raises(InvalidValueError, match=r"wanted a tritile\.Device, one of nvidia-h200"):
+    with pytest.raises(InvalidValueError, match=r"wanted a tritile\.Device, one of h200"):
         tritile.plan(tritile.matmul, P, Q, device=device)
 
 

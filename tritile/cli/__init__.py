@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tritile.core.version import __version__
-from tritile.errors import TritileError
+from tritile.errors import FileError, InvalidValueError, TritileError
 
 # What help says of each command: the first paragraph of its docstring.
 COMMANDS: Final = {
@@ -28,7 +28,8 @@ COMMANDS: Final = {
     "ladder": "Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.",
     "picture": "Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which "
     "step.",
-    "show": "Show what is remembered of this GPU (or --target) and counts today: each problem's best config.",
+    "show": "Show what is remembered of this GPU (or --target), and the tables and portfolios that it runs "
+    "by.",
     "export": "Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to "
     "pin.",
     "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
@@ -63,11 +64,29 @@ class Commands(TyperGroup):
         ctx.meta[_LISTING] = True
         super().format_help(ctx, formatter)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return the commands, or options of this group, that begin so; import none of them."""
+        ctx.meta[_LISTING] = True
+        return super().shell_complete(ctx, incomplete)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Print an error of ours, or of a file, as one line on standard error.
+
+        The status is then 2 for wrong usage, and 1 for what failed.
+        """
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (TritileError, OSError) as error:
+            print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
+            usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
+            raise typer.Exit(2 if usage else 1) from error
+
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     help="Tune and measure kernels, and look after what is remembered.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -90,7 +109,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line. Print an error of ours, or of a file, as one line on standard error; status 2.
+    """Run the command line.
 
     Where nobody reads the output any more, as behind `| head`, end with status 1 and no message.
     """
@@ -102,6 +121,3 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what Python still writes as it ends
         sys.exit(1)
-    except (TritileError, OSError) as error:
-        print(f"tritile: {error}", file=sys.stderr)
-        sys.exit(2)

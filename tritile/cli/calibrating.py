@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tritile.cli.shared import console, interruptible, progress, say
 from tritile.core.device import Device
@@ -52,7 +53,8 @@ def calibrate(
     all times, a file a class. Without `measured` the model's times stand for a GPU's, and portfolios of
     `count` configs, all compiled for the device, are written to `output`.
     """
-    path = output or (gpu_tables.calibrated_path(device) if measured else gpu_tables.predicted_path(device))
+    path = output or default_path(device, measured)
+    path.parent.mkdir(parents=True, exist_ok=True)
     old = _begun(path, device, measured)
     kept = None if measured else min(count or predict.CONFIGS, MOST)
     known, leads = old.current_portfolios(), old.current_leads()
@@ -86,7 +88,19 @@ def calibrate(
                 ahead.shutdown(cancel_futures=True)
                 break
     plans.forget()
-    console.print(f"portfolios are in {path}")
+    console.print(f"portfolios are in {path}", soft_wrap=True)
+
+
+def default_path(device: Device, measured: bool) -> Path:
+    """Return the table that portfolios are written to where none is named."""
+    return gpu_tables.calibrated_path(device) if measured else gpu_tables.predicted_path(device)
+
+
+def found(path: Path) -> dict[str, Any]:
+    """Return what a table's portfolios lose, by class, as JSON holds it."""
+    made = table.read(path) if path.exists() else None
+    portfolios = made.portfolios.items() if made else ()
+    return {"classes": {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in portfolios}}
 
 
 def _begun(path: Path, device: Device, measured: bool) -> table.Table:
@@ -130,7 +144,7 @@ def _fitted(
     console.print(
         f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
         f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst){clock}",
-        highlight=False,
+        soft_wrap=True,
     )
     return found, lead
 
@@ -144,7 +158,7 @@ def _prepared(name: str, device: Device, sizes: int, count: int, kept: int | Non
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     most = count if kept is None else predict.CANDIDATES * kept
     configs = run.candidates(name, likely, device, gpu_tables.shipped(device), most)
-    console.print(f"{name}: {len(configs)} configs at {sizes} sizes", highlight=False)
+    console.print(f"{name}: {len(configs)} configs at {sizes} sizes", soft_wrap=True)
     if kept is not None:
         return lambda: predict.predicted(problems, configs, device)
     chooser = ready(problems, configs, device, say)

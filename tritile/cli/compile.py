@@ -10,6 +10,7 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress
 from tritile.core import device as devices
+from tritile.core import gpus
 from tritile.core.device import Device
 from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
@@ -59,10 +60,6 @@ Activation = Annotated[str, typer.Option(help=f"With --weight: {', '.join(ACTIVA
 FromTable = Annotated[
     Path | None, typer.Option("--table", help="All of a table that `tritile export` wrote; plan by it.")
 ]
-Target = Annotated[
-    str | None,
-    typer.Option(help=f"The GPU: {', '.join(devices.TARGETS)}. Default: the table's, else the one here."),
-]
 Output = Annotated[Path | None, typer.Option(help="The folder to fill: a TRITON_CACHE_DIR.")]
 Check = Annotated[
     Path | None, typer.Option(help="Compile nothing: exit with 1 where this folder lacks anything.")
@@ -76,10 +73,10 @@ def _device(target: str | None, given: table.Table | None) -> Device:
     """Return the GPU that is named, else the table's, else the current one. Raises InvalidValueError."""
     if target is None and given is not None:
         return Device.from_dict(given.device)
-    device = devices.target_device(target) if target else devices.current_gpu()
+    device = gpus.target_device(target) if target else devices.current_gpu()
     if device is None:
         raise InvalidValueError(
-            f"for which GPU? --target {next(iter(devices.TARGETS))}, or --table of the GPU's own measurements"
+            f"for which GPU? --target {next(iter(gpus.SHORT))}, or --table of the GPU's own measurements"
         )
     if given is not None and given.device["name"] != device.name:
         raise InvalidValueError(f"the table is of {given.device['name']}, and --target {device.name}")
@@ -149,7 +146,7 @@ def _filled(
     found, there = filled.found, len(filled.found.kernels) - filled.compiled
     return found, (
         f"{output}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name}, {there} of "
-        f"them there already, {filled.compiled} compiled; {filled.bytes / 1e6:.1f} MB in all"
+        f"them there already, {filled.compiled} compiled; {filled.bytes / 2**20:.1f} MiB in all"
     )
 
 
@@ -166,7 +163,7 @@ def compile_(
     bias: Bias = False,
     activation: Activation = "",
     from_table: FromTable = None,
-    target: Target = None,
+    target: shared.Target = None,
     output: Output = None,
     check: Check = None,
     at: At = None,
@@ -176,6 +173,7 @@ def compile_(
     """Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile nothing."""
     if (output is None) == (check is None):
         raise InvalidValueError("wanted one folder: --output to fill, or --check to prove complete")
+    shared.check_folder(output)
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))
@@ -198,7 +196,7 @@ def compile_(
         assert output is not None
         found, said = _filled(entries, device, output, at, jobs)
     for line in found.lines:
-        console.print(line, style="red", highlight=False, soft_wrap=True)
-    console.print(said, highlight=False, soft_wrap=True)
+        console.print(line, style="red", soft_wrap=True)
+    console.print(said, soft_wrap=True)
     if found.lines:
         raise typer.Exit(1)

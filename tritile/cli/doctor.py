@@ -1,24 +1,39 @@
 """Show what is here and what is missing, and build what is built ahead: `tritile doctor` and `build`."""
 
-import typer
-from rich.table import Table as RichTable
+import dataclasses
+import textwrap
 
-from tritile.cli.shared import app, console
+import typer
+
+from tritile.cli.shared import Json, app, console, print_json, working
 from tritile.core.settings import cache_dir
 from tritile.in_torch import building
 from tritile.lab.report import doctor as diagnosis
 
+_WIDTH = 20  # of the names
+
 
 @app.command()
-def doctor() -> None:
+def doctor(as_json: Json = False) -> None:
     """Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing."""
-    findings = diagnosis.examine(cache_dir())
-    grid = RichTable("what", "found", "to do", show_lines=False)
-    for finding in findings:
-        grid.add_row(finding.name, finding.found, finding.advice, style=None if finding.good else "red")
-    console.print(grid)
+    with working("examining"):
+        findings = diagnosis.examine(cache_dir())
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            _tell(finding)
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
+
+
+def _tell(finding: diagnosis.Finding) -> None:
+    """Print a finding in lines of the console's width, what to do about it below it."""
+    room = max(20, console.width - _WIDTH - 1)
+    lines = textwrap.wrap(finding.found, room) or [""]
+    lines += textwrap.wrap(f"-> {finding.advice}", room) if finding.advice else []
+    for name, line in zip((finding.name, *[""] * len(lines)), lines, strict=False):
+        console.print(f"{name:{_WIDTH}} {line}", style=None if finding.good else "red", soft_wrap=True)
 
 
 @app.command("build")
@@ -28,4 +43,6 @@ def build() -> None:
     Run it in a container's image, for example: else the first process there builds it, which takes 10
     seconds.
     """
-    console.print(f"the library is in {building.build()}", highlight=False, soft_wrap=True)
+    with working("building"):
+        path = building.build()
+    console.print(f"the library is in {path}", soft_wrap=True)

@@ -2,45 +2,100 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table as RichTable
 
-from tritile.cli.shared import Target, app, console, device_of
+from tritile.cli import shared
+from tritile.cli.shared import app, console, device_of, print_json
 from tritile.core.device import Device
-from tritile.core.problem import problem_key
+from tritile.core.problem import problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
-from tritile.lab.report import cover
+from tritile.lab.report import columns, cover
+from tritile.lab.report.columns import number
 from tritile.planning import gpu_tables, table
 from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, rank
 
+_FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
+
 
 @app.command()
 def show(
-    target: Target = None,
+    target: shared.Target = None,
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
+    as_json: shared.Json = False,
 ) -> None:
-    """Show what is remembered of this GPU (or --target) and counts today: each problem's best config."""
+    """Show what is remembered of this GPU (or --target), and the tables and portfolios that it runs by.
+
+    Remembered trials that count today are listed: each problem's best, or all of them.
+    """
     device = device_of(target)
-    names = ("problem", "us", "spread", "regs", "spills", "shared", "error", "config", "measured")
-    grid = RichTable(*names)
     rows = _current(device)
     if not trials:
         best: dict[str, Trial] = {}
         for trial in sorted(rows, key=rank):
             best.setdefault(problem_key(trial.problem), trial)
         rows = list(best.values())
-    for trial in rows:
-        numbers = (trial.spread, trial.registers, trial.spills, trial.shared, trial.error)
-        shown = ("" if v is None else f"{v:.2g}" if isinstance(v, float) else str(v) for v in numbers)
-        us = f"{trial.us:.1f}" if trial.us else (trial.failure or "")
-        grid.add_row(trial.problem.label, us, *shown, str(trial.config), trial.measured_utc)
-    console.print(grid)
-    console.print(f"{len(rows)} rows from {store_of(device).path}")
+    if as_json:
+        told = {"gpu": device.name, "store": store_of(device).path, "remembered": list(map(_fields, rows))}
+        print_json(told | {"tables": [_table(each, where) for each, where in gpu_tables.serving(device)]})
+        return
+    _print_tables(device)
+    if rows:
+        console.print(columns.table([_row(trial) for trial in rows], "remembered"))
+    console.print(f"{len(rows)} remembered, of {device.name}, in {store_of(device).path}", soft_wrap=True)
+
+
+def _fields(trial: Trial) -> dict[str, Any]:
+    named = {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict()}
+    return named | {name: getattr(trial, name) for name in _FACTS}
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    return {
+        "problem": trial.problem.label,
+        "us": number(trial.us, ".1f") if trial.us else trial.failure or "",
+        "config": str(trial.config),
+        "measured": trial.measured_utc[:10],
+    }
+
+
+def _table(made: table.Table, where: str) -> dict[str, Any]:
+    """Return what a table holds, in numbers."""
+    return {
+        "from": where,
+        "gpu": made.device["name"],
+        "measured": made.measured,
+        "triton": made.triton,
+        "entries": len(made.entries),
+        "portfolios": {
+            name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()
+        },
+    }
+
+
+def _print_tables(device: Device) -> None:
+    """Print the tables that serve a GPU, and the portfolio of each class from the first that has one."""
+    found = [_table(made, where) for made, where in gpu_tables.serving(device)]
+    rows, seen = [], set[str]()
+    for made in found:
+        for name, own in made["portfolios"].items():
+            if name not in seen:
+                row = {"class": name, "configs": number(own["configs"]), "sizes": number(own["sizes"])}
+                losses = {head: number(own[key], ".1%") for head, key in (("loss", "median"), ("95%", "p95"))}
+                rows.append(row | losses | {"from": made["from"]})
+            seen.add(name)
+    for made in found:
+        by = f", by triton {made['triton']}" if made["triton"] else ""
+        console.print(f"table {made['from']}{by}: {made['entries']} entries", soft_wrap=True)
+    if rows:
+        console.print(columns.table(rows, "portfolios", ("from",)))
+        console.print("loss: how much slower than the fastest config picks are, median and 95%")
+    if not found:
+        console.print(f"no table serves {device.name}")
 
 
 def _current(device: Device) -> list[Trial]:
@@ -56,8 +111,8 @@ def _current(device: Device) -> list[Trial]:
 
 @app.command()
 def export(
-    output: Annotated[Path | None, typer.Argument(help="The table to write; default <gpu>.json.")] = None,
-    target: Target = None,
+    output: Annotated[Path | None, typer.Option(help="The table to write; default <gpu>.json.")] = None,
+    target: shared.Target = None,
     replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
     within: Annotated[
         float | None,
@@ -73,13 +128,14 @@ def export(
     configs that serve all problems take the place of each problem's best.
     """
     device = device_of(target)
+    path = output or Path(f"{device.slug}.json")
+    shared.check_output(path)
     kernels = families.digests()
     made = from_store(store_of(device), device, kernels)
     own = gpu_tables.calibrated(device)
     if own is not None:
         portfolios, leads = own.current_portfolios(), own.current_leads()
         made = dataclasses.replace(made, portfolios=portfolios, leads=leads)
-    path = output or Path(f"{device.slug}.json")
     if path.exists() and not replace:
         old = table.read(path)
         made = completed(made, old)
@@ -92,8 +148,11 @@ def export(
         raise InvalidValueError(f"nothing is remembered of {device.name}: tune it first")
     if within is not None:
         made = _covered(made, device, within)
+    path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
-    console.print(f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}")
+    console.print(
+        f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}", soft_wrap=True
+    )
 
 
 def _covered(made: table.Table, device: Device, within: float) -> table.Table:
@@ -102,7 +161,7 @@ def _covered(made: table.Table, device: Device, within: float) -> table.Table:
     console.print(
         f"{found.after} configs for {found.before}: {found.worst:.2%} slower at the worst, {found.mean:.2%} "
         "on the mean",
-        highlight=False,
+        soft_wrap=True,
     )
     loss = table.Loss(within, found.worst, found.mean, found.after)
     return dataclasses.replace(made, entries=found.entries, loss=loss)
@@ -110,10 +169,14 @@ def _covered(made: table.Table, device: Device, within: float) -> table.Table:
 
 @app.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Stores of the same GPU model, from other machines.")],
-    target: Target = None,
+    files: Annotated[
+        list[Path], typer.Argument(help="Stores of the same GPU model, or .gz of them, from other machines.")
+    ],
+    target: shared.Target = None,
 ) -> None:
     """Add the trials of other stores to this one; where both have one, the newer stays."""
     store = store_of(device_of(target))
     for path in files:
-        console.print(f"{path}: {store.merge(path)} trials added to {store.path}")
+        with shared.working(str(path)):
+            count = store.merge(path)
+        console.print(f"{path}: {count} trials added to {store.path}", soft_wrap=True)

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from tritile.cli import shared
 from tritile.cli.shared import PICTURES, app, check_output, console, kept, say
 from tritile.core import device as devices
+from tritile.core import gpus
 from tritile.core.device import Device
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
 from tritile.lab.report.page import rows, searches
 from tritile.lab.report.results import Result, stored
 from tritile.planning.store import store_of
@@ -21,13 +23,13 @@ def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None
     """Return the GPU to report, the one named or the one of the results; and its device, if known."""
     if slug is not None:
         names = sorted({line["env"]["gpu"] for line in results})
-        named = [name for name in names if replace(devices.INTERPRETER, name=name).slug == slug]
-        gpu = named[0] if named else devices.target_device(slug).name
+        named = [name for name in names if replace(devices.INTERPRETER, name=name).slug == slug.lower()]
+        gpu = named[0] if named else gpus.target_device(slug).name
     else:
         gpu = rows.gpu_of(results)
     if gpu is not None:
         return gpu, rows.named(gpu)
-    device = devices.current_gpu() or devices.target_device(next(iter(devices.TARGETS)))
+    device = devices.current_gpu() or gpus.target_device("h200")
     return device.name, device
 
 
@@ -35,7 +37,7 @@ def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[se
     """Read the named stores; by default this user's own and those recorded in the checkout."""
     if device is None:
         if named:
-            known = ", ".join(devices.TARGETS)
+            known = ", ".join(gpus.SHORT)
             raise InvalidValueError(f"{named[0]}: trials of an unknown GPU; --target names one of {known}")
         return []
     found = []
@@ -50,7 +52,7 @@ def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[se
 def _read(files: list[Path], target: str | None) -> rows.Rows:
     for path in files:
         if not path.exists() or not (path.is_dir() or path.name.endswith((".jsonl", *_STORES))):
-            raise InvalidValueError(
+            raise FileError(
                 f"{path}: no such file or folder; wanted results (.jsonl), a folder of these, or trials "
                 f"({', '.join(_STORES)})"
             )
@@ -78,9 +80,7 @@ def report(
             "Default: what a checkout has, and your own store."
         ),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", "--gpu", help="The GPU to report, as nvidia-h200.")
-    ] = None,
+    target: shared.Target = None,
     output: Annotated[Path | None, typer.Option(help="What to write; default report.html.")] = None,
     figure: Annotated[
         str | None, typer.Option(help="Only this figure, as a picture: --output must end in .svg or .png.")
@@ -93,23 +93,24 @@ def report(
     and with filters.
     """
     path = output or Path("report.html" if figure is None else f"{figure}.svg")
-    path.parent.mkdir(parents=True, exist_ok=True)
     check_output(path, dict.fromkeys([path.suffix], PICTURES[".html"]) if figure is None else PICTURES)
     from tritile.lab.report.page import document  # needs the extra `report`
 
     if figure is not None:
         document.check_picture(figure, path.suffix.removeprefix("."))
-    made = _read(files or [], target)
-    if figure is None:
-        data = document.html(made).encode()
-    else:
-        data = document.picture(figure, made, path.suffix.removeprefix("."), problem)
-    path.write_bytes(data)
+    with shared.working("reading"):
+        made = _read(files or [], target)
+    with shared.working("drawing"):
+        if figure is None:
+            data = document.html(made).encode()
+        else:
+            data = document.picture(figure, made, path.suffix.removeprefix("."), problem)
+    shared.write(path, data)
     for gpu, count in made.left_out.items():
-        console.print(f"{count} results of {gpu} are left out: --target shows them", highlight=False)
+        console.print(f"{count} results of {gpu} are left out: --target shows them", soft_wrap=True)
     what = "report" if figure is None else f"figure {figure}"
     console.print(
         f"{what} of {made.gpu} written to {path}: {len(made.results)} results, {made.trials} trials, "
-        f"{len(data) / 1e6:.1f} MB",
-        highlight=False,
+        f"{len(data) / 2**20:.1f} MiB",
+        soft_wrap=True,
     )

@@ -1,6 +1,8 @@
-"""Hold what the commands share: options, the console, progress and stopping."""
+"""Hold what the commands share: options, what they print by, progress, stopping, and files they write."""
 
+import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,21 +10,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tritile.core import device as devices
+from tritile.core import gpus
 from tritile.core.device import Device
+from tritile.core.files import write_whole
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError, UnsupportedError
@@ -33,9 +30,28 @@ SUITES = suites.SHIPPED
 _CHECKOUT = Path(__file__).parents[2]
 
 app = typer.Typer()  # takes the commands of the modules that are imported
-console = Console(markup=False)  # brackets in data are no markup
+console = Console(markup=False, highlight=False)  # brackets in data are no markup
+notes = Console(markup=False, highlight=False, stderr=True)  # progress, and what went wrong meanwhile
 
-Shapes = Annotated[list[str] | None, typer.Argument(help="M x N x K, or B x M x N x K, as 4096x4096x4096.")]
+
+def _json(context: typer.Context, wanted: bool) -> bool:
+    """Have the console print to standard error while a command runs whose result is JSON."""
+    if wanted:
+        console.stderr = True
+        context.call_on_close(lambda: setattr(console, "stderr", False))
+    return wanted
+
+
+def _gpus(incomplete: str) -> list[str]:
+    return [name for name in gpus.SHORT if name.startswith(incomplete)]
+
+
+_GPUS: Final = ", ".join(gpus.SHORT)
+_CONFIG: Final = 'Some parameters of a config, as "tile BLOCK_M=64". Default: what a call runs.'
+Shapes = Annotated[list[str] | None, typer.Argument(help="MxNxK or BxMxNxK, as 4096x4096x4096.")]
+Shape = Annotated[
+    list[str], typer.Argument(help="MxNxK or BxMxNxK; of a transpose MxN or BxMxN. Spaces stand for x too.")
+]
 Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
 Directory = Annotated[Path, typer.Option("--suites", help="The folder of the suite files.")]
 Op = Annotated[
@@ -48,9 +64,12 @@ Op = Annotated[
 Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]
 Only = Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')]
 Layout = Annotated[str, typer.Option(help="Of explicit shapes: NN, NT, TN or TT.")]
+Wanted = Annotated[str, typer.Option("--config", help=_CONFIG)]
 Target = Annotated[
     str | None,
-    typer.Option(help=f"A GPU that need not be here: {', '.join(devices.TARGETS)}. Predicts and compiles."),
+    typer.Option(
+        help=f"A GPU that need not be here: {_GPUS}; or as nvidia-h200, sm_90, gfx942.", autocompletion=_gpus
+    ),
 ]
 Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")]
 BatchInvariant = Annotated[
@@ -60,6 +79,28 @@ BatchInvariant = Annotated[
         help="For calls inside tritile.batch_invariant(). Default: as TRITILE_BATCH_INVARIANT says.",
     ),
 ]
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_json, is_eager=True, help="Print one JSON value, and nothing else."),
+]
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON on standard output. What is not finite is null."""
+    print(json.dumps(_finite(value), indent=1, allow_nan=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def joined(sizes: Sequence[str]) -> str:
+    """Return one shape of words that are written apart, or together already: 64 32 16 is 64x32x16."""
+    return "x".join(sizes)
 
 
 def kept(folder: str) -> Path | None:
@@ -76,7 +117,9 @@ def cases_of(
 
     Raises InvalidValueError where there is no folder of suites, or no such case.
     """
-    given = [suites.parse_shape(text, op, dtype, layout) for text in shapes or []]
+    apart = bool(shapes) and all(text.isdecimal() for text in shapes or [])
+    texts = [joined(shapes or [])] if apart else shapes or []
+    given = [suites.parse_shape(text, op, dtype, layout) for text in texts]
     wanted = names or ([] if given else ["quick"])
     if wanted and not folder.is_dir():
         raise InvalidValueError(
@@ -114,26 +157,32 @@ def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Ti
         return list(problems)
     refused = [problem for problem in problems if numerics.by_data(problem)]
     for problem in refused:
-        console.print(f"{problem.label}: left out, as no batch-invariant call has its precision")
+        say(f"{problem.label}: left out, as no batch-invariant call has its precision")
     return [numerics.in_one_way(problem) for problem in problems if problem not in refused]
 
 
 def progress() -> Progress:
-    """Return a bar of how many are done, of how many, and how long; shown only on a terminal."""
+    """Return a bar on standard error of how many are done, of how many, and how long; only on a terminal."""
     columns = (
         TextColumn("{task.description}", justify="left", markup=False),
-        BarColumn(),
+        BarColumn(20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    return Progress(*columns, console=notes, disable=not notes.is_terminal)
+
+
+@contextmanager
+def working(on: str) -> Iterator[None]:
+    """Show on a terminal what takes more than a moment, without a count."""
+    with progress() as bar:
+        bar.add_task(on, total=None)
+        yield
 
 
 def say(text: str) -> None:
-    """Print what went wrong without ending a command, above a bar that is shown meanwhile."""
-    console.print(text, style="red", highlight=False)
+    """Print on standard error what went wrong without ending a command, above a bar that is shown."""
+    notes.print(text, style="red", soft_wrap=True)
 
 
 @contextmanager
@@ -149,7 +198,7 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
         if stopping:
             raise KeyboardInterrupt
         stopping = True
-        console.print("stopping after this problem; Ctrl-C again to stop now")
+        say("stopping after this problem; Ctrl-C again to stop now")
 
     before = signal.signal(signal.SIGINT, ask)
     try:
@@ -160,7 +209,7 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
 
 def device_of(target: str | None) -> Device:
     """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    return devices.target_device(target) if target else gpu_here("name one with --target nvidia-h200")
+    return gpus.target_device(target) if target else gpu_here("name one, as --target h200")
 
 
 def gpu_here(advice: str = "nothing can be measured") -> Device:
@@ -174,18 +223,37 @@ def gpu_here(advice: str = "nothing can be measured") -> Device:
 PICTURES = dict.fromkeys((".svg", ".png", ".html"), ("altair", "vl_convert", "jinja2"))  # what each needs
 
 
-def check_output(path: Path | None, needs: Mapping[str, Sequence[str]]) -> None:
+def check_output(path: Path | None, needs: Mapping[str, Sequence[str]] | None = None) -> None:
     """Raise before any work where a file cannot be written; `needs` has packages by suffix.
 
-    Raises InvalidValueError for another suffix and where there is no folder; UnsupportedError where a package
-    is missing.
+    Folders that are not there are made by `write`. Raises InvalidValueError for another suffix, for a folder
+    in a file's place and a file in a folder's; UnsupportedError where a package is missing.
     """
     if path is None:
         return
-    if path.suffix not in needs:
+    if needs is not None and path.suffix not in needs:
         raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(needs)}")
-    if not path.parent.is_dir() or path.is_dir():
-        raise InvalidValueError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
-    missing = [name for name in needs[path.suffix] if find_spec(name) is None]
+    if path.is_dir():
+        raise InvalidValueError(f"{path} cannot be written: it is a folder")
+    check_folder(path.parent, path)
+    missing = [name for name in (needs or {}).get(path.suffix, ()) if find_spec(name) is None]
     if missing:
         raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
+
+
+def check_folder(folder: Path | None, wanted: Path | None = None) -> None:
+    """Raise InvalidValueError before any work where `wanted`, by default the folder, cannot be made there."""
+    if folder is None:
+        return
+    folder = folder.absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise InvalidValueError(
+            f"{wanted or folder} cannot be written: {there} is not a folder that can be written to"
+        )
+
+
+def write(path: Path, data: bytes | str) -> None:
+    """Write a file whole, with the folders that it lies in. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, data)

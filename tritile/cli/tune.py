@@ -4,17 +4,18 @@
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from tritile.cli import calibrating, shared, tune_modes
-from tritile.cli.shared import app, console, interruptible, progress
+from tritile.cli.shared import app, console, interruptible
+from tritile.cli.watching import Watch
 from tritile.core import device as devices
+from tritile.core import gpus
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError, TritileError
@@ -26,47 +27,13 @@ from tritile.tune import now, tuner
 from tritile.tune.calibrate.predict import CONFIGS
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import processes_for
-from tritile.tune.measure.tasks import Rules, Tuned, keeper, logged, whole
+from tritile.tune.measure.tasks import Rules, keeper, logged, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
 from tritile.tune.shards import Place, Shards, part
 from tritile.tune.subject import is_tuned
 
 VERIFY = ("winner", "all")
-
-
-class _Watch:
-    """Follow searches for a live display."""
-
-    def __init__(self) -> None:
-        self.failures: Counter[str] = Counter()
-        self._times: dict[str, list[float]] = {}
-
-    def told(self, trial: Trial) -> str:
-        """Take note of a trial; return its problem's best so far, how many were tried, and failures."""
-        label = trial.problem.label
-        times = self._times.setdefault(label, [])
-        times.append(trial.time)
-        if trial.failure:
-            self.failures[trial.failure.partition(":")[0][:40]] += 1
-        best = f"{min(times):.1f} us" if min(times) < math.inf else "none yet"
-        return f"{label}: best {best} of {len(times)}; failed: {self.reasons or 'none'}"
-
-    @property
-    def reasons(self) -> str:
-        """Failures by reason, the most frequent first."""
-        return ", ".join(f"{count} {reason}" for reason, count in self.failures.most_common(4))
-
-
-def _tell(done: Tuned, who: str = "") -> None:
-    if done.best is None:
-        console.print(f"{who}{done.problem.label}: {done.failure}", style="red", highlight=False)
-    elif who or not console.is_terminal:
-        console.print(
-            f"{who}{done.problem.label}: {done.best.us:.1f} us, {done.best.config} "
-            f"({done.trials} configs, {done.seconds:.1f} s)",
-            highlight=False,
-        )
 
 
 @dataclass(frozen=True)
@@ -79,58 +46,67 @@ class _Wish:
     rules: Rules
     log: Path | None
     fork_server: ForkServer
+    as_json: bool = False
 
 
 def _todo(problems: list[Tiled], device: Device, force: bool) -> list[Tiled]:
     todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     console.print(
-        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered"
+        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered",
+        soft_wrap=True,
     )
     return todo
 
 
-def _finish(store: Store) -> None:
-    """Write trials that are not written yet, and say where they are, or how many are lost."""
+def _remembered(store: Store) -> str:
+    """Write trials that are not written yet; say where they are, or how many are lost."""
     lost = store.flush()
-    if lost:
-        console.print(f"{lost} trials are lost: {store.path} cannot be written", style="red")
-    else:
-        console.print(f"remembered in {store.path}")
+    return (
+        f"{lost} trials are lost: {store.path} cannot be written" if lost else f"remembered in {store.path}"
+    )
+
+
+def _told(watch: Watch, device: Device, wish: _Wish, left: int, who: str = "") -> None:
+    """Print how a search ended: one line, or JSON; `who` names one rank of many."""
+    where = _remembered(store_of(device))
+    if wish.as_json:
+        told = {"gpu": device.name, "seconds": watch.seconds, "left": left, "store": store_of(device).path}
+        shared.print_json(told | {"problems": watch.to_list()})
+        return
+    if watch.failures:
+        console.print(f"configs that failed: {watch.reasons}", soft_wrap=True)
+    console.print(f"{who}{watch.summary()}; {where}", soft_wrap=True)
 
 
 def _tune_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     """Tune on the current GPU; return how many problems are left."""
     todo, failed = _todo(problems, device, wish.force), 0
-    watch, remember = _Watch(), keeper(store_of(device), wish.log)
-    with (
-        interruptible(wish.budget) as keep_on,
-        Workshop(devices.current_index(), wish.jobs, fork_server=wish.fork_server) as shop,
-        progress() as bar,
-    ):
-        task = bar.add_task("tuning", total=len(todo))
+    index, remember = devices.current_index(), keeper(store_of(device), wish.log)
+    watch = Watch(len(todo), device, wish.budget)
 
-        def keep(digest: str, trial: Trial) -> None:
-            remember(digest, trial)
-            bar.update(task, description=watch.told(trial))
+    def keep(digest: str, trial: Trial) -> None:
+        remember(digest, trial)
+        watch.tried(trial)
 
-        for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
-            failed += done.best is None
-            bar.update(task, advance=1)
-            _tell(done)
-    _finish(store_of(device))
+    with interruptible(wish.budget) as keep_on:
+        with Workshop(index, wish.jobs, fork_server=wish.fork_server) as shop, watch.shown():
+            for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
+                failed += done.best is None
+                watch.done(done)
+        with shared.working("timing torch"):
+            watch.know_torch(lambda problem: now.beside_torch(problem, device, index or 0), keep_on)
     left = sum(not is_tuned(problem, device) for problem in todo)
-    if watch.failures:
-        console.print(f"configs that failed: {watch.reasons}", highlight=False)
     if left > failed:
         console.print(f"{left - failed} problems are left: the same command goes on with them")
+    _told(watch, device, wish, left)
     return left
 
 
-def _race_here(problems: list[Tiled], device: Device, force: bool) -> int:
+def _race_here(problems: list[Tiled], device: Device, wish: _Wish) -> int:
     """Race the likeliest configs of each problem, as mode "tune" does at a call; return how many are left."""
-    todo = [problem for problem in problems if force or not plans.trials(problem, device)]
+    todo = [problem for problem in problems if wish.force or not plans.trials(problem, device)]
     console.print(f"{device.name}: {len(todo)} of {len(problems)} problems to race")
-    failed, gpu = 0, devices.current_index() or 0
+    failed, gpu, configs = 0, devices.current_index() or 0, dict[str, Any]()
     with interruptible() as keep_on:
         for done, problem in enumerate(todo):
             if not keep_on():
@@ -138,11 +114,14 @@ def _race_here(problems: list[Tiled], device: Device, force: bool) -> int:
                 break
             try:
                 config = now.tuned_now(problem, device, gpu)
-                console.print(f"{problem.label}: {config}", highlight=False)
+                configs[problem.label] = config.to_dict()
+                console.print(f"{problem.label}: {config}", soft_wrap=True)
             except TritileError as error:
                 failed += 1
-                console.print(f"{problem.label}: {error}", style="red", highlight=False)
-    _finish(store_of(device))
+                shared.say(f"{problem.label}: {error}")
+    console.print(_remembered(store_of(device)), soft_wrap=True)
+    if wish.as_json:
+        shared.print_json({"gpu": device.name, "left": failed, "configs": configs})
     return failed
 
 
@@ -167,7 +146,11 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
         Workshop(devices.current_index(), jobs, fork_server=wish.fork_server) as shop,
         Shards(place, todo, store) as shards,
     ):
-        keep = logged(shards.keep, wish.log)
+        remember, watch = logged(shards.keep, wish.log), Watch(len(todo), device, wish.budget)
+
+        def keep(digest: str, trial: Trial) -> None:
+            remember(digest, trial)
+            watch.tried(trial)
 
         def going() -> bool:
             return keep_on() and not shards.stopping
@@ -176,11 +159,11 @@ def _tune_shared(problems: list[Tiled], device: Device, wish: _Wish, place: Plac
         for done in tuner.tune(claims, device, shop, keep, wish.rules, wish.force, going):
             shards.finished(done.problem)
             failed += done.best is None
-            _tell(done, f"rank {place.rank}: ")
+            watch.done(done, f"rank {place.rank}: ")
         left = shards.left
     if place.rank == 0:
-        _finish(store)
         console.print(f"{left} problems are left")
+        _told(watch, device, wish, left, "rank 0: ")
     return failed + left
 
 
@@ -239,14 +222,14 @@ def _tuned(problems: list[Tiled], wish: _Wish, search: bool) -> int:
     place = Place.from_environment()
     if place is not None:
         devices.use(place.local_rank)
-    device = shared.gpu_here("--target nvidia-h200 predicts for one")
+    device = shared.gpu_here("--target h200 predicts for one")
     if search:
         if place is None:
             return _tune_here(problems, device, wish)
         return _tune_shared(problems, device, wish, place)
     if place is not None or wish.budget is not None or wish.log is not None:
         raise InvalidValueError("--no-search is for one process, and takes neither --budget nor --log")
-    return _race_here(problems, device, wish.force)
+    return _race_here(problems, device, wish)
 
 
 def _calibrate(
@@ -257,12 +240,18 @@ def _calibrate(
     budget: float | None,
     output: Path | None,
     sweeps: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure portfolios of classes on the current GPU, or predict those of a target."""
+    shared.check_output(output)
+    shared.check_folder(sweeps)
     if target is not None and sweeps is not None:
         raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
     device, seconds = shared.device_of(target), budget or math.inf
     calibrating.calibrate(names, device, sizes, configs, seconds, output, sweeps, target is None)
+    if as_json:
+        path = output or calibrating.default_path(device, target is None)
+        shared.print_json({"gpu": device.name, "table": path} | calibrating.found(path))
 
 
 @app.command()
@@ -290,6 +279,7 @@ def tune(
     output: Output = None,
     batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
+    as_json: shared.Json = False,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best; or predict them for a --target.
 
@@ -301,17 +291,21 @@ def tune(
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
     if model:
-        return tune_modes.tune_model(model)
+        return tune_modes.tune_model(model, as_json)
     if calibrate:
-        return _calibrate(calibrate, target, sizes, configs, budget, output, sweeps)
-    wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server)
+        return _calibrate(calibrate, target, sizes, configs, budget, output, sweeps, as_json)
+    if output is not None and target is None:
+        raise InvalidValueError("--output is for --target and --calibrate; what is measured is remembered")
+    shared.check_output(output)
+    shared.check_output(log)
+    wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server, as_json)
     cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    goal = None if target is None else devices.target_device(target)
+    goal = None if target is None else gpus.target_device(target)
     cases = shared.as_called(cases, goal or devices.current_gpu(), batch_invariant)
     problems = shared.problems_of(cases, batch_invariant)
     if goal is not None:
         output = output or gpu_tables.predicted_path(goal)
-        failed = tune_modes.predict(problems, goal, output, jobs, fork_server)
+        failed = tune_modes.predict(problems, goal, output, jobs, fork_server, as_json)
     else:
         failed = _tuned(problems, wish, search)
     if failed:

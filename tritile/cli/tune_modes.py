@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tritile.cli.shared import console, gpu_here, progress
+from tritile.cli.shared import console, gpu_here, print_json, progress
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
@@ -55,7 +55,7 @@ def _seconds(step: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def tune_model(name: str) -> None:
+def tune_model(name: str, as_json: bool = False) -> None:
     """Measure each call of torch's in a step of a model beside tritile's, and say what `use_in_torch` gains.
 
     The step runs once to measure, in mode "tune", then by turns without and with `use_in_torch`.
@@ -76,15 +76,19 @@ def tune_model(name: str) -> None:
     console.print(switch.report)
     off, on = times[False], times[True]
     alone, taken = statistics.median(off), statistics.median(on)
+    if as_json:
+        return print_json({"model": name, "torch_ms": 1e3 * alone, "tritile_ms": 1e3 * taken})
     console.print(
         f"{name}: {1e3 * alone:.2f} ms, with tritile {1e3 * taken:.2f} ms: {alone / taken:.3f} times as fast"
     )
 
 
-def predict(problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer) -> int:
+def predict(
+    problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer, as_json: bool
+) -> int:
     """Write a table of predicted configs that compile; return how many problems have none."""
     console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
-    entries, failed = [], 0
+    entries, failed, told = [], 0, []
     with CompilePool(jobs or None, fork_server) as pool, progress() as bar:
         task = bar.add_task("predicting", total=len(problems))
         for problem in problems:
@@ -92,11 +96,15 @@ def predict(problems: list[Tiled], device: Device, output: Path, jobs: int, fork
             bar.update(task, advance=1, description=problem.label)
             failed += config is None
             note = f" after {len(refused)} refused" if refused else ""
-            console.print(f"{problem.label}: {config or 'nothing compiles'}{note}", highlight=False)
+            told.append({"problem": problem.label, "config": config and config.to_dict(), "refused": refused})
+            console.print(f"{problem.label}: {config or 'nothing compiles'}{note}", soft_wrap=True)
             for reason in refused[:2]:
-                console.print(f"  refused {reason}", highlight=False, style="dim")
+                console.print(f"  refused {reason}", style="dim", soft_wrap=True)
             if config is not None:
                 entries.append(table.Entry(problem, config, None))
+    output.parent.mkdir(parents=True, exist_ok=True)
     table.write(table.Table(device.to_dict(), False, families.digests(), tuple(entries)), output)
-    console.print(f"{len(entries)} predicted configs written to {output}")
+    console.print(f"{len(entries)} predicted configs written to {output}", soft_wrap=True)
+    if as_json:
+        print_json({"gpu": device.name, "table": output, "problems": told})
     return failed

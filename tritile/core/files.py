@@ -6,12 +6,12 @@ import platform
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old text or the new one. Raises OSError."""
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write a file so that readers see the old content or the new one. Raises OSError."""
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with partial.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

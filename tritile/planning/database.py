@@ -4,12 +4,16 @@ Functions here raise what SQLite and the disk raise, which `FAULTS` names. `shar
 """
 
 import contextlib
+import gzip
+import shutil
 import sqlite3
+import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
 from tritile.planning.trial import (
     ENVIRONMENT_COLUMNS,
     MAX_TEXT,
@@ -213,16 +217,30 @@ def merge(connection: sqlite3.Connection, pairs: Iterable[tuple[Row, Trial]]) ->
 
 
 def rows_of(path: Path) -> list[Any]:
-    """Return the rows of `SELECT_ALL` in another store. Raises InvalidValueError where it cannot be read."""
+    """Return the rows of `SELECT_ALL` in another store, or a .gz of one.
+
+    Raises FileError where it cannot be read.
+    """
     try:
-        where = f"{path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(_connect(where, _WAIT_S, uri=True)) as connection:
+        with contextlib.ExitStack() as held:
+            plain = held.enter_context(_unzipped(path)) if path.suffix == ".gz" else path
+            where = f"{plain.absolute().as_uri()}?mode=ro"
+            connection = held.enter_context(contextlib.closing(_connect(where, _WAIT_S, uri=True)))
             if not _is_store(connection):
                 raise DamagedError("holds nothing")
             _check(connection)
             return connection.execute(SELECT_ALL).fetchall()
-    except FAULTS as error:
-        raise InvalidValueError(f"{path} is not a store that can be read: {error}") from error
+    except (*FAULTS, EOFError, zlib.error) as error:
+        raise FileError(f"{path} is not a store that can be read: {error}") from error
+
+
+@contextlib.contextmanager
+def _unzipped(path: Path) -> Iterator[Path]:
+    """Yield a file with what a .gz holds."""
+    with gzip.open(path) as zipped, tempfile.NamedTemporaryFile(suffix=".sqlite3") as plain:
+        shutil.copyfileobj(zipped, plain)
+        plain.flush()
+        yield Path(plain.name)
 
 
 # --- A file that is damaged ---

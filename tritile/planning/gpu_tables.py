@@ -7,7 +7,7 @@ Asked in this order:
 3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then measured tables of GPUs like it,
    then `tritile/tables/predicted/<gpu>.json`.
 
-To ship a GPU that is here: `tritile tune`, `tritile tune --calibrate all`, then `tritile export
+To ship a GPU that is here: `tritile tune`, `tritile tune --calibrate all`, then `tritile export --output
 tritile/tables/<gpu>.json`. To ship predictions for one that is not: add it to `tritile.core.device.TARGETS`
 by the name that torch reports, then `tritile tune --calibrate all --target NAME --output
 tritile/tables/predicted/<gpu>.json`. Tables are found by the names of their files.
@@ -122,7 +122,7 @@ def _folder() -> Traversable:
     return resources.files("tritile") / "tables"
 
 
-def _serving(device: Device) -> Iterator[tuple[Table, str]]:
+def serving(device: Device) -> Iterator[tuple[Table, str]]:
     """Yield the tables that serve a GPU in their order, each with words for where it comes from."""
     fixed, own = pinned(device), calibrated(device)
     if fixed is not None:
@@ -137,14 +137,14 @@ def _serving(device: Device) -> Iterator[tuple[Table, str]]:
 def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
     """Return a class's portfolio for a GPU, its table and where that is from; None if no table has one."""
     return next(
-        ((each.portfolios[name], each, where) for each, where in _serving(device) if name in each.portfolios),
+        ((each.portfolios[name], each, where) for each, where in serving(device) if name in each.portfolios),
         None,
     )
 
 
 def is_calibrated(device: Device) -> bool:
     """Tell whether a portfolio of any class was measured on a GPU, or on one that is like it."""
-    return any(each.measured and each.portfolios for each, _ in _serving(device))
+    return any(each.measured and each.portfolios for each, _ in serving(device))
 
 
 def lead(name: str, device: Device) -> Lead | None:
@@ -154,7 +154,7 @@ def lead(name: str, device: Device) -> Lead | None:
     the kernels that it was measured with. A lead that was measured on another GPU like this one has to be
     larger.
     """
-    tables = [each for each, _ in _serving(device)]
+    tables = [each for each, _ in serving(device)]
     served = next((each for each in tables if name in each.portfolios), None)
     if served is not None and served.measured:
         tables = [served]

@@ -18,7 +18,7 @@ from typing import Any, Final
 from tritile.core.device import Device
 from tritile.core.problem import Problem, problem_key
 from tritile.core.settings import cache_dir
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
 from tritile.planning import database
 from tritile.planning.shared_file import LOCK, SharedFile
 from tritile.planning.trial import (
@@ -119,15 +119,23 @@ class Store:
         for environment, trial in self._valid(rows):
             yield dict(zip(ENVIRONMENT_COLUMNS, environment, strict=True)), trial
 
-    def merge(self, other: Path) -> int:
-        """Add the trials of another store of the same GPU model, where newer; return how many were added.
+    def of_file(self, other: Path) -> list[tuple[Row, Trial]]:
+        """Return environment and trial of each row of this GPU model in another store, or a .gz of one.
 
-        Raises InvalidValueError where `other` is not a store, is damaged, or is of another GPU model.
+        Raises FileError where that is not a store, is damaged, or holds trials of other GPU models alone.
         """
         pairs = list(self._valid(database.rows_of(other)))
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
         if pairs and not ours:
-            raise InvalidValueError(f"{other} holds trials of {pairs[0][0][0]}, not of {self.device.name}")
+            raise FileError(f"{other} holds trials of {pairs[0][0][0]}, not of {self.device.name}")
+        return ours
+
+    def merge(self, other: Path) -> int:
+        """Add the trials of another store, where newer; return how many were added.
+
+        Raises as `of_file` does.
+        """
+        ours = self.of_file(other)
         return self._file.attempt(lambda connection: database.merge(connection, ours), 0, write=True)
 
     def _environment(self, kernel: str) -> Row:

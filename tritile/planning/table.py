@@ -17,7 +17,7 @@ from typing import Any, Final
 from tritile.core.config import Config
 from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.errors import FileError, InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.classes import MEASURED
 from tritile.planning.lead import Lead, lead_of
@@ -128,34 +128,34 @@ class Table:
 def read(file: Path | Traversable) -> Table:
     """Return the table of a file; warn with StoreWarning of single bad entries, and leads, and skip them.
 
-    Raises InvalidValueError where the file cannot be read or holds no table.
+    Raises FileError where the file cannot be read or holds no table.
     """
     name = str(file)
     try:
         if not file.is_file():  # a pipe or a device may have no end
-            raise InvalidValueError(f"{name} is not there, or no regular file")
+            raise FileError(f"{name} is not there, or no regular file")
         with file.open("rb") as opened:
             raw = opened.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InvalidValueError(f"{name} cannot be read: {error}") from error
+        raise FileError(f"{name} cannot be read: {error}") from error
     return _parsed(raw, name)
 
 
 def _parsed(raw: bytes, name: str) -> Table:
-    """Return the table in these bytes of JSON. Raises InvalidValueError if there is none."""
+    """Return the table in these bytes of JSON. Raises FileError if there is none."""
     if len(raw) > MAX_BYTES:
-        raise InvalidValueError(f"{name} holds more than {MAX_BYTES >> 20} MiB: it is not a table")
+        raise FileError(f"{name} holds more than {MAX_BYTES >> 20} MiB: it is not a table")
     try:
         data = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        raise InvalidValueError(f"{name} is not JSON: {error}") from error
+        raise FileError(f"{name} is not JSON: {error}") from error
     if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
-        raise InvalidValueError(f"{name} is not a table: wanted {', '.join(_TOP)}")
+        raise FileError(f"{name} is not a table: wanted {', '.join(_TOP)}")
     if data["format"] != FORMAT or isinstance(data["format"], bool):
-        raise InvalidValueError(f"{name} has format {str(data['format'])[:80]}: wanted {FORMAT}")
+        raise FileError(f"{name} has format {str(data['format'])[:80]}: wanted {FORMAT}")
     device, measured, kernels = data["device"], data["measured"], data["kernels"]
     if not (_is_facts(device) and isinstance(measured, bool) and _is_digests(kernels)):
-        raise InvalidValueError(f"{name}: device, measured or kernels is not valid")
+        raise FileError(f"{name}: device, measured or kernels is not valid")
     loss, entries = _loss(data.get("loss"), name), _entries(data["entries"], name)
     portfolios = {each: portfolio_of(each, v) for each, v in _by_name(data, "portfolios", name).items()}
     return Table(device, measured, kernels, entries, loss, portfolios, _leads(data, name))

@@ -30,6 +30,7 @@ from tritile.core.problem import (
     GROUPED_DTYPES,
     ITEMSIZE,
     LOADS,
+    MATMUL_DTYPES,
     PRECISIONS_OF,
     GroupedProblem,
     MatmulProblem,
@@ -38,7 +39,7 @@ from tritile.core.problem import (
     Tiled,
     alignment,
 )
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
 
 SHIPPED: Final = Path(__file__).parents[1] / "suites"
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
@@ -106,7 +107,7 @@ def _lacking(case: Case) -> str:
         if field.name not in allowed and value != default:
             return f"no {field.name}"
         if value not in words.get(field.name, (value,)):
-            return f"its {field.name} of {', '.join(filter(None, words[field.name]))}"
+            return f"a {field.name} of {', '.join(filter(None, words[field.name]))}"
     precisions = PRECISIONS_OF.get(case.dtype, ("ieee",))
     if case.precision not in precisions:
         return f"a precision of {', '.join(precisions)}"
@@ -198,7 +199,7 @@ _TABLE: Final = {
     "matmul": _Op(
         {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue",
          "block_scales": "block_scales"},
-        {"dtype": ITEMSIZE, "layout": MATMUL_LAYOUTS},
+        {"dtype": MATMUL_DTYPES, "layout": MATMUL_LAYOUTS},
         _MATRICES, ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}), "MxNxK or BxMxNxK", _matmul,
     ),
     "grouped": _Op(
@@ -305,13 +306,13 @@ def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
 def load(path: Path) -> list[Case]:
     """Return the cases of a suite's file; the suite is named after the file.
 
-    Raises InvalidValueError, with the file's name and what was wanted, where the file cannot be read or is no
+    Raises FileError, with the file's name and what was wanted, where the file cannot be read or is no
     suite.
     """
     try:
         return _suite_cases(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:  # ValueError: not TOML, not UTF-8, or not a suite
-        raise InvalidValueError(f"suite {path}: {error}") from error
+        raise FileError(f"suite {path}: {error}") from error
 
 
 def find(names: Iterable[str], directory: Path) -> list[Case]:
@@ -340,6 +341,10 @@ def parse_shape(
     """
     if op not in OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
+    for name, value in (("dtype", dtype), ("layout", layout)):
+        words = _TABLE[op].words.get(name, (value,))
+        if value not in words:
+            raise InvalidValueError(f"{name} {value!r}: {op} takes {', '.join(words)}")
     parts = text.lower().split("x")
     form = _TABLE[op].form
     counts = [each.count("x") + 1 for each in form.split(" or ")]

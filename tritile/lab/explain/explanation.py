@@ -3,12 +3,13 @@
 import functools
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import table_html
-from tritile.core.problem import GroupedProblem, Known, MatmulProblem, Problem
+from tritile.core.problem import GroupedProblem, Known, MatmulProblem, Problem, problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.families.common.rates import peak_tflops
 from tritile.families.space import illegal
@@ -104,6 +105,25 @@ class Explanation:
             measured = "" if other.measured_us is None else f", measured {other.measured_us:.1f}"
             lines.append(f"  {other.config}: predicted {other.predicted_us:.1f} us{measured}; {other.why}")
         return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary that JSON holds: bytes, microseconds and TFLOP/s by name."""
+        plain = ("source", "refusal", "predicted_us", "measured_us", "live", "bound")
+        ratios = ("roof_us", "intensity", "ridge", "peak_tflops")
+        others = [asdict(other) | {"config": other.config.to_dict()} for other in self.others]
+        return {
+            "problem": problem_to_dict(self.problem),
+            "gpu": self.device.name,
+            "config": self.config.to_dict(),
+            **{name: getattr(self, name) for name in (*plain, *ratios)},
+            "bytes": {name: getattr(self, name).total for name in ("untiled", "tiled", "least")},
+            "work": asdict(self.work),
+            "waves": {"count": self.waves.count, "at_once": self.waves.at_once, "idle": self.waves.idle},
+            "kernel": None if self.taken is None else asdict(self.taken),
+            "occupancy": None if self.occupancy is None else asdict(self.occupancy),
+            "parts_us": self.parts,
+            "others": others,
+        }
 
     def _repr_html_(self) -> str:
         title = f"{self.problem.label} on {self.device.name}: {self.config} ({self.source})"

@@ -21,6 +21,11 @@ def bytes_text(count: float) -> str:
     return f"{count:.3g} {_UNITS[-1]}"
 
 
+def kib_text(count: float) -> str:
+    """Write a number of bytes that a chip or a file holds, in KiB: 227 KiB."""
+    return f"{count / 1024:,.0f} KiB" if count >= 10240 or not count % 1024 else f"{count / 1024:.1f} KiB"
+
+
 def rows(of: "Explanation") -> list[Line]:
     """Return rows of a name, a figure and its meaning."""
     return [*_traffic(of), *_roofline(of), *_tiles(of), *_kernel(of), *_time(of)]
@@ -74,14 +79,14 @@ def _kernel(of: "Explanation") -> list[Line]:
     if of.taken is None or of.occupancy is None:
         return [("kernel", "none", of.refusal)]
     taken, held = of.taken, of.occupancy
-    shared = f"of {bytes_text(of.device.shared_memory)} that a program may have"
+    shared = f"of {kib_text(of.device.shared_memory)} that a program may have"
     programs = "1 program" if held.programs == 1 else f"{held.programs} programs"
     spilled = "none" if not taken.spills else "registers that spill to memory cost time"
     limit = f"{programs}, {held.warps} of {held.most} warps; limited by {held.limit}"
     return [
         ("registers", f"{taken.registers} a thread", ""),
         ("spills", f"{taken.spills} bytes", spilled),
-        ("shared memory", bytes_text(taken.shared), shared),
+        ("shared memory", kib_text(taken.shared), shared),
         ("occupancy", f"{held.share:.0%}", limit),
     ]
 

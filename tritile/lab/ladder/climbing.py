@@ -15,8 +15,9 @@ import torch
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.files import write_whole
 from tritile.core.settings import mode
-from tritile.errors import InterpreterWarning, InvalidValueError, brief
+from tritile.errors import FileError, InterpreterWarning, InvalidValueError, brief
 from tritile.lab.counting import SECTOR, counted
 from tritile.lab.explain.texts import bytes_text
 from tritile.lab.ladder.running import (
@@ -93,11 +94,11 @@ class Climb:
 
     def save(self, path: Path) -> None:
         """Write the climb as JSON. Raises OSError where the file cannot be written."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def read(path: Path) -> Climb:
-    """Read the climb that `Climb.save` wrote. Raises InvalidValueError for others, OSError for no file."""
+    """Read the climb that `Climb.save` wrote. Raises FileError for others, OSError for no file."""
     from pydantic import TypeAdapter, ValidationError  # late: slow to import
 
     try:
@@ -105,9 +106,9 @@ def read(path: Path) -> Climb:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise InvalidValueError(f"{path} holds no climb: {place}: {first['msg']}") from error
+        raise FileError(f"{path} holds no climb: {place}: {first['msg']}") from error
     if found.n < 1 or not found.readings or any(r.us is not None and r.us <= 0 for r in found.readings):
-        raise InvalidValueError(f"{path} holds no climb: wanted n of 1 or more, and times above 0")
+        raise FileError(f"{path} holds no climb: wanted n of 1 or more, and times above 0")
     return found
 
 

@@ -1,39 +1,21 @@
 """Print results as tables on the terminal; only this module of the room needs rich (the extra `cli`)."""
 
-import sys
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from tritile.lab.report.columns import number, table
 from tritile.lab.report.results import HOST, Result, latest
-from tritile.lab.report.summary import HEADS, baselines_of, columns, of_cases, summary
-
-_PIPED_WIDTH = 200  # columns; to a file or a pipe nothing is gained by folding at 80
-_FOLDED = ("source", "config", "at")
-_RATIOS = ("over", "geometric mean", "worst")  # how the names of columns of ratios begin
-_TEXTS = ("problem", "gpu", "suite", "dtype", "layout", *_FOLDED)
-
-
-def _print(console: Console | None, title: str, rows: list[dict[str, str]]) -> None:
-    """Print a table, or that there is nothing to show. Ratios below 1, where tritile is behind, are red."""
-    console = console or Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-    if not rows:
-        console.print("no results")
-        return
-    table = Table(title=Text(title), title_justify="left")
-    for name in rows[0]:
-        folded, justify = name in _FOLDED, "left" if name in _TEXTS else "right"
-        table.add_column(name, justify=justify, no_wrap=not folded, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        # Cells come from files: as Text a bracket is not read as rich's markup.
-        cells = []
-        for name, cell in row.items():
-            behind = name.startswith(_RATIOS) and cell and float(cell) < 1
-            cells.append(Text(cell, style="bold red" if behind else ""))
-        table.add_row(*cells)
-    console.print(table)
+from tritile.lab.report.summary import (
+    Summary,
+    baselines_of,
+    dtype_label,
+    of_cases,
+    rate_text,
+    sizes_label,
+    summary,
+)
 
 
 def _title(results: list[Result]) -> str:
@@ -43,32 +25,73 @@ def _title(results: list[Result]) -> str:
     return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
 
 
+def _ratio(value: float | None) -> Any:
+    """Return a ratio as a cell, red below 1, where tritile is behind."""
+    return number(value, ".3f", bad=value is not None and value < 1)
+
+
 def print_results(results: Iterable[Result], console: Console | None = None) -> None:
     """Print the last result of each case, one a row; `console` is standard output by default."""
-    lines = of_cases(results)
-    baselines, rows = baselines_of(lines), []
-    for line in lines:
-        row = columns(line, baselines)
-        case = f"{row.pop('suite')}: {' '.join(row.pop(name) for name in ('problem', 'dtype', 'layout'))}"
-        for name in ("source", "config") if baselines else ():  # columns of baselines take their place
-            del row[name]
-        rows.append({"problem": case.rstrip(), **row})
-    _print(console, _title(lines), rows)
+    console, lines = console or Console(), of_cases(results)
+    if not lines:
+        console.print("no results")
+        return
+    rows = [
+        {
+            "problem": sizes_label(line),
+            **{name: str(line[name] or "") for name in ("suite", "layout")},
+            "dtype": dtype_label(line),
+            "us": number(line["tritile_us"], ".2f"),
+            "torch us": number(line["torch_us"], ".2f"),
+            **{f"x {name}": _ratio(line.get(f"ratio_{name}")) for name in ("torch", *baselines_of(lines))},
+            "rate": rate_text(line),
+        }
+        for line in lines
+    ]
+    console.print(table(rows, _title(lines), ("suite", "dtype", "layout")))
+
+
+def _row(row: Summary) -> dict[str, Any]:
+    return {
+        "suite": row.suite,
+        "dtype": row.dtype,
+        "layout": row.layout,
+        "cases": number(row.count),
+        "mean": _ratio(row.geomean),
+        "behind": number(row.behind),
+        "worst": _ratio(row.worst),
+        "at": row.worst_label,
+    }
 
 
 def print_summary(results: Iterable[Result], console: Console | None = None, baseline: str = "torch") -> None:
     """Print counts, geometric means and worst ratios against a baseline."""
-    lines = list(results)
-    rows = [{"gpu": row.gpu, **dict(zip(HEADS, row.cells, strict=True))} for row in summary(lines, baseline)]
-    _print(console, f"{_title(of_cases(lines))}, against {baseline}", rows)
+    console, lines = console or Console(), list(results)
+    rows = [_row(row) for row in summary(lines, baseline)]
+    if not rows:
+        console.print("no results")
+        return
+    title = f"{_title(of_cases(lines))}, against {baseline}"
+    console.print(table(rows, title, ("suite", "dtype", "layout")))
 
 
 def print_host(lines: Iterable[Result], console: Console | None = None) -> None:
-    """Print what calls cost the host, one a line."""
-    console = console or Console(width=_PIPED_WIDTH)
-    for line in lines:
-        times = f"tritile {line['tritile_us']:.1f} us, torch {line['torch_us']:.1f} us"
-        console.print(f"host cost of {line['call']}: {times}", markup=False)
+    """Print what calls cost the host, one a row."""
+    rows = [
+        {
+            "host cost of": line["call"],
+            "tritile us": number(line["tritile_us"], ".1f"),
+            "torch us": number(line["torch_us"], ".1f"),
+        }
+        for line in lines
+    ]
+    if rows:
+        (console or Console()).print(table(rows))
+
+
+def newest(results: Iterable[Result]) -> list[Result]:
+    """Return the newest result of each case or call on each GPU, by its time."""
+    return latest(sorted(results, key=lambda line: line["env"]["time"]))
 
 
 def print_comparison(results: Iterable[Result], console: Console | None = None) -> None:

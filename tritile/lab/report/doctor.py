@@ -1,28 +1,38 @@
 """Examine the machine: what tritile needs, what was found, and advice on what is missing."""
 
 import importlib.util
+import os
 import platform
+import shutil
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 import triton
 
 import tritile.ops.matmul as matmul_op
 from tritile.core import device as devices
+from tritile.core import settings
 from tritile.core.extras import EXTRAS, extra_advice
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
-from tritile.errors import brief
+from tritile.errors import TritileError, brief
 from tritile.in_torch import building
 from tritile.lab.report import tested
 from tritile.lab.report.environment import environment
 from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import store_of
+
+# What the package's extras bring, and what needs them.
+_EXTRAS: Final = {
+    "cli": (("rich", "pydantic", "scipy"), "tables, results that are read back, and export --within"),
+    "report": (("altair", "vl_convert", "jinja2"), "reports and pictures"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,25 +63,43 @@ def _extra(name: str, modules: Sequence[str]) -> Finding:
     return Finding(f"extra {name}", found, True, extra_advice(missing[0]) if missing else "")
 
 
+def _settings() -> list[Finding]:
+    """Return a finding for each variable of the environment that cannot be used as it is set."""
+    found = []
+    for check in (
+        settings.current_mode,
+        settings.is_batch_invariant,
+        settings.wants_crossing,
+        settings.tune_log,
+        lambda: settings.tune_budget_s(1.0),
+        lambda: gpu_tables.pinned(devices.current_gpu() or devices.INTERPRETER),
+    ):
+        try:
+            check()
+        except TritileError as error:
+            found.append(Finding("settings", str(error), False, "set that variable right, or unset it"))
+    return found
+
+
 def _gpu() -> list[Finding]:
     gpu = devices.current_gpu()
     if gpu is None:
         advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
-    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.shared_memory} B shared memory"
+    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
+    facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
     return [
         Finding("GPU", facts),
         Finding("driver", environment(gpu)["driver"] or "unknown"),
         Finding("assembler", gpu.compiler or "unknown"),
         _table(gpu),
-        _portfolios(gpu),
     ]
 
 
 def _table(gpu: devices.Device) -> Finding:
     shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
     if shipped is None:
-        return Finding("shipped table", "none", True, "tritile tune --suite llm, for example")
+        return Finding("shipped table", "none", True, "tritile tune --suite llm, for example, measures here")
     found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
     found += f" with triton {shipped.triton or 'of unknown version'}"
     other = shipped.triton not in ("", gpu.triton)
@@ -79,8 +107,10 @@ def _table(gpu: devices.Device) -> Finding:
     return Finding("shipped table", found, True, advice if other else "")
 
 
-def _portfolios(gpu: devices.Device) -> Finding:
+def _portfolios(gpu: devices.Device | None) -> list[Finding]:
     """List the classes of problems that have a portfolio, by its source."""
+    if gpu is None:
+        return []
     names: dict[str, list[str]] = {}
     for name in MEASURED:
         found = gpu_tables.portfolio(name, gpu)
@@ -90,7 +120,7 @@ def _portfolios(gpu: devices.Device) -> Finding:
         names.setdefault(where, []).append(name)
     text = "; ".join(f"{where}: {', '.join(own)}" for where, own in names.items())
     advice = "" if gpu_tables.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
-    return Finding("portfolios", text, True, advice)
+    return [Finding("portfolios", text, True, advice)]
 
 
 def _cache(folder: Path) -> Finding:
@@ -113,9 +143,18 @@ def _kernel() -> Finding:
             warnings.simplefilter("ignore")
             error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
     except Exception as failure:  # whatever stops a kernel is the finding
-        advice = "a C compiler and the GPU's driver are needed; see the message"
-        return Finding("a kernel", brief(failure), False, advice)
+        return Finding("a kernel", brief(failure), False, _advice(failure))
     return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
+
+
+def _advice(failure: Exception) -> str:
+    """Return what to do about a kernel that does not run, "" where its message says all."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if isinstance(failure, TritileError):
+        return ""
+    if compiler is None or shutil.which(compiler) is None:
+        return "install a C compiler, or name one in CC: Triton builds its launcher with it"
+    return "see the message; the GPU's driver, Triton and torch have to fit each other"
 
 
 def _tested(records: Path) -> list[Finding]:
@@ -138,7 +177,10 @@ def examine(cache: Path) -> list[Finding]:
     """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
     found, advice = building.state()
     library = Finding("use_in_torch in C++", found, True, advice)
+    wrong = _settings()
+    gpu = [*_gpu(), *([] if wrong else _portfolios(devices.current_gpu()))]
+    kernel = wrong or [_kernel()]  # it would say the same once more
     # Beside an installed tritile, a folder of tests is another package's.
     checkout = (tested.PACKAGE.parent / "pyproject.toml").is_file()
     records = _tested(tested.RECORDS) if checkout else []
-    return [*_versions(), *_gpu(), _cache(cache), library, *records, _kernel()]
+    return [*_versions(), *gpu, _cache(cache), library, *records, *kernel]

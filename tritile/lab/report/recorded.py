@@ -1,8 +1,5 @@
 """Read recorded trials from stores kept in files, to replay searches and fit formulas."""
 
-import gzip
-import tempfile
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +7,7 @@ from pathlib import Path
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError
 from tritile.families.space import illegal
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
@@ -21,26 +18,16 @@ Times = dict[tuple[Tiled, int], dict[Config, float]]  # by problem and the store
 def trials(path: Path, device: Device) -> list[Trial]:
     """Read the trials of our own problems from a store of a GPU model, an SQLite file or a .gz of one.
 
-    Configs that are no longer legal are left out. Raises InvalidValueError where the file cannot be read
+    Configs that are no longer legal are left out. Raises FileError where the file cannot be read
     or holds no trial of this GPU model.
     """
-    try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidValueError(f"{path} cannot be read: {error}") from error
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(device, Path(folder))
-        store.path.write_bytes(data)
-        found = [
-            trial
-            for facts, trial in store.everything()
-            if facts["name"] == device.name
-            and isinstance(trial.problem, Tiled)
-            and illegal(trial.config, trial.problem, device) is None
-        ]
+    found = [
+        trial
+        for _, trial in Store(device).of_file(path)
+        if isinstance(trial.problem, Tiled) and illegal(trial.config, trial.problem, device) is None
+    ]
     if not found:
-        raise InvalidValueError(f"{path} holds no trials of {device.name}")
+        raise FileError(f"{path} holds no trials of {device.name}")
     return found
 
 

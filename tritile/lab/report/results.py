@@ -31,7 +31,7 @@ from typing import Annotated, Any, Final, Literal
 
 from tritile.core.config import Config
 from tritile.core.problem import PermuteProblem
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.errors import FileError, InvalidValueError, StoreWarning
 from tritile.lab.report.environment import ENV_FIELDS
 from tritile.tune.suites import Case
 
@@ -206,12 +206,12 @@ def read(path: Path, tell: Tell = _warn) -> list[Result]:
     """Read the results of a file, in order. Invalid lines are skipped; `tell` is told of them once.
 
     Lines of batch invariance's costs, of whole models and of first calls have no case and are skipped
-    silently. Raises InvalidValueError if the file cannot be read.
+    silently. Raises FileError if the file cannot be read.
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InvalidValueError(f"results {path}: {error}") from error
+        raise FileError(f"results {path}: {error}") from error
     good: list[Result] = []
     bad: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -231,7 +231,7 @@ def read(path: Path, tell: Tell = _warn) -> list[Result]:
 def stored(places: Iterable[Path], tell: Tell = _warn) -> list[Result]:
     """Read the results of files, and of the .jsonl files in folders and in the folders in them.
 
-    `tell` is told of lines that are no results. Raises InvalidValueError if there is no file to read.
+    `tell` is told of lines that are no results. Raises FileError if there is no file to read.
     """
     places = list(places)
     files: list[Path] = []
@@ -239,7 +239,7 @@ def stored(places: Iterable[Path], tell: Tell = _warn) -> list[Result]:
         found = [*place.glob("*.jsonl"), *place.glob("*/*.jsonl")] if place.is_dir() else [place]
         files += sorted(found)
     if not files:
-        raise InvalidValueError(f"no .jsonl file of results in {', '.join(map(str, places))}")
+        raise FileError(f"no .jsonl file of results in {', '.join(map(str, places))}")
     return [line for path in dict.fromkeys(files) for line in read(path, tell)]
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tritile.core.config import Config
 from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 
 HEADS = ("suite", "dtype", "layout", "problems", "geometric mean", "behind", "worst", "at")
@@ -93,31 +92,9 @@ def sizes_label(line: Result) -> str:
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 
 
-def _rate(line: Result) -> str:
+def rate_text(line: Result) -> str:
+    """Write the rate of a result; that of a permutation counts bytes read and written."""
     if line["op"] != "permute":
         return f"{line['tflops']:.1f} TFLOP/s"
     copy = line.get("copy_gbps")
     return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")
-
-
-def columns(line: Result, baselines: Iterable[str]) -> dict[str, str]:
-    """Return the cells of a result by the names of their columns.
-
-    Times are in microseconds, ratios ("over NAME") the baseline's time by tritile's; the rate of a permute
-    counts bytes read and written.
-    """
-    ratios = {name: line.get(f"ratio_{name}") for name in ("torch", *baselines)}
-    return {
-        "suite": line["suite"],
-        "problem": sizes_label(line),
-        "dtype": dtype_label(line),
-        "layout": line["layout"] or "",
-        "tritile us": f"{line['tritile_us']:.2f}",
-        "torch us": f"{line['torch_us']:.2f}",
-        **{f"over {name}": "" if ratio is None else f"{ratio:.3f}" for name, ratio in ratios.items()},
-        "spread": f"{line['spread']:.1%}",
-        "rate": _rate(line),
-        "error / torch's": f"{line['error']:.1e} / {line['torch_error']:.1e}",
-        "source": line["plan_source"],
-        "config": str(Config.from_dict(line["config"])),
-    }

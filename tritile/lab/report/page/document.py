@@ -8,7 +8,7 @@ from typing import Any, Final
 import jinja2
 import vl_convert
 
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
 from tritile.lab.report.page import charts
 from tritile.lab.report.page.figures import FIGURES, summary_table, table
 from tritile.lab.report.page.rows import FACETS, Row, Rows
@@ -64,11 +64,11 @@ def _vega() -> str:
 def html(rows: Rows) -> str:
     """Return the page: figures, tables, filters, and the scripts that draw them.
 
-    Raises InvalidValueError where there is nothing to show.
+    Raises FileError where there is nothing to show.
     """
     if not rows.results and not rows.searches:
-        raise InvalidValueError(
-            f"there are no results and no trials of {rows.gpu}: tritile bench --results DIR and tritile tune "
+        raise FileError(
+            f"there are no results and no trials of {rows.gpu}: tritile bench --output DIR and tritile tune "
             "make them"
         )
     drawn = [name for name, figure in FIGURES.items() if figure.select(rows)]
@@ -106,12 +106,12 @@ def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
     """Draw one figure on a light background, as SVG or PNG (`kind`).
 
     `problem` is part of the name of the problem that the heat map shows. Raises InvalidValueError for an
-    unknown figure or kind, or a figure that has nothing to show.
+    unknown figure, kind or problem, and FileError for a figure that has nothing to show.
     """
     check_picture(name, kind)
     figure = FIGURES[name]
     if not figure.select(rows):
-        raise InvalidValueError(f"figure {name}: {figure.nothing}")
+        raise FileError(f"figure {name}: {figure.nothing}")
     spec = figure.spec(rows) | {"width": _WIDTH, "padding": 12}
     shown = getattr(rows, figure.data)
     if name == "heatmap":

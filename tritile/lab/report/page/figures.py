@@ -11,7 +11,7 @@ from tritile.lab.report.page.rows import Row, Rows
 from tritile.lab.report.results import BASELINES
 from tritile.lab.report.summary import HEADS, Summary
 
-_NO_RESULTS: Final = "No such results: tritile bench --results DIR measures problems and writes them."
+_NO_RESULTS: Final = "No such results: tritile bench --output DIR measures problems and writes them."
 _NO_TRIALS: Final = "No trials: tritile tune makes them; tritile report FILE shows another machine's."
 
 
