@@ -18,7 +18,7 @@ Problems        MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem,
 Your kernels    autotune (in place of triton.autotune), Space, check, CheckResult, kernels (tritile's own)
 Errors          TritileError, and below it ShapeError, DtypeError, DeviceError, UnsupportedError,
                 OverlapError, GradientError, NotTunedError, NotCompiledError, InvalidValueError,
-                TuningError, DistributedError
+                FileError, TuningError, DistributedError
 Warnings        SettingWarning, StoreWarning, UntunedWarning, UntestedWarning, IsolationWarning,
                 WrongAnswerWarning, ConversionWarning, InterpreterWarning; all are in errors, too
 """
@@ -57,6 +57,7 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
         DeviceError,
         DistributedError,
         DtypeError,
+        FileError,
         GradientError,
         InterpreterWarning,
         InvalidValueError,
@@ -133,6 +134,7 @@ __all__ = [
     "DtypeError",
     "Event",
     "Explanation",
+    "FileError",
     "GradientError",
     "GroupedProblem",
     "InterpreterWarning",
