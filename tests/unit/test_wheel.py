@@ -151,7 +151,7 @@ def test_every_command_works_from_the_wheel(installed, tmp_path, crossing):
         ("picture", "300x200x150", "--output", "a.html"): (0, "a.html: "),
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=64"),
-        ("export", "b.json", *H200, "--within", "0.1"): (0, "1 configs for 1"),
+        ("export", "--output", "b.json", *H200, "--within", "0.1"): (0, "1 configs for 1"),
         ("replay",): (2, "no store of whole spaces of NVIDIA H200 here"),
         ("replay", store): (0, "1 problems"),
         ("report", LINES, store, "--output", "a.html"): (0, "2 trials"),
@@ -164,16 +164,19 @@ def test_every_command_works_from_the_wheel(installed, tmp_path, crossing):
 def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, tmp_path):
     (tmp_path / "here").mkdir()
     recorded(tmp_path)  # this user's own
-    needs_report = (2, "tritile[report]")
+    needs_report = (1, "tritile[report]")
     wanted = {
         ("doctor",): (0, "missing scipy"),
         ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
         ("tune", "32x32x32", "--dtype", "float16", *H200, "--output", "a.json"): (0, "1 predicted configs"),
         ("bench", "--compare", LINES): (0, "transpose"),
         ("ladder", "--from", CLIMB): (0, "naive"),
-        ("export", "b.json", *H200, "--within", "0.1"): (2, 'this needs scipy: pip install "tritile[cli]"'),
-        ("export", "c.json", *H200): (0, "1 entries"),
-        ("ladder", "--from", CLIMB, "--plot", "a.svg"): needs_report,
+        ("export", "--output", "b.json", *H200, "--within", "0.1"): (
+            2,
+            'this needs scipy: pip install "tritile[cli]"',
+        ),
+        ("export", "--output", "c.json", *H200): (0, "1 entries"),
+        ("ladder", "--from", CLIMB, "--output", "a.svg"): needs_report,
         ("picture", "300x200x150", "--output", "a.html"): needs_report,
         ("report", LINES): needs_report,
     }
