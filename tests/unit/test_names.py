@@ -90,6 +90,6 @@ def test_every_error_and_warning_is_on_the_face():
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, (errors.TritileError, Warning))
     ]
-    assert len(kinds) == 19
+    assert {"ShapeError", "FileError", "StoreWarning"} < set(kinds)
     assert [name for name in kinds if getattr(tritile, name) is not getattr(errors, name)] == []
     assert set(kinds) <= {*tritile.__all__} & {*dir(tritile)}

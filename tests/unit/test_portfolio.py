@@ -459,7 +459,7 @@ def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
     assert plans.plan_for(PRODUCT, A100, "off").config == model.pick(PRODUCT, A100)
     assert not gpu_tables.is_calibrated(A100)
     assert gpu_tables.lead("halves-nt", A100) is None
-    found = doctor._portfolios(A100)
+    (found,) = doctor._portfolios(A100)
     assert found.found.startswith("none: halves-nn, ")
     assert found.found.endswith("; predicted for this GPU: halves-nt")
     assert "--calibrate all" in found.advice
@@ -467,8 +467,9 @@ def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
     assert gpu_tables.lead("halves-nt", A100) is not None
-    assert "measured for this GPU: halves-nt" in doctor._portfolios(A100).found
-    assert not doctor._portfolios(A100).advice
+    (found,) = doctor._portfolios(A100)
+    assert "measured for this GPU: halves-nt" in found.found
+    assert not found.advice
 
 
 def test_every_class_that_a_target_runs_has_a_portfolio_measured_or_predicted():
