@@ -92,7 +92,7 @@ def test_shapes_written_out():
         ("3x40x130", "float32", "int4/128"),
         ("3x40x130", "float16", "int4/48"),
     ):
-        with pytest.raises(InvalidValueError, match="wanted|takes bfloat16, float16"):
+        with pytest.raises(InvalidValueError, match=r"wanted|takes bfloat16, float16"):
             parse_shape(text, "linear_quantized", dtype, layout)
 
 
