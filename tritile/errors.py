@@ -4,6 +4,7 @@ import sys
 from typing import Final
 
 _INSIDE: Final = ("tritile.", "torch.", "triton.")  # modules whose frames a warning skips
+_IMPORTING: Final = "importlib._bootstrap"  # frames that `stacklevel` does not count
 
 
 class TritileError(Exception):
@@ -93,11 +94,14 @@ class InterpreterWarning(UserWarning):
 def callers_level() -> int:
     """Return the `stacklevel` of a warning that points at the line that called tritile.
 
-    It is counted from the function that calls this one. Frames of torch and Triton are skipped.
+    It is counted from the function that calls this one. Frames of torch, Triton and imports are skipped.
     """
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
-        frame, level = frame.f_back, level + 1
+    name = frame.f_globals.get("__name__", "")
+    while frame.f_back is not None and f"{name}.".startswith((*_INSIDE, _IMPORTING)):
+        frame = frame.f_back
+        name = frame.f_globals.get("__name__", "")
+        level += not name.startswith(_IMPORTING)
     return level
 
 

@@ -74,3 +74,16 @@ def test_the_command_tells_and_appends(tmp_path):
         ("normal", 16), ("normal", 17), ("uniform", 16), ("uniform", 17)
     ]  # fmt: skip
     assert len(lines) == 8
+
+
+def test_the_command_folds_no_word_that_80_columns_hold(monkeypatch, recwarn):
+    shown = [
+        ("complex128", "ieee", "log-normal"),
+        ("float32", "fp16x3", "badly ranged"),
+        ("float64", "ieee", "denormal"),
+    ]
+    monkeypatch.setattr(measured, "cases", lambda dtypes, depths: [(*each, 16) for each in shown])
+    told = run("accuracy", "--n", "32", "--k", "16", env={"COLUMNS": "80"})
+    assert "complex128" in told.output
+    assert "log-normal" in told.output
+    assert recwarn.list == []  # the title says that a CPU computed

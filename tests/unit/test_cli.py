@@ -738,3 +738,9 @@ def test_build_says_where_the_library_is_and_why_there_is_none(monkeypatch, tmp_
 
     monkeypatch.setattr("tritile.in_torch.building.build", fail)
     assert refused("build", status=1) == "there is no C++ compiler"
+
+
+def test_a_check_that_finds_nothing_names_the_other_place(tmp_path):
+    asked = ("compile", "64x48x32", "--target", "nvidia-h200", "--check", tmp_path)
+    assert "the same --at" in run(*asked).output
+    assert "the same --at" not in run(*asked, "--at", "/opt/kernels").output

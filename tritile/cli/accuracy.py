@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress
 from tritile.core import device as devices
-from tritile.errors import InvalidValueError
+from tritile.errors import InterpreterWarning, InvalidValueError
 from tritile.lab.report import accuracy as measured
 from tritile.lab.report import columns
 from tritile.lab.report.columns import number, whole
@@ -24,7 +25,7 @@ _LONG_S = 60.0  # from which on the time that it takes is said first
 
 def _row(found: measured.Accuracy) -> dict[str, Any]:
     ours, theirs = (found.error, found.worst), (found.torch_error, found.torch_worst)
-    names = ("error", "worst", "torch's", "its worst")
+    names = ("error", "worst", "torch's", "torch's\nworst")  # two lines: 80 columns are just enough
     errors = dict(zip(names, (*ours, *theirs), strict=True))
     return {
         "dtype": found.dtype,
@@ -59,7 +60,8 @@ def _measured(
     where = "cpu" if env["gpu"] == "none" else "cuda"
     cases, found, begun, said = list(measured.cases(dtypes, depths)), list[measured.Accuracy](), 0.0, False
     begun = time.monotonic()
-    with progress() as bar:
+    with progress() as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", InterpreterWarning)  # the title says where
         task = bar.add_task("measuring", total=len(cases))
         for name, precision, data, depth in cases:
             bar.update(task, description=f"{name} {precision} {data} {depth}")
@@ -107,3 +109,5 @@ def accuracy(
     title = f"{n or default_n} rows and columns, on {'the CPU' if here is None else here.name}"
     console.print(columns.table(list(map(_row, found)), title, ("dtype", "K", "differ")))
     console.print("error: by norm; worst: an element's, over the sum of its terms' magnitudes")
+    console.print("differ: elements that are NaN, infinite or finite where torch's are not;")
+    console.print("a product that is not finite has no other figures")

@@ -150,6 +150,17 @@ def _filled(
     )
 
 
+def _checked(
+    entries: list[deployment.Entry], device: Device, folder: Path, at: Path | None
+) -> tuple[deployment.Found, str]:
+    """Return what is in a folder and what is missing, with a line that says so."""
+    found = deployment.check(entries, device, folder, at)
+    said = f"{folder}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name} are there"
+    if at is None and found.lines and not found.kernels:
+        said += "; a folder that was filled with --at elsewhere is checked with the same --at"
+    return found, said
+
+
 @app.command("compile", help="\n\n".join(_HELP))
 def compile_(
     shapes: shared.Shapes = None,
@@ -190,8 +201,7 @@ def compile_(
             entries += any_rows.of_rows(problem, range(1, rows + 1), device)
     entries = list(dict.fromkeys(entries))
     if check is not None:
-        found = deployment.check(entries, device, check, at)
-        said = f"{check}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name} are there"
+        found, said = _checked(entries, device, check, at)
     else:
         assert output is not None
         found, said = _filled(entries, device, output, at, jobs)

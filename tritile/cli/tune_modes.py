@@ -104,7 +104,7 @@ def predict(
                 entries.append(table.Entry(problem, config, None))
     output.parent.mkdir(parents=True, exist_ok=True)
     table.write(table.Table(device.to_dict(), False, families.digests(), tuple(entries)), output)
-    console.print(f"{len(entries)} predicted configs written to {output}", soft_wrap=True)
+    console.print(f"predicted configs written to {output}: {len(entries)}", soft_wrap=True)
     if as_json:
         print_json({"gpu": device.name, "table": output, "problems": told})
     return failed

@@ -367,7 +367,7 @@ def by_model(problem: Tiled, device: Device) -> Plan:
     """Return the model's pick of all legal configs."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)
-    why = "the model's prediction, of all configs: no portfolio was asked, or none serves it"
+    why = "predicted to be the fastest of all legal configs: mode is off, or no portfolio serves this problem"
     return Plan(problem, config, "model", device, us, why)
 
 
