@@ -136,9 +136,14 @@ def _given(
     args: Sequence[Any], make: Make | None, more: Iterable[Sequence[Any]]
 ) -> list[Arguments]:  # fmt: skip
     """Return the arguments of every call: as given, or as `make` returns them for sizes."""
+    further = list(more) if isinstance(more, Iterable) else [more]
+    if not all(isinstance(each, Sequence | Mapping) for each in further):
+        raise InvalidValueError(f"check: more is {more!r}: wanted a list of arguments of calls")
     if make is None:
-        return [args, *more]
-    return [make(*sizes) for sizes in dict.fromkeys((tuple(args), _less(args), *map(tuple, more)))]
+        return [args, *further]
+    if not callable(make):
+        raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
+    return [make(*sizes) for sizes in dict.fromkeys((tuple(args), _less(args), *map(tuple, further)))]
 
 
 def _call(tuner: Autotuner, given: Arguments, kwargs: dict[str, Any], how: dict[str, Any]) -> KernelCall:
@@ -282,6 +287,8 @@ def check(
         InvalidValueError: an argument does not fit, there is no reference or no grid.
         Exception: what the reference or `make` raises.
     """
+    if configs is not None and not isinstance(configs, Iterable):
+        raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
     chosen = None if configs is None else list(configs)
     tuner = tuner_of("check", kernel, chosen)
     judge = reference or tuner.reference
