@@ -2,6 +2,7 @@
 
 import contextlib
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,7 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     assert found
     assert [each.config for each in found.right] == GOOD
     assert found.wrong == found.failed == ()
+    assert not replace(found, configs=())  # nothing was checked
     assert found.calls == ("summed n=64",)
     assert all(each.error == 0.0 for each in found.right)
     assert "2 right, 0 wrong, 0 failed" in repr(found)

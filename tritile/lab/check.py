@@ -57,7 +57,7 @@ class CheckedConfig(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Tell which configs of a kernel were right on every call. It is true where all of them were.
+    """Tell which configs of a kernel were right on every call. It is true where all were, and one at least.
 
     `calls` names the calls, by the kernel and the values of its key. `on` is where they ran.
     """
@@ -68,7 +68,7 @@ class CheckResult:
     configs: tuple[CheckedConfig, ...]
 
     def __bool__(self) -> bool:
-        return all(each.outcome == "right" for each in self.configs)
+        return bool(self.configs) and all(each.outcome == "right" for each in self.configs)
 
     def _of(self, outcome: Outcome) -> tuple[CheckedConfig, ...]:
         return tuple(each for each in self.configs if each.outcome == outcome)
