@@ -59,6 +59,8 @@ def test_runs_takes_every_operation_and_dtype():
     assert there.runs("addmm", torch.complex64, "tf32")
     with pytest.raises(InvalidValueError, match="matmul, linear"):
         here.runs("convolve", torch.float16)
+    with pytest.raises(InvalidValueError, match="op is"):
+        here.runs(["matmul"], torch.float16)
     with pytest.raises(InvalidValueError, match="a dtype"):
         here.runs("matmul", "float17")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,7 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     assert found
     assert [each.config for each in found.right] == GOOD
     assert found.wrong == found.failed == ()
+    assert not replace(found, configs=())  # nothing was checked
     assert found.calls == ("summed n=64",)
     assert all(each.error == 0.0 for each in found.right)
     assert "2 right, 0 wrong, 0 failed" in repr(found)
@@ -83,6 +85,39 @@ def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at):
     assert reason in wrong.reason
     assert wrong.reason in repr(found)
     assert wrong.reason.startswith(f"at summed n={at}: ")
+
+
+@triton.jit
+def raised(x, n, BLOCK: tl.constexpr, MASKS: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    masked = (at < n) | (not MASKS)
+    tl.store(x + at, tl.load(x + at, mask=masked) + 1, mask=masked)
+
+
+@pytest.mark.parametrize("told", ["restore_value", "reset_to_zero"])
+def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_is_nan(told):
+    configs = [triton.Config({"BLOCK": 16, "MASKS": masks}) for masks in (True, False)]
+    kernel = tritile.autotune(configs, ["n"], reference=lambda x, n: {"x": x + 1}, **{told: ["x"]})(raised)
+    found = tritile.check(kernel, torch.zeros(40), 40, grid=(3,))
+    assert [each.outcome for each in found.configs] == ["right", "wrong"]
+    assert "wrote outside" in found.wrong[0].reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        (None, "returned no tensors: wanted right tensors by name"),
+        ({}, "returned no tensors"),
+        ({"out": 1.0}, "returned dict"),
+        (torch.zeros(40), "returned no tensors"),
+        ({"y": torch.zeros(40)}, "'y'"),
+        ({"out": torch.zeros(3)}, "shape"),
+    ],
+    ids=["None", "empty", "a number", "a tensor", "no such argument", "another shape"],
+)
+def test_a_reference_that_returns_no_tensors_is_no_fault_or_proof_of_a_config(answer, wanted):
+    with pytest.raises(InvalidValueError, match=wanted):
+        tritile.check(decorated(*GOOD), *arguments(40), grid=(1,), reference=lambda x: answer)
 
 
 def test_further_calls_and_declared_ragged_arguments_are_checked_too():
@@ -129,7 +164,11 @@ def test_arguments_are_left_as_they_are():
         (summed, {"grid": (1,)}, "configs="),
         (summed, {"grid": (1,), "configs": GOOD}, "reference="),
         (decorated(*GOOD), {"grid": (1,), "configs": []}, "configs is"),
+        (decorated(*GOOD), {"grid": (1,), "configs": 5}, "configs is 5"),
         (decorated(*GOOD), {"grid": (1,), "make": arguments}, "sizes"),
+        (decorated(*GOOD), {"grid": (1,), "make": 5}, "make is 5"),
+        (decorated(*GOOD), {"grid": (1,), "more": None}, "more is None"),
+        (decorated(*GOOD), {"grid": (1,), "more": [5]}, r"more is \[5\]"),
         (decorated(*GOOD), {"grid": (1,), "tolerance": -1}, "tolerance"),
         (decorated(*GOOD), {"grid": (1,), "reference": lambda y: {}}, "reference"),
     ],

@@ -309,9 +309,9 @@ def unheard(x, N):
 )
 def test_a_reference_that_does_not_work_is_no_fault_of_a_config(tmp_path, reference, reason):
     """It is found before any is measured: what is remembered of a config outlives what is mended."""
-    with pytest.raises((TuningError, LookupError), match=reason):
+    with pytest.raises((InvalidValueError, LookupError), match=reason):
         staged(tmp_path, reference=reference)
-    with pytest.raises((TuningError, LookupError), match=reason):
+    with pytest.raises((InvalidValueError, LookupError), match=reason):
         staged(tmp_path, ragged=lambda named: named | {"x": named["x"][:90]}, reference=reference)
 
 

@@ -1,6 +1,8 @@
 """`tritile.tune`: one call is searched or raced by the engine of the command line; stand-ins measure."""
 
 import contextlib
+import copy
+import pickle
 
 import pytest
 import torch
@@ -109,6 +111,7 @@ def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
         (torch.matmul, (), {}, InvalidValueError, "tritile.matmul"),
         (PROBLEM, (1,), {}, InvalidValueError, "takes no arguments"),
         (PROBLEM, (), {"strategy": "luck"}, InvalidValueError, "screening"),
+        (PROBLEM, (), {"strategy": ["random"]}, InvalidValueError, "screening"),
         (PROBLEM, (), {"budget": 0}, InvalidValueError, "budget is 0"),
         ("matmul", (torch.zeros(3, 4), torch.zeros(5, 6)), {}, tritile.ShapeError, "K is 4"),
     ],
@@ -171,6 +174,11 @@ def test_a_decorated_kernel_is_searched_by_its_own_engine(monkeypatch, tmp_path)
     assert (anew.config.kwargs, anew.us, anew.tried) == ({"BLOCK": 64}, 4000.0, 3)
     with pytest.raises(InvalidValueError, match="grid="):
         tritile.tune(kernel, x, out, 40)
+
+
+def test_copies_and_pickles_of_the_package_are_the_package():
+    assert pickle.loads(pickle.dumps(tritile.tune)) is tritile.tune
+    assert copy.deepcopy({"how": tritile.tune})["how"] is copy.copy(tritile.tune) is tritile.tune
 
 
 def test_the_package_of_the_same_name_is_the_function_too():

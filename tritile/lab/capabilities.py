@@ -78,10 +78,10 @@ class Capabilities:
 
         Raises InvalidValueError where there is no such operation or dtype.
         """
-        name, like = str(dtype).removeprefix("torch."), _AS.get(op, op)
+        name, like = str(dtype).removeprefix("torch."), _AS.get(str(op), op)
         known = {row.op: None for row in self.rows}
         kind = getattr(torch, name, None)
-        if like not in known or not isinstance(kind, torch.dtype):
+        if like not in tuple(known) or not isinstance(kind, torch.dtype):
             wanted = f"one of {', '.join((*known, *_AS))}, and a dtype"
             raise InvalidValueError(f"runs: op is {op!r} and dtype {dtype!r}: wanted {wanted}")
         name = f"{kind.itemsize}-byte" if like == "permute" else name

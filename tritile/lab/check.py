@@ -57,7 +57,7 @@ class CheckedConfig(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Tell which configs of a kernel were right on every call. It is true where all of them were.
+    """Tell which configs of a kernel were right on every call. It is true where all were, and one at least.
 
     `calls` names the calls, by the kernel and the values of its key. `on` is where they ran.
     """
@@ -68,7 +68,7 @@ class CheckResult:
     configs: tuple[CheckedConfig, ...]
 
     def __bool__(self) -> bool:
-        return all(each.outcome == "right" for each in self.configs)
+        return bool(self.configs) and all(each.outcome == "right" for each in self.configs)
 
     def _of(self, outcome: Outcome) -> tuple[CheckedConfig, ...]:
         return tuple(each for each in self.configs if each.outcome == outcome)
@@ -136,9 +136,14 @@ def _given(
     args: Sequence[Any], make: Make | None, more: Iterable[Sequence[Any]]
 ) -> list[Arguments]:  # fmt: skip
     """Return the arguments of every call: as given, or as `make` returns them for sizes."""
+    further = list(more) if isinstance(more, Iterable) else [more]
+    if not all(isinstance(each, Sequence | Mapping) for each in further):
+        raise InvalidValueError(f"check: more is {more!r}: wanted a list of arguments of calls")
     if make is None:
-        return [args, *more]
-    return [make(*sizes) for sizes in dict.fromkeys((tuple(args), _less(args), *map(tuple, more)))]
+        return [args, *further]
+    if not callable(make):
+        raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
+    return [make(*sizes) for sizes in dict.fromkeys((tuple(args), _less(args), *map(tuple, further)))]
 
 
 def _call(tuner: Autotuner, given: Arguments, kwargs: dict[str, Any], how: dict[str, Any]) -> KernelCall:
@@ -282,6 +287,8 @@ def check(
         InvalidValueError: an argument does not fit, there is no reference or no grid.
         Exception: what the reference or `make` raises.
     """
+    if configs is not None and not isinstance(configs, Iterable):
+        raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
     chosen = None if configs is None else list(configs)
     tuner = tuner_of("check", kernel, chosen)
     judge = reference or tuner.reference

@@ -106,7 +106,7 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _checked(strategy: Any, budget: Any) -> None:
-    if strategy is not None and strategy not in STRATEGIES:
+    if strategy is not None and strategy not in tuple(STRATEGIES):
         wanted = ", ".join(STRATEGIES)
         raise InvalidValueError(f"tune: strategy is {strategy!r}: wanted one of {wanted}, or None")
     number = isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0

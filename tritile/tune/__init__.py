@@ -24,6 +24,7 @@ The package can be called, as `tritile.tune`: see `tritile.lab.tune.tune`.
 """
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,10 @@ class _Tune(ModuleType):
         from tritile.lab.tune import tune
 
         return tune(what, *args, **options)
+
+    def __reduce__(self) -> Any:
+        """Have copies and pickles be the package itself, as those of a function are the function."""
+        return import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Tune

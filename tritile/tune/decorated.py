@@ -15,11 +15,11 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
-from tritile.errors import TuningError, UnsupportedError, brief
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.runtime.offline import check_fits, compiling_for
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken
-from tritile.tune.measure.shipping import Memory, Shipment, StandIn, guarded, unpack
+from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.recall import DESCRIPTORS
 
@@ -204,18 +204,24 @@ def _accepted(function: Callable[..., Any], named: Named) -> Named:
 def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     """Return the right tensors by name, as the call's reference makes them; none without a reference.
 
-    Raises TuningError where they are not tensors of the call, and what the reference raises.
+    Raises InvalidValueError where there are none or they are not tensors of the call, and what the reference
+    raises.
     """
     if call.reference is None:
         return {}
     named = call.named
-    wanted = {name: t.clone() for name, t in call.reference(**_accepted(call.reference, named)).items()}
+    found = call.reference(**_accepted(call.reference, named))
+    tensors = found.values() if isinstance(found, Mapping) else ()
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        got = type(found).__name__ if tensors else "no tensors"
+        raise InvalidValueError(f"reference returned {got}: wanted right tensors by name of argument")
+    wanted = {name: tensor.clone() for name, tensor in found.items()}
     for name, tensor in wanted.items():
         if not isinstance(named.get(name), torch.Tensor):
-            raise TuningError(f"the reference names {name!r}, which is not a tensor of the call")
+            raise InvalidValueError(f"the reference names {name!r}, which is not a tensor of the call")
         if named[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
-            raise TuningError(f"the reference of {name} has shape {shapes}")
+            raise InvalidValueError(f"the reference of {name} has shape {shapes}")
     return wanted
 
 
@@ -248,7 +254,7 @@ def _copied(call: KernelCall) -> KernelCall:
     return call.having(copy.deepcopy(_plain(call)))
 
 
-def _guarded(call: KernelCall) -> tuple[KernelCall, Memory | None]:
+def _guarded(call: KernelCall, *pattern: int) -> tuple[KernelCall, Memory | None]:
     """Return a call as `_copied` does, and its memory between guards; None where it is not watched.
 
     Memory of a GPU is watched in a process of its own alone.
@@ -256,7 +262,7 @@ def _guarded(call: KernelCall) -> tuple[KernelCall, Memory | None]:
     plain = _plain(call)
     if all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in plain.values()):
         with contextlib.suppress(UnsupportedError):
-            named, memory = guarded(plain)
+            named, memory = guarded(plain, *pattern)
             return call.having(named), memory
     return _copied(call), None
 
@@ -267,9 +273,8 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
     Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
     """
 
-    def check(posed: Posed) -> float | None:
-        referred(posed(_copied(call)))  # a failure here is not the config's
-        ours, memory = _guarded(posed(_copied(call)))
+    def once(posed: Posed, *pattern: int) -> float | None:
+        ours, memory = _guarded(posed(_copied(call)), *pattern)
         try:
             error = checked(ours, config)
         except TuningError:
@@ -278,6 +283,13 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
             raise TuningError(brief(failure)) from failure
         if memory is not None and not memory.whole():
             raise TuningError(OUTSIDE)
+        return error
+
+    def check(posed: Posed) -> float | None:
+        referred(posed(_copied(call)))  # a failure here is not the config's
+        error = once(posed)
+        if call.reset_to_zero or call.restore_value or call.pre_hook:  # its outputs are read
+            once(posed, NUMBERS)  # what is added to a guard of NaN does not show
         return error
 
     return _at_both_sizes(call, check)

@@ -23,6 +23,7 @@ from tritile.errors import UnsupportedError, brief
 GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may write
 _ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
 _PATTERN: Final = 0xFF  # of guards: NaN as a float, -1 as an integer
+NUMBERS: Final = 0xBC  # another pattern: negative floats, which arithmetic changes where it keeps NaN
 _OPTIONS: Final = (
     "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata"
 )  # fmt: skip
@@ -192,14 +193,14 @@ def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
     return whole.set_(tensor.untyped_storage(), first, (end - first,), (1,))
 
 
-def guarded(value: Any) -> "tuple[Any, Memory]":
-    """Return a copy of a value whose tensors lie in host memory, and its memory, between guards.
+def guarded(value: Any, pattern: int = _PATTERN) -> "tuple[Any, Memory]":
+    """Return a copy of a value whose tensors lie in host memory, and its memory, between guards of a byte.
 
     Raises UnsupportedError for a value that `pack` refuses.
     """
     data, found = _pickled(value, host_too=True)
     blocks = tuple(Block(first, end - first) for _, first, end in found)
-    memory = Memory(blocks, [_bytes_of(*each) for each in found], "cpu")
+    memory = Memory(blocks, [_bytes_of(*each) for each in found], "cpu", pattern)
     return unpack(Shipment(data, blocks, ""), memory.tensor), memory
 
 
@@ -238,13 +239,17 @@ class Memory:
     """Hold the blocks of a call on the current GPU, aligned as they were, each between guards."""
 
     def __init__(
-        self, blocks: Sequence[Block], contents: Sequence[torch.Tensor], device: str = "cuda"
+        self,
+        blocks: Sequence[Block],
+        contents: Sequence[torch.Tensor],
+        device: str = "cuda",
+        pattern: int = _PATTERN,
     ) -> None:
-        self._blocks, self._buffers = blocks, []
+        self._blocks, self._buffers, self._pattern = blocks, [], pattern
         for block, content in zip(blocks, contents, strict=True):
             ahead = GUARD + block.start % _ALIGNMENT
             buffer = torch.empty(ahead + block.size + GUARD, dtype=torch.uint8, device=device)
-            buffer[:ahead] = buffer[ahead + block.size :] = _PATTERN
+            buffer[:ahead] = buffer[ahead + block.size :] = pattern
             buffer[ahead : ahead + block.size] = content
             self._buffers.append(buffer)
 
@@ -266,7 +271,7 @@ class Memory:
     def whole(self) -> bool:
         """Tell whether every guard is unchanged."""
         return all(
-            bool((buffer[: buffer.numel() - GUARD - block.size] == _PATTERN).all())
-            and bool((buffer[-GUARD:] == _PATTERN).all())
+            bool((buffer[: buffer.numel() - GUARD - block.size] == self._pattern).all())
+            and bool((buffer[-GUARD:] == self._pattern).all())
             for block, buffer in zip(self._blocks, self._buffers, strict=True)
         )
