@@ -138,9 +138,14 @@ def stores(call, config):
 
 
 def drawn(make, op, count, *kind):
-    """How many stores by descriptor `count` drawn calls make in all families; each is checked."""
+    """How many stores by descriptor drawn calls make in all families; each is checked.
+
+    `count` calls are drawn, and more, up to ten times as many, until there is a store.
+    """
     draw, found = random.Random(f"{package_hash()} {op} {kind}"), 0
-    for _ in range(count):
+    for number in range(10 * count):
+        if number >= count and found:
+            break
         call = make(draw, *kind)
         for family in FAMILIES[op]:
             config = config_of(draw, call, family)
