@@ -73,7 +73,7 @@ def test_a_call_is_searched_and_the_best_is_told_beside_torch(asked, what):
     assert found.config == model.ranked(PROBLEM, H200)[1]
     assert (found.us, found.torch_us, found.ratio) == (10.0, 15.0, 1.5)
     assert (found.tried, found.failed) == (3, 1)
-    assert "searched    3 configs, 1 of them failed" in repr(found)
+    assert "searched  3 configs, 1 of them failed" in repr(found)
     assert "15.0 us, 1.50 times as long" in repr(found)
     assert "<caption>1234x4096x4096 NT bfloat16 on NVIDIA H200" in found._repr_html_()
     assert plans.plan_for(PROBLEM, H200, "cached").source == "exact"

@@ -1,4 +1,4 @@
-"""Write tables as HTML for notebooks; all contents are escaped."""
+"""Print values as lines, and as tables in HTML for notebooks; all contents are escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -14,3 +14,23 @@ def table_html(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]
     names = line(head, "th", ' scope="col"')
     heading = f"<thead>{names}</thead>" if any(head) else ""
     return f"<table>{caption}{heading}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
+
+
+class Told:
+    """Print a value as a title and a line for each name: as text, and in notebooks as a table."""
+
+    @property
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def _told(self) -> tuple[tuple[str, str], ...]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        told = self._told
+        width = max(len(name) for name, _ in told)
+        return "\n".join((self._title, *(f"  {name:{width}}  {text}" for name, text in told)))
+
+    def _repr_html_(self) -> str:
+        return table_html(self._title, ("", ""), self._told)

@@ -12,7 +12,7 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.markup import table_html
+from tritile.core.markup import Told
 from tritile.core.problem import Problem, Tiled
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.report.bench import host_us, measured
@@ -30,8 +30,8 @@ _BRIEF_US: Final = 1000.0  # of a call whose time on the host is told: it is mad
 _BATCHES: Final = 20
 
 
-@dataclass(frozen=True)
-class BenchResult:
+@dataclass(frozen=True, repr=False)
+class BenchResult(Told):
     """Tell how long a call takes, and torch's.
 
     - `tritile_us`, `torch_us`: microseconds on the GPU, medians, on cold operands, by turns; `torch_us` is of
@@ -73,12 +73,9 @@ class BenchResult:
             found.append(("host", f"{self.host_us:.1f} us a call"))
         return tuple(found)
 
-    def __repr__(self) -> str:
-        lines = (f"  {name:7}  {text}" for name, text in self._told)
-        return "\n".join((f"{self.problem.label.strip()} on {self.device.name}", *lines))
-
-    def _repr_html_(self) -> str:
-        return table_html(f"{self.problem.label.strip()} on {self.device.name}", ("", ""), self._told)
+    @property
+    def _title(self) -> str:
+        return f"{self.problem.label.strip()} on {self.device.name}"
 
 
 def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BenchResult:

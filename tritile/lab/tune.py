@@ -12,7 +12,7 @@ import triton
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.markup import table_html
+from tritile.core.markup import Told
 from tritile.core.problem import Known, Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
@@ -32,8 +32,8 @@ from tritile.tune.subject import is_tuned
 _REMEMBERED: Final = "remembered"
 
 
-@dataclass(frozen=True)
-class TuneResult:
+@dataclass(frozen=True, repr=False)
+class TuneResult(Told):
     """Tell what tuning a call found.
 
     - `config`: the best config; of a decorated kernel a `triton.Config`.
@@ -71,12 +71,9 @@ class TuneResult:
             found.append(("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long"))
         return tuple(found)
 
-    def __repr__(self) -> str:
-        lines = (f"  {name:10}  {text}" for name, text in self._told)
-        return "\n".join((f"Tuned {self.problem.label.strip()} on {self.device.name}", *lines))
-
-    def _repr_html_(self) -> str:
-        return table_html(f"{self.problem.label.strip()} on {self.device.name}", ("", ""), self._told)
+    @property
+    def _title(self) -> str:
+        return f"Tuned {self.problem.label.strip()} on {self.device.name}"
 
 
 def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:

@@ -6,12 +6,12 @@ from typing import Protocol, runtime_checkable
 import triton
 
 from tritile.core.device import Device
-from tritile.core.markup import table_html
+from tritile.core.markup import Told
 from tritile.core.problem import KernelProblem
 
 
-@dataclass(frozen=True)
-class KernelPlan:
+@dataclass(frozen=True, repr=False)
+class KernelPlan(Told):
     """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
 
     - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
@@ -34,12 +34,9 @@ class KernelPlan:
         time = "" if self.us is None else f", {self.us:.1f} us"
         return ("config", str(self.config)), ("source", f"{self.source}{time}: {self.why}")
 
-    def __repr__(self) -> str:
-        lines = (f"  {name}  {text}" for name, text in self._told)
-        return "\n".join((f"Plan for {self.problem.label} on {self.device.name}", *lines))
-
-    def _repr_html_(self) -> str:
-        return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), self._told)
+    @property
+    def _title(self) -> str:
+        return f"Plan for {self.problem.label} on {self.device.name}"
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.events import Event, tell
 from tritile.core.forgetting import new_memo
-from tritile.core.markup import table_html
+from tritile.core.markup import Told
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
@@ -60,8 +60,8 @@ class Alternative(NamedTuple):
     core: bool
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Told):
     """Tell which config runs for a problem, and why.
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
@@ -115,23 +115,19 @@ class Plan:
             told.append(("or", f"{other.precision}{time}, {other.source}; {other.error}"))
         return told
 
-    def __repr__(self) -> str:
-        time = "" if self.us is None else f", {self.us:.1f} us"
-        lines = (
-            f"Plan for {self.problem.label} on {self.device.name}",
-            f"  config  {self.config}",
-            f"  source  {self.source}{time}: {self.why}",
-            f"  memory  {self.workspace} bytes of workspace",
-            *(f"  {name:<6}  {text}" for name, text in self._on_precision()),
-        )
-        return "\n".join(lines)
+    @property
+    def _title(self) -> str:
+        return f"Plan for {self.problem.label} on {self.device.name}"
 
-    def _repr_html_(self) -> str:
-        time = "" if self.us is None else f"{self.us:.1f} us"
-        room = f"{self.workspace} bytes"
-        pairs = (("source", self.source), ("time", time), ("why", self.why), ("workspace", room))
-        rows = (("config", self.config), *pairs, *self._on_precision())
-        return table_html(f"{self.problem.label} on {self.device.name}", ("", ""), rows)
+    @property
+    def _told(self) -> tuple[tuple[str, str], ...]:
+        time = "" if self.us is None else f", {self.us:.1f} us"
+        return (
+            ("config", str(self.config)),
+            ("source", f"{self.source}{time}: {self.why}"),
+            ("memory", f"{self.workspace} bytes of workspace"),
+            *self._on_precision(),
+        )
 
 
 _memo: dict[tuple[Tiled, Device, str], Plan] = new_memo()
