@@ -75,7 +75,7 @@ def test_a_call_is_searched_and_the_best_is_told_beside_torch(asked, what):
     assert (found.tried, found.failed) == (3, 1)
     assert "searched  3 configs, 1 of them failed" in repr(found)
     assert "15.0 us, 1.50 times as long" in repr(found)
-    assert "<caption>1234x4096x4096 NT bfloat16 on NVIDIA H200" in found._repr_html_()
+    assert "<caption>Tuned 1234x4096x4096 NT bfloat16 on NVIDIA H200" in found._repr_html_()
     assert plans.plan_for(PROBLEM, H200, "cached").source == "exact"
     ((problems, rules, force),) = asked
     assert (problems, rules.strategy, force) == ([PROBLEM], "screening", False)
