@@ -171,7 +171,7 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
     assert call.batch_shape == (5,)
     config = turned(128, 128)
     monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", most)
-    pieces = pieces_of(call, config)
+    pieces = [piece for piece, _ in pieces_of(call, config, TARGETS["nvidia-h200"])]
     assert (len(pieces) > 1) == (most < 5)
     for piece in pieces:
         launch.run_interpreted(piece, config)
@@ -183,13 +183,13 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
     x, before = buffer[:, :2], buffer[:, :2].clone()
     call = permute_op.described(x, x, [1, 0, 2])
     monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 8)
-    for piece in pieces_of(call, in_place(call.problem)):
+    for piece, _ in pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"]):
         launch.run_interpreted(piece, in_place(call.problem))
     assert torch.equal(x, before.transpose(0, 1))
     square = torch.zeros(200, 200)
     call = permute_op.described(square, square, [1, 0])
     with pytest.raises(TuningError, match="more programs than a launch counts"):
-        pieces_of(call, in_place(call.problem))
+        pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"])
 
 
 def test_what_is_done_in_place_is_never_measured(monkeypatch):

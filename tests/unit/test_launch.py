@@ -46,9 +46,10 @@ def _product(*batch, m=1, n=1):
 @pytest.mark.parametrize("batch", [(2**31 + 5,), (2**31 - 1,), (2**33,)])
 def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
     """Triton's launcher multiplies the grid in 32 bits, and runs nothing where the product turns negative."""
-    pieces = pieces_of(_product(*batch), TINY)
-    for piece in pieces:
-        (step,) = work_of(piece, TINY, 132, True).steps
+    found = pieces_of(_product(*batch), TINY, HOPPER)
+    pieces = [piece for piece, _ in found]
+    for piece, work in found:
+        (step,) = work.steps
         assert step.grid == tile.work(piece, TINY).steps[0].grid
         assert 0 < prod(step.grid) < 2**31
     assert sum(prod(piece.batch_shape) for piece in pieces) == prod(batch)
@@ -60,7 +61,7 @@ def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
 
 def test_a_batch_that_fits_is_one_launch():
     call = _product(2**31 - 2**16)
-    assert pieces_of(call, TINY) == [call]
+    assert [piece for piece, _ in pieces_of(call, TINY, HOPPER)] == [call]
 
 
 class _Unloaded:
@@ -176,7 +177,7 @@ def test_the_spare_config_is_the_likeliest_that_takes_no_workspace(monkeypatch):
     call = launch._standing(described(a, b, torch.empty(256, 256, dtype=torch.bfloat16), "ieee"))
     assert not [view for view in (call.a, call.b, call.out) if isinstance(view.tensor, torch.Tensor)]
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "_prepared", lambda call, config, index, spare=False: config)
+    monkeypatch.setattr(launch, "_prepared", lambda call, work, config, index, spare=False: config)
     config = launch._spared(call, 0)
     assert workspace_bytes(call, config, HOPPER) == 0
     first = model.ranked(call.problem, HOPPER)
@@ -250,11 +251,12 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
     posed_of, given = [], []
 
-    def noted(piece, config, index, spare):
+    def noted(piece, work, config, index, spare):
         posed_of.append(piece.tensors)
         return SimpleNamespace(at=given.append)
 
     monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 1)
+    monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(launch, "_prepared", noted)
     for more in (extras, gated):
         call = described(a, b, torch.empty(4, 3, 7), "ieee", more)

@@ -11,7 +11,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.views import Call, MatmulCall, PermuteCall, View
 from tritile.errors import TuningError
-from tritile.families.common.work import Section
+from tritile.families.common.work import Section, Work
 from tritile.families.work import early, work_of
 
 # Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
@@ -31,8 +31,7 @@ def laid_out(scratch: Iterable[Section]) -> tuple[list[int], int]:
 
 def workspace_bytes(call: Call, config: Config, device: Device) -> int:
     """Return the bytes of workspace that a call takes while it runs with this config."""
-    works = (work_of(piece, config, device.processors, early(device)) for piece in pieces_of(call, config))
-    return max(laid_out(work.scratch.values())[1] for work in works)
+    return max(laid_out(work.scratch.values())[1] for _, work in pieces_of(call, config, device))
 
 
 def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
@@ -62,13 +61,14 @@ def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out), up=up)
 
 
-def pieces_of(call: Call, config: Config) -> list[Call]:
-    """Return the call in parts of its batch, each within what one launch can count."""
-    if max(prod(step.grid) for step in work_of(call, config, 1, False).steps) <= _MAX_PROGRAMS:
-        return [call]
+def pieces_of(call: Call, config: Config, device: Device) -> list[tuple[Call, Work]]:
+    """Return parts of the call, each within what one launch can count, and what each launches."""
+    work = work_of(call, config, device.processors, early(device))
+    if max(prod(step.grid) for step in work.steps) <= _MAX_PROGRAMS:
+        return [(call, work)]
     if max(call.batch_shape, default=1) == 1:
         raise TuningError(f"{call.problem.label} takes more programs than a launch counts")
     axis = max(range(len(call.batch_shape)), key=call.batch_shape.__getitem__)
     size = call.batch_shape[axis]
     halves = _piece(call, axis, 0, size // 2), _piece(call, axis, size // 2, size - size // 2)
-    return [piece for half in halves for piece in pieces_of(half, config)]
+    return [piece for half in halves for piece in pieces_of(half, config, device)]

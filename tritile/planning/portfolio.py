@@ -84,7 +84,7 @@ class Portfolio:
         """
         times, beyond = self.times(problem, device), FORMULAS[problem.op].beyond
         after = [beyond(config, problem) for config in self.configs]
-        order = sorted(range(len(times)), key=lambda place: (after[place], times[place]))
+        order = sorted(range(len(times)), key=list(zip(after, times, strict=True)).__getitem__)
         worse, last = dominated(problem, device), list[int]()
         found: list[tuple[float, Config]] = []
         for place in itertools.chain(order, last):

@@ -103,8 +103,7 @@ def compiles_of(
     They compile for the current target and return Triton's kernel; nothing runs. `make(dtype)` returns a
     stand-in for a workspace. If a call takes several kernels, the last is the one that computes.
     """
-    for piece in pieces_of(call, config):
-        work = work_of(piece, config, device.processors, early(device))
+    for piece, work in pieces_of(call, config, device):
         buffers = piece.buffers | _workspaces(work, lambda section: make(section.dtype))
         main = work.steps[work.main]
         others = [step for step in work.steps if step is not main]
@@ -267,17 +266,18 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
     torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU has,
     and NotCompiledError where compiles are refused.
     """
-    pieces, index = pieces_of(call, config), call.tensors[0].device.index
+    index = call.tensors[0].device.index
+    pieces = pieces_of(call, config, devices.gpu(index))
     if len(pieces) == 1:
-        return _prepared(call, config, index, spare)
+        return _prepared(*pieces[0], config, index, spare)
     starts = [tensor.data_ptr() for tensor in call.tensors]
     return SplitLaunch(
         tuple(
             (
-                _prepared(piece, config, index, spare),
+                _prepared(piece, work, config, index, spare),
                 tuple(tensor.data_ptr() - at for tensor, at in zip(piece.tensors, starts, strict=True)),
             )
-            for piece in pieces
+            for piece, work in pieces
         )
     )
 
@@ -293,9 +293,10 @@ def _spared(call: Call, index: int) -> Launch:
     device, failures = devices.gpu(index), 0
     for config in model.ranked(call.problem, device):
         try:
-            if not work_of(call, config, device.processors, early(device)).scratch:
+            work = work_of(call, config, device.processors, early(device))
+            if not work.scratch:
                 with as_mode_asks(str(config), "another is tried"):
-                    return _prepared(call, config, index)
+                    return _prepared(call, work, config, index)
         except (TuningError, NotCompiledError):
             failures += 1
             if failures == _TRIES:
@@ -303,11 +304,10 @@ def _spared(call: Call, index: int) -> Launch:
     raise TuningError(f"{call.problem.label} takes a workspace with every config")
 
 
-def _prepared(call: Call, config: Config, index: int, spare: bool = False) -> Launch:
+def _prepared(call: Call, work: Work, config: Config, index: int, spare: bool = False) -> Launch:
     device = devices.gpu(index)
     with torch.cuda.device(index):
         try:
-            work = work_of(call, config, device.processors, early(device))
             if work.counters:
                 counters_of(index).make_ready()
             buffers = call.buffers | _workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))

@@ -9,8 +9,8 @@ Source: the CUDA Driver API reference, `cuLaunchKernelEx`, `cuTensorMapEncodeTil
 
 import ctypes
 import functools
-import re
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -138,6 +138,20 @@ def _attributes(metadata: Any) -> "ctypes.Array[_Attribute]":
     return (_Attribute * len(made))(*made)
 
 
+_known: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary()
+
+
+def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
+    """Return the bytes of each parameter of a kernel, which the driver is asked once."""
+    sizes = _known.get(kernel)
+    if sizes is None:
+        sizes, offset, size = [], ctypes.c_size_t(), ctypes.c_size_t()
+        while not library.cuFuncGetParamInfo(function, len(sizes), offset, size):
+            sizes.append(size.value)
+        _known[kernel] = sizes
+    return sizes
+
+
 class NativeLaunch:
     """Launch a compiled kernel whose parameters are laid out in memory.
 
@@ -169,7 +183,9 @@ class NativeLaunch:
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
         addresses, sizes = self._laid_out(kernel, args, pointers)
-        self._check_parameters(library, kernel, function, sizes)
+        taken = _parameters(library, kernel, function)
+        if taken != sizes:  # this Triton passes others
+            raise ValueError(f"the kernel takes parameters of {taken} bytes, not of {sizes}")
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         self._attributes = _attributes(metadata)
         threads = 32 * metadata.num_warps
@@ -222,17 +238,6 @@ class NativeLaunch:
         put(ctypes.c_uint64(0))  # scratch memory, which this kernel does not need
         put(ctypes.c_uint64(0))
         return addresses, sizes
-
-    @staticmethod
-    def _check_parameters(library: ctypes.CDLL, kernel: Any, function: int, sizes: Sequence[int]) -> None:
-        """Ask the driver what parameters the kernel has. Raises ValueError if a Triton passes others."""
-        entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", kernel.asm.get("ptx", ""), re.DOTALL)
-        if entry is None or entry[1].count(".param") != len(sizes):
-            raise ValueError(f"the kernel does not take {len(sizes)} parameters")
-        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
-        for index, wanted in enumerate(sizes):
-            if library.cuFuncGetParamInfo(function, index, offset, size) or size.value != wanted:
-                raise ValueError(f"parameter {index} is not of {wanted} bytes")
 
     def words(self) -> list[int]:
         """Return how code without Python launches this; the addresses in it are valid as long as this lives.
