@@ -20,7 +20,8 @@ Errors          TritileError, and below it ShapeError, DtypeError, DeviceError, 
                 OverlapError, GradientError, NotTunedError, NotCompiledError, InvalidValueError,
                 FileError, TuningError, DistributedError
 Warnings        SettingWarning, StoreWarning, UntunedWarning, UntestedWarning, IsolationWarning,
-                WrongAnswerWarning, ConversionWarning, InterpreterWarning; all are in errors, too
+                WrongAnswerWarning, ConversionWarning, PrecisionWarning, InterpreterWarning; all are in
+                errors, too
 """
 
 import os
@@ -65,6 +66,7 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
         NotCompiledError,
         NotTunedError,
         OverlapError,
+        PrecisionWarning,
         SettingWarning,
         ShapeError,
         StoreWarning,
@@ -148,6 +150,7 @@ __all__ = [
     "OverlapError",
     "PermuteProblem",
     "Plan",
+    "PrecisionWarning",
     "QuantizedProblem",
     "QuantizedWeight",
     "SettingWarning",

@@ -87,6 +87,10 @@ class ConversionWarning(UserWarning):
     """Issued where `tritile.nn.convert` leaves layers of a model as they are."""
 
 
+class PrecisionWarning(UserWarning):
+    """Issued where float32 runs in precision "ieee" by default, and torch is known to be faster."""
+
+
 class InterpreterWarning(UserWarning):
     """Issued where kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
 

@@ -19,9 +19,9 @@ from tests.reference import (
     values,
 )
 from tritile.core.problem import ACTIVATIONS
-from tritile.ops import run as operation
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
+from tritile.runtime.interpreter import warn_interpreted
 
 TILE = tile(32, 32, 32, group=2)
 CONFIGS = [TILE]
@@ -264,8 +264,8 @@ def test_the_same_bits_by_every_family():
 
 @pytest.mark.filterwarnings("default::tritile.errors.InterpreterWarning")
 @pytest.mark.parametrize("op", ["linear", "addmm", "baddbmm", "scaled_matmul", "gated_linear"])
-def test_the_first_interpreted_call_is_told_of_where_it_is_made(op, monkeypatch):
-    monkeypatch.setattr(operation, "_warned", set())
+def test_the_first_interpreted_call_is_told_of_where_it_is_made(op):
+    warn_interpreted.cache_clear()
     x, one = values((2, 16, 16), FP32), torch.ones(())
     whole = values((16, 16), torch.int8)
     calls = {

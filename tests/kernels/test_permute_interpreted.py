@@ -29,6 +29,7 @@ from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
 from tritile.ops import run
 from tritile.runtime import launch
+from tritile.runtime.interpreter import warn_interpreted
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -208,12 +209,11 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
 
 
 def test_warnings_point_at_the_caller():
-    run._warned.clear()
     for call in (
         lambda: tritile.contiguous(torch.zeros(3, 4).mT),
         lambda: tritile.permute(torch.zeros(3, 4), (1, 0)),
     ):
-        run._warned.clear()
+        warn_interpreted.cache_clear()
         with pytest.warns(tritile.errors.InterpreterWarning) as caught:
             call()
         assert caught[0].filename == __file__

@@ -97,7 +97,7 @@ def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(here, monkeypatch, 
 
         def race(self, subject, configs):
             assert subject == asked[0]
-            return [[5.0, 6.0, 7.0]] * len(configs)
+            return [[5.0, 6.0, 7.0], [8.0, 9.0, 10.0]][: len(configs)]
 
         def end(self, subject):
             asked.append("end")
@@ -110,7 +110,11 @@ def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(here, monkeypatch, 
     found = tritile.bench(kernel, meta(40), meta(40), 40, grid=(3,))
     assert (found.tritile_us, found.torch_us, found.ratio, found.config) == (6.0, None, None, BLOCKS[0])
     assert [getattr(each, "shipment", each) for each in asked] == ["packed", "end"]
-    assert "torch" not in repr(found)
+    assert "not timed: the kernel has no reference=" in repr(found)
+    referred = tritile.autotune(BLOCKS, ["n"], reference=lambda x: {"out": 2 * x})(_double)
+    found = tritile.bench(referred, meta(40), meta(40), 40, grid=(3,))
+    assert (found.tritile_us, found.torch_us, found.ratio) == (6.0, 9.0, 1.5)
+    assert "9.0 us, 1.50 times as long: the kernel's reference" in repr(found)
     with pytest.raises(InvalidValueError, match="grid="):
         tritile.bench(kernel, meta(40), meta(40), 40)
 

@@ -94,13 +94,29 @@ def raised(x, n, BLOCK: tl.constexpr, MASKS: tl.constexpr):
     tl.store(x + at, tl.load(x + at, mask=masked) + 1, mask=masked)
 
 
+def raised_by(masks, **told):
+    configs = [triton.Config({"BLOCK": 16, "MASKS": each}) for each in masks]
+    return tritile.autotune(configs, ["n"], reference=lambda x, n: {"x": x + 1}, **told)(raised)
+
+
 @pytest.mark.parametrize("told", ["restore_value", "reset_to_zero"])
 def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_is_nan(told):
-    configs = [triton.Config({"BLOCK": 16, "MASKS": masks}) for masks in (True, False)]
-    kernel = tritile.autotune(configs, ["n"], reference=lambda x, n: {"x": x + 1}, **{told: ["x"]})(raised)
-    found = tritile.check(kernel, torch.zeros(40), 40, grid=(3,))
+    found = tritile.check(raised_by((True, False), **{told: ["x"]}), torch.zeros(40), 40, grid=(3,))
     assert [each.outcome for each in found.configs] == ["right", "wrong"]
     assert "wrote outside" in found.wrong[0].reason
+
+
+@pytest.mark.parametrize(("dtype", "filled"), [(torch.float32, "NaN"), (torch.int32, "wrong integers")])
+def test_an_in_place_kernel_that_restores_nothing_is_told_to(dtype, filled):
+    x = torch.zeros(40, dtype=dtype)
+    (wrong,) = tritile.check(raised_by([True]), x, 40, grid=(3,)).wrong
+    assert wrong.reason.endswith(
+        f"x was filled with {filled}: if the kernel reads it, name it in restore_value="
+    )
+    zero = tritile.check(
+        decorated(GOOD[0]), *arguments(9), grid=(1,), reference=lambda n: {"out": torch.zeros(n)}
+    )
+    assert "restore_value" not in zero.wrong[0].reason
 
 
 @pytest.mark.parametrize(
@@ -160,6 +176,12 @@ def test_arguments_are_left_as_they_are():
     ("kernel", "words", "wanted"),
     [
         (decorated(*GOOD), {}, "grid="),
+        (decorated(*GOOD), {"grid": 3}, "grid is 3"),
+        (decorated(*GOOD), {"grid": (1, 1, 1, 1)}, "one to three sizes"),
+        (decorated(*GOOD), {"grid": (1.5,)}, "grid is"),
+        (decorated(*GOOD), {"grid": (1,), "step": 2}, "summed does not take step: wanted x, out, n$"),
+        (decorated(*GOOD), {"grid": (1,), "n": 8}, "summed is given twice n"),
+        (decorated(*GOOD), {"grid": (1,), "more": [{"x": 1}]}, "summed lacks out, n"),
         (torch.relu, {"grid": (1,)}, "tritile.autotune"),
         (summed, {"grid": (1,)}, "configs="),
         (summed, {"grid": (1,), "configs": GOOD}, "reference="),

@@ -1,5 +1,6 @@
 """A decorated kernel's call, packed and sent: rebuilt, compiled and checked in another place."""
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -34,7 +35,7 @@ from tritile.errors import (
     WrongAnswerWarning,
 )
 from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
+from tritile.planning.trial import AS_TORCH, Trial
 from tritile.runtime.interpreter import HostAware
 from tritile.tune import measuring
 from tritile.tune.decorated import KernelCall, KernelSubject
@@ -190,6 +191,26 @@ def test_a_wrong_answer_is_told(tmp_path, reference, config, reason):
     _, stage = staged(tmp_path, reference=reference)
     with pytest.raises(TuningError, match=reason):
         stage.check(config, None)
+
+
+def test_what_is_read_is_checked_between_guards_of_numbers_too(tmp_path):
+    """NaN times three is the NaN that it was: a load and a store without a mask change no guard of NaN."""
+    x = torch.randn(64)
+    call = KernelCall(HostAware(scale), ("x", "out", "N"), (x, x, 64), {"EVEN": True, "grid": (3,)}, {})
+    for restored, found in (((), None), (("x", "out"), "outside the memory")):
+        own = replace(call, restore_value=restored)
+        shipment = pack(own, tmp_path, LIMIT, host_too=True)
+        stage = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, shipment).stage(1)
+        with pytest.raises(TuningError, match=found) if found else contextlib.nullcontext():
+            stage.check(Config.of(BLOCK=32, STRAY=2), None)
+
+
+def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
+    _, stage = staged(tmp_path, reference=right)
+    run, taken = stage.prepared(AS_TORCH)
+    call = stage.calls[1]
+    assert torch.equal(run(call)["out"], 3 * call.named["x"][:77])
+    assert taken.registers is None
 
 
 @triton.constexpr_function

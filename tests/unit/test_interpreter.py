@@ -16,6 +16,7 @@ from tritile.core import threads
 from tritile.core.of_triton import LANGUAGE_PATCHER, interpreter_builder
 from tritile.core.source import source_hash
 from tritile.core.threads import library_lock
+from tritile.errors import InterpreterWarning
 from tritile.families.common.work import Kernel
 from tritile.runtime import interpreter as interpreter_module
 from tritile.runtime.interpreter import interpret
@@ -238,3 +239,14 @@ def test_a_comparison_of_scalars_masks_a_block():
     x, y = torch.arange(1.0, 6.0), torch.zeros(10)
     interpret(first_alone, (2,), (x, y, 5), {"BLOCK": 8})
     assert y.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, *[0.0] * 5]
+
+
+def test_a_decorated_kernel_too_tells_once_that_it_is_interpreted():
+    interpreter_module.warn_interpreted.cache_clear()
+    kernel = tritile.autotune([triton.Config({"BLOCK": 16})], [])(doubled)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        kernel[(1,)](torch.ones(9), torch.ones(9), 9)
+        kernel[(1,)](torch.ones(9), torch.ones(9), 9)
+        tritile.transpose(torch.ones(2, 3))
+    assert [(each.category, each.filename) for each in told] == [(InterpreterWarning, __file__)]

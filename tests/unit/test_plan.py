@@ -138,7 +138,15 @@ def test_a_performance_model_of_the_kernels_own_chooses(monkeypatch, tmp_path):
     assert (plan.config, "performance model" in plan.why) == (BLOCKS[1], True)
 
 
-def test_what_explains_and_compiles_ahead_refuses_decorated_kernels(kernel):
-    for call in (tritile.explain, tritile.warm):
-        with pytest.raises(UnsupportedError, match="a decorated kernel"):
-            call(kernel, meta(8), meta(8), 8, device=H200)
+def test_missing_arguments_of_a_kernel_are_named(kernel):
+    with pytest.raises(InvalidValueError, match=r"^_double lacks out, n: wanted x, out, n$"):
+        tritile.plan(kernel, meta(8))
+    with pytest.raises(InvalidValueError, match="does not take argument 5, argument 6"):
+        tritile.plan(kernel, *[meta(8)] * 6)
+    even = triton.heuristics({"n": lambda named: 8})(_double)
+    assert tritile.plan(tritile.autotune(BLOCKS, [])(even), meta(8), meta(8), num_warps=2, device=H200)
+
+
+def test_of_a_decorated_kernel_explain_says_what_to_ask_instead(kernel):
+    with pytest.raises(UnsupportedError, match=r"`tritile.plan` tells its config"):
+        tritile.explain(kernel, meta(8), meta(8), 8, device=H200)

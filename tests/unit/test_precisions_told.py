@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tritile.core.device import target_device
 from tritile.core.precision import error_words, explained, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, error_bound
 from tritile.errors import InvalidValueError
-from tritile.planning import plans
+from tritile.ops import asked, products, run
+from tritile.planning import beside, plans
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1024, 1024, 1024, "float32", "float32")  # in the H200's table
@@ -89,6 +91,64 @@ def test_others_plans_have_no_alternatives():
     assert repr(plans.plan_for(groups, HOPPER)).endswith("means   tf32: one product in TF32 on tensor cores")
     x = torch.ones(16, 16)
     assert repr(tritile.plan(tritile.matmul, x, x)).count(" or ") == 0
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Have calls on host tensors go as on an H200, but for the launch; return the warnings of a call."""
+    monkeypatch.setattr(run, "_warned", set())
+    monkeypatch.setattr(run.devices, "gpu", lambda index: HOPPER)
+    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
+    monkeypatch.setattr(asked, "prepared", lambda call: lambda *tensors: None)
+    monkeypatch.setattr(asked, "remember", lambda *given: None)
+    monkeypatch.setattr(products, "default_precision", lambda: "none")
+
+    def told(m, n, k, **words):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tritile.matmul(torch.empty(m, k), torch.empty(k, n), **words)
+        return [each for each in caught if each.category is tritile.PrecisionWarning]
+
+    return told
+
+
+def test_a_default_that_is_slower_than_torch_is_told_of_once(launched):
+    assert launched(1024, 1024, 1024, precision="ieee") == []
+    assert launched(512, 512, 512) == []
+    (told,) = launched(1024, 1024, 1024)
+    assert "1024x1024x1024" in str(told.message)
+    assert told.filename == __file__
+    assert launched(1024, 1024, 1024) == []
+
+
+def test_a_precision_that_torch_is_set_to_is_no_default(launched, monkeypatch):
+    monkeypatch.setattr(products, "default_precision", lambda: "ieee")
+    assert launched(1024, 1024, 1024) == []
+
+
+def test_what_was_measured_of_a_product_says_whether_torch_is_faster(monkeypatch):
+    small = replace(PROBLEM, m=600, n=600, k=600)
+    assert beside.slower_than_torch(PROBLEM, HOPPER)
+    assert not beside.slower_than_torch(PROBLEM, target_device("sm_80")), "nobody measured there"
+    for tritile_us, torch_us, slower in ((100, 70, True), (100, 90, False), (30, 15, False)):
+        monkeypatch.setattr(beside, "measured", lambda *given, us=(tritile_us, torch_us): beside.Times(*us))
+        for device in (HOPPER, target_device("sm_80")):
+            assert [beside.slower_than_torch(each, device) for each in (PROBLEM, small)] == [slower] * 2
+    assert not beside.slower_than_torch(replace(PROBLEM, invariant=True), HOPPER)
+
+
+def test_on_hopper_torch_was_faster_at_every_large_size_that_was_measured():
+    """The rule for sizes that were not measured."""
+    found = []
+    for file in (ROOT / "tuning/results/nvidia-h200").glob("*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            plain = {"op": "matmul", "dtype": "float32", "precision": "ieee"}.items() <= line.items()
+            if plain and line["torch_us"]:
+                sizes = (line[name] for name in ("batch", "m", "n", "k"))
+                large = beside.slower_than_torch(MatmulProblem(*sizes, "float32", "float32"), HOPPER)
+                found += [line["torch_us"] / line["tritile_us"]] * large
+    assert len(found) > 20
+    assert max(found) < 0.81
 
 
 ROOT = Path(tritile.__file__).parents[1]

@@ -1,11 +1,14 @@
 """`tritile.warm`: which kernels are compiled ahead of calls, told before any is."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 import tritile
+from tests.unit.test_plan import BLOCKS, _double, meta
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UnsupportedError
@@ -217,3 +220,22 @@ def test_what_is_compiled_of_a_class_is_all_that_its_sizes_launch(name):
     compiled = kernels(list(rows.of_class(first, H200)))
     for problem in rest[:60] + copies:
         assert kernels(planned([problem])) <= compiled, problem.label
+
+
+def test_a_decorated_kernel_is_compiled_with_its_planned_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    zeroed = []
+    configs = [triton.Config(BLOCKS[1].kwargs, pre_hook=lambda named: zeroed.append(named["out"].dtype))]
+    kernel = tritile.autotune(configs, ["n"])(_double)
+    assert tritile.warm(kernel, meta(40), meta(40), n=40, device=H200) == 1
+    (compiled,) = Path(tmp_path / "cache").rglob("_double.ttir")
+    assert "tensor<32x" in compiled.read_text()
+    assert zeroed == [meta(40).dtype]
+    refused = tritile.autotune([triton.Config({"BLOCK": 33})], ["n"])(_double)
+    with pytest.raises(TuningError, match=r"warm: _double n=40, BLOCK: 33.*power of 2"):
+        tritile.warm(refused, meta(40), meta(40), 40, device=H200)
+    with pytest.raises(UnsupportedError, match="NVIDIA GPUs only"):
+        tritile.warm(kernel, meta(40), meta(40), 40, device="gfx942")
+    for words, wanted in (({"rows": [1], "device": H200}, "rows= is for operations"), ({}, "host memory")):
+        with pytest.raises(InvalidValueError, match=wanted):
+            tritile.warm(kernel, torch.zeros(40), torch.zeros(40), 40, **words)

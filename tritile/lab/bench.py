@@ -13,12 +13,14 @@ import triton
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Told
-from tritile.core.problem import Problem, Tiled
-from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.core.problem import KernelProblem, Problem, Tiled
+from tritile.errors import UnsupportedError
 from tritile.lab.report.bench import host_us, measured
 from tritile.lab.tune import gpu_for, problem_of
 from tritile.ops.plan import function_of
+from tritile.planning.trial import AS_TORCH
 from tritile.tune.autotuner import Autotuner
+from tritile.tune.declared import check_grid
 from tritile.tune.decorated import KernelSubject
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.timing import timing_of
@@ -35,7 +37,7 @@ class BenchResult(Told):
     """Tell how long a call takes, and torch's.
 
     - `tritile_us`, `torch_us`: microseconds on the GPU, medians, on cold operands, by turns; `torch_us` is of
-      the fastest of torch's ways, which `torch_call` names. None of a decorated kernel.
+      the fastest of torch's ways, which `torch_call` names; of a decorated kernel, its reference or None.
     - `spread`: that of tritile's times, over their median.
     - `config`, `source`: what ran, and which source gave it, as `tritile.plan` says.
     - `error`, `torch_error`: relative norms against a reference in float64; None of a decorated kernel.
@@ -66,6 +68,8 @@ class BenchResult(Told):
             found.append(
                 ("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long: {self.torch_call}")
             )
+        elif isinstance(self.problem, KernelProblem):
+            found.append(("torch", "not timed: the kernel has no reference="))
         if self.error is not None and self.torch_error is not None:
             found.append(("error", f"{self.error:.2g}, torch's {self.torch_error:.2g}"))
         found += [("config", str(self.config)), ("source", self.source)]
@@ -82,8 +86,7 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Time a decorated kernel with the config of a call, in a process of its own."""
     given = {"warmup": False} | kwargs
     device, _ = gpu_for("bench", (*args, *kwargs.values()))
-    if given.get("grid") is None:
-        raise InvalidValueError("bench: there is no grid: wanted grid=, as kernel[grid] takes it")
+    check_grid("bench", kwargs.get("grid"))
     plan = kernel.planned(args, kwargs, device)
     config = plain_config(plan.config)
     if config is None:
@@ -99,10 +102,14 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
         with borrowed(gpu) as shop:
             try:
                 shop.begin(sent)
-                timing = timing_of(shop.race(sent, [config])[0])
+                samples = shop.race(sent, [config, *[AS_TORCH] * (kernel.reference is not None)])
             finally:
                 shop.end(sent)
-    return BenchResult(plan.problem, device, timing.us, None, timing.spread, plan.config, plan.source)
+    timing, *referred = map(timing_of, samples)
+    torch_us, way = (referred[0].us, "the kernel's reference") if referred else (None, "")
+    return BenchResult(
+        plan.problem, device, timing.us, torch_us, timing.spread, plan.config, plan.source, way
+    )
 
 
 def bench(
@@ -118,7 +125,7 @@ def bench(
     Args:
         what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`
             takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
-            arguments and `grid=`, which is timed alone, on copies of its arguments.
+            arguments and `grid=`, which is timed on copies of its arguments, by turns with its `reference`.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 

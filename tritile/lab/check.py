@@ -22,7 +22,7 @@ from tritile.errors import (
     callers_level,
 )
 from tritile.tune.autotuner import Autotuner, autotune
-from tritile.tune.declared import check_kernel, check_tolerance
+from tritile.tune.declared import check_arguments, check_grid, check_kernel, check_tolerance
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.shipping import pack
@@ -146,13 +146,15 @@ def _given(
     return [make(*sizes) for sizes in dict.fromkeys((tuple(args), _less(args), *map(tuple, further)))]
 
 
-def _call(tuner: Autotuner, given: Arguments, kwargs: dict[str, Any], how: dict[str, Any]) -> KernelCall:
-    """Return one call, `ragged` left to it where `how` does."""
+def _call(
+    tuner: Autotuner, configs: Any, given: Arguments, kwargs: dict[str, Any], how: dict[str, Any]
+) -> KernelCall:
+    """Return one call, `ragged` left to it where `how` does. Raise InvalidValueError for bad arguments."""
     by_name = dict(given) if isinstance(given, Mapping) else {}
     args = () if by_name else tuple(given)
     named = {"warmup": False} | kwargs | by_name
-    if named.get("grid") is None:
-        raise InvalidValueError("check: there is no grid: wanted grid=, as kernel[grid] takes it")
+    check_grid("check", named.get("grid"))
+    check_arguments(tuner.fn, configs, args, named)
     return replace(call_of(tuner, args, named, {}), **how)
 
 
@@ -284,7 +286,7 @@ def check(
         A `tritile.CheckResult`, true where every config was right, which prints as a table.
 
     Raises:
-        InvalidValueError: an argument does not fit, there is no reference or no grid.
+        InvalidValueError: an argument is missing or does not fit, there is no reference or no grid.
         Exception: what the reference or `make` raises.
     """
     if configs is not None and not isinstance(configs, Iterable):
@@ -301,7 +303,8 @@ def check(
     check_tolerance(allowed, judge)
     wanted, how = _listed(tuner, chosen), {"reference": judge, "tolerance": allowed}
     named = kwargs if grid is None else kwargs | {"grid": grid}
-    calls = [_call(tuner, given, named, how) for given in _given(args, make, more)]
+    offered = wanted or tuner.space or tuner.configs
+    calls = [_call(tuner, offered, given, named, how) for given in _given(args, make, more)]
     checks = _Checks(tuner)
     for call in calls:
         device = tuner.device_of(call.args, call.kwargs)

@@ -2,23 +2,42 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from triton import knobs
 
-from tritile.core.device import Device
+from tritile.core.device import INTERPRETER, Device
 from tritile.core.problem import Tiled
 from tritile.core.settings import current_mode
-from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.errors import InvalidValueError, TritileError, TuningError, brief
 from tritile.ops.plan import IN_PLACE, plan
-from tritile.planning.kernel_plan import Plannable
-from tritile.tune.deploy.fill import fill
+from tritile.tune.autotuner import Autotuner
+from tritile.tune.decorated import compile_ahead
+from tritile.tune.deploy.fill import check_nvidia, fill
 from tritile.tune.deploy.rows import of_class, of_rows
+from tritile.tune.measuring import call_of
+
+_INTERPRETED: Final = "warm: tensors in host memory are interpreted: name a GPU with device="
+
+
+def _kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> int:
+    """Compile a decorated kernel with the config of a call, in this process."""
+    chosen = plan(kernel, *args, device=device, **kwargs)
+    if chosen.device == INTERPRETER:
+        raise InvalidValueError(_INTERPRETED)
+    check_nvidia(chosen.device)
+    try:
+        compile_ahead(call_of(kernel, args, kwargs, {}), chosen.config, chosen.device)
+    except TritileError:
+        raise
+    except Exception as error:
+        raise TuningError(f"warm: {chosen.problem.label}, {chosen.config}: {brief(error)}") from error
+    return 1
 
 
 def warm(
-    what: Callable[..., Any] | str | Tiled,
+    what: Callable[..., Any] | str | Tiled | Autotuner,
     *args: Any,
     rows: Iterable[int] | None = None,
     device: Device | torch.device | str | None = None,
@@ -34,23 +53,26 @@ def warm(
 
     Args:
         what: the operation or its name, followed by the arguments of the call, or a problem alone, as
-            `tritile.plan` takes them.
+            `tritile.plan` takes them; or a kernel that `tritile.autotune` decorates, followed by its
+            arguments: it is compiled with the config of just this call.
         args: the call's positional arguments.
         rows: compile only the configs planned for these numbers of rows of the first operand.
         device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
         kwargs: the call's keyword arguments.
 
     Raises what `tritile.plan` raises; InvalidValueError for tensors in host memory without `device`, for a
-    call in place and for invalid `rows`; UnsupportedError for a GPU that is not NVIDIA's, and for a decorated
-    kernel; TuningError if a kernel is refused, after all others were compiled.
+    call in place, for invalid `rows`, and for `rows` of a decorated kernel; UnsupportedError for a GPU that
+    is not NVIDIA's; TuningError if a kernel is refused, after all others were compiled.
     """
-    if isinstance(what, Plannable):
-        raise UnsupportedError("warm: a decorated kernel is compiled at its first call, into Triton's cache")
+    if isinstance(what, Autotuner):
+        if rows is not None:
+            raise InvalidValueError("warm: rows= is for operations: call it for each call of a kernel")
+        return _kernel(what, args, kwargs, device)
     chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
     mode = "cached" if current_mode() == "tune" else current_mode()
     if chosen.source == "interpreter":
-        raise InvalidValueError("warm: tensors in host memory are interpreted: name a GPU with device=")
+        raise InvalidValueError(_INTERPRETED)
     if chosen.why == IN_PLACE:
         raise InvalidValueError("warm: calls in place are not compiled ahead: leave out= away")
     entries = of_class(problem, gpu, mode) if rows is None else of_rows(problem, rows, gpu, mode)

@@ -104,7 +104,10 @@ class QuantizedLinear(PackedLinear):
 
     @property
     def weight(self) -> QuantizedWeight:
-        """Return the buffers as a `tritile.QuantizedWeight`."""
+        """Return the buffers as a `tritile.QuantizedWeight`: a new one at each access, of the same memory.
+
+        Keep it where it is used often: its parts are checked each time.
+        """
         shape = (self.out_features, self.in_features)
         return QuantizedWeight(self.packed, self.scales, self.zeros, self.bits, self.group_size, shape)
 

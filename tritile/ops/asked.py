@@ -14,7 +14,7 @@ from tritile.core.settings import rules
 from tritile.core.views import Call
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, remember
-from tritile.ops.run import interpret_product, mark_written, on_host, prepared
+from tritile.ops.run import interpret_product, mark_written, on_host, prepared, warn_of_default
 from tritile.ops.signatures import joined
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -39,6 +39,11 @@ class Asked:
     @property
     def is_empty(self) -> bool:
         """Tell whether there is nothing to compute, although the result has elements."""
+        return False
+
+    @property
+    def by_default(self) -> bool:
+        """Tell whether neither the call nor torch's setting names the precision of a float32 product."""
         return False
 
     def checked(self, out: Any) -> Result:
@@ -124,6 +129,8 @@ def run_unprepared(of: Asked, out: Any, key: Key | None) -> torch.Tensor:
         else:
             call = of.call(unchanged, result, how)
             launch = prepared(call)
+            if of.by_default:
+                warn_of_default(call.problem, result.get_device())
             launch(*call.tensors)
             remember(key, of.op, launch, call, of.tensors, result)
     return result if out is None else mark_written(of.op, result)

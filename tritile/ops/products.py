@@ -180,6 +180,11 @@ class Product(Asked):
         """Tell whether K is 0."""
         return bool(self.a.shape[-1] == 0)
 
+    @property
+    def by_default(self) -> bool:
+        """Do as `Asked.by_default`."""
+        return self.precision is None and self.a.dtype == torch.float32 and default_precision() == "none"
+
     def checked(self, out: Any) -> Result:
         """Do as `Asked.checked`."""
         op, a, b, extras = self.op, self.a, self.b, self.extras
@@ -188,12 +193,11 @@ class Product(Asked):
             check_tensor(op, name, tensor)
         check_same_device(op, a, names[1], b)
         dtype = _check_dtypes(op, names, a, b, self.out_dtype, extras.scaled)
-        unset = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
         precision = check_precision(op, a.dtype, self.precision)
         for operand in (a, b):
             check_gpu(op, operand)
         shape = _result_shape(op, names, a, b)
-        if unset and not extras.scaled and extras.up is None:
+        if self.by_default and not extras.scaled and extras.up is None:
             precision = unset_precision(a, b)
         _check_depth(op, a, precision)
         if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):

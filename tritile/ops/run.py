@@ -18,14 +18,15 @@ from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import InterpreterWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
+from tritile.errors import PrecisionWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import gpu_tables, model, plans
+from tritile.planning import beside, gpu_tables, model, plans
 from tritile.planning.store import end_stand_ins, is_frozen, store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
 from tritile.runtime.compiles import as_mode_asks, asking
+from tritile.runtime.interpreter import warn_interpreted
 
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
 _FALLBACKS = 8  # predicted configs to try where the planned one does not run
@@ -126,6 +127,22 @@ def _warn_uncalibrated(device: devices.Device) -> None:
     )
 
 
+def warn_of_default(problem: Tiled, index: int) -> None:
+    """Warn, once, of a float32 product whose precision nobody named, where torch is known to be faster."""
+    if "ieee" in _warned or not isinstance(problem, MatmulProblem) or problem.precision != "ieee":
+        return
+    if problem.dtype != "float32" or not beside.slower_than_torch(problem, devices.gpu(index)):
+        return
+    _warned.add("ieee")
+    warnings.warn(
+        f"{problem.label}: no precision is named, and in 'ieee', the default, which errs least, torch is "
+        "faster. With precision='fp16x3' or 'tf32x3' errors are near fp32's, with 'tf32' three digits are "
+        "right; precision='ieee' keeps what runs, without a warning. `tritile.plan` tells what each takes",
+        PrecisionWarning,
+        stacklevel=callers_level(),
+    )
+
+
 def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     chosen = plans.plan_for(problem, device)
     if chosen is not None:  # another thread has just measured it
@@ -151,13 +168,8 @@ def on_host(tensor: torch.Tensor) -> bool:
     Warns once, at the line that called the operation.
     """
     host = tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
-    if host and "interpreter" not in _warned:
-        _warned.add("interpreter")
-        warnings.warn(
-            "kernels run in Triton's interpreter, thousands of times slower than on a GPU; results are right",
-            InterpreterWarning,
-            stacklevel=callers_level(),
-        )
+    if host:
+        warn_interpreted()
     return host
 
 

@@ -27,6 +27,11 @@ NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = (
     1.25  # a lead has to be larger by this factor where the model picks, whose picks may be slower
 )
+_BEHIND: Final = 1.25  # times as long as torch: less of it is not worth a warning
+_BEHIND_US: Final = 20.0
+_PLAIN_FLOPS: Final = 2e9  # of a product of plain fp32, from which torch was faster on Hopper at every size
+_PLAIN_SIDE: Final = 96  # that was measured, by _BEHIND and more; and the least of its sizes
+_HOPPER: Final = 90
 _LEAST_MOVED: Final = 1 << 19  # bytes of a copy below which the host is the limit
 
 
@@ -61,6 +66,20 @@ def measured(problem: MatmulProblem | PermuteProblem, device: Device) -> Times |
 def _tabled(found: Table, problem: MatmulProblem | PermuteProblem, device: Device) -> Times | None:
     entry = found.find(problem) if found.device["name"] == device.name else None
     return Times(entry.us, entry.torch_us) if entry is not None and entry.us and entry.torch_us else None
+
+
+def slower_than_torch(problem: MatmulProblem, device: Device) -> bool:
+    """Tell whether a product in plain fp32 is known to take notably longer than torch's.
+
+    Known is what was measured of just this problem. On Hopper it is any large product: see `_PLAIN_FLOPS`.
+    """
+    if problem.flops < _PLAIN_FLOPS / 10 or problem.invariant or problem.rights > 1:
+        return False
+    times = measured(problem, device)
+    if times is not None:
+        return times.tritile_us > max(_BEHIND * times.torch_us, times.torch_us + _BEHIND_US)
+    large = problem.flops >= _PLAIN_FLOPS and min(problem.m, problem.n, problem.k) >= _PLAIN_SIDE
+    return device.nvidia == _HOPPER and problem.batch == 1 and large
 
 
 def may_be_faster(problem: MatmulProblem | PermuteProblem) -> bool:

@@ -7,8 +7,10 @@ Triton's own library (`tl.cdiv`, `tl.sum` ...).
 """
 
 import contextlib
+import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,7 +33,7 @@ from tritile.core.of_triton import (
 )
 from tritile.core.source import named_values
 from tritile.core.threads import at_fork, library_lock
-from tritile.errors import UnsupportedError
+from tritile.errors import InterpreterWarning, UnsupportedError, callers_level
 
 _twins: dict[JITFunction, InterpretedFunction] = {}
 _undoing: list[Callable[[], None]] = []  # functions that undo the patches in force, the latest last
@@ -237,6 +239,16 @@ def interpret(
         ) from error
 
 
+@functools.cache
+def warn_interpreted() -> None:
+    """Warn, once in a process and at the line that called tritile, that a kernel is interpreted."""
+    warnings.warn(
+        "kernels run in Triton's interpreter, thousands of times slower than on a GPU; results are right",
+        InterpreterWarning,
+        stacklevel=callers_level(),
+    )
+
+
 class HostAware:
     """Run a kernel compiled on GPU tensors, and interpreted on tensors in host memory."""
 
@@ -251,7 +263,10 @@ class HostAware:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch, as `kernel[grid](...)` does."""
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-        if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+        host = bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+        if host or triton.knobs.runtime.interpret:
+            warn_interpreted()
+        if not host:
             with library_lock:
                 return self.fn.run(*args, **kwargs)
         kernel = self.fn

@@ -27,7 +27,13 @@ from tritile.planning.kernel_plan import KernelPlan
 from tritile.planning.store import is_frozen
 from tritile.runtime.compiles import compiles_refused, count_as_ours
 from tritile.tune import measuring, recall
-from tritile.tune.declared import check_choices, check_kernel, check_tolerance, warn_deprecated
+from tritile.tune.declared import (
+    check_arguments,
+    check_choices,
+    check_kernel,
+    check_tolerance,
+    warn_deprecated,
+)
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.planned import planned
 from tritile.tune.remembering import plain_config
@@ -186,7 +192,11 @@ class Autotuner(TracedAutotuner):
             return measuring.measured(self, problem, args, kwargs, device, rules, force)
 
     def planned(self, args: Sequence[Any], kwargs: dict[str, Any], device: Device | None) -> KernelPlan:
-        """Return the plan of a call, for `tritile.plan`: see `tritile.tune.planned`."""
+        """Return the plan of a call, for `tritile.plan`: see `tritile.tune.planned`.
+
+        Raises InvalidValueError where arguments are missing, or the kernel does not take them.
+        """
+        check_arguments(self.fn, self.space or self.configs, args, kwargs)
         return planned(self, args, kwargs, device or self.device_of(args, kwargs))
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:

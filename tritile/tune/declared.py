@@ -1,11 +1,12 @@
-"""Checks of the arguments of `tritile.autotune`, made as it decorates a kernel."""
+"""Checks of the arguments of `tritile.autotune`, made as it decorates a kernel, and of those of a call."""
 
 import dataclasses
 import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final
 
 import triton
@@ -16,6 +17,7 @@ from tritile.errors import InvalidValueError, callers_level
 from tritile.tune.search import STRATEGIES
 from tritile.tune.spaces import Space
 
+_LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
 
 
@@ -56,6 +58,45 @@ def _layers(fn: Any) -> list[Any]:
     while not inspect.isfunction(found[-1]) and hasattr(found[-1], "fn"):
         found.append(found[-1].fn)
     return found
+
+
+def _computed(layers: list[Any], configs: Any) -> set[str]:
+    """Return names of arguments that no caller gives: configs set them, or heuristics do."""
+    space = isinstance(configs, Space)
+    tuned = configs.parameters if space else {name for config in configs or () for name in config.kwargs}
+    return {*tuned, *(name for layer in layers for name in getattr(layer, "values", ()))}
+
+
+def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
+    """Raise InvalidValueError where a call's arguments do not fit a kernel that is run with these configs.
+
+    `kwargs` are names of keyword arguments. Triton's interpreter leaves out those that it does not know.
+    """
+    layers = _layers(fn)
+    parameters = inspect.signature(layers[-1]).parameters
+    placed, named = list(parameters)[: len(args)], {*kwargs} - _LAUNCHING
+    givable = [name for name in parameters if name not in _computed(layers, configs)]
+    needed = [name for name in givable if parameters[name].default is inspect.Parameter.empty]
+    more = [f"argument {place}" for place in range(len(parameters) + 1, len(args) + 1)]
+    faults = {
+        "lacks": [name for name in needed if name not in {*placed, *named}],
+        "does not take": more + sorted(named - parameters.keys() - _options()),
+        "is given twice": sorted(named & {*placed}),
+    }
+    for fault, names in faults.items():
+        if names:
+            text = f"{layers[-1].__name__} {fault} {', '.join(names)}: wanted {', '.join(givable)}"
+            raise InvalidValueError(text)
+
+
+def check_grid(who: str, grid: Any) -> None:
+    """Raise InvalidValueError unless `grid` is what `kernel[grid]` takes."""
+    listed = isinstance(grid, tuple | list) and 0 < len(grid) <= 3
+    sizes = listed and all(isinstance(size, Integral) and int(size) >= 0 for size in grid)
+    if not sizes and not callable(grid):
+        came = "there is no grid" if grid is None else f"grid is {grid!r}"
+        wanted = "a tuple of one to three sizes, or a function that returns one, as kernel[grid] takes it"
+        raise InvalidValueError(f"{who}: {came}: wanted grid=, {wanted}")
 
 
 def _checked_names(parameter: str, names: Any, offered: Iterable[str], kernel: str) -> None:
@@ -116,9 +157,7 @@ def check_kernel(
         names = [name for name in configs.parameters if name not in _options()]
         _checked_names("Space", names, arguments, kernel)
     if reference is not None:
-        space = isinstance(configs, Space)
-        tuned = configs.parameters if space else {name for config in configs or () for name in config.kwargs}
-        computed = {*tuned, *(name for layer in layers for name in getattr(layer, "values", ()))}
+        computed = _computed(layers, configs)
         _check_reference(reference, [name for name in arguments if name not in computed], kernel)
     if ragged is not None and not callable(ragged):
         raise InvalidValueError(f"ragged is {ragged!r}: wanted a function of the arguments of {kernel}")

@@ -16,10 +16,11 @@ from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
+from tritile.planning.trial import AS_TORCH
 from tritile.runtime.offline import check_fits, compiling_for
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken
-from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, unpack
+from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, stood_in, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
 from tritile.tune.recall import DESCRIPTORS
 
@@ -103,10 +104,7 @@ class KernelSubject:
 
     def compile(self, config: Config) -> None:
         """Compile for the device, without a GPU. Raises what the compiler raises, or TuningError."""
-        call: KernelCall = unpack(self.shipment, StandIn)
-        with compiling_for(self.device):
-            kernel = call.launch(config, grid=(1,), warmup=True)
-        check_fits(kernel, self.device)
+        _compile(unpack(self.shipment, StandIn), config, self.device)
 
     def compile_check(self, config: Config) -> None:
         """Compile nothing: ragged arguments are made where there is a GPU."""
@@ -121,6 +119,21 @@ class KernelSubject:
         return _Stage(self, copies)
 
 
+def _compile(call: KernelCall, config: Config | triton.Config, device: Device) -> None:
+    with compiling_for(device):
+        kernel = call.launch(config, grid=(1,), warmup=True)
+    check_fits(kernel, device)
+
+
+def compile_ahead(call: KernelCall, config: triton.Config, device: Device) -> None:
+    """Compile a call for a device into Triton's cache, without a GPU; its tensors may be on the meta device.
+
+    Raises what the compiler raises, TuningError for too much shared memory, and UnsupportedError for tensors
+    without plain memory.
+    """
+    _compile(call.having(stood_in(_plain(call))), config, device)
+
+
 class _Stage:
     def __init__(self, subject: KernelSubject, copies: int) -> None:
         self._shipment = subject.shipment
@@ -133,8 +146,8 @@ class _Stage:
             referred(posed(self._call(self._copied())))
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
-    def _copied(self) -> Memory:
-        return Memory(self._shipment.blocks, self._pristine.contents(), self._where)
+    def _copied(self, *pattern: int) -> Memory:
+        return Memory(self._shipment.blocks, self._pristine.contents(), self._where, *pattern)
 
     def _call(self, memory: Memory) -> KernelCall:
         return unpack(self._shipment, memory.tensor)
@@ -145,12 +158,22 @@ class _Stage:
         return self._call(self._pristine)
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
+        if config == AS_TORCH:
+            return self._run_of_reference(), Taken()
         kernel = self.calls[0].launch(config, warmup=True)
         _, registers, spills = handles_of(kernel)
         taken = Taken(registers, spills, kernel.metadata.shared)
         return (lambda call: call.launch(config)), taken
 
+    def _run_of_reference(self) -> Run:
+        reference = self.calls[0].reference
+        assert reference is not None
+        taken = _accepted(reference, self.calls[0].named).keys()
+        return lambda call: reference(**{name: call.named[name] for name in taken})
+
     def timed(self, config: Config, run: Run) -> Timed:
+        if config == AS_TORCH:
+            return graph_of(run, self.calls)
         return graph_of(run, self.calls, functools.partial(self._before, config))
 
     def _before(self, config: Config) -> None:
@@ -165,11 +188,11 @@ class _Stage:
         return _at_both_sizes(self.calls[0], functools.partial(self._checked, config))
 
     def _checked(self, config: Config, posed: Posed) -> float | None:
-        memory = self._copied()
-        error = checked(posed(self._call(memory)), config)
-        if not memory.whole():
-            raise TuningError(OUTSIDE)
-        return error
+        def made(*pattern: int) -> tuple[KernelCall, Memory]:
+            memory = self._copied(*pattern)
+            return posed(self._call(memory)), memory
+
+        return _between_guards(made, config)
 
 
 def _same(call: KernelCall) -> KernelCall:
@@ -232,15 +255,53 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     Raises TuningError for an answer that is wrong or not written whole.
     """
     call.reset(config)
-    named, wanted = call.named, referred(call)
+    named, wanted, poisoned = call.named, referred(call), set()
     for name in wanted:
         others = [v for n, v in named.items() if n != name and isinstance(v, torch.Tensor)]
         read = name in (*call.reset_to_zero, *call.restore_value)
         if not read and not any(overlap(named[name], other) for other in others):
             poison(named[name], wanted[name])
+            poisoned.add(name)
     call.launch(config)
-    return max((error_of(name, call.named[name], tensor, call.tolerance) for name, tensor in wanted.items()),
-               default=None)  # fmt: skip
+    errors = []
+    for name, right in wanted.items():
+        try:
+            errors.append(error_of(name, named[name], right, call.tolerance))
+        except TuningError as wrong:
+            hint = _hint(name, named[name]) if name in poisoned else ""
+            raise TuningError(f"{wrong}{hint}") from None
+    return max(errors, default=None)
+
+
+def _hint(name: str, got: torch.Tensor) -> str:
+    """Return what may explain a wrong output: the kernel reads what it was filled with."""
+    real = got.is_floating_point()
+    if real and not bool(got.double().isnan().any()):
+        return ""
+    what = "NaN" if real else "wrong integers"
+    return f"; {name} was filled with {what}: if the kernel reads it, name it in restore_value="
+
+
+def _between_guards(
+    made: Callable[..., tuple[KernelCall, Memory | None]], config: Config | triton.Config
+) -> float | None:
+    """Check a config as `checked` does, and that it keeps to its memory.
+
+    `made` returns the call and its memory, between guards of a pattern; None where it is not watched. Where
+    outputs are read a second pattern is tried: what is added to a guard of NaN does not show.
+    """
+
+    def once(*pattern: int) -> tuple[float | None, bool]:
+        call, memory = made(*pattern)
+        error = checked(call, config)
+        if memory is not None and not memory.whole():
+            raise TuningError(OUTSIDE)
+        return error, bool(call.reset_to_zero or call.restore_value or call.pre_hook)
+
+    error, read = once()
+    if read:
+        once(NUMBERS)
+    return error
 
 
 def _plain(call: KernelCall) -> Named:
@@ -273,23 +334,13 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
     Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
     """
 
-    def once(posed: Posed, *pattern: int) -> float | None:
-        ours, memory = _guarded(posed(_copied(call)), *pattern)
+    def check(posed: Posed) -> float | None:
+        referred(posed(_copied(call)))  # a failure here is not the config's
         try:
-            error = checked(ours, config)
+            return _between_guards(lambda *pattern: _guarded(posed(_copied(call)), *pattern), config)
         except TuningError:
             raise
         except Exception as failure:  # whatever one config raises, the others still deserve their turn
             raise TuningError(brief(failure)) from failure
-        if memory is not None and not memory.whole():
-            raise TuningError(OUTSIDE)
-        return error
-
-    def check(posed: Posed) -> float | None:
-        referred(posed(_copied(call)))  # a failure here is not the config's
-        error = once(posed)
-        if call.reset_to_zero or call.restore_value or call.pre_hook:  # its outputs are read
-            once(posed, NUMBERS)  # what is added to a guard of NaN does not show
-        return error
 
     return _at_both_sizes(call, check)

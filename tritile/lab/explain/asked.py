@@ -72,7 +72,10 @@ def explain(
     if isinstance(what, torch.Tensor):
         what, args = (matmul if args else transpose), (what, *args)
     if isinstance(what, Plannable):
-        raise UnsupportedError("explain: a decorated kernel tells nothing of its bytes: wanted an operation")
+        raise UnsupportedError(
+            "explain: a decorated kernel tells nothing of its bytes: `tritile.plan` tells its config "
+            "and why, `tritile.bench` its time"
+        )
     if config is not None and not isinstance(config, str | Config):
         raise InvalidValueError(
             f"explain: config={config!r}: wanted a Config, or a text that names parameters"

@@ -64,7 +64,8 @@ class Filled:
     bytes: int
 
 
-def _checked(device: Device) -> None:
+def check_nvidia(device: Device) -> None:
+    """Raise UnsupportedError for a GPU that kernels are not compiled ahead for."""
     if device.backend != "cuda":
         raise UnsupportedError(
             f"{device.name}: kernels can be compiled into a folder for NVIDIA GPUs only. For AMD GPUs Triton "
@@ -99,7 +100,7 @@ def check(entries: Sequence[Entry], device: Device, folder: Path, place: Path | 
     Nothing is compiled or written. Raises UnsupportedError for a GPU that is not NVIDIA's, InvalidValueError
     where there is no folder, TuningError where TRITON_INTERPRET is set.
     """
-    _checked(device)
+    check_nvidia(device)
     if not folder.is_dir():
         raise InvalidValueError(f"{folder} is not a folder")
     folder = folder.absolute()
@@ -148,7 +149,7 @@ def fill(
 
     Raises as `check` does, and OSError where the folder cannot be written.
     """
-    _checked(device)
+    check_nvidia(device)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     settle(folder, place or folder)

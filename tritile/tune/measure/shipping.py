@@ -235,6 +235,11 @@ class StandIn:
         return getattr(self.__dict__["_like"], name)
 
 
+def stood_in(value: Any) -> Any:
+    """Return a copy of a value with `StandIn`s for its tensors. Raises UnsupportedError as `pack` does."""
+    return unpack(Shipment(_pickled(value, host_too=True)[0], (), ""), StandIn)
+
+
 class Memory:
     """Hold the blocks of a call on the current GPU, aligned as they were, each between guards."""
 
