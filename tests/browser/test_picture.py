@@ -147,7 +147,7 @@ def test_the_ragged_corner_is_hatched_and_named(opened):
     words = page.locator("#close text").all_text_contents()
     assert "zero-filled" in words
     assert "not stored" in words
-    assert "past the edge: zero-filled" in page.locator("#picture text").all_text_contents()
+    assert "past the edge: zero-filled" in page.locator("#legend li").all_text_contents()
     assert fact(page, "Zero-filled now") == f"{math.floor(told.masked * 1000) / 10:g}%"
 
 

@@ -65,4 +65,4 @@ def picture(
             made = tiling.svg(problem, chosen, device, tile, step)
             made = tiling.png(made) if output.suffix == ".png" else made
     shared.write(output, made)
-    console.print(f"{output}: {problem.label} on {device.name} by {chosen}", soft_wrap=True)
+    console.print(f"{output}: {tiling.label(problem)} on {device.name} by {chosen}", soft_wrap=True)

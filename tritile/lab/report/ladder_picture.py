@@ -1,19 +1,22 @@
-"""A climb as a picture: a bar for each step on a logarithmic scale, a panel for each ladder."""
+"""A climb as a picture or a page: a bar for each step on a logarithmic scale, a panel for each ladder."""
 
+import json
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import altair as alt
 
+from tritile.core.files import write_whole
 from tritile.lab.ladder.climbing import Climb, rate_text, share_text, size_text, unit
 from tritile.lab.ladder.running import Reading
+from tritile.lab.report.tiling.page import PAGES
 
 _WIDTH: Final = 760
 _STEP: Final = 44  # pixels of a step: a line of text, and the bar under it
 _NAME: Final = 150  # pixels from a step's name to what is new
 _FONT: Final = "Helvetica, Arial, 'Liberation Sans', sans-serif"
-_INK, _FAINT, _RULE = "#1f2430", "#5d6472", "#e3e6ec"
+_INK, _FAINT = "#1f2430", "#5d6472"
 _COLORS: Final = {"kernel": "#4c78a8", "tritile": "#e4572e", "yardstick": "#b3b9c4"}
 
 
@@ -32,33 +35,60 @@ def _bar(reading: Reading, climb: Climb) -> tuple[float | None, str]:
     if value is None:
         return None, "failed" if reading.failed else "not run here"
     times, share = climb.gains(reading.op)[reading.name]
-    gained = f"{rate_text(times)}x \u00b7 {share_text(share)} of the best"
+    gained = f"{rate_text(times)}\u00d7 \u00b7 {share_text(share)} of the best"
     return value, f"{rate_text(value)} {unit(reading.op)} \u00b7 {gained}"
 
 
 def _subtitle(op: str, climb: Climb) -> str:
+    colors = "Orange: tritile." + " Grey: to compare." * any(each.yardstick for each in climb.of(op))
     if climb.timed:
-        shown = "times the first step; share of the best; grey: to compare"
-        return f"{unit(op)} on {climb.device}, logarithmic; {shown}"
-    asked = "bytes asked of global memory" if op == "matmul" else "bytes of the sectors touched"
-    return f"{asked}, counted in the interpreter, logarithmic; less is better"
+        return f"{unit(op)} on {climb.device}, logarithmic scale. \u00d7: times the first step. {colors}"
+    asked = "Bytes asked of global memory" if op == "matmul" else "Bytes of the sectors touched"
+    return f"{asked}, counted in the interpreter, logarithmic scale: less is better. {colors}"
 
 
-def _panel(op: str, climb: Climb) -> alt.LayerChart:
+class Panel(NamedTuple):
+    """Hold what is drawn of one ladder: `rows` with a value each, None without; `ticks` are powers of ten."""
+
+    title: str
+    subtitle: str
+    rows: list[dict[str, Any]]
+    ticks: list[float]
+    most: float
+    timed: bool
+
+    def tick_text(self, value: float) -> str:
+        """Write a number at the axis."""
+        return f"{value:,.15g}" if self.timed else size_text(round(value))
+
+    def share(self, value: float | None) -> float:
+        """Return the length of a bar in percent of the longest."""
+        low = self.ticks[0]
+        return 100 * math.log(value / low) / math.log(self.most / low) if value else 0.0
+
+
+def _panel(op: str, climb: Climb) -> Panel:
     readings, bars = climb.of(op), [_bar(reading, climb) for reading in climb.of(op)]
     values = [value for value, _ in bars if value] or [1.0]
-    low = 10 ** math.floor(math.log10(min(values) * 0.9))
-    high = max(values) * (max(values) / low) ** 0.6  # room for the longest bar's label
+    low, high = math.floor(math.log10(min(values) * 0.9)), math.floor(math.log10(max(values)))
     rows = [
-        {"place": i, "name": r.name, "new": r.new, "kind": _kind(r), "value": value or low, "low": low,
-         "label": label}
+        {"place": i, "name": r.name, "new": r.new, "kind": _kind(r), "value": value, "label": label}
         for i, (r, (value, label)) in enumerate(zip(readings, bars, strict=True))
-    ]  # fmt: skip
+    ]
+    ticks, title = [10.0**i for i in range(low, high + 1)], f"{op}, {climb.n} x {climb.n}"
+    return Panel(title, _subtitle(op, climb), rows, ticks, max(values), climb.timed)
+
+
+def _chart(panel: Panel) -> alt.LayerChart:
+    low = panel.ticks[0]
+    rows = [row | {"value": row["value"] or low, "low": low} for row in panel.rows]
+    high = panel.most * (panel.most / low) ** 0.6  # room for the longest bar's label
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    ticks = [10.0**i for i in range(round(math.log10(low)), math.floor(math.log10(max(values))) + 1)]
+    texts = json.dumps([panel.tick_text(value) for value in panel.ticks])
     axis = alt.Axis(
-        values=ticks, format="~s", grid=True, gridColor=_RULE, domain=False, ticks=False, labelColor=_FAINT
-    )
+        values=panel.ticks, labelExpr=f"{texts}[round(log(datum.value / {low!r}) / LN10)]",
+        grid=False, domain=False, tickColor=_FAINT, labelColor=_FAINT,
+    )  # fmt: skip
     x = alt.X("value:Q", scale=scale, axis=axis, title=None)
     colors = alt.Scale(domain=list(_COLORS), range=list(_COLORS.values()))
     color = alt.Color("kind:N", scale=colors, legend=None)
@@ -70,14 +100,14 @@ def _panel(op: str, climb: Climb) -> alt.LayerChart:
         names.encode(x=alt.value(0), text="name:N"),
         base.mark_text(dy=-9, fontSize=12, color=_FAINT).encode(x=alt.value(_NAME), text="new:N"),
     )
-    title = alt.TitleParams(f"{op}, {climb.n} x {climb.n}", subtitle=_subtitle(op, climb))
-    panel = alt.layer(*layers).properties(width=_WIDTH, height=alt.Step(_STEP), title=title)
-    return panel.resolve_scale(color="independent")
+    title = alt.TitleParams(panel.title, subtitle=panel.subtitle)
+    chart = alt.layer(*layers).properties(width=_WIDTH, height=alt.Step(_STEP), title=title)
+    return chart.resolve_scale(color="independent")
 
 
 def picture(climb: Climb) -> alt.VConcatChart:
     """Return the chart of a climb: rates where it was timed, else traffic."""
-    panels = alt.vconcat(*(_panel(op, climb) for op in climb.ops), spacing=28, background="white")
+    panels = alt.vconcat(*(_chart(_panel(op, climb)) for op in climb.ops), spacing=28, background="white")
     return (
         panels.configure_view(stroke=None)
         .configure_text(align="left", baseline="middle", font=_FONT)
@@ -90,7 +120,19 @@ def picture(climb: Climb) -> alt.VConcatChart:
     )  # fmt: skip
 
 
+def page(climb: Climb) -> str:
+    """Return the picture as a page in HTML, which fits its window and follows its theme."""
+    panels = []
+    for panel in (_panel(op, climb) for op in climb.ops):
+        rows = [row | {"share": round(panel.share(row["value"]), 2)} for row in panel.rows]
+        ticks = [panel.tick_text(value) for value in panel.ticks]
+        decade = round(panel.share(10 * panel.ticks[0]), 3)
+        panels.append(panel._asdict() | {"rows": rows, "ticks": ticks, "decade": decade})
+    return PAGES.get_template("ladder.html").render(n=climb.n, device=climb.device, panels=panels)
+
+
 def draw(climb: Climb, path: Path) -> None:
     """Draw a climb into an .svg, .png or .html file. Raises OSError where it cannot be written."""
-    options: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"scale_factor": 2}}
-    picture(climb).save(str(path), **options.get(path.suffix, {}))
+    if path.suffix == ".html":
+        return write_whole(path, page(climb))
+    picture(climb).save(str(path), scale_factor=2 if path.suffix == ".png" else 1)

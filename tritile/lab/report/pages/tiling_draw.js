@@ -67,7 +67,7 @@ function layOut() {
   const notes = product ? layOutProduct(width, height) : layOutMove(width, height);
   document.getElementById("scale").textContent = notes;
   live = el("g", { id: "live" });
-  picture.append(live);
+  picture.append(live, ...picture.querySelectorAll(":scope > text"));  // lines go behind names
 }
 
 // Write the name of a matrix and its size, in letters too where there is room.
@@ -109,8 +109,6 @@ function layOutProduct(width, height) {
     const y = below ? frame.y + spans.c[0] * down + 20 : frame.y - (F.matrices > 1 ? 15 : 7);
     picture.append(named(frame, key, `${number(rows)} × ${number(columns)}`, `${r} × ${c} = `, y, width));
   }
-  if ((tall - F.m) * down >= 2 || (deep - F.k) * depth >= 2)
-    picture.append(text("past the edge: zero-filled", x, cy + m * scale + 20, { style: "fill: var(--mask)", "text-anchor": "start" }));
   return scaleNote([tall, wide, deep], shown);
 }
 
@@ -118,10 +116,10 @@ const F_width = (frame) => frame.columns * frame.across, F_height = (frame) => f
 
 function layOutMove(width, height) {
   const turned = F.turned, shown = least([F.m, F.n]), [m, n] = shown, gap = 56, top = F.matrices > 1 ? 34 : 26;
-  const scale = Math.min((width - gap - 20) / (turned ? m + n : 2 * n), (height - top - 24) / (turned ? Math.max(m, n) : m));
+  const scale = Math.min((width - gap - 20) / (turned ? m + n : 2 * n), (height - top - 46) / (turned ? Math.max(m, n) : m));
   const [down, across] = [(m * scale) / F.m, (n * scale) / F.n], out = turned ? m : n;
   const x = 4 + (width - 8 - (n + out) * scale - gap) / 2, ox = x + n * scale + gap;
-  begin(picture, width, top + Math.max(m, turned ? n : m) * scale + 12);
+  begin(picture, width, top + Math.max(m, turned ? n : m) * scale + 34);
   frames = {
     x: new Frame("x", x, top, F.m, F.n, down, across),
     out: turned ? new Frame("out", ox, top, F.n, F.m, across, down) : new Frame("out", ox, top, F.m, F.n, down, across),
@@ -133,7 +131,8 @@ function layOutMove(width, height) {
     picture.append(frame.box(0, 0, frame.rows, frame.columns, { fill: "var(--empty)", stroke: "var(--soft)", "data-frame": key }));
     picture.append(key === "out" && turned ? frame.grid(rights, downs) : frame.grid(downs, rights));
     const size = `${number(frame.rows)} × ${number(frame.columns)}`;
-    picture.append(named(frame, key === "x" ? "a" : "c", size, "", frame.y - (F.matrices > 1 ? 14 : 8), width));
+    const y = key === "x" ? frame.y - (F.matrices > 1 ? 14 : 8) : frame.y + F_height(frame) + 20;
+    picture.append(named(frame, key === "x" ? "a" : "c", size, "", y, width));
   }
   return scaleNote([F.m, F.n], shown);
 }
@@ -175,8 +174,8 @@ function drawTurn(state) {
   const { turn, step, group } = state, { a, b, c } = frames, now = stepOf(turn, step, group), at = place(turn, group);
   const wave = Math.floor(turn / F.at_once), first = wave * F.at_once, steps = stepsOf(turn);
   const parts = [];
-  if (F.parts === 1) parts.push(tint(c, elementsOf(madeIn(0, first, at.matrix, group)), "var(--c)", 0.3, "done"));
-  parts.push(tint(c, elementsOf(madeIn(first, Math.min(turns, first + F.at_once), at.matrix, group)), "var(--c)", 0.13, "together"));
+  if (F.parts === 1) parts.push(tint(c, elementsOf(madeIn(0, first, at.matrix, group)), "var(--c)", 0.4, "done"));
+  parts.push(tint(c, elementsOf(madeIn(first, Math.min(turns, first + F.at_once), at.matrix, group)), "var(--c)", 0.16, "together"));
   // Draw bands from the blocks to their tile, and the corner in which both have the same k.
   const [ax, ay] = [a.x + (now.a.left + now.a.columns / 2) * a.across, a.y + now.a.top * a.down];
   const [bx, by] = [b.x + now.b.left * b.across, b.y + (now.b.top + now.b.rows / 2) * b.down];
@@ -195,7 +194,7 @@ function drawWave(state) {
   const { turn, step, group } = state, { a, b, c } = frames, wave = Math.floor(turn / F.at_once), first = wave * F.at_once;
   const { matrix } = place(first, group), shared = sharing(wave, step, group), parts = [];
   const here = (blocks) => [...blocks.values()].filter((each) => each.matrix === matrix).map(({ block }) => [block.top, block.left, block.rows, block.columns]);
-  if (F.parts === 1) parts.push(tint(c, elementsOf(madeIn(0, first, matrix, group)), "var(--c)", 0.3, "done"));
+  if (F.parts === 1) parts.push(tint(c, elementsOf(madeIn(0, first, matrix, group)), "var(--c)", 0.4, "done"));
   parts.push(tint(c, elementsOf(madeIn(first, first + shared.turns, matrix, group)), "var(--c)", 0.85, "together"));
   const [rows, columns] = [here(shared.rows), here(shared.columns)];
   parts.push(tint(a, rows.map(([top, , height]) => [top, 0, height, F.k]), "var(--a)", 0.16), tint(b, columns.map(([, left, , width]) => [0, left, F.k, width]), "var(--b)", 0.16));
@@ -210,8 +209,8 @@ function drawMove(state) {
   const { turn, step, wave: all, group } = state, { x, out } = frames, at = place(turn, group);
   const first = Math.floor(turn / F.at_once) * F.at_once, parts = [], turn_ = ([top, left, height, width]) => (F.turned ? [left, top, width, height] : [top, left, height, width]);
   const done = elementsOf(madeIn(0, first, at.matrix, group)), together = elementsOf(madeIn(first, Math.min(turns, first + F.at_once), at.matrix, group));
-  parts.push(tint(x, done, "var(--a)", 0.28), tint(out, done.map(turn_), "var(--c)", 0.28, "done"));
-  parts.push(tint(x, together, "var(--a)", all ? 0.8 : 0.14, "together"), tint(out, together.map(turn_), "var(--c)", all && step ? 0.8 : 0.14, "together-out"));
+  parts.push(tint(x, done, "var(--a)", 0.4), tint(out, done.map(turn_), "var(--c)", 0.4, "done"));
+  parts.push(tint(x, together, "var(--a)", all ? 0.8 : 0.16, "together"), tint(out, together.map(turn_), "var(--c)", all && step ? 0.8 : 0.16, "together-out"));
   if (!all) {
     const { block, again } = moveOf(turn), { top, left, rows, columns } = block, reading = step === 0;
     const areas = [[x, [top, left, rows, columns], "a", reading, "block-x"], [out, turn_([top, left, rows, columns]), "c", !reading, "block-out"]];

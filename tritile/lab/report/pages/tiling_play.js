@@ -113,13 +113,16 @@ picture.addEventListener("click", (event) => {
   }
 });
 
+const ragged = product && (F.m % F.covers[0] || F.n % F.covers[1] || F.k % F.block_k);
 const SAMPLES = () => product ? (state.wave
-  ? [["var(--c)", 0.9, "made at the same time"], ["var(--c)", 0.4, "made before"], ["var(--a)", 1, "blocks of A now, each for several programs"], ["var(--b)", 1, "blocks of B now"], ["var(--a)", 0.2, "what these programs need in all"]]
-  : [["var(--c)", 0.9, "its tile of C"], ["var(--c)", 0.18, "made at the same time"], ["var(--c)", 0.4, "made before"], ["var(--a)", 1, "block of A now"], ["var(--b)", 1, "block of B now"], ["var(--a)", 0.35, "loaded already"], ["url(#picture-mask)", 1, "past the edge: zero-filled"]])
-  : [["var(--a)", 0.9, "read"], ["var(--c)", 0.9, "written"], ...(state.wave ? [] : [["var(--c)", 0.18, "moved at the same time"]]), ["var(--c)", 0.35, "moved before"], ["url(#picture-mask)", 1, "moved twice, alike"]];
-const legend = () => $("legend").replaceChildren(...SAMPLES().map(([fill, opacity, words]) => {
-  const item = document.createElement("li"), swatch = el("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, rect(0, 0, 16, 16, { fill, opacity, rx: 3, stroke: fill.startsWith("url") ? "var(--mask)" : "none" }));
-  item.append(swatch, words);
+  ? [["c", 0.9, "made at the same time"], ["c", 0.4, "made before"], ["a", 1, "blocks of A now, each for several programs"], ["b", 1, "blocks of B now"], ["ab", 0.2, "what these programs need in all"]]
+  : [["c", 0.9, "its tile of C"], ["c", 0.16, "made at the same time"], ["c", 0.4, "made before"], ["a", 1, "block of A now"], ["b", 1, "block of B now"], ["ab", 0.35, "loaded already"], ...(ragged ? [["", 1, "past the edge: zero-filled"]] : [])])
+  : [["a", 0.9, "read"], ["c", 0.9, "written"], ...(state.wave ? [] : [["ac", 0.16, "moved at the same time"]]), ["ac", 0.4, "moved before"], ...(state.wave ? [] : [["", 1, "moved twice, alike"]])];
+// A sample has the colours of the matrices that it is seen in; without one it is hatched.
+const legend = () => $("legend").replaceChildren(...SAMPLES().map(([keys, opacity, words]) => {
+  const item = document.createElement("li"), wide = 16 / (keys.length || 1), hatched = { fill: "url(#picture-mask)", stroke: "var(--mask)" };
+  const parts = keys ? [...keys].map((key, i) => rect(i * wide, 0, wide, 16, { fill: `var(--${key})`, opacity })) : [rect(0.5, 0.5, 15, 15, hatched)];
+  item.append(el("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, ...parts), words);
   return item;
 }));
 

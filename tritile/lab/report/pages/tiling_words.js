@@ -1,8 +1,8 @@
 // Describe a step in texts and numbers, and draw its blocks close up.
-const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const UNITS = ["bytes", "KB", "MB", "GB", "TB", "PB", "EB"];
 function bytes(count) {
   let unit = 0;
-  while (count >= 1024 && unit < UNITS.length - 1) (count /= 1024), unit++;
+  while (count >= 1000 && unit < UNITS.length - 1) (count /= 1000), unit++;
   return `${number(Math.floor(count * 10 + 0.5) / 10)} ${UNITS[unit]}`;
 }
 const times = (ratio) => number(ratio < 10 ? Math.round(ratio * 10) / 10 : Math.round(ratio));
@@ -96,7 +96,7 @@ function tellMove({ turn, step, wave: all, group }) {
   const together = Math.min(turns, (wave + 1) * F.at_once) - wave * F.at_once;
   if (all) say(`${together === 1 ? "1 program runs at a time, with a tile of its own" : `${number(together)} programs run at the same time, each with a tile of its own`}: `, ["a", "read along rows of x"], ", ", ["c", F.turned ? "written along rows of out" : "written in the order of out"], ". Tiles that lie side by side share the sectors at their edges, which L2 then puts together.");
   else if (step === 0) say(`Program ${number(program)} reads `, ["a", `a tile of ${size} of x`], `${matrixWords(at.matrix)}, row by row: elements that lie side by side come in the same sectors of 32 bytes.`, twice ? ` The tile before it moves ${twice} too, alike${spare ? "" : ": so no tile needs masks"}.` : "");
-  else say(`Program ${number(program)} ${F.turned ? "turns the tile over inside the processor and" : ""} writes it to `, ["c", F.turned ? `${block.columns} × ${block.rows} of out` : `${size} of out`], `, row by row of out. Written straight from rows of x, the same elements would touch ${counted(move.untiled, "sector")} in place of ${number(move.written)}.`);
+  else say(`Program ${number(program)} ${F.turned ? "turns the tile over inside the SM and" : ""} writes it to `, ["c", F.turned ? `${block.columns} × ${block.rows} of out` : `${size} of out`], `, row by row of out. Written straight from rows of x, the same elements would touch ${counted(move.untiled, "sector")} in place of ${number(move.written)}.`);
   list([
     [all ? "First program" : "Program", number(program), all ? `wave ${number(wave + 1)} of ${number(waves)}` : `of 0 to ${number(F.programs - 1)}`],
     ["Tile (row, column)", `(${number(at.row)}, ${number(at.column)})`, F.matrices > 1 ? `of matrix ${number(at.matrix)}` : ""],

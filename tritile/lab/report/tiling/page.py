@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.steps import lanes_of, strides_of, whole_rows
-from tritile.lab.report.tiling.texts import notes, order_name, plain_name, title
+from tritile.lab.report.tiling.texts import label, notes, order_name, plain_name, title
 
 PAGES: Final = Environment(loader=PackageLoader("tritile.lab.report", "pages"), autoescape=True)
 
@@ -73,5 +73,5 @@ def page(
     start = None if plays else checked_start(tiling, tile or 0, 1 if step is None else step)
     facts = _facts(tiling, start)
     text = json.dumps(facts, separators=(",", ":")).replace("<", "\\u003c")
-    told = {"title": title(tiling), "label": problem.label, "device": device.name, "config": str(config)}
+    told = {"title": title(tiling), "label": label(problem), "device": device.name, "config": str(config)}
     return PAGES.get_template("tiling.html").render(facts | told | {"notes": notes(tiling), "facts": text})

@@ -10,12 +10,13 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.lab.report.tiling.order import Tiling, tiling_of
 from tritile.lab.report.tiling.page import PAGES, checked_start
 from tritile.lab.report.tiling.steps import Block, move_of, step_of
-from tritile.lab.report.tiling.texts import by, size, span, times, title
+from tritile.lab.report.tiling.texts import by, label, size, span, times, title
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 24.0, 108.0, 500.0, 430.0  # of the matrices, in pixels
-_LEAST_HEIGHT = 420.0  # of the picture: what the words need
+_LEAST_HEIGHT = 450.0  # of the picture: what the words need
 _THIN = 7  # no side is drawn thinner than the longest by more than this
 _THIN_NOTE = "Thin sides are drawn wider than they are."
+_LETTER = 8.5  # pixels of a letter of a matrix's name, in the widest font that may draw it
 Area = tuple[float, float, float, float]  # top, left, height and width, in elements
 
 
@@ -39,13 +40,17 @@ class Word(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Hold what the template draws; `lines` are (kind, text), `bars` (text, number, share of width, kind)."""
+    """Hold what the template draws; `lines` are (kind, text), `bars` (text, number, share of width, kind).
+
+    `ratio` has the second bar by the first.
+    """
 
     shapes: list[Shape]
     words: list[Word]
     lines: list[tuple[str, str]]
     bars: list[tuple[str, str, float, str]]
     bars_title: str
+    ratio: float
     height: float
 
 
@@ -121,11 +126,18 @@ def _made(tiling: Tiling, frame: Frame, turn: int, kind: str) -> list[Shape]:
     return found
 
 
-def _noted(words: list[Word], x: float, low: float, thin: bool) -> float:
-    """Add a note where sides are drawn wider than they are; return where words end."""
-    if thin:
-        words.append(Word("of", x, low + 20, _THIN_NOTE))
-    return max(low + 20 * thin + 24, _LEAST_HEIGHT)
+def _name(kind: str, x: float, y: float, text: str) -> Word:
+    """Return a matrix's name at x, or further left where it would run into the words beside the picture."""
+    return Word(f"name {kind}", min(x, _LEFT + _WIDTH + 24 - _LETTER * len(text)), y, text)
+
+
+def _noted(words: list[Word], x: float, low: float, edge: str, thin: bool) -> float:
+    """Add notes under the matrices: about an edge, and on sides drawn wider than they are; return the end."""
+    for kind, text in (("edge", edge), ("of", _THIN_NOTE if thin else "")):
+        if text:
+            low += 20
+            words.append(Word(kind, x, low, text))
+    return max(low + 24, _LEAST_HEIGHT)
 
 
 def _product_frames(tiling: Tiling) -> tuple[list[Frame], bool]:
@@ -170,21 +182,19 @@ def _product(tiling: Tiling, turn: int, step: int) -> Picture:
     a, b, c = frames
     low = c.y + tiling.rows * tiling.covers[0] * c.down + 20
     words = [
-        Word("name a", a.x, c.y - 8, f"A\u2002{by(problem.m, problem.k)}"),
-        Word("name b", b.x, b.y - 8, f"B\u2002{by(problem.k, problem.n)}"),
-        Word("name c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
+        _name("a", a.x, c.y - 8, f"A\u2002{by(problem.m, problem.k)}"),
+        _name("b", b.x, b.y - 8, f"B\u2002{by(problem.k, problem.n)}"),
+        _name("c", c.x, low, f"C\u2002{by(problem.m, problem.n)}"),
     ]
-    filled = ""
-    if now.a.masked or now.b.masked:
-        words.append(Word("edge", a.x, low, "past the edge: zero-filled"))
-        filled = f"; {math.floor(100 * now.masked + 1e-9)}% zero-filled"
+    masked = now.a.masked or now.b.masked
+    filled = f"; {math.floor(100 * now.masked + 1e-9)}% zero-filled" if masked else ""
     matrix = f", matrix {place.matrix:,}" if tiling.matrices > 1 else ""
     lines = [
         ("", f"Program {tiling.program(turn):,} makes"),
         ("c", f"tile ({place.row:,}, {place.column:,}) of C{matrix}"),
         ("small", f"rows {span(now.c.top, now.c.rows)}"),
         ("small", f"columns {span(now.c.left, now.c.columns)}"),
-        ("gap", f"Step {step + 1:,} of {len(tiling.k_blocks(turn)):,} along K loads"),
+        ("gap", f"Step {step + 1:,} of {len(tiling.k_blocks(turn)):,} loads"),
         ("a", f"{by(now.a.height, now.a.width)} of A"),
         ("b", f"{by(now.b.height, now.b.width)} of B"),
         ("small", f"k = {span(now.a.left, now.a.columns)}"),
@@ -192,11 +202,12 @@ def _product(tiling: Tiling, turn: int, step: int) -> Picture:
     ]
     bars = [
         ("with tiles", size(now.so_far), now.so_far / now.untiled, "good"),
-        (f"element by element: {times(now.untiled / now.so_far)} times", size(now.untiled), 1.0, "bad"),
+        ("element by element", size(now.untiled), 1.0, "bad"),
     ]
-    height = _noted(words, a.x, low, thin)
+    height = _noted(words, a.x, low, "hatched red: past the edge, zero-filled" if masked else "", thin)
     shapes = _product_shapes(tiling, turn, step, frames)
-    return Picture(shapes, words, lines, bars, "Bytes so far, for this tile", height)
+    ratio = now.untiled / now.so_far
+    return Picture(shapes, words, lines, bars, "Bytes so far, for this tile", ratio, height)
 
 
 def _permutation_shapes(tiling: Tiling, turn: int, x: Frame, out: Frame) -> list[Shape]:
@@ -226,13 +237,11 @@ def _permutation(tiling: Tiling, turn: int) -> Picture:
     low = _TOP + max(m, n if turned else m) * scale + 20
     sides = (problem.n, problem.m) if turned else (problem.m, problem.n)  # of out
     words = [
-        Word("name a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
-        Word("name c", out.x, _TOP - 8, f"out\u2002{by(*sides)}"),
+        _name("a", x.x, _TOP - 8, f"x\u2002{by(problem.m, problem.n)}"),
+        _name("c", out.x, _TOP + (n if turned else m) * scale + 20, f"out\u2002{by(*sides)}"),
     ]
-    thin = [m, n] != [problem.m, problem.n]
-    height = _noted(words, x.x, low, thin)
-    if any(move.again):
-        words.append(Word("edge", x.x, low + 20 * thin, "hatched: moved by the tile before, too"))
+    edge = "hatched: moved by the tile before, too" if any(move.again) else ""
+    height = _noted(words, x.x, low, edge, [m, n] != [problem.m, problem.n])
     matrix, block = f" of matrix {place.matrix:,}" if tiling.matrices > 1 else "", move.block
     lines = [
         ("", f"Program {tiling.program(turn):,} moves"),
@@ -248,10 +257,10 @@ def _permutation(tiling: Tiling, turn: int) -> Picture:
     ratio = move.untiled / move.written_sectors
     bars = [
         ("tile by tile", f"{move.written_sectors:,}", min(1.0, 1 / ratio), "good"),
-        (f"row by row of x: {times(ratio)} times", f"{move.untiled:,}", min(1.0, ratio), "bad"),
+        ("row by row of x", f"{move.untiled:,}", min(1.0, ratio), "bad"),
     ]
     shapes = _permutation_shapes(tiling, turn, x, out)
-    return Picture(shapes, words, lines, bars, "Sectors written, for this tile", height)
+    return Picture(shapes, words, lines, bars, "Sectors written, for this tile", ratio, height)
 
 
 def svg(
@@ -274,8 +283,9 @@ def svg(
         picture = _product(tiling, *checked_start(tiling, turn, middle if step is None else step))
     else:
         picture = _permutation(tiling, checked_start(tiling, turn, 1 if step is None else step)[0])
-    subtitle = textwrap.wrap(f"{problem.label} on {device.name}: {config}", 118)
+    subtitle = textwrap.wrap(f"{label(problem)} on {device.name}: {config}", 100)
     told: dict[str, Any] = picture._asdict() | {"subtitle": subtitle, "title": title(tiling)}
+    told["ratio"] = times(picture.ratio)
     description = " ".join(text for _, text in picture.lines)
     return PAGES.get_template("tiling.svg").render(description=description, **told)
 

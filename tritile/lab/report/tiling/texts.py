@@ -1,7 +1,7 @@
 """Texts beside pictures of tilings."""
 
 from tritile.core.config import Config
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.common.operands import realigned, turned
 from tritile.families.matmul_scaled import family as scaled
 from tritile.families.matmul_split import family as split
@@ -12,14 +12,14 @@ from tritile.lab.report.tiling.order import TRANSPOSED, Tiling
 from tritile.lab.report.tiling.steps import lanes_of, total_bytes
 
 _SPECIALISED = {warpgroups.NAME, split.NAME, scaled.NAME, *TRANSPOSED, *traffic.CLUSTERED}
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB", "EB")
 
 
 def size(count: float) -> str:
-    """Write a number of bytes in the largest unit it reaches: "12.5 KiB"."""
+    """Write a number of bytes in decimal units, as memory rates are given: "12.5 KB"."""
     unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
+    while count >= 1000 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
     shown = int(count * 10 + 0.5) / 10
     return f"{shown:,.1f}".removesuffix(".0") + f" {_UNITS[unit]}"
 
@@ -37,6 +37,13 @@ def by(rows: int, columns: int) -> str:
 def span(first: int, count: int) -> str:
     """Write the first and last of `count` numbers in a row: "128 to 255"."""
     return f"{first:,}" if count == 1 else f"{first:,} to {first + count - 1:,}"
+
+
+def label(problem: MatmulProblem | PermuteProblem) -> str:
+    """Name a problem; a transpose by the rows and columns of x, as the pictures and the command have it."""
+    if isinstance(problem, PermuteProblem) and problem.turns and len(problem.shape) == 2:
+        return f"transpose of {problem.m}x{problem.n}, {problem.itemsize} bytes an element"
+    return problem.label
 
 
 def title(tiling: Tiling) -> str:
