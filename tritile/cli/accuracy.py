@@ -25,7 +25,7 @@ _LONG_S = 60.0  # from which on the time that it takes is said first
 
 def _row(found: measured.Accuracy) -> dict[str, Any]:
     ours, theirs = (found.error, found.worst), (found.torch_error, found.torch_worst)
-    names = ("error", "worst", "torch's", "torch's\nworst")  # two lines: 80 columns are just enough
+    names = ("error", "worst", "torch's", "torch's worst")
     errors = dict(zip(names, (*ours, *theirs), strict=True))
     return {
         "dtype": found.dtype,

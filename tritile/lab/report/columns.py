@@ -61,31 +61,31 @@ class _Fitted:
         widths = _shared_out(spare - gap * len(least), least, wanted)
         made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
         for name, cell in self._rows[0].items():
-            justify, words = (cell.justify, False) if isinstance(cell, Text) else ("left", True)
-            made.add_column(Text(name), justify=justify or "left", no_wrap=not words, width=widths[name])
+            made.add_column(name, justify=getattr(cell, "justify", "left"), width=widths[name])
         for row, style in zip(self._rows, self._styles, strict=True):
-            made.add_row(
-                *(each if isinstance(each, Text) else Text(each) for each in row.values()), style=style
-            )
+            made.add_row(*(_text(cell) for cell in row.values()), style=style)
         yield made
 
     def _lines(self) -> Iterator[Text]:
         """Yield a line of each row: its first cell, then the others behind their names."""
         for row, style in zip(self._rows, self._styles, strict=True):
             first, *rest = row.items()
-            told = [str(first[1]), *(f"{' '.join(name.split())} {cell}" for name, cell in rest if str(cell))]
-            yield Text(", ".join(told), style, overflow="fold")
+            told = [str(first[1]), *(f"{name} {cell}".strip() for name, cell in rest if str(cell))]
+            yield Text(", ".join(filter(None, told)), style, overflow="fold")
 
     def _least_and_wanted(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the widths of each column's longest word and longest line; a Text is one word a line."""
+        """Return the widths of each column's longest word and longest line; a Text is one word."""
         least, wanted = {}, {}
-        for name, first in self._rows[0].items():
-            lines = [
-                line for each in (name, *(row[name] for row in self._rows)) for line in str(each).split("\n")
-            ]
-            words = lines if isinstance(first, Text) else " ".join(lines).split()
-            least[name], wanted[name] = max(map(len, words), default=0), max(map(len, lines))
+        for name in self._rows[0]:
+            cells = [name, *(row[name] for row in self._rows)]
+            words = [word for c in cells for word in ([str(c)] if isinstance(c, Text) else c.split())]
+            least[name] = max(map(len, words), default=0)
+            wanted[name] = max(len(line) for cell in cells for line in (str(cell).splitlines() or [""]))
         return least, wanted
+
+
+def _text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
 
 
 def _shared_out(spare: int, least: dict[str, int], wanted: dict[str, int]) -> dict[str, int]:
