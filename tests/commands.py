@@ -13,9 +13,9 @@ def run(*arguments: object, **words: object) -> Result:
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **words)
 
 
-def refused(*arguments: object, status: int = 2) -> str:
+def refused(*arguments: object, status: int = 2, **words: object) -> str:
     """Return the one line with which a command ends: with status 2 for wrong usage, 1 for a failure."""
-    found = run(*arguments)
+    found = run(*arguments, **words)
     assert found.exit_code == status, found.output
     assert isinstance(found.exception, SystemExit), found.exception
     assert found.stdout == ""

@@ -1,6 +1,6 @@
 """Measure eight models of transformers with and without `tritile.use_in_torch`, which nothing is tuned to.
 
-    python tuning/models.py --results tuning/results/GPU     # eager: forward passes and training steps
+    python tuning/models.py --output tuning/results/GPU     # eager: forward passes and training steps
     python tuning/models.py --compiled --models gpt2 bert    # by torch.compile, which takes much longer
     python tuning/models.py --small --turns 3                # tiny models on the CPU: does the script run?
 
@@ -223,9 +223,9 @@ def measure(asked: argparse.Namespace) -> int:
                 found, ended = lines_of(name, process, asked, folder)
                 failed += not ended
                 print(*map(json.dumps, found), sep="\n", flush=True)
-                if found and asked.results:
-                    asked.results.mkdir(parents=True, exist_ok=True)
-                    with (asked.results / "models.jsonl").open("a", encoding="utf-8") as file:
+                if found and asked.output:
+                    asked.output.mkdir(parents=True, exist_ok=True)
+                    with (asked.output / "models.jsonl").open("a", encoding="utf-8") as file:
                         file.write("".join(json.dumps(line) + "\n" for line in found))
     print(f"{failed} processes failed")
     return failed
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=PROCESSES)
     parser.add_argument("--compiled", action="store_true", help="by torch.compile, and not eager")
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--results", type=Path, help="the folder of models.jsonl")
+    parser.add_argument("--output", type=Path, help="the folder of models.jsonl")
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--one", choices=MODELS, help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -1,6 +1,6 @@
 """Measure one weight at 120 numbers of rows that nobody chose, as a server meets them.
 
-    python tuning/rows.py [--results tuning/results/GPU] [--count 120] [--size 4096] [--mode cached]
+    python tuning/rows.py [--output tuning/results/GPU] [--count 120] [--size 4096] [--mode cached]
 
 Row counts from 1 to 4096 are drawn by a seed that nobody chose, that of `tritile bench --suite unseen`. Two
 processes make the same calls, one after the other: the first begins with nothing compiled and nothing
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--mode", default="cached")
-    parser.add_argument("--results", type=Path)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
@@ -102,9 +102,9 @@ def main() -> None:
             )  # fmt: skip
             line = json.loads(run.stdout.splitlines()[-1]) | {"process": process}
             print(json.dumps(line))
-            if asked.results is not None:
-                asked.results.mkdir(parents=True, exist_ok=True)
-                with (asked.results / "rows.jsonl").open("a") as file:
+            if asked.output is not None:
+                asked.output.mkdir(parents=True, exist_ok=True)
+                with (asked.output / "rows.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
 
 

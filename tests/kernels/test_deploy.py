@@ -559,7 +559,7 @@ def test_the_command_takes_packed_linear_layers(asked):
     ("options", "wanted"),
     [
         (("512x512x512", "--bias"), "for a --weight"),
-        (("--weight", "320x192", "--activation", "sine"), "an activation of relu"),
+        (("--weight", "320x192", "--activation", "sine"), "wanted one of relu"),
         (("--weight", "1x192"), "one column is made as one row"),
         (("--weight", "320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
         (("--weight", "320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),

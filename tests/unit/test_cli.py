@@ -15,6 +15,7 @@ import torch
 import typer
 import typer._completion_classes
 from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.commands import commands, refused, run
 from tritile import cli, errors
@@ -26,7 +27,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import tune_log
 from tritile.families import registry as families
-from tritile.lab.report import doctor
+from tritile.lab.report import columns, doctor
 from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
@@ -107,8 +108,11 @@ def test_without_a_gpu_it_says_so_in_one_line(command, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
-# What is refused: status 2 for wrong usage, 1 for a file that is not there, empty or damaged.
+# What is refused: status 2 for wrong usage, 1 for a file that is not there, empty or damaged. A word with =
+# before the command sets a variable.
 USAGE = {
+    "tun 8x8x8": "no command 'tun': did you mean tune?",
+    "tune ''": "shape ''",
     "tune 8x8 --target sm_90": "8x8",
     "tune 8 8 --target sm_90": "MxNxK",
     "tune 8x8x8 --dtype int5 --target sm_90": "'int5': matmul takes float64, float32, float16",
@@ -122,13 +126,22 @@ USAGE = {
     "tune 8x8x8 --output t.json": "--output is for --target",
     "tune 8x8x8 --output notes.txt/t.json --target h100": "notes.txt is not a folder",
     "tune --calibrate nothing --target h100": "nothing",
-    "tune --model nothing": "there is no GPU here",
+    "tune --calibrate nothing": "'nothing': wanted all or one of halves-nn",
+    "tune --model nothing": "wanted module:function",
+    "tune --model no_such_module:step": "there is no module no_such_module here",
+    "tune --model os:getcwd": "there is no GPU here",
+    "tune 8x8x8 --target h200 --output h100.json": "h100.json is of NVIDIA H100 80GB HBM3, not NVIDIA H200",
+    "tune 8x8x8 --target h100 --output h100.json": "h100.json is of what was measured, not predicted",
+    "bench 8x8": "MxNxK",
+    "bench ''": "shape ''",
+    "explain '' --target sm_90": "shape ''",
     "explain 64 64 --target sm_90": "MxNxK",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --target sm_1": "sm_1",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M = 5",
     "picture 300x200": "MxNxK",
+    "picture ''": "shape ''",
     "picture 300x200x150 --op conv": "wanted one of matmul, transpose",
     "picture 300x200x150 --target sm_1": "unknown GPU 'sm_1'",
     "picture 300x200x150 --config 'tile BLOCK_M=63'": "BLOCK_M = 63",
@@ -146,19 +159,21 @@ USAGE = {
     "ladder 8 --output x.txt": "x.txt: wanted a name that ends in .json",
     "ladder 8 --output x.json --output x.pdf": "x.pdf: wanted a name that ends in .json or .svg",
     "ladder 8 --from x.json": "leave out N",
-    "accuracy --dtype float128": "float128: wanted one or more of float32",
+    "accuracy --dtype ''": "dtype '': wanted",
+    "accuracy --dtype float128": "'float128': wanted one or more of float32",
     "accuracy --output notes.txt/a.jsonl": "cannot be written",
     "replay --strategy prayer": "prayer",
     "replay --target a100": "no store",
     "show": "there is no GPU here: name one, as --target h200",
     "show --target h300": "unknown GPU 'h300'",
     "export --target h200": "nothing is remembered",
-    "export --target h200 --output notes.txt/t.json": "cannot be written",
+    "export --output notes.txt/t.json": "cannot be written",
     "bench": "there is no GPU here",
     "bench 64x64x64 --output notes.txt": "notes.txt is not a folder",
     "compile 64x64x64 --target h200 --output notes.txt": "notes.txt is not a folder",
     "tune --calibrate all --target h100 --output t.json --sweeps notes.txt": "notes.txt is not a folder",
     "compile --target h200": "--output to fill, or --check",
+    "compile --weight 8x8 --activation slu --check .": "--activation 'slu': wanted one of relu",
     "compile --target sm_1 --check .": "unknown GPU",
     "report --figure nothing": "nothing",
 }
@@ -181,10 +196,11 @@ FAILURES = {
     "replay empty": "empty is not a store",
     "replay notes.txt": "notes.txt is not a store",
     "replay cut.sqlite3.gz": "cut.sqlite3.gz is not a store",
-    "merge missing.sqlite3 --target h200": "missing.sqlite3 is not a store",
-    "merge empty --target h200": "empty is not a store",
-    "merge notes.txt --target h200": "notes.txt is not a store",
-    "merge cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
+    "merge missing.sqlite3": "missing.sqlite3 is not there",
+    "merge none": "none is not there, or no regular file",
+    "merge empty": "empty is not a store",
+    "merge notes.txt": "notes.txt is not a store",
+    "merge other.sqlite3 cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
     "merge other.sqlite3 --target a100": "trials of NVIDIA H200, not of NVIDIA A100",
     "compile --table missing.json --check .": "missing.json",
     "compile --table empty --check .": "empty is not JSON",
@@ -192,7 +208,35 @@ FAILURES = {
     "export --target h200 --output notes.txt": "notes.txt is not JSON",
     "tune --suites . --suite broken --target h100": "broken.toml",
     "tune --suites . --suite bare --target h100": "bare.toml",
+    "tune 8x8x8 --target h100 --output notes.txt": "notes.txt is not JSON",
+    "ladder --from none": "none is not there, or no regular file",
+    "TRITILE_TABLE=empty export --target h200 --output empty": "empty is not JSON",
+    **{
+        f"TRITILE_TABLE={name} {words} --target h200": f"{name} is not JSON"
+        for words in ("explain 8x8x8", "picture 8x8x8", "show")
+        for name in ("notes.txt", "empty")
+    },
+    "TRITILE_CACHE_DIR=notes.txt build": "notes.txt",
 }
+READ_NO_SUCH = {("accuracy", "damaged"), ("build", "empty")}
+
+
+def parsed(words):
+    """Return the variables and the arguments of a command line."""
+    found = shlex.split(words)
+    named = [word.split("=", 1) for word in found if word.startswith("TRITILE_")]
+    return dict(named), found[len(named) :]
+
+
+def test_each_command_is_tried_with_input_that_is_good_bad_empty_and_damaged():
+    tried = {(parsed(words)[1][0], "good") for words in (*TABLES, *WRITES, *GOOD_ELSEWHERE)}
+    for words in (*USAGE, *FAILURES, *FAULTS_TOLD):
+        variables, (command, *arguments) = parsed(words)
+        given = {name.split(".")[0] for name in (*variables.values(), *arguments) if "/" not in name}
+        damaged, empty = given & {"notes", "cut", "broken"}, given & {"", "bare", "empty"}
+        tried.add((command, "damaged" if damaged else "empty" if empty else "bad"))
+    missing = {(name, kind) for name in cli.COMMANDS for kind in ("good", "bad", "empty", "damaged")} - tried
+    assert missing == READ_NO_SUCH
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +252,7 @@ def inputs(tmp_path_factory):
     remember(store)
     (folder / "cut.sqlite3.gz").write_bytes(gzip.compress(store.path.read_bytes())[:-50])
     (folder / "other.sqlite3").write_bytes(store.path.read_bytes())
+    table.write(table.Table(target_device("sm_90").to_dict(), True, {}, ()), folder / "h100.json")
     return folder
 
 
@@ -222,9 +267,55 @@ def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, i
             Path(path.name).write_bytes(path.read_bytes())
     Path("none").mkdir()
     before = sorted(Path().iterdir())
-    told = USAGE.get(words) or FAILURES[words]
-    assert told in refused(*shlex.split(words), status=2 if words in USAGE else 1)
+    told, (variables, arguments) = USAGE.get(words) or FAILURES[words], parsed(words)
+    assert told in refused(*arguments, status=2 if words in USAGE else 1, env=variables)
     assert sorted(Path().iterdir()) == before
+
+
+# What takes other words than one line of ours, by status.
+FAULTS_TOLD = {
+    **{f"{name} nothing": (2, "extra argument") for name in ("doctor", "build", "show", "export")},
+    "tune 8x8x8 --dtyp int8": (2, "--dtype"),
+    "merge": (2, "Missing argument"),
+    "ladder many": (2, "integer"),
+    "TRITILE_TABLE=notes.txt doctor": (1, "notes.txt is not JSON"),
+    "TRITILE_TABLE=empty doctor": (1, "empty is not JSON"),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS_TOLD)
+def test_other_faults_are_told_too(words, inputs, monkeypatch):
+    monkeypatch.chdir(inputs)
+    variables, arguments = parsed(words)
+    found, (status, told) = run(*arguments, env=variables), FAULTS_TOLD[words]
+    assert found.exit_code == status
+    assert told in found.output
+
+
+def test_torchrun_is_left_the_message_of_a_rank_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    line = refused("tune", "8x8")
+    failure = ProcessFailure(0, 1, 2, str(tmp_path / "error.json"))
+    assert failure.message == f"tritile: {line}"
+    assert failure.timestamp > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        ("64 x 48 x 32 --dtype bf16", "64x48x32 NN bfloat16"),
+        ("'64 x 48 x 32' --dtype torch.half --layout nt", "64x48x32 NT float16"),
+        ("64 48 32 --target 'NVIDIA H100 80GB HBM3'", "64x48x32 NN bfloat16"),
+        ("64x48 --op transpose", "48x64 from (1,0) 2-byte"),
+    ],
+)
+def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, label, prepared):
+    given = shlex.split(words) if "--target" in words else [*shlex.split(words), "--target", "h100"]
+    found = run("tune", *given, "--output", "t.json")
+    assert found.exit_code == 0, found.output
+    assert f"{label}: tile" in found.stdout
+    assert run("tune", "8x8x8", "--target", "h100", "--output", "t.json").exit_code == 0
+    assert len(table.read(Path("t.json")).entries) == 2  # what the table knew stays
 
 
 # Commands that print a table; each takes --json.
@@ -250,6 +341,9 @@ WRITES = (
 )
 
 
+GOOD_ELSEWHERE = ("merge", "build", "compile")  # tested with what they make
+
+
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     """Make what the commands of `TABLES` read, in the working directory."""
@@ -265,14 +359,31 @@ def prepared(tmp_path, monkeypatch):
 
 
 @without_gpu
-@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("width", [80, 40])
 @pytest.mark.parametrize("words", TABLES)
 def test_tables_are_not_cut_on_narrow_terminals(words, width, prepared, monkeypatch):
     monkeypatch.setattr(shared.console, "width", width)
     found = run(*shlex.split(words))
     assert found.exit_code == 0, found.output
-    assert TABLES[words] in found.stdout
+    assert TABLES[words] in " ".join(found.stdout.split())
     assert "\u2026" not in found.stdout
+
+
+LONG = "4x16x64x112x112 (0,2,1,3,4)"
+ROWS = [
+    {"problem": LONG, "us": columns.number(1234.56, ".2f"), "x torch": columns.number("512 B"), "config": ""},
+    {"problem": "", "us": "no kernel", "x torch": columns.number(None), "config": str(CONFIG)},
+]
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40, 20])
+def test_a_table_has_each_word_whole_and_fits_its_terminal(width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(columns.table(ROWS, "a title"))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    words = f"a title us x torch config 1234.56 512 B no kernel {LONG} {CONFIG}".split()
+    assert {*words} <= {word.rstrip(",") for word in text.split()}
 
 
 @without_gpu

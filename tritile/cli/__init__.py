@@ -3,9 +3,14 @@
 A command's module is imported when the command is used: help for all of them takes neither torch nor Triton.
 """
 
+import contextlib
+import json
 import os
 import sys
+import time
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -51,8 +56,14 @@ class Commands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, None for an unknown name; for help one that has no more than a summary."""
+        """Return a command, None for an unknown name; for help one that has no more than a summary.
+
+        Raises InvalidValueError for a name that is nearly a command's.
+        """
         if cmd_name not in COMMANDS:
+            near = get_close_matches(cmd_name, COMMANDS)
+            if near and not ctx.resilient_parsing:  # as a shell completes
+                raise InvalidValueError(f"no command {cmd_name!r}: did you mean {' or '.join(near)}?")
             return None
         if ctx.meta.get(_LISTING):
             return TyperCommand(cmd_name, help=COMMANDS[cmd_name], callback=None)
@@ -79,9 +90,19 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except (TritileError, OSError) as error:
-            print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
+            told = f"tritile: {' '.join(str(error).split())}"
+            print(told, file=sys.stderr)
+            _tell_torchrun(told)
             usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
             raise typer.Exit(2 if usage else 1) from error
+
+
+def _tell_torchrun(told: str) -> None:
+    """Leave a message where torchrun looks for it: its own report of a rank that failed then ends with it."""
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if place:
+        with contextlib.suppress(OSError):
+            Path(place).write_text(json.dumps({"message": told, "timestamp": int(time.time())}))
 
 
 app = typer.Typer(

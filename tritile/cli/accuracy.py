@@ -25,7 +25,7 @@ _LONG_S = 60.0  # from which on the time that it takes is said first
 
 def _row(found: measured.Accuracy) -> dict[str, Any]:
     ours, theirs = (found.error, found.worst), (found.torch_error, found.torch_worst)
-    names = ("error", "worst", "torch's", "torch's\nworst")  # two lines: 80 columns are just enough
+    names = ("error", "worst", "torch's", "torch's worst")
     errors = dict(zip(names, (*ours, *theirs), strict=True))
     return {
         "dtype": found.dtype,
@@ -42,7 +42,7 @@ def _dtypes(named: list[str] | None) -> tuple[str, ...]:
     unknown = set(named or ()) - set(measured.PRECISIONS)
     if unknown:
         raise InvalidValueError(
-            f"dtype {', '.join(sorted(unknown))}: wanted one or more of {', '.join(measured.PRECISIONS)}"
+            f"dtype {sorted(unknown)[0]!r}: wanted one or more of {', '.join(measured.PRECISIONS)}"
         )
     return tuple(dict.fromkeys(named or measured.PRECISIONS))
 
@@ -83,7 +83,11 @@ def _measured(
 @app.command()
 def accuracy(
     dtype: Annotated[
-        list[str] | None, typer.Option(help=f"One of {', '.join(measured.PRECISIONS)}; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help=f"One of {', '.join(measured.PRECISIONS)}, or as bf16; may be repeated.",
+            callback=shared.torchs_names,
+        ),
     ] = None,
     n: Annotated[
         int | None, typer.Option(min=32, help="Rows of a, columns of b. Default: 256; without a GPU 64.")

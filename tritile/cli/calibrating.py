@@ -54,8 +54,8 @@ def calibrate(
     `count` configs, all compiled for the device, are written to `output`.
     """
     path = output or default_path(device, measured)
+    old = begun_at(path, device, measured)
     path.parent.mkdir(parents=True, exist_ok=True)
-    old = _begun(path, device, measured)
     kept = None if measured else min(count or predict.CONFIGS, MOST)
     known, leads = old.current_portfolios(), old.current_leads()
     wanted = [name for name in classes_of(names) if _runs(name, device)]
@@ -103,7 +103,7 @@ def found(path: Path) -> dict[str, Any]:
     return {"classes": {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in portfolios}}
 
 
-def _begun(path: Path, device: Device, measured: bool) -> table.Table:
+def begun_at(path: Path, device: Device, measured: bool) -> table.Table:
     """Return the table at a path, empty where there is none. Raises InvalidValueError for another kind."""
     old = table.read(path) if path.exists() else table.Table(device.to_dict(), measured, {}, ())
     if old.device["name"] != device.name:

@@ -154,7 +154,8 @@ def _checked(
     entries: list[deployment.Entry], device: Device, folder: Path, at: Path | None
 ) -> tuple[deployment.Found, str]:
     """Return what is in a folder and what is missing, with a line that says so."""
-    found = deployment.check(entries, device, folder, at)
+    with shared.working("checking"):
+        found = deployment.check(entries, device, folder, at)
     said = f"{folder}: {len(found.kernels)} kernels of {len(entries)} problems on {device.name} are there"
     if at is None and found.lines and not found.kernels:
         said += "; a folder that was filled with --at elsewhere is checked with the same --at"
@@ -187,12 +188,15 @@ def compile_(
     shared.check_folder(output)
     if at is not None and not at.is_absolute():
         raise InvalidValueError(f"--at {at} is not an absolute path")
+    if activation not in ("", *ACTIVATIONS):
+        raise InvalidValueError(f"--activation {activation!r}: wanted one of {', '.join(ACTIVATIONS)}")
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))
     if epilogue and (not weight or dtype == "int8"):
         raise InvalidValueError("--bias and --activation are for a --weight of a floating dtype")
     given, device = _given(from_table, target, bool(shapes or suite or weight), batch_invariant)
     entries = _of_table(given)
-    with environ(TRITILE_TABLE=str(from_table)) if from_table else contextlib.nullcontext():
+    table_set = environ(TRITILE_TABLE=str(from_table)) if from_table else contextlib.nullcontext()
+    with table_set, shared.working("planning"):
         cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout) if shapes or suite else []
         cases = shared.as_called(cases, device, batch_invariant)
         entries += [_planned(problem, device) for problem in shared.problems_of(cases, batch_invariant)]

@@ -1,6 +1,7 @@
 """Show what is here and what is missing, and build what is built ahead: `tritile doctor` and `build`."""
 
 import dataclasses
+import functools
 import textwrap
 
 import typer
@@ -30,8 +31,8 @@ def doctor(as_json: Json = False) -> None:
 def _tell(finding: diagnosis.Finding) -> None:
     """Print a finding in lines of the console's width, what to do about it below it."""
     room = max(20, console.width - _WIDTH - 1)
-    lines = textwrap.wrap(finding.found, room) or [""]
-    lines += textwrap.wrap(f"-> {finding.advice}", room) if finding.advice else []
+    wrap = functools.partial(textwrap.wrap, width=room, break_long_words=False, break_on_hyphens=False)
+    lines = [*(wrap(finding.found) or [""]), *(wrap(f"-> {finding.advice}") if finding.advice else [])]
     for name, line in zip((finding.name, *[""] * len(lines)), lines, strict=False):
         console.print(f"{name:{_WIDTH}} {line}", style=None if finding.good else "red", soft_wrap=True)
 

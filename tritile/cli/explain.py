@@ -22,8 +22,7 @@ def explain(
     The kernel is compiled for the GPU that is here, or for a --target. On a GPU it is also measured, beside
     the next best configs.
     """
-    named = "permute" if op == "transpose" else op
-    shape = suites.parse_shape(shared.joined(sizes), named, dtype, layout)
+    shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
     device = shared.device_of(target)
     problem = numerics.unnamed(shape.problem, device)
     with shared.working("compiling"):

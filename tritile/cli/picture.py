@@ -16,7 +16,7 @@ from tritile.lab.explain.wanted import config_like
 from tritile.planning import plans
 from tritile.tune import suites
 
-_OPS: Final = {"matmul": "matmul", "transpose": "permute"}
+_OPS: Final = {"matmul": "matmul", "transpose": "permute", "permute": "permute"}
 _NEEDS: Final = {".html": ("jinja2",), ".svg": ("jinja2",), ".png": ("jinja2", "vl_convert")}
 
 

@@ -14,7 +14,7 @@ from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.lab.report import columns, cover
 from tritile.lab.report.columns import number
-from tritile.planning import gpu_tables, table
+from tritile.planning import database, gpu_tables, table
 from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, rank
@@ -127,6 +127,7 @@ def export(
     would lose entries, or is of another GPU, is replaced only with --replace. With --within, the fewest
     configs that serve all problems take the place of each problem's best.
     """
+    shared.check_output(output)
     device = device_of(target)
     path = output or Path(f"{device.slug}.json")
     shared.check_output(path)
@@ -175,6 +176,8 @@ def merge(
     target: shared.Target = None,
 ) -> None:
     """Add the trials of other stores to this one; where both have one, the newer stays."""
+    for path in files:
+        database.rows_of(path)  # one that cannot be read is told before anything is added
     store = store_of(device_of(target))
     for path in files:
         with shared.working(str(path)):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,28 +43,54 @@ def _json(context: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
+def torchs_names(names: Sequence[str] | str | None) -> Any:
+    """Return torch's names of dtypes: of bf16, half or torch.bfloat16 too."""
+    if not isinstance(names, str):
+        return names and [torchs_names(each) for each in names]
+    name = names.strip().lower().removeprefix("torch.")
+    return _DTYPES.get(name, name)
+
+
 def _gpus(incomplete: str) -> list[str]:
     return [name for name in gpus.SHORT if name.startswith(incomplete)]
 
 
+_DTYPES: Final = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
+    "fp64": "float64", "double": "float64", "fp8": "float8_e4m3fn",
+}  # fmt: skip
 _GPUS: Final = ", ".join(gpus.SHORT)
 _CONFIG: Final = 'Some parameters of a config, as "tile BLOCK_M=64". Default: what a call runs.'
-Shapes = Annotated[list[str] | None, typer.Argument(help="MxNxK or BxMxNxK, as 4096x4096x4096.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="MxNxK or BxMxNxK, as 4096x4096x4096; of op transpose MxN. Spaces stand for x in one."
+    ),
+]
 Shape = Annotated[
-    list[str], typer.Argument(help="MxNxK or BxMxNxK; of a transpose MxN or BxMxN. Spaces stand for x too.")
+    list[str], typer.Argument(help="MxNxK or BxMxNxK; of op transpose MxN or BxMxN. Spaces stand for x too.")
 ]
 Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
 Directory = Annotated[Path, typer.Option("--suites", help="The folder of the suite files.")]
 Op = Annotated[
     str,
     typer.Option(
-        help="Of explicit shapes: matmul, grouped (groups x M x N x K), permute (rows x columns) or "
-        "linear_quantized (layout int4/128)."
+        help="Of explicit shapes: matmul, grouped (groups x M x N x K), transpose (rows x columns) or "
+        "linear_quantized (layout int4/128).",
+        callback=lambda op: "permute" if op == "transpose" else op,
     ),
 ]
-Dtype = Annotated[str, typer.Option(help="Of explicit shapes: torch's name.")]
+Dtype = Annotated[
+    str, typer.Option(help="Of explicit shapes: torch's name, or as bf16.", callback=torchs_names)
+]
 Only = Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')]
-Layout = Annotated[str, typer.Option(help="Of explicit shapes: NN, NT, TN or TT.")]
+Layout = Annotated[
+    str,
+    typer.Option(
+        help="Of explicit shapes: NN, NT, TN or TT.",
+        callback=lambda layout: layout.upper() if layout.isalpha() else layout,
+    ),
+]
 Wanted = Annotated[str, typer.Option("--config", help=_CONFIG)]
 Target = Annotated[
     str | None,
@@ -99,8 +126,8 @@ def _finite(value: Any) -> Any:
 
 
 def joined(sizes: Sequence[str]) -> str:
-    """Return one shape of words that are written apart, or together already: 64 32 16 is 64x32x16."""
-    return "x".join(sizes)
+    """Return one shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
+    return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())
 
 
 def kept(folder: str) -> Path | None:
@@ -117,9 +144,9 @@ def cases_of(
 
     Raises InvalidValueError where there is no folder of suites, or no such case.
     """
-    apart = bool(shapes) and all(text.isdecimal() for text in shapes or [])
-    texts = [joined(shapes or [])] if apart else shapes or []
-    given = [suites.parse_shape(text, op, dtype, layout) for text in texts]
+    apart = bool(shapes) and all(text.isdecimal() or text in "xX" for text in shapes or [])
+    texts = [shapes or []] if apart else [[text] for text in shapes or []]
+    given = [suites.parse_shape(joined(text), op, dtype, layout) for text in texts]
     wanted = names or ([] if given else ["quick"])
     if wanted and not folder.is_dir():
         raise InvalidValueError(

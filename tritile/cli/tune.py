@@ -202,7 +202,7 @@ Sweeps = Annotated[
     Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
 ]
 Model = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="module:function. Measure each call of torch's in that function, a step of a model, beside "
         "tritile's; then tell what tritile.use_in_torch gains."
@@ -245,6 +245,7 @@ def _calibrate(
     """Measure portfolios of classes on the current GPU, or predict those of a target."""
     shared.check_output(output)
     shared.check_folder(sweeps)
+    calibrating.classes_of(names)
     if target is not None and sweeps is not None:
         raise InvalidValueError("--sweeps keeps what was measured: leave out --target")
     device, seconds = shared.device_of(target), budget or math.inf
@@ -274,7 +275,7 @@ def tune(
     sizes: Sizes = 200,
     configs: Configs = None,
     sweeps: Sweeps = None,
-    model: Model = "",
+    model: Model = None,
     target: shared.Target = None,
     output: Output = None,
     batch_invariant: shared.BatchInvariant = None,
@@ -290,7 +291,7 @@ def tune(
     fork_server = ForkServer(forked=True)  # before a GPU is in use
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
-    if model:
+    if model is not None:
         return tune_modes.tune_model(model, as_json)
     if calibrate:
         return _calibrate(calibrate, target, sizes, configs, budget, output, sweeps, as_json)

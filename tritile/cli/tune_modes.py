@@ -1,7 +1,7 @@
 """Do what `tritile tune` does besides a search on this GPU: --model and --target."""
 
 import contextlib
-import importlib
+import importlib.util
 import statistics
 import sys
 import time
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tritile.cli.shared import console, gpu_here, print_json, progress
+from tritile.cli import calibrating
+from tritile.cli.shared import console, gpu_here, print_json, progress, working
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
@@ -19,6 +20,7 @@ from tritile.families import registry as families
 from tritile.in_torch import use_in_torch
 from tritile.lab.report.environment import environ
 from tritile.planning import table
+from tritile.planning.export import completed
 from tritile.tune import tuner
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import CompilePool
@@ -26,10 +28,10 @@ from tritile.tune.measure.pool import CompilePool
 ROUNDS = 9  # of both sides, after the run that measures
 
 
-def step_of(name: str) -> Callable[[], Any]:
-    """Return the function that `module:function` names, of a module in the current folder or installed.
+def _module_of(name: str) -> tuple[str, str]:
+    """Return the module and the function that `module:function` names, of the current folder or installed.
 
-    Raises InvalidValueError where there is none.
+    Raises InvalidValueError where there is no such module. Imports the packages that it lies in, not itself.
     """
     module, colon, function = name.partition(":")
     if not (module and colon and function):
@@ -37,6 +39,21 @@ def step_of(name: str) -> Callable[[], Any]:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise InvalidValueError(f"--model {name}: there is no module {module} here")
+    return module, function
+
+
+def step_of(name: str) -> Callable[[], Any]:
+    """Return the function that `module:function` names, of a module in the current folder or installed.
+
+    Raises InvalidValueError where there is none.
+    """
+    module, function = _module_of(name)
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -60,19 +77,21 @@ def tune_model(name: str, as_json: bool = False) -> None:
 
     The step runs once to measure, in mode "tune", then by turns without and with `use_in_torch`.
     """
+    _module_of(name)  # a name that is wrong is told first
     gpu_here()
     step = step_of(name)
-    step()  # what the model itself loads at a first call does not count
-    with environ(TRITILE_MODE="tune"), use_in_torch():  # of the threads of backward passes too
-        step()
-    switch = use_in_torch()
-    times: dict[bool, list[float]] = {False: [], True: []}
-    with switch:
-        step()
-    for number in range(ROUNDS):
-        for side in (number % 2 == 0, number % 2 == 1):
-            with switch if side else contextlib.nullcontext():
-                times[side].append(_seconds(step))
+    with working("measuring"):
+        step()  # what the model itself loads at a first call does not count
+        with environ(TRITILE_MODE="tune"), use_in_torch():  # of the threads of backward passes too
+            step()
+        switch = use_in_torch()
+        times: dict[bool, list[float]] = {False: [], True: []}
+        with switch:
+            step()
+        for number in range(ROUNDS):
+            for side in (number % 2 == 0, number % 2 == 1):
+                with switch if side else contextlib.nullcontext():
+                    times[side].append(_seconds(step))
     console.print(switch.report)
     off, on = times[False], times[True]
     alone, taken = statistics.median(off), statistics.median(on)
@@ -86,7 +105,11 @@ def tune_model(name: str, as_json: bool = False) -> None:
 def predict(
     problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer, as_json: bool
 ) -> int:
-    """Write a table of predicted configs that compile; return how many problems have none."""
+    """Write predicted configs that compile into a table of such; return how many problems have none.
+
+    What the table knows of other problems stays. Raises InvalidValueError for a table of another kind.
+    """
+    old = calibrating.begun_at(output, device, measured=False)
     console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
     entries, failed, told = [], 0, []
     with CompilePool(jobs or None, fork_server) as pool, progress() as bar:
@@ -103,7 +126,8 @@ def predict(
             if config is not None:
                 entries.append(table.Entry(problem, config, None))
     output.parent.mkdir(parents=True, exist_ok=True)
-    table.write(table.Table(device.to_dict(), False, families.digests(), tuple(entries)), output)
+    made = table.Table(device.to_dict(), False, families.digests(), table.in_order(entries))
+    table.write(completed(made, old), output)
     console.print(f"predicted configs written to {output}: {len(entries)}", soft_wrap=True)
     if as_json:
         print_json({"gpu": device.name, "table": output, "problems": told})

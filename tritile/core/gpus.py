@@ -20,11 +20,11 @@ SHORT: Final = {
 def known(name: str) -> str | None:
     """Return the key of `TARGETS` that a name stands for in any case, None for an unknown name.
 
-    Names are those of `SHORT` and of `TARGETS`, and torch's with hyphens: nvidia-h100-80gb-hbm3.
+    Names are those of `SHORT` and of `TARGETS`, and torch's, with hyphens or spaces: nvidia-h100-80gb-hbm3.
     """
     lowered = name.strip().lower()
     slugs = {device.slug: key for key, device in TARGETS.items()}
-    key = SHORT.get(lowered.removeprefix("rtx").strip("-_ "), slugs.get(lowered, lowered))
+    key = SHORT.get(lowered.removeprefix("rtx").strip("-_ "), slugs.get(lowered.replace(" ", "-"), lowered))
     return key if key in TARGETS else None
 
 

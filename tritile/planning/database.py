@@ -221,6 +221,8 @@ def rows_of(path: Path) -> list[Any]:
 
     Raises FileError where it cannot be read.
     """
+    if not path.is_file():
+        raise FileError(f"{path} is not there, or no regular file")
     try:
         with contextlib.ExitStack() as held:
             plain = held.enter_context(_unzipped(path)) if path.suffix == ".gz" else path

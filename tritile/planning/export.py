@@ -32,10 +32,10 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
 def completed(table: Table, old: Table) -> Table:
     """Return the table with the entries, portfolios and leads of an older one that it lacks.
 
-    Only what was measured on the same GPU model, with the same kernels, is taken over. The older table's loss
-    comes with its entries.
+    Only what was measured, or predicted, as the table is, on the same GPU model and with the same kernels, is
+    taken over. The older table's loss comes with its entries.
     """
-    if not old.measured or old.device["name"] != table.device["name"]:
+    if old.measured != table.measured or old.device["name"] != table.device["name"]:
         return table
     has = {entry.problem for entry in table.entries}
     same = {label for label, digest in table.kernels.items() if old.kernels.get(label) == digest}

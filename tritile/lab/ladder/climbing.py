@@ -98,9 +98,11 @@ class Climb:
 
 
 def read(path: Path) -> Climb:
-    """Read the climb that `Climb.save` wrote. Raises FileError for others, OSError for no file."""
+    """Read the climb that `Climb.save` wrote. Raises FileError for others, and for no file."""
     from pydantic import TypeAdapter, ValidationError  # late: slow to import
 
+    if not path.is_file():
+        raise FileError(f"{path} is not there, or no regular file")
     try:
         found: Climb = TypeAdapter(Climb).validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:

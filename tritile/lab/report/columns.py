@@ -1,12 +1,12 @@
-"""Lay rows out as a table that fits a narrow terminal: words fold, and nothing is cut."""
+"""Lay rows out as a table that fits a narrow terminal: words fold at spaces, and nothing is cut."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-Row = Mapping[str, str | Text]  # cells by the names of columns; a str folds where room is short
+Row = Mapping[str, str | Text]  # cells by the names of columns; a str folds at spaces where room is short
 
 
 def number(value: object, form: str = "", bad: bool = False) -> Text:
@@ -39,13 +39,59 @@ def table(
     """
     moved = shared_by(rows, same)
     heading = Text(", ".join(filter(None, (title, *moved.values()))), style="bold")
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     names = [name for name in rows[0] if name not in moved]
-    for name in names:
-        first = rows[0][name]
-        justify, words = (first.justify, False) if isinstance(first, Text) else ("left", True)
-        made.add_column(Text(name), justify=justify or "left", overflow="fold", no_wrap=not words)
-    for place, row in enumerate(rows):
-        cells = [each if isinstance(each := row[name], Text) else Text(each) for name in names]
-        made.add_row(*cells, style=styles[place] if styles else None)
-    return Group(heading, made) if heading else Group(made)
+    fitted = _Fitted([{name: row[name] for name in names} for row in rows], styles or [""] * len(rows))
+    return Group(heading, fitted) if heading else Group(fitted)
+
+
+class _Fitted:
+    """Print rows as a table where each word has room; on a narrower terminal each row as a line of words."""
+
+    def __init__(self, rows: Sequence[Row], styles: Sequence[str]) -> None:
+        self._rows, self._styles = rows, styles
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least, wanted = self._least_and_wanted()
+        spare, gap = options.max_width - sum(least.values()), 2
+        if spare < gap * len(least):
+            gap = 1
+        if spare < gap * len(least):
+            yield from self._lines()
+            return
+        widths = _shared_out(spare - gap * len(least), least, wanted)
+        made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        for name, cell in self._rows[0].items():
+            made.add_column(name, justify=getattr(cell, "justify", "left"), width=widths[name])
+        for row, style in zip(self._rows, self._styles, strict=True):
+            made.add_row(*(_text(cell) for cell in row.values()), style=style)
+        yield made
+
+    def _lines(self) -> Iterator[Text]:
+        """Yield a line of each row: its first cell, then the others behind their names."""
+        for row, style in zip(self._rows, self._styles, strict=True):
+            first, *rest = row.items()
+            told = [str(first[1]), *(f"{name} {cell}".strip() for name, cell in rest if str(cell))]
+            yield Text(", ".join(filter(None, told)), style, overflow="fold")
+
+    def _least_and_wanted(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the widths of each column's longest word and longest line; a Text is one word."""
+        least, wanted = {}, {}
+        for name in self._rows[0]:
+            cells = [name, *(row[name] for row in self._rows)]
+            words = [word for c in cells for word in ([str(c)] if isinstance(c, Text) else c.split())]
+            least[name] = max(map(len, words), default=0)
+            wanted[name] = max(len(line) for cell in cells for line in (str(cell).splitlines() or [""]))
+        return least, wanted
+
+
+def _text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def _shared_out(spare: int, least: dict[str, int], wanted: dict[str, int]) -> dict[str, int]:
+    """Return widths that share out the spare room, to columns that lack least first."""
+    widths = dict(least)
+    for name in sorted(least, key=lambda name: wanted[name] - least[name]):
+        more = min(spare, wanted[name] - least[name])
+        widths[name], spare = widths[name] + more, spare - more
+    return widths
