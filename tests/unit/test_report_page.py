@@ -163,7 +163,7 @@ def test_the_headline_tells_gains_and_losses() -> None:
         "2 of 3 problems.",
         "It gains most on bfloat16 in square (2.00x).",
         "It loses on 1 of 2 kinds of problem (a type in a suite), most on bfloat16 in odd (0.50x).",
-        "Furthest behind is 9x9x9 NN bfloat16, at 0.50x.",
+        "Slowest beside torch is 9x9x9 NN bfloat16, at 0.50x.",
     ]
     assert figures.headline(made(lines[1:2]))[1:3] == [
         "It gains on no kind of problem.",

@@ -6,6 +6,7 @@ The colours come from a theme, light or dark, whose colours colour-blind readers
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any, Final
 
 import altair as alt
@@ -121,8 +122,11 @@ def _one(axis: str) -> alt.Chart:
     return alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(style="even", size=1.5).encode(**{axis: "one:Q"})
 
 
-def _log(padding: int = 12) -> alt.Scale:
-    return alt.Scale(type="log", nice=False, padding=padding)
+def _log(values: Iterable[float | None], room: float = 1.25) -> alt.Scale:
+    """Return a scale that holds these values, with room (a factor) beside them, whatever filters leave."""
+    found = [value for value in values if value] or [1.0]
+    held = alt.DomainUnionWith(unionWith=[min(found) / room, max(found) * room])
+    return alt.Scale(type="log", nice=False, padding=4, domain=held)
 
 
 def _spaced(values: list[Any], **more: Any) -> alt.Axis:
@@ -145,7 +149,9 @@ def speedups(rows: Rows) -> Chart:
     )
     lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
     band = alt.Y("band:N", title=None, axis=lines, sort=_bands(rows))
-    layers = _one("x"), _speedup_points(base, band, rows.results), *_speedup_means(base, band)
+    scale = _log([1, *(row[name] for row in rows.results for name in ("torch", *BASELINES))])
+    points = _speedup_points(base, band, scale, rows.results)
+    layers = _one("x"), points, *_speedup_means(base, band, scale)
     return alt.layer(*layers).add_params(baseline).properties(height=alt.Step(40))
 
 
@@ -159,7 +165,7 @@ def _bands(rows: Rows) -> list[str]:
     return sorted(found, key=lambda band: -geomean(found[band]))
 
 
-def _speedup_points(base: alt.Chart, band: alt.Y, rows: list[Row]) -> alt.Chart:
+def _speedup_points(base: alt.Chart, band: alt.Y, scale: alt.Scale, rows: list[Row]) -> alt.Chart:
     sides = alt.Scale(domain=["as fast or faster", "slower"], range=["circle", "triangle-down"])
     tips = (
         "baseline:N|baseline",
@@ -176,7 +182,7 @@ def _speedup_points(base: alt.Chart, band: alt.Y, rows: list[Row]) -> alt.Chart:
         .transform_calculate(place="(datum.rank - 0.5) / datum.all")
         .mark_point(size=30, strokeWidth=1.4, opacity=0.9)
         .encode(
-            x=alt.X("ratio:Q", title=title, scale=_log(), axis=_spaced(_RATIOS, orient="top")),
+            x=alt.X("ratio:Q", title=title, scale=scale, axis=_spaced(_RATIOS, orient="top")),
             y=band,
             yOffset=alt.YOffset("place:Q", scale=alt.Scale(domain=[-0.15, 1.15])),
             color=_colour(rows),
@@ -186,7 +192,7 @@ def _speedup_points(base: alt.Chart, band: alt.Y, rows: list[Row]) -> alt.Chart:
     )
 
 
-def _speedup_means(base: alt.Chart, band: alt.Y) -> list[alt.Chart]:
+def _speedup_means(base: alt.Chart, band: alt.Y, scale: alt.Scale) -> list[alt.Chart]:
     """Mark each band's geometric mean, and write it at the right, above how many are not slower."""
     means = (
         base.transform_calculate(log="log(datum.ratio)", won="datum.ratio < 1 ? 0 : 1")
@@ -197,7 +203,7 @@ def _speedup_means(base: alt.Chart, band: alt.Y) -> list[alt.Chart]:
             share="datum.won + ' of ' + datum.count",
         )
     )
-    at = alt.X("mean:Q", scale=_log())
+    at = alt.X("mean:Q", scale=scale)
     tips = _tips("band:N|suite", "mean:Q|geometric mean|.3f", "won:Q|as fast or faster", "count:Q|problems")
     ticks = means.mark_tick(thickness=3, size=32, style="mean").encode(x=at, y=band, tooltip=tips)
     beside: dict[str, Any] = {"align": "left", "dx": 8}
@@ -212,12 +218,13 @@ def _speedup_means(base: alt.Chart, band: alt.Y) -> list[alt.Chart]:
 
 def roofline(rows: Rows) -> Chart:
     """Chart products by operations a byte and rate, below the roofs of memory and arithmetic."""
-    title = "operations per byte (log scale)"
-    x = alt.X("intensity:Q", title=title, scale=_log(), axis=_spaced(_FEW))
-    y = alt.Y("tflops:Q", title="TFLOP/s (log scale)", scale=_log(10), axis=_spaced(_FEW))
+    own = _of("matmul", rows)
+    across, up = (_log(row[name] for row in own) for name in ("intensity", "tflops"))
+    x = alt.X("intensity:Q", title="operations per byte (log scale)", scale=across, axis=_spaced(_FEW))
+    y = alt.Y("tflops:Q", title="TFLOP/s (log scale)", scale=up, axis=_spaced(_FEW))
     numbers = "tflops:Q|TFLOP/s|.1f", "intensity:Q|operations per byte|.1f", "tritile_us:Q|tritile us|.2f"
     base = _data("results").transform_filter("datum.op === 'matmul'")
-    points = _points(base, {"x": x, "y": y}, _of("matmul", rows), "precision", numbers)
+    points = _points(base, {"x": x, "y": y}, own, "precision", numbers)
     return alt.layer(*_roofs(rows, x, y), points).properties(height=480)
 
 
@@ -252,7 +259,7 @@ def _roofs(rows: Rows, x: alt.X, y: alt.Y) -> list[alt.Chart]:
     ]
     drawn = alt.Chart(alt.InlineData(lines + slope)).mark_line(style="roof", strokeWidth=1.6)
     rise = "atan2(scale('y', 10) - scale('y', 1), scale('x', 10) - scale('x', 1)) * 180 / PI"
-    beside = {"align": "right", "dx": -7, "dy": -16, "lineBreak": "\n", "lineHeight": 12}
+    beside = {"align": "right", "dx": -7, "dy": -18, "lineBreak": "\n", "lineHeight": 12}
     names: list[tuple[list[Row], dict[str, Any]]] = [
         (lines[::2], beside),
         (slope[1:2], {"dy": -9, "angle": alt.expr(rise)}),
@@ -265,12 +272,14 @@ def _roofs(rows: Rows, x: alt.X, y: alt.Y) -> list[alt.Chart]:
 
 def bandwidth(rows: Rows) -> Chart:
     """Chart permutations by bytes moved and rate, beside a plain copy of as many bytes."""
-    x = alt.X("megabytes:Q", title="MB read and written (log scale)", scale=_log(), axis=_spaced(_FEW))
+    own = _of("permute", rows)
+    scale = _log(row["megabytes"] for row in own)
+    x = alt.X("megabytes:Q", title="MB read and written (log scale)", scale=scale, axis=_spaced(_FEW))
     y = alt.Y("gbps:Q", title="GB/s", axis=alt.Axis(tickCount=6, format="d"))
     base = _data("results").transform_filter("datum.op === 'permute'")
     rates = "gbps:Q|GB/s|.0f", "copy_gbps:Q|a copy's GB/s|.0f", "of_copy:Q|of the copy|.0%"
     numbers = *rates, "tritile_us:Q|tritile us|.2f"
-    points = _points(base, {"x": x, "y": y}, _of("permute", rows), "type", numbers)
+    points = _points(base, {"x": x, "y": y}, own, "type", numbers)
     copies = base.transform_filter("isValid(datum.copy_gbps)")
     drops = copies.mark_rule(style="roof", opacity=0.4).encode(x=x, y=y, y2="copy_gbps:Q")
     ticks = copies.mark_tick(style="roof", orient="horizontal", size=11, thickness=2, opacity=0.6)
@@ -286,14 +295,23 @@ def bandwidth(rows: Rows) -> Chart:
     return alt.layer(*layers).properties(height=360)
 
 
+def erring(rows: Rows) -> list[Row]:
+    """Return the results that are not exact, nor torch's, the worst beside torch first."""
+    own = [row for row in rows.results if row["error"] and row["torch_error"]]
+    return sorted(own, key=lambda row: -row["over"])
+
+
 def accuracy(rows: Rows) -> Chart:
     """Chart products by torch's error and tritile's error over it."""
     base = _data("results").transform_filter("datum.error > 0 && datum.torch_error > 0")
-    tens, ticks = _spaced(_TENS, format=".0e"), _spaced([r for r in _RATIOS if r not in (0.85, 1.2)])
-    x = alt.X("torch_error:Q", title="torch's relative error (log scale)", scale=_log(), axis=tens)
-    y = alt.Y("over:Q", title="tritile's error over torch's (log scale)", scale=_log(), axis=ticks)
+    own = erring(rows)
+    found = [row["torch_error"] for row in own] or [1.0]
+    errors = _spaced(_TENS if max(found) > 1e3 * min(found) else _FEW, format=".0e")
+    ratios = _spaced([ratio for ratio in _RATIOS if ratio not in (0.85, 1.2)])
+    across, up = _log(found, room=3), _log([1, *(row["over"] for row in own)])
+    x = alt.X("torch_error:Q", title="torch's relative error (log scale)", scale=across, axis=errors)
+    y = alt.Y("over:Q", title="tritile's error over torch's (log scale)", scale=up, axis=ratios)
     numbers = "error:Q|tritile's error|.3e", "torch_error:Q|torch's error|.3e", "over:Q|times torch's|.3f"
-    own = [row for row in _of("matmul", rows) if row["error"] and row["torch_error"]]
     points = _points(base, {"x": x, "y": y}, own, "precision", numbers)
     return alt.layer(_one("y"), points).properties(height=340)
 

@@ -77,6 +77,7 @@ def html(rows: Rows) -> str:
         headline=headline(rows),
         figures=FIGURES,
         drawn=drawn,
+        order=sorted(FIGURES, key=lambda name: name not in drawn),
         summary=summary_table(rows.summaries),
         hosts=table(
             "What a call costs the host, in microseconds",

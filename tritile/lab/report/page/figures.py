@@ -29,6 +29,7 @@ _TEXTS: Final = {
 }  # fmt: skip
 _SHARES: Final = {"spread", "of_roof", "of_copy"}
 _ERRORS: Final = {"error", "torch_error"}
+_RATIOS: Final = {"torch", *BASELINES, "ratio_torch", "over", "first"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Table:
 
 
 def _shown(field: str, value: Any) -> str:
-    """Write a value: shares in percent, errors with an exponent, other numbers in about four digits."""
+    """Write a value: shares in percent, errors with an exponent, ratios in 3 decimals, others in 2."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -54,7 +55,7 @@ def _shown(field: str, value: Any) -> str:
         return str(value)
     if field in _ERRORS:
         return f"{value:.2e}" if value else "0"
-    return f"{value:.2%}" if field in _SHARES else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+    return f"{value:.2%}" if field in _SHARES else f"{value:.3f}" if field in _RATIOS else f"{value:.2f}"
 
 
 def _heads(fields: Iterable[str]) -> list[tuple[str, bool]]:
@@ -107,7 +108,7 @@ def headline(rows: Rows) -> list[str]:
         f"{_named(slower)}."
         if slower
         else "It loses on no kind of problem as a whole.",
-        f"Furthest behind is {case}, at {worst['torch']:.2f}x.",
+        f"Slowest beside torch is {case}, at {worst['torch']:.2f}x.",
     ]
 
 
@@ -150,7 +151,7 @@ def _results(by: str, op: str = "") -> Callable[[Rows], list[Row]]:
 
     def select(rows: Rows) -> list[Row]:
         own = [row for row in rows.results if op in ("", row["op"])]
-        return sorted(own, key=lambda row: row[by] or 0, reverse=by == "over")
+        return sorted(own, key=lambda row: row[by] or 0)
 
     return select
 
@@ -192,7 +193,7 @@ FIGURES: Final[dict[str, Figure]] = {
         "Relative errors against a product in float64: below the line tritile errs less than torch.",
         "results", charts.accuracy,
         "Relative errors, the worst beside torch's first",
-        (*_CASE, "error", "torch_error", "over"), _results("over", "matmul"),
+        (*_CASE, "error", "torch_error", "over"), charts.erring,
     ),
     "heatmap": Figure(
         "Times over tiles",
