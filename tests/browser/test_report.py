@@ -1,12 +1,14 @@
 """The report in a browser: filters, figures, tables, the keyboard, phones and the dark."""
 
+import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from tritile.core.device import target_device
-from tritile.lab.report.page import document, searches
+from tritile.lab.report.page import document, figures, searches
 from tritile.lab.report.results import stored
 
 TUNING = Path(__file__).parents[2] / "tuning"
@@ -67,6 +69,7 @@ def test_every_figure_is_drawn_with_its_table(opened, rows):
     assert page.locator(SVG).count() == 6
     assert page.locator("section[id] table caption").count() == 6
     assert page.locator("#count").inner_text() == f"{len(rows.results)} of {len(rows.results)} results"
+    assert [page.locator(".told").nth(i).inner_text() for i in range(4)] == figures.headline(rows)
     products = [row for row in rows.results if row["op"] == "matmul"]
     assert points(page, "roofline") == len(products)
     open_tables(page)
@@ -88,8 +91,7 @@ def test_filters_change_counts_figures_tables_and_the_address(opened, rows):
     assert page.locator("#bandwidth .plot").is_hidden()
     assert page.locator("#bandwidth .nothing").is_visible()
     mean = math.exp(sum(math.log(row["torch"]) for row in own) / len(own))
-    assert page.locator(".card:visible").count() == 2  # of all, and of the suite
-    assert page.locator(".card.whole .mean").inner_text() == f"{mean:.2f}"
+    assert page.locator(f"#speedups {SVG} text", has_text=f"{mean:.2f}x").count() == 1
     assert page.evaluate("location.hash") == "#suite=square&dtype=bfloat16"
     page.click("button[type=reset]")
     settled(page)
@@ -97,8 +99,8 @@ def test_filters_change_counts_figures_tables_and_the_address(opened, rows):
     assert page.locator("#bandwidth .plot").is_visible()
 
 
-def test_a_peer_leaves_the_problems_that_it_ran(opened, rows):
-    page = choose(opened(), "peer", "inductor")
+def test_a_baseline_leaves_the_problems_that_it_ran(opened, rows):
+    page = choose(opened(), "baseline", "inductor")
     own = [row for row in rows.results if row["inductor"] is not None]
     assert page.locator("#count").inner_text().startswith(f"{len(own)} of")
     assert points(page, "speedups") == len(own)
@@ -163,7 +165,7 @@ def test_the_keyboard_reaches_everything(opened, rows):
         reached.append(page.evaluate("document.activeElement.name || document.activeElement.tagName"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     assert reached[0] == "A"
-    assert {"op", "suite", "dtype", "layout", "peer", "SUMMARY"} <= set(reached)
+    assert {"op", "suite", "dtype", "layout", "baseline", "SUMMARY"} <= set(reached)
     page.focus("select[name=op]")
     page.keyboard.press("p")
     settled(page)
@@ -203,3 +205,52 @@ def test_a_point_names_its_problem(opened):
     tip.wait_for()
     assert "config" in tip.inner_text()
     assert "TFLOP/s" in tip.inner_text()
+
+
+def readable(page):
+    """Return what is wrong with the text of the figures: pairs that overlap, and text outside its figure."""
+    return page.evaluate("""() => [...document.querySelectorAll(".plot svg")].flatMap((svg) => {
+        const within = svg.getBoundingClientRect();
+        const found = [...svg.querySelectorAll("text")].filter((text) => {
+            const style = getComputedStyle(text);
+            return text.textContent && style.opacity !== "0" && style.visibility !== "hidden";
+        });
+        const boxes = found.map((text) => [text.textContent, text.getBoundingClientRect()]);
+        const out = boxes.filter(([, b]) => b.left < within.left - 1 || b.right > within.right + 1
+            || b.top < within.top - 1 || b.bottom > within.bottom + 1).map(([text]) => `${text} is cut off`);
+        const both = boxes.flatMap(([one, a], i) => boxes.slice(i + 1).filter(([, b]) =>
+            Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+            && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3)
+            .map(([two]) => `${one} over ${two}`));
+        return [...out, ...both];
+    })""")
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_no_text_of_figures_overlaps_or_is_cut_off(opened, width):
+    page = opened(width=width)
+    assert page.locator(f"{SVG} text").count() > 100
+    assert readable(page) == []
+    page.evaluate(
+        "(() => { const [one, two] = document.querySelectorAll('#roofline .role-axis-label text');"
+        "two.setAttribute('transform', one.getAttribute('transform')); })()"
+    )
+    assert len(readable(page)) == 1  # so it does find what overlaps
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_two_marks_of_legends_look_alike(opened, dark):
+    page = opened(dark=dark)
+    for figure in figures.FIGURES:
+        marks = page.locator(f"#{figure} {SVG} .role-legend-symbol path").evaluate_all(
+            "every => every.map((it) => [getComputedStyle(it).stroke, it.getAttribute('d'), "
+            "it.getAttribute('stroke-dasharray')])"
+        )
+        looks = [([int(part) for part in re.findall(r"\d+", colour)], *shape) for colour, *shape in marks]
+        alike = [
+            (one, two)
+            for one, two in itertools.combinations(looks, 2)
+            if one[1:] == two[1:] and math.dist(one[0], two[0]) < 50
+        ]
+        assert alike == [], figure
+        assert len(looks) > 1 or figure == "heatmap"

@@ -10,8 +10,8 @@ import vl_convert
 
 from tritile.errors import FileError, InvalidValueError
 from tritile.lab.report.page import charts
-from tritile.lab.report.page.figures import FIGURES, summary_table, table
-from tritile.lab.report.page.rows import FACETS, Row, Rows
+from tritile.lab.report.page.figures import FIGURES, headline, summary_table, table
+from tritile.lab.report.page.rows import FACETS, Row, Rows, kinds
 from tritile.lab.report.results import BASELINES
 
 _PAGES: Final = Path(__file__).parents[1] / "pages"
@@ -35,13 +35,8 @@ def _packed(rows: list[Row]) -> dict[str, Any]:
 
 def _options(rows: Rows) -> dict[str, list[str]]:
     """Return the values to choose from, by facet."""
-    found: dict[str, list[str]] = {}
-    for facet in FACETS:
-        values: set[str] = set()
-        for row in (*rows.results, *rows.searches):
-            values |= set(row[facet]) if isinstance(row[facet], list) else {row[facet]}
-        found[facet] = sorted(values - {""})
-    found["peer"] = [name for name in ("torch", *BASELINES) if any(row[name] for row in rows.results)]
+    found = {facet: kinds([*rows.results, *rows.searches], facet) for facet in FACETS}
+    found["baseline"] = [name for name in ("torch", *BASELINES) if any(row[name] for row in rows.results)]
     return found
 
 
@@ -79,9 +74,10 @@ def html(rows: Rows) -> str:
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return templates.get_template("report.html").render(
         rows=rows,
-        suites=["", *dict.fromkeys(row["suite"] for row in rows.results)] if rows.results else [],
+        headline=headline(rows),
         figures=FIGURES,
         drawn=drawn,
+        order=sorted(FIGURES, key=lambda name: name not in drawn),
         summary=summary_table(rows.summaries),
         hosts=table(
             "What a call costs the host, in microseconds",
@@ -94,6 +90,17 @@ def html(rows: Rows) -> str:
     )
 
 
+def _with_the_dark(svg: str) -> str:
+    """Give a light picture the colours of the dark theme wherever its reader asks for a dark scheme."""
+    rules = [
+        f'[{side}="{light}"]{{{side}:{dark}}}'
+        for light, dark in charts.IN_THE_DARK.items()
+        for side in ("fill", "stroke")
+    ]
+    end = svg.index(">") + 1
+    return f"{svg[:end]}<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>{svg[end:]}"
+
+
 def check_picture(name: str, kind: str) -> None:
     """Raise InvalidValueError for an unknown figure, or a picture that is neither svg nor png."""
     if name not in FIGURES:
@@ -103,7 +110,7 @@ def check_picture(name: str, kind: str) -> None:
 
 
 def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
-    """Draw one figure on a light background, as SVG or PNG (`kind`).
+    """Draw one figure, as SVG with a light and a dark scheme or as a light PNG (`kind`).
 
     `problem` is part of the name of the problem that the heat map shows. Raises InvalidValueError for an
     unknown figure, kind or problem, and FileError for a figure that has nothing to show.
@@ -112,7 +119,8 @@ def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
     figure = FIGURES[name]
     if not figure.select(rows):
         raise FileError(f"figure {name}: {figure.nothing}")
-    spec = figure.spec(rows) | {"width": _WIDTH, "padding": 12}
+    room = {"left": 32, "right": 32, "top": 12, "bottom": 12}  # as readers' fonts may be wider
+    spec = figure.spec(rows) | {"width": _WIDTH, "padding": room}
     shown = getattr(rows, figure.data)
     if name == "heatmap":
         chosen = next((row for row in rows.searches if row["mapped"] and problem in row["problem"]), None)
@@ -125,5 +133,5 @@ def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
     spec["config"] = charts.LIGHT | {"background": "white", "font": "sans-serif"}
     text = json.dumps(spec, allow_nan=False)
     if kind == "svg":
-        return str(vl_convert.vegalite_to_svg(text)).encode()
+        return _with_the_dark(vl_convert.vegalite_to_svg(text)).encode()
     return bytes(vl_convert.vegalite_to_png(text, scale=2))

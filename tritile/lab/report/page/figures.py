@@ -1,5 +1,6 @@
 """The figures of a report, a text, a chart and a table each; and how rows are written as tables."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +10,7 @@ import altair as alt
 from tritile.lab.report.page import charts
 from tritile.lab.report.page.rows import Row, Rows
 from tritile.lab.report.results import BASELINES
-from tritile.lab.report.summary import HEADS, Summary
+from tritile.lab.report.summary import HEADS, Summary, geomean
 
 _NO_RESULTS: Final = "No such results: tritile bench --output DIR measures problems and writes them."
 _NO_TRIALS: Final = "No trials: tritile tune makes them; tritile report FILE shows another machine's."
@@ -18,7 +19,7 @@ _NO_TRIALS: Final = "No trials: tritile tune makes them; tritile report FILE sho
 # Titles of columns that are not the names of fields with spaces.
 _TITLES: Final = {
     **{name: f"over {name}" for name in ("torch", *BASELINES)}, "ratio_torch": "over torch",
-    "source": "chosen by", "intensity": "operations a byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
+    "source": "chosen by", "intensity": "operations per byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
     "megabytes": "MB", "gbps": "GB/s", "copy_gbps": "a copy's GB/s", "of_copy": "of the copy",
     "over": "over torch's", "first": "first over best", "within": "configs until 2% off",
     "best": "best config",
@@ -28,6 +29,7 @@ _TEXTS: Final = {
 }  # fmt: skip
 _SHARES: Final = {"spread", "of_roof", "of_copy"}
 _ERRORS: Final = {"error", "torch_error"}
+_RATIOS: Final = {"torch", *BASELINES, "ratio_torch", "over", "first"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Table:
 
 
 def _shown(field: str, value: Any) -> str:
-    """Write a value: shares in percent, errors with an exponent, other numbers in about four digits."""
+    """Write a value: shares in percent, errors with an exponent, ratios in 3 decimals, others in 2."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -53,7 +55,7 @@ def _shown(field: str, value: Any) -> str:
         return str(value)
     if field in _ERRORS:
         return f"{value:.2e}" if value else "0"
-    return f"{value:.2%}" if field in _SHARES else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+    return f"{value:.2%}" if field in _SHARES else f"{value:.3f}" if field in _RATIOS else f"{value:.2f}"
 
 
 def _heads(fields: Iterable[str]) -> list[tuple[str, bool]]:
@@ -77,6 +79,37 @@ def summary_table(lines: Iterable[Summary]) -> Table:
     numbers = range(3, 7)
     named = [(head, i in numbers) for i, head in enumerate(HEADS)]
     return Table("By suite, type and layout, against torch", named, rows)
+
+
+def _named(means: list[tuple[float, str]]) -> str:
+    *others, last = [f"{name} ({mean:.2f}x)" for mean, name in means[:3]]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def headline(rows: Rows) -> list[str]:
+    """Say in sentences how tritile compares with torch: on the whole, where it gains and where it loses."""
+    ratios = [row["torch"] for row in rows.results]
+    if not ratios:
+        return [
+            f"{len(rows.searches)} searches tried {rows.trials} configs; nothing here was timed beside torch."
+        ]
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in rows.results:
+        groups[f"{row['dtype']} in {row['suite']}"].append(row["torch"])
+    means = sorted((geomean(own), name) for name, own in groups.items())
+    slower, faster = [each for each in means if each[0] < 0.995], [each for each in means if each[0] >= 1.005]
+    won, worst = sum(ratio >= 1 for ratio in ratios), min(rows.results, key=lambda row: row["torch"])
+    case = " ".join(filter(None, (worst["problem"], worst["layout"], worst["dtype"])))
+    return [
+        f"tritile is {geomean(ratios):.2f}x as fast as torch, on the geometric mean of what was measured: "
+        f"as fast or faster on {won} of {len(ratios)} problems.",
+        f"It gains most on {_named(faster[::-1])}." if faster else "It gains on no kind of problem.",
+        f"It loses on {len(slower)} of {len(means)} kinds of problem (a type in a suite), most on "
+        f"{_named(slower)}."
+        if slower
+        else "It loses on no kind of problem as a whole.",
+        f"Slowest beside torch is {case}, at {worst['torch']:.2f}x.",
+    ]
 
 
 @dataclass(frozen=True)
@@ -118,7 +151,7 @@ def _results(by: str, op: str = "") -> Callable[[Rows], list[Row]]:
 
     def select(rows: Rows) -> list[Row]:
         own = [row for row in rows.results if op in ("", row["op"])]
-        return sorted(own, key=lambda row: row[by] or 0, reverse=by == "over")
+        return sorted(own, key=lambda row: row[by] or 0)
 
     return select
 
@@ -130,16 +163,19 @@ _SPEED: Final = (
 )  # fmt: skip
 FIGURES: Final[dict[str, Figure]] = {
     "speedups": Figure(
-        "Speed-up over each peer",
-        "A point is a problem: right of 1 tritile is faster, left of it the peer, with a triangle. Each band "
-        "holds a suite, its slowest problem at the top; the bar is its geometric mean.",
+        "Speed-up over each baseline",
+        "A point is a problem: right of the dashed line tritile is faster; left of it, drawn as a triangle, "
+        "the baseline is. A row is a suite, beside torch where no other baseline is named, with its slowest "
+        "problem at the top. The bar is the geometric mean, written at the right, above how many problems "
+        "are as fast or faster.",
         "results", charts.speedups,
         "Times and speed-ups, slowest first", _SPEED, _results("torch"),
     ),
     "roofline": Figure(
         "Roofline of matrix products",
-        "A point is a product. Memory bounds products on the slope, arithmetic those below the flat roofs. "
-        "Roofs are peaks at the highest clock, which tensor cores do not hold for long.",
+        "A point is a product; bytes count each operand once. Memory bounds products on the slope, "
+        "arithmetic those below the flat roof of their type or precision. Roofs are peaks at the highest "
+        "clock, which tensor cores do not hold for long.",
         "results", charts.roofline,
         "Products and their roofs",
         (*_CASE, "intensity", "tflops", "of_roof", "config"), _results("intensity", "matmul"),
@@ -157,7 +193,7 @@ FIGURES: Final[dict[str, Figure]] = {
         "Relative errors against a product in float64: below the line tritile errs less than torch.",
         "results", charts.accuracy,
         "Relative errors, the worst beside torch's first",
-        (*_CASE, "error", "torch_error", "over"), _results("over", "matmul"),
+        (*_CASE, "error", "torch_error", "over"), charts.erring,
     ),
     "heatmap": Figure(
         "Times over tiles",

@@ -8,12 +8,21 @@ from typing import Any, Final
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Problem
+from tritile.core.problem import PRECISIONS, MatmulProblem, PermuteProblem, Problem
 from tritile.families.common.rates import peak_tflops
 from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 from tritile.lab.report.summary import Summary, dtype_label, sizes_label, summary
 
 Row = dict[str, Any]
+TYPES: Final = (
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "complex",
+    "8-bit",
+    "int16 to int64",
+)  # as many as there are colours that readers can tell apart
 FACETS: Final = ("op", "suite", "dtype", "layout")
 
 
@@ -40,6 +49,24 @@ class Rows:
     progress: list[Row] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     trials: int = 0
+
+
+def _type_of(dtype: str) -> str:
+    """Return which of `TYPES` a dtype belongs to."""
+    if dtype.startswith("complex"):
+        return "complex"
+    if dtype.startswith(("float8", "int8", "uint8", "bool")):
+        return "8-bit"
+    return dtype if dtype in TYPES else "int16 to int64"
+
+
+def kinds(rows: Iterable[Row], name: str) -> list[str]:
+    """Return the values of a facet (texts or lists of texts) without "", in order."""
+    found: set[str] = set()
+    for row in rows:
+        found |= set(row[name]) if isinstance(row[name], list) else {row[name]}
+    first = [*TYPES, *PRECISIONS]
+    return sorted(found - {""}, key=lambda kind: (first.index(kind) if kind in first else 99, kind))
 
 
 def named(gpu: str) -> Device | None:
@@ -71,6 +98,8 @@ def _row(line: Result, number: int, device: Device | None) -> Row:
         **{name: line[name] for name in ("op", "tritile_us", "torch_us", "spread", "error", "torch_error")},
         "suite": case.suite or "(no name)",
         "dtype": dtype_label(line),
+        "type": _type_of(line["dtype"]),
+        "precision": case.precision.removesuffix("-3m") if line["op"] != "permute" else "",
         "layout": line["layout"] or "",
         "problem": sizes_label(line),
         "torch": line["ratio_torch"],

@@ -21,8 +21,8 @@
 
   /** What the filters leave of each kind of rows. */
   function shown() {
-    const peer = choice("peer");
-    const results = rows.results.filter((row) => matches(row) && (peer === "" || row[peer] !== null));
+    const baseline = choice("baseline");
+    const results = rows.results.filter((row) => matches(row) && (baseline === "" || row[baseline] !== null));
     const searches = rows.searches.filter(matches);
     const kept = new Set(searches.filter((row) => has(row.store, store?.value ?? "")).map((row) => row.s));
     return {
@@ -66,22 +66,6 @@
     document.querySelectorAll("#heatmap th[aria-sort]").forEach((head) => head.removeAttribute("aria-sort"));
   }
 
-  function summarise(results) {
-    for (const card of document.querySelectorAll(".card")) {
-      const { suite } = card.dataset;
-      const own = results.filter((row) => suite === "" || row.suite === suite);
-      card.hidden = own.length === 0;
-      if (!own.length) continue;
-      const worst = own.reduce((a, b) => (b.torch < a.torch ? b : a));
-      const set = (name, text) => { card.querySelector(`.${name}`).textContent = text; };
-      set("mean", Math.exp(own.reduce((sum, row) => sum + Math.log(row.torch), 0) / own.length).toFixed(2));
-      set("ahead", own.filter((row) => row.torch >= 1).length);
-      set("count", own.length);
-      set("worst", worst.torch.toFixed(2));
-      set("at", [worst.problem, worst.layout, worst.dtype].filter(Boolean).join(" "));
-    }
-  }
-
   // Make a view for each figure, anew when the theme or the kind of screen changes.
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 640px)");
@@ -97,7 +81,7 @@
   const drawable = (figure) => now[figure.data].filter(DRAWN[figure.name] ?? (() => true)).map((row) => ({ ...row }));
 
   function signals(figure, set) {
-    if (figure.name === "speedups") set("peer", choice("peer"));
+    if (figure.name === "speedups") set("baseline", choice("baseline"));
     if (figure.name === "heatmap" && problem.value) {
       const row = rows.searches[Number(problem.value)];
       set("axes", `${row.down} (down) by ${row.across} (across)`);
@@ -108,8 +92,7 @@
     const theme = dark.matches ? "dark" : "light";
     const spec = structuredClone(figure.spec[theme]);
     if (narrow.matches) {
-      const layout = { bottom: { direction: "vertical", anchor: "start", margin: 8 } };
-      Object.assign(spec.config.legend, { columns: 2, gradientLength: 160, layout });
+      Object.assign(spec.config.legend, { columns: 3, columnPadding: 10, labelFontSize: 11, gradientLength: 160 });
       Object.assign(spec.config.axis, { labelLimit: 120, titleFontSize: 11, labelFontSize: 10 });
     }
     spec.data.find((data) => data.name === figure.data).values = drawable(figure);
@@ -149,7 +132,6 @@
     ]);
     for (const line of document.querySelectorAll("tr[data-row]")) line.hidden = !keys.has(line.dataset.row);
     tabulate(now.cells);
-    summarise(now.results);
     document.getElementById("count").textContent = `${now.results.length} of ${rows.results.length} results`;
   }
 
