@@ -20,6 +20,7 @@ import triton.language as tl
 
 from tritile.core.of_triton import (
     LANGUAGE_PATCHER,
+    NUMPY_TYPE,
     REDUCTIONS,
     Heuristics,
     InterpretedFunction,
@@ -209,6 +210,42 @@ def _truths_spread() -> contextlib.AbstractContextManager[None]:
     return _patched(InterpreterBuilder, "create_splat", create_splat)
 
 
+_made: dict[Any, Any] = {}  # by type: what its blocks and tensors hold beside their values, numpy's type
+
+
+def _types_made_once() -> contextlib.ExitStack:
+    """Have what follows from a type alone made once, where the interpreter makes it for each value.
+
+    It takes most of the time otherwise.
+    """
+    block, tensor, numpy_type = tl.block_type.__init__, tl.tensor.__init__, getattr(*NUMPY_TYPE)
+
+    def make_block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(shape)
+        if key not in _made:
+            block(self, element_ty, shape)
+            _made[key] = dict(vars(self))
+        vars(self).update(_made[key], element_ty=element_ty)
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in _made:
+            tensor(self, handle, type)
+            _made[type.name] = dict(vars(self))
+        vars(self).update(_made[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    def make_numpy_type(of: Any) -> Any:
+        key = np, of.scalar.name
+        if key not in _made:
+            _made[key] = numpy_type(of)
+        return _made[key]
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(_patched(tl.block_type, "__init__", make_block))
+        patches.enter_context(_patched(tl.tensor, "__init__", make_tensor))
+        patches.enter_context(_patched(*NUMPY_TYPE, make_numpy_type))
+        return patches.pop_all()
+
+
 def interpret(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any], in_order: bool = False
 ) -> None:
@@ -224,6 +261,7 @@ def interpret(
             np.errstate(all="ignore"),
             _summed_in_order() if in_order else contextlib.nullcontext(),
             _truths_spread(),
+            _types_made_once(),
             _unchecked(),
             _interpreted_library(),
         ):
