@@ -162,7 +162,7 @@ def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
 
 @pytest.mark.parametrize("name", ["halves-nt", "turned-2"])
 def test_a_portfolio_is_measured_and_loses_little(timed, name):
-    rows = list(swept(drawn(name, 120, "sizes"), few_candidates(name=name)))
+    rows = list(swept(drawn(name, 90, "sizes"), few_candidates(50, name)))
     measured = run.Measured(name, rows, H200)
     left_out = measured.left_out(16)
     portfolio = measured.portfolio(left_out, 16)
