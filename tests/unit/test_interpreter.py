@@ -13,7 +13,7 @@ import triton.language as tl
 import tritile
 from tests.unit import helpers_for_kernels as helpers
 from tritile.core import threads
-from tritile.core.of_triton import LANGUAGE_PATCHER, NUMPY_TYPE, interpreter_builder
+from tritile.core.of_triton import LANGUAGE_PATCHER, interpreter_builder
 from tritile.core.source import source_hash
 from tritile.core.threads import library_lock
 from tritile.families.common.work import Kernel
@@ -70,8 +70,7 @@ OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder, t
 
 def standing():
     """All that is patched while a kernel is interpreted."""
-    functions = (getattr(*each) for each in (LANGUAGE_PATCHER, NUMPY_TYPE))
-    return [*functions, interpreter_builder.options, *(dict(vars(owner)) for owner in OWNERS)]
+    return [getattr(*LANGUAGE_PATCHER), interpreter_builder.options, *(dict(vars(owner)) for owner in OWNERS)]
 
 
 def test_the_library_is_left_as_it_was():

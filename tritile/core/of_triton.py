@@ -99,7 +99,5 @@ InterpreterError = _errors.InterpreterError  # report an error inside a kernel
 TensorHandle = _interpreter.TensorHandle  # hold a block of values
 # The owner and the name of the function that patches triton.language.
 LANGUAGE_PATCHER: Final = (_interpreter, "_patch_lang")
-# The owner and the name of the function that returns numpy's type for a type of Triton's.
-NUMPY_TYPE: Final = (_interpreter, "_get_np_dtype")
 # Functions of `tl.standard` that the interpreter replaces by reductions of numpy.
 REDUCTIONS: Final = ("_sum_combine", "_elementwise_max", "_elementwise_min")

@@ -20,7 +20,6 @@ import triton.language as tl
 
 from tritile.core.of_triton import (
     LANGUAGE_PATCHER,
-    NUMPY_TYPE,
     REDUCTIONS,
     Heuristics,
     InterpretedFunction,
@@ -210,7 +209,7 @@ def _truths_spread() -> contextlib.AbstractContextManager[None]:
     return _patched(InterpreterBuilder, "create_splat", create_splat)
 
 
-_made: dict[Any, Any] = {}  # by type: what its blocks and tensors hold beside their values, numpy's type
+_made: dict[Any, dict[str, Any]] = {}  # by type: what its blocks and tensors hold beside their values
 
 
 def _types_made_once() -> contextlib.ExitStack:
@@ -218,7 +217,7 @@ def _types_made_once() -> contextlib.ExitStack:
 
     It takes most of the time otherwise.
     """
-    block, tensor, numpy_type = tl.block_type.__init__, tl.tensor.__init__, getattr(*NUMPY_TYPE)
+    block, tensor = tl.block_type.__init__, tl.tensor.__init__
 
     def make_block(self: Any, element_ty: Any, shape: Any) -> None:
         key = element_ty.name, tuple(shape)
@@ -233,16 +232,9 @@ def _types_made_once() -> contextlib.ExitStack:
             _made[type.name] = dict(vars(self))
         vars(self).update(_made[type.name], handle=handle, type=type, dtype=type.scalar)
 
-    def make_numpy_type(of: Any) -> Any:
-        key = np, of.scalar.name
-        if key not in _made:
-            _made[key] = numpy_type(of)
-        return _made[key]
-
     with contextlib.ExitStack() as patches:
         patches.enter_context(_patched(tl.block_type, "__init__", make_block))
         patches.enter_context(_patched(tl.tensor, "__init__", make_tensor))
-        patches.enter_context(_patched(*NUMPY_TYPE, make_numpy_type))
         return patches.pop_all()
 
 
