@@ -66,7 +66,7 @@ def test_the_digest_follows_helpers(monkeypatch):
 
 
 FORK = multiprocessing.get_context("fork")
-OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder)
+OWNERS = (*interpreter_module._PATCHED, interpreter_module.InterpreterBuilder, tl.block_type)
 
 
 def standing():

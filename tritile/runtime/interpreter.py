@@ -211,6 +211,35 @@ def _truths_spread() -> contextlib.AbstractContextManager[None]:
     return _patched(InterpreterBuilder, "create_splat", create_splat)
 
 
+_made: dict[Any, dict[str, Any]] = {}  # by type: what its blocks and tensors hold beside their values
+
+
+def _types_made_once() -> contextlib.ExitStack:
+    """Have what follows from a type alone made once, where the interpreter makes it for each value.
+
+    A fifth of the time goes into it otherwise, and more where blocks are small.
+    """
+    block, tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    def make_block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(shape)
+        if key not in _made:
+            block(self, element_ty, shape)
+            _made[key] = dict(vars(self))
+        vars(self).update(_made[key], element_ty=element_ty)
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in _made:
+            tensor(self, handle, type)
+            _made[type.name] = dict(vars(self))
+        vars(self).update(_made[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(_patched(tl.block_type, "__init__", make_block))
+        patches.enter_context(_patched(tl.tensor, "__init__", make_tensor))
+        return patches.pop_all()
+
+
 def interpret(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any], in_order: bool = False
 ) -> None:
@@ -226,6 +255,7 @@ def interpret(
             np.errstate(all="ignore"),
             _summed_in_order() if in_order else contextlib.nullcontext(),
             _truths_spread(),
+            _types_made_once(),
             _unchecked(),
             _interpreted_library(),
         ):
