@@ -706,7 +706,14 @@ def watch(monkeypatch):
     monkeypatch.setattr(watching, "torch_us", lambda problem, device: 10.0 if problem == PROBLEM else None)
     ticks = iter([0.0])
     made = watching.Watch(3, H200, clock=lambda: next(ticks, 20.0))
-    for us, failure in ((7.5, None), (5.0, None), (None, "hung: no answer in 10 s"), (None, "hung: again")):
+    for us, failure in (
+        (7.5, None),
+        (5.0, None),
+        (None, "hung: no answer in 10 s"),
+        (None, "hung: again"),
+        (None, "compiled to 216 bytes of spilled registers a thread"),
+        (None, "compiled to 48 bytes of spilled registers a thread"),
+    ):
         made.tried(Trial(PROBLEM, CONFIG, us, failure=failure))
     made.done(Tuned(PROBLEM, Trial(PROBLEM, CONFIG, 5.0), 4, 2.0))
     made.tried(Trial(OTHER, CONFIG, None, failure="hung: no answer"))
@@ -719,10 +726,13 @@ def test_a_live_table_shows_the_best_beside_torch_and_the_time_left(watch, width
     console.print(watch.table)
     lines = console.export_text().splitlines()
     assert [line.split()[-5:] for line in lines if PROBLEM.label[:11] in line] == [
-        ["4", "5.0", "10.0", "2.00", "done"]
+        ["6", "5.0", "10.0", "2.00", "done"]
     ]
     below = " ".join(" ".join(lines).split())
-    assert "1 of 3 problems, 20 s, some 40 s left; configs that failed: 3 hung" in below
+    assert (
+        "1 of 3 problems, 20 s, some 40 s left; configs that failed: 3 hung, 2 compiled to .. bytes of spilled"
+        in below
+    )
     assert "\u2026" not in below
 
 

@@ -1,7 +1,9 @@
 """Follow a search for the person who waits: a live table on a terminal, plain lines elsewhere."""
 
 import math
+import re
 import statistics
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -73,7 +75,8 @@ class Watch:
         line.tried += 1
         line.best_us = min(line.best_us, trial.time)
         if trial.failure:
-            self.failures[trial.failure.partition(":")[0][:40]] += 1
+            reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
+            self.failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
 
     def done(self, tuned: Tuned, who: str = "") -> None:
         """Take note of a search that has ended, and print it where no table shows it."""
@@ -133,7 +136,8 @@ class Watch:
             for line in list(self._lines.values())[-_SHOWN:]
         ]
         done = sum(line.tuned is not None for line in self._lines.values())
-        left = "" if self.left_s is None else f", some {self.left_s:.0f} s left"
+        ends = done == self._total or self.left_s is None
+        left = "" if ends else f", some {self.left_s:.0f} s left"
         failed = f"; configs that failed: {self.reasons}" if self.failures else ""
         below = Text(f"{done} of {self._total} problems, {self.seconds:.0f} s{left}{failed}")
         return Group(columns.table(rows), below) if rows else Group(below)
