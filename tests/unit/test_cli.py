@@ -729,10 +729,8 @@ def test_a_live_table_shows_the_best_beside_torch_and_the_time_left(watch, width
         ["6", "5.0", "10.0", "2.00", "done"]
     ]
     below = " ".join(" ".join(lines).split())
-    assert (
-        "1 of 3 problems, 20 s, some 40 s left; configs that failed: 3 hung, 2 compiled to .. bytes of spilled"
-        in below
-    )
+    assert "1 of 3 problems, 20 s, some 40 s left" in below
+    assert "configs that failed: 3 hung, 2 compiled to .. bytes of spilled registers a thread" in below
     assert "\u2026" not in below
 
 

@@ -243,7 +243,7 @@ def test_a_comparison_of_scalars_masks_a_block():
 
 def test_a_decorated_kernel_too_tells_once_that_it_is_interpreted():
     interpreter_module.warn_interpreted.cache_clear()
-    kernel = tritile.autotune([triton.Config({"BLOCK": 16})], [])(doubled)
+    kernel = tritile.autotune([triton.Config({"BLOCK": 16})], [])(first_alone)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         kernel[(1,)](torch.ones(9), torch.ones(9), 9)

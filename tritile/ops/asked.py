@@ -14,7 +14,7 @@ from tritile.core.settings import rules
 from tritile.core.views import Call
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, remember
-from tritile.ops.run import interpret_product, mark_written, on_host, prepared, warn_of_default
+from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 from tritile.ops.signatures import joined
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -128,9 +128,7 @@ def run_unprepared(of: Asked, out: Any, key: Key | None) -> torch.Tensor:
             of.interpret(result, how)
         else:
             call = of.call(unchanged, result, how)
-            launch = prepared(call)
-            if of.by_default:
-                warn_of_default(call.problem, result.get_device())
+            launch = prepared(call, of.by_default)
             launch(*call.tensors)
             remember(key, of.op, launch, call, of.tensors, result)
     return result if out is None else mark_written(of.op, result)

@@ -127,11 +127,11 @@ def _warn_uncalibrated(device: devices.Device) -> None:
     )
 
 
-def warn_of_default(problem: Tiled, index: int) -> None:
+def _warn_of_default(problem: Tiled, device: devices.Device) -> None:
     """Warn, once, of a float32 product whose precision nobody named, where torch is known to be faster."""
     if "ieee" in _warned or not isinstance(problem, MatmulProblem) or problem.precision != "ieee":
         return
-    if problem.dtype != "float32" or not beside.slower_than_torch(problem, devices.gpu(index)):
+    if problem.dtype != "float32" or not beside.slower_than_torch(problem, device):
         return
     _warned.add("ieee")
     warnings.warn(
@@ -198,8 +198,8 @@ def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
         yield from (c for c in model.screened(call.problem, device, _FALLBACKS) if c != first)
 
 
-def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
-    """Return the launch of a call on a GPU, by its plan.
+def prepared(call: Call, by_default: bool = False) -> launch.Launch | launch.SplitLaunch:
+    """Return the launch of a call on a GPU, by its plan; `by_default`: nobody named its precision.
 
     Where the planned config does not compile or load here, the next configs of the model are tried.
 
@@ -209,6 +209,8 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     """
     device, failures = devices.gpu(call.tensors[0].device.index), []
     label = f"{call.problem.label} on {device.name}"
+    if by_default:
+        _warn_of_default(call.problem, device)
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
