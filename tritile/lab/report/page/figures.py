@@ -22,7 +22,7 @@ _TITLES: Final = {
     "source": "chosen by", "intensity": "operations per byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
     "megabytes": "MB", "gbps": "GB/s", "copy_gbps": "a copy's GB/s", "of_copy": "of the copy",
     "over": "tritile / torch", "torch_error": "torch's error",
-    "first": "first over best", "within": "configs until 2% off", "best": "best config",
+    "first": "first over best", "within": "configs to within 2%", "best": "best config",
 }  # fmt: skip
 _TEXTS: Final = {
     "problem", "suite", "dtype", "layout", "store", "config", "source", "best", "call", "fastest config",
