@@ -44,6 +44,18 @@ def test_committed_pictures(visit, name):
     assert unreadable(visit(TUNING / "pictures" / f"{name}.svg"), "text", 800) == []
 
 
+@pytest.mark.parametrize("name", ["tiling", "ladder", "heatmap", "speedups"])
+def test_committed_pictures_follow_the_scheme(visit, name):
+    opened = visit(TUNING / "pictures" / f"{name}.svg", dark=True)
+    light = "fill => fill.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each) / 3, 0)"
+    paper, *words = opened.evaluate(
+        "[...document.querySelectorAll('svg > rect:first-of-type, text')].filter(e => e.getBBox().width)"
+        f".map(e => ({light})(getComputedStyle(e).fill))"
+    )
+    assert paper < 40
+    assert name == "heatmap" or min(words) > 100  # numbers in the heat map lie on cells
+
+
 @pytest.mark.parametrize("drawn", DRAWN)
 def test_stills(visit, tmp_path, drawn):
     problem, config, *place = DRAWN[drawn]

@@ -156,21 +156,28 @@ def test_figures_are_drawn_as_pictures(name) -> None:
     assert document.picture(name, found, "png").startswith(b"\x89PNG")
 
 
+def test_errors_are_compared_where_the_reference_is_not_torchs_own() -> None:
+    lines = [line(), line("8x8x8") | {"dtype": "float64", "error": 5e-15, "torch_error": 2e-15}]
+    found = made(lines)
+    assert [row["over"] for row in found.results] == [0.5, None]
+    assert [row["problem"] for row in charts.erring(found)] == ["256x256x256"]
+
+
 def test_the_headline_tells_gains_and_losses() -> None:
     lines = [line(ratio=4.0), line("8x8x8", ratio=1.0), line("9x9x9", ratio=0.5, suite="odd")]
     assert figures.headline(made(lines)) == [
-        "tritile is 1.26x as fast as torch, on the geometric mean of what was measured: as fast or faster on "
+        "tritile is 1.26x as fast as torch, by the geometric mean of what was measured: as fast or faster on "
         "2 of 3 problems.",
-        "It gains most on bfloat16 in square (2.00x).",
-        "It loses on 1 of 2 kinds of problem (a type in a suite), most on bfloat16 in odd (0.50x).",
+        "By type and suite, it gains most on bfloat16 in square (2.00x).",
+        "It loses on 1 of 2 pairs of type and suite, most on bfloat16 in odd (0.50x).",
         "Slowest beside torch is 9x9x9 NN bfloat16, at 0.50x.",
     ]
     assert figures.headline(made(lines[1:2]))[1:3] == [
-        "It gains on no kind of problem.",
-        "It loses on no kind of problem as a whole.",
+        "It gains on no pair of type and suite.",
+        "It loses on no pair of type and suite.",
     ]
     (told,) = figures.headline(made([], TRIALS))
-    assert told.startswith("1 searches tried 5 configs")
+    assert told.startswith("Searches: 1. Configs tried: 5.")
 
 
 def test_every_series_has_a_mark_of_its_own() -> None:

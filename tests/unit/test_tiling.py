@@ -201,7 +201,7 @@ BY_TMA = Config.of(
         (POSED["flat"], "taken column by column: neighbours in time share blocks of B"),
         (POSED["flat"], "its share of the tile's rows"),
         ((product("1500x5000x300"), transposed(group=1)), "taken column by column."),
-        ((PermuteProblem.turned(1, 300, 250, 4), mover()), "needs no masks"),
+        ((PermuteProblem.turned(1, 300, 250, 4), mover()), "no tile needs masks"),
         ((PermuteProblem.turned(1, 256, 64, 4), mover()), "divide both"),
         ((PermuteProblem.turned(1, 300, 200, 4), mover(m=64, n=64)), "each tile covers 64 \u00d7 52"),
         ((product("500x511x4000"), split(4)), "B is first copied to rows that start on 16 bytes"),

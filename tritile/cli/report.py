@@ -83,7 +83,11 @@ def report(
     target: shared.Target = None,
     output: Annotated[Path | None, typer.Option(help="What to write; default report.html.")] = None,
     figure: Annotated[
-        str | None, typer.Option(help="Only this figure, as a picture: --output must end in .svg or .png.")
+        str | None,
+        typer.Option(
+            help="Only this figure, as a picture (.svg, .png): speedups, roofline, bandwidth, accuracy, "
+            "heatmap, progress."
+        ),
     ] = None,
     problem: Annotated[str, typer.Option(help="With --figure heatmap: a part of the problem's name.")] = "",
 ) -> None:

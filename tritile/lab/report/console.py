@@ -58,7 +58,7 @@ def _row(row: Summary) -> dict[str, Any]:
         "layout": row.layout,
         "cases": number(row.count),
         "mean": _ratio(row.geomean),
-        "behind": number(row.behind),
+        "under 1": number(row.behind),
         "worst": _ratio(row.worst),
         "at": row.worst_label,
     }

@@ -1,5 +1,6 @@
 """A climb as a picture or a page: a bar for each step on a logarithmic scale, a panel for each ladder."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -10,6 +11,7 @@ import altair as alt
 from tritile.core.files import write_whole
 from tritile.lab.ladder.climbing import Climb, rate_text, share_text, size_text, unit
 from tritile.lab.ladder.running import Reading
+from tritile.lab.report.page.charts import with_the_dark
 from tritile.lab.report.tiling.page import PAGES
 
 _WIDTH: Final = 760
@@ -18,6 +20,8 @@ _NAME: Final = 150  # pixels from a step's name to what is new
 _FONT: Final = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 _INK, _FAINT = "#1f2430", "#5d6472"
 _COLORS: Final = {"kernel": "#4c78a8", "tritile": "#e4572e", "yardstick": "#b3b9c4"}
+_LIGHT: Final = ("white", _INK, _FAINT, *_COLORS.values())
+_DARK: Final = ("#12181f", "#e8ecf2", "#9aa5b5", "#6c9bd0", "#ff7a50", "#7d8796")  # as pages/ladder.html
 
 
 def _kind(reading: Reading) -> str:
@@ -40,7 +44,7 @@ def _bar(reading: Reading, climb: Climb) -> tuple[float | None, str]:
 
 
 def _subtitle(op: str, climb: Climb) -> str:
-    colors = "Orange: tritile." + " Grey: to compare." * any(each.yardstick for each in climb.of(op))
+    colors = "Blue: steps. Orange: tritile." + " Grey: others." * any(each.yardstick for each in climb.of(op))
     if climb.timed:
         return f"{unit(op)} on {climb.device}, logarithmic scale. \u00d7: times the first step. {colors}"
     asked = "Bytes asked of global memory" if op == "matmul" else "Bytes of the sectors touched"
@@ -135,4 +139,8 @@ def draw(climb: Climb, path: Path) -> None:
     """Draw a climb into an .svg, .png or .html file. Raises OSError where it cannot be written."""
     if path.suffix == ".html":
         return write_whole(path, page(climb))
-    picture(climb).save(str(path), scale_factor=2 if path.suffix == ".png" else 1)
+    if path.suffix == ".png":
+        return picture(climb).save(str(path), scale_factor=2)
+    drawn = io.StringIO()
+    picture(climb).save(drawn, format="svg")
+    write_whole(path, with_the_dark(drawn.getvalue(), dict(zip(_LIGHT, _DARK, strict=True))))

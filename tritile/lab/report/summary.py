@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tritile.lab.report.results import BASELINES, HOST, Result, case_of, latest
 
-HEADS = ("suite", "dtype", "layout", "problems", "geometric mean", "behind", "worst", "at")
+HEADS = ("suite", "dtype", "layout", "problems", "geometric mean", "under 1", "worst", "at")
 
 
 def of_cases(results: Iterable[Result]) -> list[Result]:

@@ -75,6 +75,13 @@ IN_THE_DARK: Final = dict(
 )
 
 
+def with_the_dark(svg: str, dark: dict[str, str] = IN_THE_DARK) -> str:
+    """Replace the colours of a light picture by those in `dark` where its reader asks for a dark scheme."""
+    rules = [f'[{side}="{old}"]{{{side}:{new}}}' for old, new in dark.items() for side in ("fill", "stroke")]
+    end = svg.index(">") + 1
+    return f"{svg[:end]}<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>{svg[end:]}"
+
+
 def _of(op: str, rows: Rows) -> list[Row]:
     return [row for row in rows.results if row["op"] == op]
 
@@ -296,14 +303,14 @@ def bandwidth(rows: Rows) -> Chart:
 
 
 def erring(rows: Rows) -> list[Row]:
-    """Return the results that are not exact, nor torch's, the worst beside torch first."""
-    own = [row for row in rows.results if row["error"] and row["torch_error"]]
+    """Return the results whose error can be compared with torch's, the worst beside torch first."""
+    own = [row for row in rows.results if row["over"]]
     return sorted(own, key=lambda row: -row["over"])
 
 
 def accuracy(rows: Rows) -> Chart:
     """Chart products by torch's error and tritile's error over it."""
-    base = _data("results").transform_filter("datum.error > 0 && datum.torch_error > 0")
+    base = _data("results").transform_filter("datum.over > 0")
     own = erring(rows)
     found = [row["torch_error"] for row in own] or [1.0]
     errors = _spaced(_TENS if max(found) > 1e3 * min(found) else _FEW, format=".0e")

@@ -90,17 +90,6 @@ def html(rows: Rows) -> str:
     )
 
 
-def _with_the_dark(svg: str) -> str:
-    """Give a light picture the colours of the dark theme wherever its reader asks for a dark scheme."""
-    rules = [
-        f'[{side}="{light}"]{{{side}:{dark}}}'
-        for light, dark in charts.IN_THE_DARK.items()
-        for side in ("fill", "stroke")
-    ]
-    end = svg.index(">") + 1
-    return f"{svg[:end]}<style>@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>{svg[end:]}"
-
-
 def check_picture(name: str, kind: str) -> None:
     """Raise InvalidValueError for an unknown figure, or a picture that is neither svg nor png."""
     if name not in FIGURES:
@@ -133,5 +122,5 @@ def picture(name: str, rows: Rows, kind: str, problem: str = "") -> bytes:
     spec["config"] = charts.LIGHT | {"background": "white", "font": "sans-serif"}
     text = json.dumps(spec, allow_nan=False)
     if kind == "svg":
-        return _with_the_dark(vl_convert.vegalite_to_svg(text)).encode()
+        return charts.with_the_dark(vl_convert.vegalite_to_svg(text)).encode()
     return bytes(vl_convert.vegalite_to_png(text, scale=2))

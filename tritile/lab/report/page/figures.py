@@ -18,11 +18,11 @@ _NO_TRIALS: Final = "No trials: tritile tune makes them; tritile report FILE sho
 
 # Titles of columns that are not the names of fields with spaces.
 _TITLES: Final = {
-    **{name: f"over {name}" for name in ("torch", *BASELINES)}, "ratio_torch": "over torch",
+    **{name: f"{name} / tritile" for name in ("torch", *BASELINES)}, "ratio_torch": "torch / tritile",
     "source": "chosen by", "intensity": "operations per byte", "tflops": "TFLOP/s", "of_roof": "of its roof",
     "megabytes": "MB", "gbps": "GB/s", "copy_gbps": "a copy's GB/s", "of_copy": "of the copy",
-    "over": "over torch's", "first": "first over best", "within": "configs until 2% off",
-    "best": "best config",
+    "over": "tritile / torch", "torch_error": "torch's error",
+    "first": "first over best", "within": "configs to within 2%", "best": "best config",
 }  # fmt: skip
 _TEXTS: Final = {
     "problem", "suite", "dtype", "layout", "store", "config", "source", "best", "call", "fastest config",
@@ -78,7 +78,7 @@ def summary_table(lines: Iterable[Summary]) -> Table:
     rows = [(f"g {' '.join(line.cells[:3])}", line.cells) for line in lines]
     numbers = range(3, 7)
     named = [(head, i in numbers) for i, head in enumerate(HEADS)]
-    return Table("By suite, type and layout, against torch", named, rows)
+    return Table("Torch's time over tritile's, by suite, type and layout", named, rows)
 
 
 def _named(means: list[tuple[float, str]]) -> str:
@@ -91,7 +91,7 @@ def headline(rows: Rows) -> list[str]:
     ratios = [row["torch"] for row in rows.results]
     if not ratios:
         return [
-            f"{len(rows.searches)} searches tried {rows.trials} configs; nothing here was timed beside torch."
+            f"Searches: {len(rows.searches)}. Configs tried: {rows.trials}. Nothing was timed beside torch."
         ]
     groups: dict[str, list[float]] = defaultdict(list)
     for row in rows.results:
@@ -101,13 +101,14 @@ def headline(rows: Rows) -> list[str]:
     won, worst = sum(ratio >= 1 for ratio in ratios), min(rows.results, key=lambda row: row["torch"])
     case = " ".join(filter(None, (worst["problem"], worst["layout"], worst["dtype"])))
     return [
-        f"tritile is {geomean(ratios):.2f}x as fast as torch, on the geometric mean of what was measured: "
+        f"tritile is {geomean(ratios):.2f}x as fast as torch, by the geometric mean of what was measured: "
         f"as fast or faster on {won} of {len(ratios)} problems.",
-        f"It gains most on {_named(faster[::-1])}." if faster else "It gains on no kind of problem.",
-        f"It loses on {len(slower)} of {len(means)} kinds of problem (a type in a suite), most on "
-        f"{_named(slower)}."
+        f"By type and suite, it gains most on {_named(faster[::-1])}."
+        if faster
+        else "It gains on no pair of type and suite.",
+        f"It loses on {len(slower)} of {len(means)} pairs of type and suite, most on {_named(slower)}."
         if slower
-        else "It loses on no kind of problem as a whole.",
+        else "It loses on no pair of type and suite.",
         f"Slowest beside torch is {case}, at {worst['torch']:.2f}x.",
     ]
 
@@ -190,7 +191,8 @@ FIGURES: Final[dict[str, Figure]] = {
     ),
     "accuracy": Figure(
         "Accuracy of products",
-        "Relative errors against a product in float64: below the line tritile errs less than torch.",
+        "Relative errors against a product in float64: below the line tritile errs less than torch. Exact "
+        "products are left out, and types of 64 bits: the command tritile accuracy measures those.",
         "results", charts.accuracy,
         "Relative errors, the worst beside torch's first",
         (*_CASE, "error", "torch_error", "over"), charts.erring,

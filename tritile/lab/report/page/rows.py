@@ -85,12 +85,19 @@ def gpu_of(results: Iterable[Result]) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
+_REFERENCE: Final = {"float64", "complex128"}  # what references are made in
+
+
 def _over(value: float | None, other: float | None) -> float | None:
     return value / other if value is not None and other else None
 
 
 def _row(line: Result, number: int, device: Device | None) -> Row:
-    """Return a result as a row; `of_roof` is the share of the lower roof, of memory or of arithmetic."""
+    """Return a result as a row.
+
+    `of_roof` is the share of the lower roof, of memory or of arithmetic. `over` is the error over torch's.
+    It is None for types of 64 bits: their reference, a product in float64, is torch's own at most sizes.
+    """
     case = case_of(line)
     problem = case.problem
     row: Row = {
@@ -105,7 +112,7 @@ def _row(line: Result, number: int, device: Device | None) -> Row:
         "torch": line["ratio_torch"],
         "config": str(Config.from_dict(line["config"])),
         "source": line["plan_source"],
-        "over": _over(line["error"], line["torch_error"]),
+        "over": None if line["dtype"] in _REFERENCE else _over(line["error"], line["torch_error"]),
     }
     for name in BASELINES:
         row |= {f"{name}_us": line.get(f"{name}_us"), name: line.get(f"ratio_{name}")}

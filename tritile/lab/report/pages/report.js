@@ -76,7 +76,7 @@
   const DRAWN = {
     roofline: (row) => row.op === "matmul",
     bandwidth: (row) => row.op === "permute",
-    accuracy: (row) => row.error > 0 && row.torch_error > 0,
+    accuracy: (row) => row.over > 0,
   };
   const drawable = (figure) => now[figure.data].filter(DRAWN[figure.name] ?? (() => true)).map((row) => ({ ...row }));
 

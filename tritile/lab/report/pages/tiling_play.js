@@ -113,11 +113,11 @@ picture.addEventListener("click", (event) => {
   }
 });
 
-const ragged = product && (F.m % F.covers[0] || F.n % F.covers[1] || F.k % F.block_k);
+const ragged = F.m % F.covers[0] || F.n % F.covers[1] || (product && F.k % F.block_k);
 const SAMPLES = () => product ? (state.wave
   ? [["c", 0.9, "made at the same time"], ["c", 0.4, "made before"], ["a", 1, "blocks of A now, each for several programs"], ["b", 1, "blocks of B now"], ["ab", 0.2, "what these programs need in all"]]
   : [["c", 0.9, "its tile of C"], ["c", 0.16, "made at the same time"], ["c", 0.4, "made before"], ["a", 1, "block of A now"], ["b", 1, "block of B now"], ["ab", 0.35, "loaded already"], ...(ragged ? [["", 1, "past the edge: zero-filled"]] : [])])
-  : [["a", 0.9, "read"], ["c", 0.9, "written"], ...(state.wave ? [] : [["ac", 0.16, "moved at the same time"]]), ["ac", 0.4, "moved before"], ...(state.wave ? [] : [["", 1, "moved twice, alike"]])];
+  : [["a", 0.9, "read"], ["c", 0.9, "written"], ...(state.wave ? [] : [["ac", 0.16, "moved at the same time"]]), ["ac", 0.4, "moved before"], ...(ragged && !state.wave ? [["", 1, "moved by two tiles"]] : [])];
 // A sample has the colours of the matrices that it is seen in; without one it is hatched.
 const legend = () => $("legend").replaceChildren(...SAMPLES().map(([keys, opacity, words]) => {
   const item = document.createElement("li"), wide = 16 / (keys.length || 1), hatched = { fill: "url(#picture-mask)", stroke: "var(--mask)" };

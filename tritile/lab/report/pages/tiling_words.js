@@ -74,7 +74,7 @@ function tellWave({ turn, step, group }) {
   const wave = Math.floor(turn / F.at_once), shared = sharing(wave, step, group), plain = sharing(wave, step, group === 1 ? F.group : 1);
   const different = shared.a + shared.b, hits = shared.loads - different, other = group === 1 ? F.orders : F.plain[0].toUpperCase() + F.plain.slice(1);
   say(`${shared.turns === 1 ? "1 program runs at a time. At this step it loads" : `${number(shared.turns)} programs run at the same time. At this step they load`} ${counted(shared.loads, "block")}, yet only `,
-    ["a", `${number(shared.a)} different ones of A`], " and ", ["b", `${number(shared.b)} of B`],
+    ["a", `${number(shared.a)} different ${shared.a === 1 ? "one" : "ones"} of A`], " and ", ["b", `${number(shared.b)} of B`],
     `: programs of one row of tiles want the same block of A, those of one column the same of B. The first to ask brings it from memory; the others find it in the L2 cache.`);
   list([
     ["Wave", `${number(wave + 1)} of ${number(waves)}`],
@@ -95,7 +95,7 @@ function tellMove({ turn, step, wave: all, group }) {
   const twice = [again[0] && `its first ${again[0] === 1 ? "row" : counted(again[0], "row")}`, again[1] && `its first ${again[1] === 1 ? "column" : counted(again[1], "column")}`].filter(Boolean).join(" and ");
   const together = Math.min(turns, (wave + 1) * F.at_once) - wave * F.at_once;
   if (all) say(`${together === 1 ? "1 program runs at a time, with a tile of its own" : `${number(together)} programs run at the same time, each with a tile of its own`}: `, ["a", "read along rows of x"], ", ", ["c", F.turned ? "written along rows of out" : "written in the order of out"], ". Tiles that lie side by side share the sectors at their edges, which L2 then puts together.");
-  else if (step === 0) say(`Program ${number(program)} reads `, ["a", `a tile of ${size} of x`], `${matrixWords(at.matrix)}, row by row: elements that lie side by side come in the same sectors of 32 bytes.`, twice ? ` The tile before it moves ${twice} too, alike${spare ? "" : ": so no tile needs masks"}.` : "");
+  else if (step === 0) say(`Program ${number(program)} reads `, ["a", `a tile of ${size} of x`], `${matrixWords(at.matrix)}, row by row: elements that lie side by side come in the same sectors of 32 bytes.`, twice ? ` Tiles beside it also move ${twice}, with the same values${spare ? "" : ", so no tile needs masks"}.` : "");
   else say(`Program ${number(program)} ${F.turned ? "turns the tile over inside the SM and" : ""} writes it to `, ["c", F.turned ? `${block.columns} × ${block.rows} of out` : `${size} of out`], `, row by row of out. Written straight from rows of x, the same elements would touch ${counted(move.untiled, "sector")} in place of ${number(move.written)}.`);
   list([
     [all ? "First program" : "Program", number(program), all ? `wave ${number(wave + 1)} of ${number(waves)}` : `of 0 to ${number(F.programs - 1)}`],
@@ -105,7 +105,7 @@ function tellMove({ turn, step, wave: all, group }) {
     ["Step", `${step + 1} of 2`, step ? "write" : "read"],
     ["Moved", bytes(move.bytes)],
     ["Sectors read", number(move.read)],
-    ["Sectors written", number(move.written), `${number(Math.ceil(move.bytes / SECTOR))} would be filled`],
+    ["Sectors written", number(move.written), `${number(Math.ceil(move.bytes / SECTOR))} if each were full`],
     twice ? ["Moved twice", twice] : null,
     spare ? ["Left idle", percent(1 - inside(block) / whole(block)), `of a block of ${by(block)}`] : null,
   ]);

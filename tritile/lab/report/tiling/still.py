@@ -204,7 +204,9 @@ def _product(tiling: Tiling, turn: int, step: int) -> Picture:
         ("with tiles", size(now.so_far), now.so_far / now.untiled, "good"),
         ("element by element", size(now.untiled), 1.0, "bad"),
     ]
-    height = _noted(words, a.x, low, "hatched red: past the edge, zero-filled" if masked else "", thin)
+    height = _noted(
+        words, a.x, low, "hatched red: past the edge, zero-filled; of C not stored" if masked else "", thin
+    )
     shapes = _product_shapes(tiling, turn, step, frames)
     ratio = now.untiled / now.so_far
     return Picture(shapes, words, lines, bars, "Bytes so far, for this tile", ratio, height)

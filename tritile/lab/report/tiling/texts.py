@@ -109,8 +109,8 @@ def _edges(tiling: Tiling, config: Config) -> str:
         if (tiling.rows * blocks[0], tiling.columns * blocks[1]) == (problem.m, problem.n):
             return "Tiles divide both sides: nothing is moved twice, and nothing is masked."
         return (
-            "The last tile of a row or column ends where the matrix does, and overlaps the one before: what "
-            "two of them move, both move alike, and a whole tile needs no masks."
+            "The last tile of a row or column ends where the matrix does, and overlaps the one before. "
+            "Both move the same values there, so no tile needs masks."
         )
     sides = *tiling.covers, config["BLOCK_K"]
     extents = zip("MNK", (problem.m, problem.n, problem.k), sides, strict=True)
