@@ -57,7 +57,7 @@ def timed(monkeypatch):
 def hasty(monkeypatch):
     """Ends fits early, where a test asks what is made of them and not how well."""
     monkeypatch.setattr(fit, "_STEPS", 2)
-    monkeypatch.setattr(fit, "_EPOCHS", 10)
+    monkeypatch.setattr(fit, "_BATCHES", 10)
 
 
 def swept(problems, configs):

@@ -26,7 +26,7 @@ from tritile.lab.report import doctor
 from tritile.ops import run
 from tritile.planning import export, gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, ROWS, SIDES, class_of
-from tritile.planning.correction import UNITS, Correction, factors, inputs_of
+from tritile.planning.correction import LAYERS, OWN, Correction, factors, inputs_of
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, shape_of
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import MOST, RACED, Loss, Portfolio, portfolio_of
@@ -219,23 +219,29 @@ def inputs_at(problem, portfolio):
 
 def corrected():
     """The same portfolio, with a correction by inputs from 0 to 2."""
-    dice, inputs = random.Random(5), inputs_at(PRODUCT, members()).shape[1]
-    rows = [[dice.uniform(-0.1, 0.1) for _ in range(1 + inputs)] for _ in range(UNITS)]
-    weights = [[dice.uniform(-0.1, 0.1) for _ in range(1 + UNITS)] for _ in members().configs]
-    tuples = (tuple(map(tuple, each)) for each in ([[0.0] * inputs, [2.0] * inputs], rows, weights))
+    dice, inputs, configs = random.Random(5), inputs_at(PRODUCT, members()).shape[1], len(members().configs)
+    one, two = LAYERS
+    shapes = (configs, OWN), (one, 1 + inputs + OWN), (two, 1 + one), (configs, 1 + two)
+    rows = ([[dice.uniform(-0.1, 0.2) for _ in range(wide)] for _ in range(count)] for count, wide in shapes)
+    tuples = (tuple(map(tuple, each)) for each in ([[0.0] * inputs, [2.0] * inputs], *rows))
     return replace(members(), correction=Correction(*tuples))
+
+
+def layer(rows, inputs):
+    """What rectified units give, each a sum and then a weight of each input; behind a 1."""
+    sums = (sum(w * x for w, x in zip(row, [1.0, *inputs], strict=True)) for row in rows)
+    return [max(each, 0.0) for each in sums]
 
 
 def test_corrections_change_times_by_a_network():
     portfolio, expected = corrected(), []
-    units, weights = portfolio.correction.units, portfolio.correction.weights
-    for us, inputs, own in zip(
-        members().times(PRODUCT, H200), inputs_at(PRODUCT, members()), weights, strict=True
+    _, owns, first, second, weights = vars(portfolio.correction).values()
+    for us, inputs, own, last in zip(
+        members().times(PRODUCT, H200), inputs_at(PRODUCT, members()), owns, weights, strict=True
     ):
-        within = [1.0, *(min(2.0, max(0.0, each)) for each in inputs)]
-        sums = [sum(w * x for w, x in zip(unit, within, strict=True)) for unit in units]
-        hidden = [1.0, *map(math.tanh, sums)]
-        expected.append(us * math.exp(sum(w * h for w, h in zip(own, hidden, strict=True))))
+        within = [*(min(2.0, max(0.0, each)) for each in inputs), *own]
+        units = [1.0, *layer(second, layer(first, within))]
+        expected.append(us * math.exp(sum(w * u for w, u in zip(last, units, strict=True))))
     assert portfolio.times(PRODUCT, H200) == pytest.approx(expected)
     read = portfolio_of("halves-nt", json.loads(json.dumps(portfolio.to_dict())))
     assert read.times(PRODUCT, H200) == pytest.approx(expected, rel=0.05)
@@ -287,7 +293,8 @@ def test_corrections_take_from_other_sizes_what_the_formula_misses():
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.3])
-def test_corrections_are_made_where_they_earn_their_keep(missed):
+def test_corrections_are_made_where_they_earn_their_keep(missed, monkeypatch):
+    monkeypatch.setattr(fit, "_BATCHES", 200)
     portfolio, rows = members(8), []
     for problem in drawn("halves-nt", 120, "earned"):
         times = portfolio.times(problem, H200)
@@ -335,13 +342,14 @@ def damaged(change):
                 lambda d: d.pop("ranges"),
                 lambda d: d["ranges"].pop(),
                 lambda d: d["ranges"][1].pop(),
-                lambda d: d.update(units=d["units"][1:]),
-                lambda d: d["units"][3].pop(),
+                lambda d: d.update(first=d["first"][1:]),
+                lambda d: d["second"][3].pop(),
+                lambda d: d["own"].pop(),
                 lambda d: d["weights"].pop(),
                 lambda d: d["weights"][0].pop(),
                 lambda d: d["weights"][0].__setitem__(1, 1e7),
                 lambda d: d["weights"][0].__setitem__(1, "0"),
-                lambda d: d["units"][0].__setitem__(1, None),
+                lambda d: d["first"][0].__setitem__(1, None),
                 lambda d: d["weights"].__setitem__(0, 0.0),
             )
         ),

@@ -118,7 +118,7 @@ BAD = [
 
 def document(**changes):
     facts = {"device": TABLE.device, "measured": True, "kernels": TABLE.kernels, "entries": [entry()]}
-    return {"format": 2} | facts | changes
+    return {"format": 3} | facts | changes
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -145,7 +145,7 @@ def test_of_two_entries_for_one_problem_the_first_counts(tmp_path):
     [
         "", "{", "[]", "null", EVIL, "[" * 100_000, '{"a":' * 100_000, "9" * 5000,
         *(json.dumps({k: v for k, v in document().items() if k != name}) for name in document()),
-        *(json.dumps(document(format=value)) for value in (0, 1, 3, "2", True, None, [2])),
+        *(json.dumps(document(format=value)) for value in (0, 2, 4, "3", True, None, [3])),
         *(json.dumps(document(device=value)) for value in (None, [], {}, {"name": 1}, {"name": "", "": []})),
         *(json.dumps(document(device={"name": "x", "clock": value})) for value in (float("nan"), None, {})),
         *(json.dumps(document(measured=value)) for value in (1, None, "true")),

@@ -1,8 +1,9 @@
 """Correct the time that a formula predicts, by what was measured at other sizes.
 
 A small neural network predicts the logarithm of measured over predicted time. Its inputs are the parts of the
-formula's prediction, such as the share of each bound and how full waves are, and a problem's sizes and
-alignments. All configs of a class share its hidden units, and each config has its own weights of them.
+formula's prediction, such as the share of each bound and how full waves are, a problem's sizes and
+alignments, and a few numbers of each config's own. All configs of a class share its two layers, and each
+config has its own weights of what the second gives.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,8 @@ import numpy as np
 from tritile.errors import InvalidValueError
 from tritile.planning.trial import numbers_from
 
-UNITS: Final = 32
+OWN: Final = 8  # inputs that are a config's own
+LAYERS: Final = 64, 32  # units of the two layers
 _LEAST: Final = 2.0**-30  # parts below it count as it
 _LARGEST: Final = 1e6  # of a number of a correction
 
@@ -26,50 +28,60 @@ def inputs_of(parts: Any, traits: Any) -> Any:
     return np.concatenate([np.log2(np.maximum(parts, _LEAST)), traits], -1)
 
 
-def factors(inputs: Any, ranges: Any, units: Any, weights: Any) -> Any:
+def factors(inputs: Any, ranges: Any, first: Any, starts: Any, second: Any, weights: Any) -> Any:
     """Return the factors (..., configs) by which measured times exceed predicted ones.
 
-    `inputs` is (..., configs, inputs), the others are the members of a `Correction` as arrays.
+    `inputs` is (..., configs, inputs), the others are what `Correction.arrays` returns.
     """
-    hidden = np.tanh(np.clip(inputs, *ranges) @ units[:, 1:].T + units[:, 0])
-    return np.exp((hidden * weights[:, 1:]).sum(-1) + weights[:, 0])
+    units = np.maximum(np.minimum(np.maximum(inputs, ranges[0]), ranges[1]) @ first + starts, 0.0)
+    units = np.maximum(units @ second[1:] + second[0], 0.0)
+    return np.exp((units * weights[:, 1:]).sum(-1) + weights[:, 0])
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Hold a network. The first number of a unit, and of a config's weights, is what is added to its sum.
+    """Hold a network of rectified linear units. What is added to a sum stands before its weights.
 
     - `ranges`: the least and the largest of each input; what is beyond counts as these.
-    - `units`: a slope by each input, for each hidden unit.
-    - `weights`: a weight of each hidden unit, for each config.
+    - `own`: the further inputs of each config.
+    - `first`: for each unit of the first layer, a slope by each input, those of configs last.
+    - `second`: for each unit of the second layer, a slope by each unit of the first.
+    - `weights`: for each config, a weight of each unit of the second layer.
     """
 
     ranges: Rows
-    units: Rows
+    own: Rows
+    first: Rows
+    second: Rows
     weights: Rows
 
-    def arrays(self) -> tuple[Any, Any, Any]:
-        """Return the members as `factors` takes them."""
-        return np.array(self.ranges), np.array(self.units), np.array(self.weights)
+    def arrays(self) -> tuple[Any, ...]:
+        """Return what `factors` takes, with the part of configs' own inputs in the first layer's sums."""
+        ranges, own, first, second, weights = map(np.array, vars(self).values())
+        inputs = ranges.shape[1] + 1
+        return ranges, first[:, 1:inputs].T, own @ first[:, inputs:].T + first[:, 0], second.T, weights
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary that JSON holds."""
-        return {name: [_rounded(row) for row in rows] for name, rows in vars(self).items()}
-
-
-def _rounded(row: Iterable[float]) -> list[float]:
-    return [float(f"{value:.4g}") for value in row]
+        return {name: [[float(f"{x:.3g}") for x in row] for row in rows] for name, rows in vars(self).items()}
 
 
 def correction_of(data: Any, inputs: int, configs: int) -> Correction:
     """Return the correction that `to_dict` gave. Raises InvalidValueError for anything else."""
-    if not isinstance(data, Mapping) or set(data) != {"ranges", "units", "weights"}:
-        raise InvalidValueError("a correction is ranges, units and weights")
-    shapes = {"ranges": (2, inputs), "units": (UNITS, 1 + inputs), "weights": (configs, 1 + UNITS)}
+    one, two = LAYERS
+    shapes = {
+        "ranges": (2, inputs),
+        "own": (configs, OWN),
+        "first": (one, 1 + inputs + OWN),
+        "second": (two, 1 + one),
+        "weights": (configs, 1 + two),
+    }
+    if not isinstance(data, Mapping) or set(data) != set(shapes):
+        raise InvalidValueError(f"a correction is {', '.join(shapes)}")
     return Correction(**{name: _rows(data[name], *shape) for name, shape in shapes.items()})
 
 
-def _rows(rows: Any, count: int, length: int) -> Rows:
+def _rows(rows: Iterable[Any], count: int, length: int) -> Rows:
     if not isinstance(rows, list) or len(rows) != count:
         raise InvalidValueError(f"wanted {count} rows of a correction")
     return tuple(numbers_from("numbers of a correction", row, length, -_LARGEST, _LARGEST) for row in rows)

@@ -24,7 +24,7 @@ from tritile.planning.lead import Lead, lead_of
 from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.trial import MAX_US, number_from, pair_from
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
 _TOP: Final = ("format", "device", "measured", "kernels", "entries")
 

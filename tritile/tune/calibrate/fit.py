@@ -13,7 +13,7 @@ import torch
 
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.planning.correction import UNITS, Correction
+from tritile.planning.correction import LAYERS, OWN, Correction
 from tritile.planning.formula import Formula
 from tritile.planning.lead import Lead, terms
 from tritile.planning.portfolio import Loss
@@ -23,12 +23,15 @@ _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shar
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
 _HOLD: Final = 1.0  # ridge penalty of a lead's weights
-_HELD: Final = 5.0  # ridge penalty of what a config's weights of a correction differ from those of all
+_HELD: Final = 15e3  # decay, over the number of samples, of what a config's weights differ from those of all
 _WIDE: Final = 4.0  # standard deviations of an input: what is beyond counts as this far
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
-_EPOCHS: Final = 400  # steps in which a correction is learnt
-_RATE: Final = 0.01  # the largest rate of learning
-_DECAY: Final = 0.03  # penalty of squared weights
+_BATCHES: Final = 1500  # by which a correction is learnt
+_BATCH: Final = 1024  # samples of each
+_RATE: Final = 2e-3  # of learning
+_DECAY: Final = 1e-4  # of other weights of a correction
+_JITTER: Final = 0.15  # standard deviations of noise on inputs, whose own is 1
+_OWN_SPREAD: Final = 0.3  # standard deviation of configs' own inputs at the start
 _LOST: Final = 0.05  # share of the calls taken by a lead that may be slower than torch
 _NEVER: Final = 1e9  # a ratio of times that is never predicted
 _PRESSURE: Final = 1.5  # power by which slower configs count less
@@ -154,41 +157,52 @@ def correction(
     ratios = (each / each.nan_to_num(math.inf).amin(1, keepdim=True) for each in (us, predicted))
     pressed, missed, timed = _pressed(torch.minimum(*ratios)), (us / predicted).log(), ~us.isnan()
     middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
-    scaled = ((inputs - middle) / spread).clamp(-_WIDE, _WIDE)
-    slopes, shared = _learnt(scaled[timed], missed[timed], pressed[timed])
-    hidden = torch.cat([torch.ones_like(us)[..., None], (scaled @ slopes[:, 1:].T + slopes[:, 0]).tanh()], -1)
-    held = _HELD * torch.eye(len(shared), dtype=us.dtype)
-    weights = []
-    for index in range(us.shape[1]):
-        own = timed[:, index]
-        x = pressed[own, index, None] * hidden[own, index]
-        y = pressed[own, index] * (missed[own, index] - hidden[own, index] @ shared)
-        weights.append(shared + torch.linalg.solve(x.T @ x + held, x.T @ y))
-    units = slopes[:, 1:] / spread
-    units = torch.cat([slopes[:, :1] - (units @ middle)[:, None], units], 1)
+    scaled = ((inputs[timed] - middle) / spread).clamp(-_WIDE, _WIDE)
+    own, first, second, weights = _learnt(
+        scaled, missed[timed], pressed[timed], timed.nonzero()[:, 1], us.shape[1]
+    )
+    slopes = first[:, 1 : 1 + len(middle)] / spread  # of inputs that are not scaled
+    first = torch.cat([first[:, :1] - (slopes @ middle)[:, None], slopes, first[:, 1 + len(middle) :]], 1)
     ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
-    return Correction(*(tuple(map(tuple, each.tolist())) for each in (ranges, units, torch.stack(weights))))
+    return Correction(*(tuple(map(tuple, each.tolist())) for each in (ranges, own, first, second, weights)))
 
 
-def _learnt(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train a network that all configs share: return its units' slopes, and a weight of each after a 0."""
-    x, y, weights = (each.float() for each in (x, y, weights))
-    dice = torch.Generator().manual_seed(0)
-    slopes = torch.randn(UNITS, x.shape[1], generator=dice) / x.shape[1] ** 0.5
-    shared = torch.randn(UNITS, generator=dice) * 0.1 / UNITS**0.5
-    learnt = [each.requires_grad_() for each in (torch.zeros(UNITS), slopes, shared)]
-    best = torch.optim.Adam(learnt, _RATE)
-    rates = torch.optim.lr_scheduler.OneCycleLR(best, _RATE, total_steps=_EPOCHS)
-    for _ in range(_EPOCHS):
-        errors = weights * (y - (x @ slopes.T + learnt[0]).tanh() @ shared) / _NOISE
-        robust = ((1 + errors**2).sqrt() - 1).sum() / weights.sum()
-        decay = _DECAY * (slopes.square().sum() + shared.square().sum()) / x.shape[1]
+def _learnt(
+    x: torch.Tensor, y: torch.Tensor, pressed: torch.Tensor, config: torch.Tensor, configs: int
+) -> list[torch.Tensor]:
+    """Train a network for (samples, inputs) of so many configs; return its members as `Correction` has them.
+
+    Noise is added to inputs, and parameters are averaged over the second half of the steps (Izmailov et al.,
+    "Averaging weights leads to wider optima and better generalization", 2018): both for sizes left out.
+    """
+    x, y, pressed = (each.float() for each in (x, y, pressed))
+    dice, (one, two), inputs = torch.Generator().manual_seed(0), LAYERS, x.shape[1] + OWN
+    own = _OWN_SPREAD * torch.randn(configs, OWN, generator=dice)
+    first = torch.randn(one, 1 + inputs, generator=dice) * (3 * inputs) ** -0.5
+    second = torch.randn(two, 1 + one, generator=dice) * (3 * one) ** -0.5
+    shared, weights = torch.randn(1 + two, generator=dice) * 0.1 * two**-0.5, torch.zeros(configs, 1 + two)
+    members = [each.requires_grad_() for each in (own, first, second, shared, weights)]
+    groups = [
+        {"params": members[:4], "weight_decay": _DECAY},
+        {"params": weights, "weight_decay": _HELD / len(x)},
+    ]
+    best, mean = torch.optim.AdamW(groups, _RATE), [torch.zeros_like(each) for each in members]
+    for step in range(_BATCHES):
+        batch = torch.randint(len(x), (_BATCH,), generator=dice)
+        moved = x[batch] + _JITTER * torch.randn(_BATCH, x.shape[1], generator=dice)
+        units = (torch.cat([moved, own[config[batch]]], 1) @ first[:, 1:].T + first[:, 0]).relu()
+        units = (units @ second[:, 1:].T + second[:, 0]).relu()
+        each = shared + weights[config[batch]]
+        errors = pressed[batch] * (y[batch] - each[:, 0] - (units * each[:, 1:]).sum(1)) / _NOISE
         best.zero_grad()
-        (robust + decay).backward()
+        (((1 + errors**2).sqrt() - 1).sum() / pressed[batch].sum()).backward()
         best.step()
-        rates.step()
-    bias, slopes, shared = (each.detach().double() for each in learnt)
-    return torch.cat([bias[:, None], slopes], 1), torch.cat([shared.new_zeros(1), shared])
+        if step >= _BATCHES // 2:
+            with torch.no_grad():
+                for total, member in zip(mean, members, strict=True):
+                    total += member / (_BATCHES - _BATCHES // 2)
+    own, first, second, shared, weights = (each.double() for each in mean)
+    return [own, first, second, shared + weights]
 
 
 def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:
