@@ -5,8 +5,8 @@
 A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
 Of two files of a class the times of the second replace those of the first; others of the first stay. The
 shipped table of the H200 is made of tuning/sweeps/*.gz and then tuning/sweeps/transposed/*.gz, the H100's of
-tuning/sweeps/h100/*.gz and then tuning/sweeps/h100/more/*.gz, whose sizes were timed by the 24 configs that the
-portfolio before put first.
+tuning/sweeps/h100/*.gz and then tuning/sweeps/h100/more/*.gz, whose sizes were timed by the 24 configs that
+the portfolio before put first.
 Each quarter of the sizes is tried with what the others choose and fit. Told is what the pick, the fastest of
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; what picks
 lose by the formula alone and with corrections; and what the fastest that was timed loses, by the model, to
