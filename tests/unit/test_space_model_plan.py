@@ -109,6 +109,13 @@ def test_legal_configs_pass(config, problem, device):
     assert illegal(config, problem, device) is None
 
 
+@pytest.mark.parametrize(("k", "spills"), [(8191, True), (8192, False)])
+def test_rows_that_end_amid_a_word_are_loaded_by_elements(k, spills):
+    """A single row starts on 16 bytes whatever its length. Compiled, these loads spill 17 kB a thread."""
+    dot = MatmulProblem(1, 1, 1, k, "int8", "int32", b_layout="column")
+    assert bool(illegal(tile(m=16, n=64, k=256, warps=2), dot, HOPPER)) == spills
+
+
 def test_shared_memory_is_counted_by_stages_in_flight():
     assert shared_bytes(tile(stages=3), SQUARE, HOPPER) == 3 * 128 * 32 * 2
     assert shared_bytes(tile(stages=3), SQUARE, SMALL) == 2 * 128 * 32 * 2

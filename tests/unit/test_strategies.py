@@ -62,6 +62,7 @@ def test_a_space_has_every_combination_that_meets_the_condition():
         if m * n <= 2048
     }
     assert len(configs) == len(wanted) == len(space.configs())
+    assert list(space.configs()[1:3]) == configs[1:3]
     assert set(configs) == wanted
     assert all(config in space for config in configs)
     assert Config.of(4, BLOCK_M=128, BLOCK_N=128) not in space  # against the condition

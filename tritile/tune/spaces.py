@@ -202,7 +202,9 @@ class _Members(Sequence[Config]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Config:  # type: ignore[override]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _Members(self._parameters, self._places[index])
         place, values = self._places[index], {}
         for name, own in reversed(list(self._parameters.items())):
             place, digit = divmod(place, len(own))

@@ -31,10 +31,19 @@ def accumulator_words(config: Config, problem: Product, device: Device) -> int:
 
 
 def loads_per_thread(config: Config, problem: Product, device: Device) -> float:
-    """Return load instructions of each thread in a K iteration, as wide as alignment allows."""
+    """Return load instructions of each thread in a K iteration, as wide as alignment and edges allow.
+
+    A row of odd length ends amid a word, however it is aligned: a mask then tells elements apart.
+    """
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
-    loads = m * k / max(1, problem.a_align // size) + k * n / max(1, problem.b_align // size)
+    a_ends = problem.k if problem.a_layout == "row" else problem.m
+    b_ends = problem.k if problem.b_layout == "column" else problem.n
+    a_wide, b_wide = (
+        min(problem.a_align // size, a_ends & -a_ends),
+        min(problem.b_align // size, b_ends & -b_ends),
+    )
+    loads = m * k / max(1, a_wide) + k * n / max(1, b_wide)
     return float(loads / (config.num_warps * device.warp_size))
 
 
