@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,16 @@ def test_without_a_gpu_it_says_so_in_one_line(command, capsys, monkeypatch):
     assert error.startswith("tritile: ")
     assert "no GPU here" in error
     assert error.count("\n") == 1
+
+
+def test_a_warning_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda: warnings.warn("of a\nfile", errors.StoreWarning, stacklevel=1))
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        cli.main()
+    assert capsys.readouterr().err == "tritile: StoreWarning: of a file\n"
+    assert warnings.showwarning is before
 
 
 # What is refused: status 2 for wrong usage, 1 for a file that is not there, empty or damaged. A word with =

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -129,16 +130,22 @@ def _options(
     pass
 
 
+def _tell_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    print(f"tritile: {category.__name__}: {' '.join(str(message).split())}", file=sys.stderr)
+
+
 def main() -> None:
-    """Run the command line.
+    """Run the command line; a warning is one line on standard error.
 
     Where nobody reads the output any more, as behind `| head`, end with status 1 and no message.
     """
     try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.showwarning = _tell_warning  # type: ignore[assignment]
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what Python still writes as it ends
         sys.exit(1)
