@@ -463,10 +463,11 @@ def test_arguments_by_name_and_a_callable_grid():
 
 
 @pytest.mark.parametrize("mode", ["tune", "cached", "off"])
-def test_a_tuned_parameter_may_not_be_passed_as_well(mode):
-    x = torch.zeros(3, 50)
-    with tritile.mode(mode), pytest.raises((ValueError, TypeError, tritile.TritileError), match="BLOCK"):
-        tuned(Bench())[(3,)](x, x.clone(), torch.zeros(1, dtype=torch.int32), 50, BLOCK=64)
+@pytest.mark.parametrize(("placed", "named"), [((), {"BLOCK": 64}), ((64,), {}), ((), {"num_warps": 8})])
+def test_what_is_tuned_may_not_be_passed_as_well(mode, placed, named):
+    x, wanted = torch.zeros(3, 50), f"{next(iter(named), 'BLOCK')} given, but the tuner sets it"
+    with tritile.mode(mode), pytest.raises(InvalidValueError, match=wanted):
+        tuned(Bench())[(3,)](x, x.clone(), torch.zeros(1, dtype=torch.int32), 50, *placed, **named)
 
 
 def test_two_threads_measure_once(monkeypatch):

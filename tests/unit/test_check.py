@@ -181,6 +181,8 @@ def test_arguments_are_left_as_they_are():
         (decorated(*GOOD), {"grid": (1.5,)}, "grid is"),
         (decorated(*GOOD), {"grid": (1,), "step": 2}, "summed does not take step: wanted x, out, n$"),
         (decorated(*GOOD), {"grid": (1,), "n": 8}, "summed is given twice n"),
+        (decorated(*GOOD), {"grid": (1,), "BLOCK": 16}, "summed takes from its configs alone BLOCK"),
+        (decorated(*GOOD), {"grid": (1,), "num_warps": 8}, "summed takes from its configs alone num_warps"),
         (decorated(*GOOD), {"grid": (1,), "more": [{"x": 1}]}, "summed lacks out, n"),
         (torch.relu, {"grid": (1,)}, "tritile.autotune"),
         (summed, {"grid": (1,)}, "configs="),

@@ -250,3 +250,10 @@ def test_a_decorated_kernel_too_tells_once_that_it_is_interpreted():
         kernel[(1,)](torch.ones(9), torch.ones(9), 9)
         tritile.transpose(torch.ones(2, 3))
     assert [(each.category, each.filename) for each in told] == [(InterpreterWarning, __file__)]
+
+
+@pytest.mark.parametrize("grid", [[2], lambda named: [named["n"] - 3]])
+def test_a_grid_of_a_decorated_kernel_may_be_a_list_as_where_it_is_compiled(grid):
+    y = torch.zeros(10)
+    tritile.autotune([triton.Config({"BLOCK": 8})], [])(first_alone)[grid](torch.ones(5), y, 5)
+    assert y.tolist() == [*[1.0] * 5, *[0.0] * 5]

@@ -144,7 +144,7 @@ def test_missing_arguments_of_a_kernel_are_named(kernel):
     with pytest.raises(InvalidValueError, match="does not take argument 5, argument 6"):
         tritile.plan(kernel, *[meta(8)] * 6)
     even = triton.heuristics({"n": lambda named: 8})(_double)
-    assert tritile.plan(tritile.autotune(BLOCKS, [])(even), meta(8), meta(8), num_warps=2, device=H200)
+    assert tritile.plan(tritile.autotune(BLOCKS, [])(even), meta(8), meta(8), maxnreg=64, device=H200)
 
 
 def test_of_a_decorated_kernel_explain_says_what_to_ask_instead(kernel):

@@ -6,8 +6,8 @@ import pytest
 import torch
 import typer.testing
 
+from tritile.cli import app
 from tritile.cli import tune_modes as modelling
-from tritile.cli.shared import app
 from tritile.core import device as devices
 from tritile.core.device import TARGETS
 from tritile.core.settings import current_mode
@@ -65,6 +65,14 @@ def test_a_step_is_measured_once_and_timed_on_both_sides(steps):
 def test_what_names_no_function_is_told(name, text, steps):
     with pytest.raises(InvalidValueError, match=text):
         modelling.step_of(name)
+
+
+def test_a_package_that_cannot_be_imported_tells_why(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "package_of_a_model").mkdir()
+    (tmp_path / "package_of_a_model" / "__init__.py").write_text("import no_such_part")
+    with pytest.raises(InvalidValueError, match="no_such_part"):
+        modelling.step_of("package_of_a_model.steps:step")
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):

@@ -40,11 +40,11 @@ def _module_of(name: str) -> tuple[str, str]:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        found = None
+        found, why = importlib.util.find_spec(module), ""
+    except (ImportError, ValueError) as error:  # of a package that it lies in, too
+        found, why = None, f": {error}"
     if found is None:
-        raise InvalidValueError(f"--model {name}: there is no module {module} here")
+        raise InvalidValueError(f"--model {name}: there is no module {module} here{why}")
     return module, function
 
 

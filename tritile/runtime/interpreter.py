@@ -296,6 +296,8 @@ class HostAware:
         host = bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
         if host or triton.knobs.runtime.interpret:
             warn_interpreted()
+            grid = kwargs["grid"]  # compiled kernels take lists, too
+            kwargs["grid"] = (lambda named: tuple(grid(named))) if callable(grid) else tuple(grid)
         if not host:
             with library_lock:
                 return self.fn.run(*args, **kwargs)

@@ -32,6 +32,7 @@ from tritile.tune.declared import (
     check_choices,
     check_kernel,
     check_tolerance,
+    set_by,
     warn_deprecated,
 )
 from tritile.tune.measure.tasks import Rules
@@ -121,15 +122,15 @@ class Autotuner(TracedAutotuner):
         lasts = recall.lasts(form)
 
         def choose() -> tuple[triton.Config, dict[str, Any]]:
-            if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
-                config = self.configs[0]
-            else:
-                config = self.choose(self.problem(args, kwargs), args, kwargs)
-            conflicts = kwargs.keys() & config.kwargs.keys()
+            conflicts = set_by(self.space or self.configs) & {*self.arg_names[: len(args)], *kwargs}
             if conflicts:
                 raise InvalidValueError(
                     f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
                 )
+            if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
+                config = self.configs[0]
+            else:
+                config = self.choose(self.problem(args, kwargs), args, kwargs)
             chosen = config, config.all_kwargs()
             if lasts and not capturing():
                 self._keep(form, chosen)

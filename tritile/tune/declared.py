@@ -60,11 +60,16 @@ def _layers(fn: Any) -> list[Any]:
     return found
 
 
+def set_by(configs: Any) -> set[str]:
+    """Return names of the arguments and options that configs set."""
+    if isinstance(configs, Space):
+        return {*configs.parameters, *triton.Config({}).all_kwargs()}
+    return {name for config in configs or () for name in config.all_kwargs()}
+
+
 def _computed(layers: list[Any], configs: Any) -> set[str]:
     """Return names of arguments that no caller gives: configs set them, or heuristics do."""
-    space = isinstance(configs, Space)
-    tuned = configs.parameters if space else {name for config in configs or () for name in config.kwargs}
-    return {*tuned, *(name for layer in layers for name in getattr(layer, "values", ()))}
+    return set_by(configs).union(*(getattr(layer, "values", ()) for layer in layers))
 
 
 def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
@@ -82,6 +87,7 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
         "lacks": [name for name in needed if name not in {*placed, *named}],
         "does not take": more + sorted(named - parameters.keys() - _options()),
         "is given twice": sorted(named & {*placed}),
+        "takes from its configs alone": sorted(set_by(configs) & {*placed, *named}),
     }
     for fault, names in faults.items():
         if names:
