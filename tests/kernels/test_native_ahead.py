@@ -101,6 +101,18 @@ def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monk
         assert len(launch._described) == len(library.sizes)
 
 
+def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch):
+    problem, config, *_ = CASES[0]
+    steps, buffers = compiled(problem, config, monkeypatch)
+    step, kernel = next(steps)
+    silent = Library(sizes=(), cuFuncGetParamInfo=lambda *given: 999)
+    monkeypatch.setattr(native, "_driver", lambda: silent)
+    monkeypatch.setattr(native, "_known", {})
+    for _ in range(2):  # it is asked again
+        with pytest.raises(ValueError, match="999 while asking for parameter 0"):
+            native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
+
+
 class Driver(Library):
     """The same, which notes how descriptors are encoded, what they are moved to, and what is launched."""
 

@@ -22,6 +22,7 @@ _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING, _PROGRAMMATIC_STREAM_SERIALIZATION = 4,
 _SPREAD: Final = 1  # CUclusterSchedulingPolicy: as Triton's launcher asks for
 # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
 _NO_CONTEXT: Final = (3, 201, 400)
+_INVALID_VALUE: Final = 1  # CUDA_ERROR_INVALID_VALUE
 _L2_PROMOTION_256B: Final = 3
 _VALUE, _BUFFER, _MAP = range(3)  # kinds of parameters
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
@@ -142,12 +143,17 @@ _known: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary(
 
 
 def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
-    """Return the bytes of each parameter of a kernel, which the driver is asked once."""
+    """Return the bytes of each parameter of a kernel, which the driver is asked once.
+
+    Raises ValueError where the driver does not tell.
+    """
     sizes = _known.get(kernel)
     if sizes is None:
         sizes, offset, size = [], ctypes.c_size_t(), ctypes.c_size_t()
-        while not library.cuFuncGetParamInfo(function, len(sizes), offset, size):
+        while not (code := library.cuFuncGetParamInfo(function, len(sizes), offset, size)):
             sizes.append(size.value)
+        if code != _INVALID_VALUE:  # which says that there are no more
+            raise ValueError(f"CUDA error {code} while asking for parameter {len(sizes)}")
         _known[kernel] = sizes
     return sizes
 
