@@ -186,7 +186,7 @@ def _learnt(
         {"params": members[:4], "weight_decay": _DECAY},
         {"params": weights, "weight_decay": _HELD / len(x)},
     ]
-    best, mean = torch.optim.AdamW(groups, _RATE), [torch.zeros_like(each) for each in members]
+    optimizer, mean = torch.optim.AdamW(groups, _RATE), [torch.zeros_like(each) for each in members]
     for step in range(_BATCHES):
         batch = torch.randint(len(x), (_BATCH,), generator=dice)
         moved = x[batch] + _JITTER * torch.randn(_BATCH, x.shape[1], generator=dice)
@@ -194,9 +194,9 @@ def _learnt(
         units = (units @ second[:, 1:].T + second[:, 0]).relu()
         each = shared + weights[config[batch]]
         errors = pressed[batch] * (y[batch] - each[:, 0] - (units * each[:, 1:]).sum(1)) / _NOISE
-        best.zero_grad()
+        optimizer.zero_grad()
         (((1 + errors**2).sqrt() - 1).sum() / pressed[batch].sum()).backward()
-        best.step()
+        optimizer.step()
         if step >= _BATCHES // 2:
             with torch.no_grad():
                 for total, member in zip(mean, members, strict=True):
