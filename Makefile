@@ -45,7 +45,7 @@ test: lint typecheck
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
-STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py direct.py explain.py forms.py \
+STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py explain.py forms.py \
     grouped.py interpreter.py launch.py private_names.py quantize.py table.py traced.py versions.py)
 
 test-stacks: $(STACKS:%=test-stack-%)

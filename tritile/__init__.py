@@ -20,8 +20,7 @@ Errors          TritileError, and below it ShapeError, DtypeError, DeviceError, 
                 OverlapError, GradientError, NotTunedError, NotCompiledError, InvalidValueError,
                 FileError, TuningError, DistributedError
 Warnings        SettingWarning, StoreWarning, UntunedWarning, UntestedWarning, IsolationWarning,
-                WrongAnswerWarning, ConversionWarning, PrecisionWarning, InterpreterWarning; all are in
-                errors, too
+                ConversionWarning, PrecisionWarning, InterpreterWarning; all are in errors, too
 """
 
 import os
@@ -75,7 +74,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
         UnsupportedError,
         UntestedWarning,
         UntunedWarning,
-        WrongAnswerWarning,
     )
     from tritile.in_torch import use_in_torch
     from tritile.ops import operators
@@ -163,7 +161,6 @@ __all__ = [
     "UnsupportedError",
     "UntestedWarning",
     "UntunedWarning",
-    "WrongAnswerWarning",
     "addmm",
     "autotune",
     "baddbmm",

@@ -79,10 +79,6 @@ class IsolationWarning(UserWarning):
     """Issued where a kernel cannot be sent to another process: it is measured in this one."""
 
 
-class WrongAnswerWarning(UserWarning):
-    """Issued where a config of a decorated kernel fails the kernel's reference: another config runs."""
-
-
 class ConversionWarning(UserWarning):
     """Issued where `tritile.nn.convert` leaves layers of a model as they are."""
 

@@ -199,7 +199,10 @@ def test_values_of_one_bucket_are_one_problem():
     bench.times = {64: 1.0, 128: 2.0, 256: 3.0}
     with tritile.mode("tune"):
         assert run(kernel, bench.used, 5) == 64
-    with warnings.catch_warnings():  # the nearest bucket that something is remembered of
+    with (
+        warnings.catch_warnings(),
+        tritile.mode("cached"),
+    ):  # the nearest bucket that something is remembered of
         warnings.simplefilter("error", UntunedWarning)
         assert [run(kernel, bench.used, n) for n in (14, 3)] == [128, 64]
     assert len(bench.measured) == 9
@@ -221,7 +224,7 @@ def test_strict_raises_and_names_the_problem():
 
 def test_cached_never_measures_and_says_so_once_for_each_problem():
     bench = Bench()
-    kernel = tuned(bench)
+    kernel = tuned(bench, mode="cached")
     for n, expected in ((50, 1), (50, 0), (60, 1), (50, 0), (60, 0)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -241,12 +244,12 @@ def test_cached_takes_a_measured_neighbours_config():
         run(kernel, bench.used, 50)
         bench.times = {64: 1.0, 128: 2.0, 256: 3.0}
         run(kernel, bench.used, 8)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tritile.mode("cached"):
         warnings.simplefilter("error", UntunedWarning)
         assert run(kernel, bench.used, 55) == 128
         assert run(kernel, bench.used, 9) == 64
     assert len(bench.measured) == 6
-    with pytest.warns(UntunedWarning, match="N=55"):
+    with pytest.warns(UntunedWarning, match="N=55"), tritile.mode("cached"):
         assert run(kernel, bench.used, 55, dtype=torch.float16) == 64  # the first: nothing is known of it
 
 
@@ -265,10 +268,11 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
 def test_off_ignores_what_is_remembered():
     bench = Bench()
     kernel = tuned(bench)
-    assert run(kernel, bench.used) == 64
-    with tritile.mode("tune"):
-        run(kernel, bench.used)
-    assert run(kernel, bench.used) == 128  # a measurement replaces an earlier guess
+    with tritile.mode("cached"):
+        assert run(kernel, bench.used) == 64
+    run(kernel, bench.used)
+    with tritile.mode("cached"):
+        assert run(kernel, bench.used) == 128  # a measurement replaces an earlier guess
     with tritile.mode("off"):
         assert run(kernel, bench.used) == 64
         assert run(kernel, bench.used, 51) == 64
@@ -424,7 +428,7 @@ def test_a_perf_model_orders_and_cuts(top_k):
 def test_a_perf_model_chooses_where_nothing_was_measured():
     bench = Bench()
     kernel = tuned(bench, prune_configs_by={"perf_model": lambda BLOCK, **rest: abs(BLOCK - 128), "top_k": 2})
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tritile.mode("cached"):
         warnings.simplefilter("error", UntunedWarning)
         assert run(kernel, bench.used) == 128
     assert bench.measured == []
@@ -505,11 +509,12 @@ def test_a_child_forked_while_another_thread_measures_can_choose():
     kernel = tuned(hang)
     x = torch.randn(3, 50)
     given = (x, torch.empty_like(x), bench.used, 50)
-    problem = kernel.problem(given, {})
-    thread = threading.Thread(target=kernel.measure, args=(problem, given, {"grid": (3,)}, INTERPRETER))
+    found = kernel.problem(given, {}), kernel.configs
+    thread = threading.Thread(target=kernel.measure, args=(*found, given, {"grid": (3,)}, INTERPRETER))
     thread.start()
     assert measuring.wait(60)
-    process = multiprocessing.get_context("fork").Process(target=kernel.choose, args=(problem, given, {}))
+    choose = multiprocessing.get_context("fork").Process
+    process = choose(target=kernel.choose, args=(given, {}, "cached"))
     process.start()
     process.join(60)
     go_on.set()
@@ -587,14 +592,17 @@ def test_the_digest_is_of_the_source_alone(tmp_path):
     assert len(plain) == 16
 
 
-def test_a_config_that_is_no_plain_data_is_measured_and_not_remembered():
+def test_a_config_that_is_no_plain_data_is_remembered():
     bench = Bench({64: 2.0, 128: 1.0})
     listed = [*configs(64), triton.Config({"BLOCK": 128, "TYPE": tl.float32})]
     kernel = tritile.autotune(listed, ["N"], do_bench=bench)(with_type)
-    with tritile.mode("tune"):
-        kernel[(1,)](bench.used, 4)
+    kernel[(1,)](bench.used, 4)
     assert (bench.measured, int(bench.used)) == ([64, 128], 128)
-    assert trials(kernel, 4) == {64: 2000.0}
+    assert trials(kernel, 4) == {64: 2000.0, 128: 1000.0}
+    tritile.forget()
+    with tritile.mode("strict"):
+        kernel[(1,)](bench.used, 4)
+    assert int(bench.used) == 128
 
 
 @triton.jit

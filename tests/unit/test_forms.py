@@ -1,10 +1,9 @@
-"""Calls on a GPU that were met before: launched at once, and never with what was chosen for others.
+"""Calls on a GPU: which share a config, what `cache` says of them, and how they are launched.
 
 Tensors say that they are on a GPU, and a launch is written down: BLOCK, and what else the kernel is given.
 """
 
-import math
-
+import numpy as np
 import pytest
 import torch
 import triton
@@ -15,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import tritile
 from tritile.core import device
 from tritile.errors import InvalidValueError, NotCompiledError
-from tritile.tune import recall
+from tritile.tune import autotuner
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
@@ -41,7 +40,7 @@ class Recorder:
         self.kernel, self.launches = kernel, []
 
     def run(self, *args, **kwargs):
-        self.launches.append({"args": args} | kwargs)
+        self.launches.append({"args": args} | {"warmup": False} | kwargs)
 
 
 @triton.jit
@@ -61,7 +60,7 @@ class Tuned:
     def __init__(self, monkeypatch, blocks=(64, 128), key=("N",), times=None, **rest):
         configs = [triton.Config({"BLOCK": block}, num_warps=8, **rest) for block in blocks]
         self.measured, self.times = 0, times or {64: 2.0, 128: 1.0}
-        self.tuner = tritile.autotune(configs, list(key), do_bench=self.bench)(kernel)
+        self.tuner = tritile.autotune(configs, list(key), do_bench=self.bench, mode="cached")(kernel)
         self.record(monkeypatch, Recorder(kernel))
         self.problems, problem = [], self.tuner.problem
         monkeypatch.setattr(
@@ -70,9 +69,7 @@ class Tuned:
 
     def record(self, monkeypatch, recorder):
         """Have launches, on the GPU and in host memory, go to a recorder."""
-        self.recorder = recorder
-        for holder in (self.tuner, self.tuner.host_aware):
-            monkeypatch.setattr(holder, "fn", recorder)
+        self.recorder = self.tuner.fn = recorder
 
     def bench(self, call, quantiles):
         call()
@@ -122,13 +119,12 @@ def test_another_key_or_dtype_is_another_form(tuned, change, by_name):
     assert problems(given) == 0
 
 
-def test_names_and_places_are_told_apart(tuned):
+def test_arguments_by_name_are_the_same_call(tuned):
     x, out = on_gpu(), on_gpu()
     assert tuned(x, out, 50, 0.5)[1] == 1
-    assert tuned(x, out, 50, scale=0.5)[1] == 1
-    assert tuned(x, out, scale=0.5, N=50)[1] == 1
+    assert tuned(x, out, 50, scale=0.5)[1] == 0
     assert tuned(x, out, scale=0.5, N=50)[1] == 0
-    assert len(set(tuned.problems)) == 1
+    assert tuned(x, out, scale=0.5, N=51)[1] == 1
 
 
 def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
@@ -159,24 +155,85 @@ def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
             tuned(*given, BLOCK=64)
 
 
-@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, float("nan")], ids=str)
-def test_a_key_that_may_change_or_is_no_number_is_looked_at_each_time(monkeypatch, value):
+@pytest.mark.parametrize(
+    "values",
+    [
+        ([1, 2], [1, 2], [1, 3]),
+        ({"a": 1}, {"a": 1}, {"a": 2}),
+        ((1, torch.float16), (1, torch.float16), (2, torch.float16)),
+        (float("nan"), float("nan"), 0.0),
+        (np.int64(3), np.int64(3), np.int64(4)),
+        (torch.ones(2, 3), torch.zeros(2, 3), torch.ones(3, 2)),
+        ("a", "a", "b"),
+        (None, None, 0),
+    ],
+    ids=["list", "dict", "tuple", "nan", "numpy", "tensor", "str", "None"],
+)
+def test_a_key_may_hold_any_value(monkeypatch, values):
     tuned = Tuned(monkeypatch, key=("N", "scale"))
-    assert [tuned(on_gpu(), on_gpu(), 50, value)[1] for _ in range(2)] == [1, 1]
-    assert tuned.tuner.cache == {}
-    assert [tuned(on_gpu(), on_gpu(), 50, scale)[1] for scale in (math.inf, math.inf)] == [1, 0]
+    x, out = on_gpu(), on_gpu()
+    assert [tuned(x, out, 50, value)[1] for value in (*values, *values)] == [1, 0, 1, 0, 0, 0]
+    assert len(tuned.tuner.cache) == 2
 
 
-def test_dtypes_of_descriptors_tell_problems_and_forms_apart():
+def test_cache_maps_tritons_key_to_configs(tuned):
+    x, out = on_gpu(), on_gpu(torch.float32)
+    tuned(x, out, 50, 0.5)
+    (first, second) = tuned.tuner.configs
+    key = (50, "torch.float16", "torch.float32")
+    assert tuned.tuner.cache == {key: first}
+    tuned.tuner.cache[key] = second  # as programs do that bring configs of their own
+    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 128
+    assert tuned.tuner.best_config is second
+    tuned.tuner.cache = {}
+    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 64
+
+
+def test_cache_is_of_the_mode_and_gpu_of_the_latest_call(tuned, monkeypatch):
+    x, out = on_gpu(), on_gpu()
+    tuned(x, out, 50, 0.5)
+    cached = tuned.tuner.cache
+    tuned.tuner.mode = "tune"
+    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 128
+    assert tuned.measured == 2
+    assert list(tuned.tuner.cache.values()) == [tuned.tuner.configs[1]]
+    assert not cached  # the guess is made anew
+    tuned.tuner.mode = "cached"
+    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 128
+
+
+def test_cache_is_bounded(tuned, monkeypatch):
+    monkeypatch.setattr(autotuner, "_MOST_CACHED", 8)
+    x, out = on_gpu(), on_gpu()
+    for n in range(20):
+        tuned(x, out, n, 0.5)
+        assert len(tuned.tuner.cache) <= 8
+    for scale in range(20):  # not in the key
+        assert tuned(x, out, 19, scale)[1] == 0
+    assert len(tuned.tuner.cache) <= 8
+
+
+def test_a_replaced_kernel_is_launched(tuned):
+    x, out, other = on_gpu(), on_gpu(), Recorder(kernel)
+    tuned(x, out, 50, 0.5)
+    tuned.tuner.fn = other
+    tuned.tuner[(3,)](x, out, 50, 0.5)
+    assert len(other.launches) == 1
+
+
+def test_dtypes_of_descriptors_and_in_tuples_tell_problems_apart():
     tuned = tritile.autotune([triton.Config({"BLOCK": 16})], ["N"])(kernel)
-    given = [
-        (on_gpu(), TensorDescriptor(torch.zeros(16, 16, dtype=dtype), [16, 16], [16, 1], [16, 16]), 3)
-        for dtype in (torch.float16, torch.float32)
-    ]
-    half, single = (tuned.problem(args, {}) for args in given)
-    assert half.dtypes == (("x_ptr", "float16"), ("out_ptr", "float16"))
-    assert half != single
-    assert len({recall.form_of("tune", {"N": 2}, args, {}) for args in given}) == 2
+
+    def descriptor(dtype):
+        return TensorDescriptor(torch.zeros(16, 16, dtype=dtype), [16, 16], [16, 1], [16, 16])
+
+    for made in (descriptor, lambda dtype: (3, torch.zeros(2, dtype=dtype))):
+        given = [(on_gpu(), made(dtype), 3) for dtype in (torch.float16, torch.float32)]
+        half, single = (tuned.problem(args, {}) for args in given)
+        assert half.dtypes[0] == ("x_ptr", "float16")
+        assert half.dtypes[1][1] == "float16"
+        assert half != single
+        assert len({tuned.key_of(args, {}) for args in given}) == 2
 
 
 class Compiling(Recorder):
@@ -187,11 +244,11 @@ class Compiling(Recorder):
         self.compiled = set()
 
     def run(self, *args, **kwargs):
-        super().run(*args, **kwargs)
         form = kwargs["BLOCK"], *[value for value in args if isinstance(value, int)]
         if form not in self.compiled:
             cache.get_cache_manager("00").get_group("kernel.json")
         self.compiled.add(form)
+        super().run(*args, **kwargs)
 
 
 def test_strict_raises_where_it_would_have_to_compile_ahead_of_a_launch(monkeypatch, tmp_path):
@@ -199,20 +256,17 @@ def test_strict_raises_where_it_would_have_to_compile_ahead_of_a_launch(monkeypa
     tuned = Tuned(monkeypatch)
     tuned.record(monkeypatch, Compiling(kernel))
     given = on_gpu(), on_gpu(), 50, 0.5
-    with tritile.mode("tune"):
-        tuned(*given)
+    tuned.tuner.mode = "tune"
+    tuned(*given)
     tuned.recorder.launches.clear()
-    with tritile.mode("strict"):
-        tuned(*given)
-        tuned(*given)
-    assert [launch["warmup"] for launch in tuned.recorder.launches] == [True, False, False]
+    tuned.tuner.mode = "strict"
+    tuned(*given)
+    assert len(tuned.recorder.launches) == 1
     tuned.recorder.compiled.clear()
-    tuned.recorder.launches.clear()
-    tritile.forget()
-    with tritile.mode("strict"), pytest.raises(NotCompiledError, match=r"kernel N=50.*another mode"):
-        tuned(*given)
-    assert [launch["warmup"] for launch in tuned.recorder.launches] == [True]  # nothing was launched
-    with tritile.mode("cached"):
-        tuned(*given)
-    with tritile.mode("strict"):
-        tuned(*given)
+    for _ in range(2):
+        with pytest.raises(NotCompiledError, match=r"kernel with BLOCK: 128.*another mode"):
+            tuned(*given)
+    tuned.tuner.mode = "cached"
+    tuned(*given)
+    tuned.tuner.mode = "strict"
+    tuned(*given)

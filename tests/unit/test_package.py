@@ -263,7 +263,7 @@ def test_a_launched_call_loads_nothing_that_tunes():
         "tritile.plan(tritile.matmul, x, x.mT, device='nvidia-h200')\n"
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('tritile.')}))\n"
         "assert tritile.autotune and tritile.Space and tritile.explain and tritile.Explanation\n"
-        "print('tritile.tune.remembering' in sys.modules, callable(tritile.explain))"
+        "print('tritile.tune.autotuner' in sys.modules, callable(tritile.explain))"
     )
     rooms, then = fresh(code).splitlines()
     assert set(ast.literal_eval(rooms)) & {"tune", "lab", "cli"} == set()

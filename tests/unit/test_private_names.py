@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.tensor
 import triton.language as tl
+from triton.compiler import CompiledKernel
 
 import tritile
 from tritile.core import of_torch, of_triton, versions
@@ -35,7 +36,7 @@ THEIRS = (
     of_torch.OpOverload,
     torch.distributed.tensor.DTensor,
     of_triton.Autotuner,
-    of_triton.CompiledKernel,
+    CompiledKernel,
     of_triton.JITFunction,
     of_triton.driver,
     of_triton.build,
@@ -298,9 +299,9 @@ def test_functions_of_the_adapters_find_what_they_set():
 
 
 def test_triton_keeps_in_its_kernels_what_the_adapter_reads():
-    compiled = inspect.getsource(of_triton.CompiledKernel)
+    compiled = inspect.getsource(CompiledKernel)
     assert all(re.search(rf"\bself\.{name}\b", compiled) for name in ("function", "n_regs", "n_spills"))
-    assert hasattr(of_triton.CompiledKernel, "_init_handles")
+    assert hasattr(CompiledKernel, "_init_handles")
     assert "device_caches" in inspect.getsource(of_triton.JITFunction)
 
 

@@ -18,7 +18,7 @@ import tritile
 from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
 from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
-from tritile.tune.traced import unfollowed
+from tritile.tune.traced import indices_of, unfollowed
 
 ROWS = 4
 
@@ -89,16 +89,19 @@ def test_each_problem_is_compiled_with_what_is_remembered_of_it():
 def test_a_neighbour_tells_as_it_does_outside():
     kernel, traces = measured(Bench(), (8, 256), (60, 128)), Traces()
     call = compiled(kernel, traces, dynamic=False)
-    call(9)
-    call(55)
-    assert traces.blocks == [[256], [128]]
+    with tritile.mode("cached"):
+        call(9)
+        call(55)
+    call(57)  # mode "tune": torch times what tritile has not
+    assert traces.blocks == [[256], [128], [64, 128, 256]]
 
 
 def test_where_sizes_may_change_all_that_is_remembered_of_any_size_is_left_to_torch():
     kernel, traces = measured(Bench(), (64, 64), (256, 256)), Traces()
     call = compiled(kernel, traces, dynamic=True)
-    for n in (100, 70, 3000, 1):
-        call(n)
+    with tritile.mode("cached"):
+        for n in (100, 70, 3000, 1):
+            call(n)
     assert traces.blocks[:1] == [[64, 256]]
     assert all(blocks in ([64], [64, 256]) for blocks in traces.blocks[1:])  # of the size 1 torch knows
     assert len(traces.blocks) <= 2
@@ -168,23 +171,20 @@ def keyed(x_ptr, out_ptr, used_ptr, N, EXTRA, BLOCK: tl.constexpr):
 def test_kernels_that_take_descriptors_are_left_to_the_tracer():
     assert "descriptors" in unfollowed(by_descriptor)
     assert unfollowed(keyed) == unfollowed(softmax) == ""
-    kernel = tuned(Bench(), kernel=by_descriptor)
-    assert kernel.early_config_prune is None
 
 
 def test_another_dtype_is_another_problem():
     kernel, traces = measured(Bench(), (50, 128)), Traces()
     call = compiled(kernel, traces, dynamic=False)
-    with pytest.warns(UntunedWarning, match="N=50"):
+    with pytest.warns(UntunedWarning, match="N=50"), tritile.mode("cached"):
         call(50, torch.float16)
     call(50)
     assert traces.blocks == [[64], [128]]
 
 
-@pytest.mark.parametrize("mode", ["cached", "tune"])
-def test_nothing_is_measured_and_it_is_said_once(mode):
+def test_nothing_is_measured_and_it_is_said_once():
     bench, traces = Bench(), Traces()
-    call = compiled(tuned(bench, mode=mode), traces, dynamic=False)
+    call = compiled(tuned(bench, mode="cached"), traces, dynamic=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call(50)
@@ -220,10 +220,9 @@ def test_what_is_tuned_later_counts_once_compiled_anew():
     bench, traces = Bench(), Traces()
     kernel = tuned(bench)
     call = compiled(kernel, traces, dynamic=False)
-    with pytest.warns(UntunedWarning):
+    with pytest.warns(UntunedWarning), tritile.mode("cached"):
         call(50)
-    with tritile.mode("tune"):
-        run(kernel, bench.used, 50)
+    run(kernel, bench.used, 50)
     call(50)
     torch.compiler.reset()
     call(50)
@@ -360,7 +359,7 @@ def test_a_gpu_that_is_not_here_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(
         "tritile.core.device.gpu", lambda index: (_ for _ in ()).throw(DeviceError("no GPU 0"))
     )
-    assert kernel.traced((("x_ptr", torch.float32, torch.device("cuda", 0)),), {"N": 50}, ()) is None
+    assert indices_of(kernel, (("x_ptr", torch.float32, torch.device("cuda", 0)),), {"N": 50}, ()) is None
 
 
 def test_pruning_may_give_an_iterator_inside_too():

@@ -94,6 +94,17 @@ class Config:
         vars(made).update(own | changes, kwargs=values, _values=dict(values))
         return made
 
+    def __eq__(self, other: object) -> bool:
+        """True for a config that launches the same: A=1, A=True and A=1.0 are three."""
+        if not isinstance(other, Config):
+            return NotImplemented
+        return self is other or self._launched == other._launched
+
+    @property
+    def _launched(self) -> tuple[Any, ...]:
+        types = tuple(type(value) for _, value in self.kwargs)
+        return types, *(getattr(self, name) for name in _FIELDS)
+
     def __getitem__(self, name: str) -> Any:
         """Return the value of one parameter. Raises KeyError where there is none of that name."""
         return self._values[name]

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from triton.backends import backends as _backends
 from triton.backends import compiler as _targets
-from triton.compiler import compiler as _compiler
 from triton.runtime import autotuner as _autotuner
 from triton.runtime import build as _build
 from triton.runtime import cache as _cache
@@ -32,7 +31,7 @@ naming_of: Final = attrgetter("_repr")
 Heuristics = _autotuner.Heuristics  # represent a kernel under triton.heuristics
 Autotuner = _autotuner.Autotuner  # represent a kernel under triton.autotune
 time_config: Final = _autotuner.Autotuner._bench  # time one config of an Autotuner
-CompiledKernel = _compiler.CompiledKernel  # hold a compiled kernel
+AutotunerError = _errors.AutotunerError  # refuse a call for which pruning leaves no config
 OutOfResources = _errors.OutOfResources  # refuse a kernel that asks for more than the GPU has
 
 

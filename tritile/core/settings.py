@@ -86,23 +86,30 @@ def _checked_mode(value: str, origin: str) -> Mode:
     raise InvalidValueError(f"{origin} is {value!r}: wanted one of {', '.join(MODES)}")
 
 
-def current_mode() -> Mode:
-    """Return the mode in force: that of the innermost `mode(...)`, else `TRITILE_MODE`, else "cached"."""
+def requested_mode() -> Mode | None:
+    """Return the mode of the innermost `mode(...)`, else `TRITILE_MODE`; None where neither is set."""
     chosen = _mode.get()
     if chosen is not None:
         return chosen.value
     if _ENVIRON is not None and b"TRITILE_MODE" not in _ENVIRON:
-        return "cached"
+        return None
     value = os.environ.get("TRITILE_MODE")
-    return _checked_mode(value, "TRITILE_MODE") if value else "cached"
+    return _checked_mode(value, "TRITILE_MODE") if value else None
+
+
+def current_mode() -> Mode:
+    """Return the mode in force for tritile's operations: what was requested, else "cached"."""
+    return requested_mode() or "cached"
 
 
 @contextlib.contextmanager
 def mode(name: Mode) -> Iterator[None]:
     """Choose, for the calls inside the `with`, how configs are picked.
 
-    cached: what was measured, else a prediction; nothing is ever measured (the default).
-    tune: as cached, but a problem met for the first time is measured once and remembered.
+    cached: what was measured, else a prediction; nothing is ever measured (the default of tritile's own
+        operations).
+    tune: as cached, but a problem met for the first time is measured once and remembered (the default of
+        kernels under `tritile.autotune`).
     strict: a problem for which nothing measured is remembered raises `NotTunedError`; a first call whose
         kernels Triton would have to compile raises `NotCompiledError`, before anything is compiled.
     off: the prediction only; remembered results are not even read.

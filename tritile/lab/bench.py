@@ -14,7 +14,6 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Told
 from tritile.core.problem import KernelProblem, Problem, Tiled
-from tritile.errors import UnsupportedError
 from tritile.lab.report.bench import host_us, measured
 from tritile.lab.tune import gpu_for, problem_of
 from tritile.ops.plan import function_of
@@ -22,11 +21,11 @@ from tritile.planning.trial import AS_TORCH
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.declared import check_grid
 from tritile.tune.decorated import KernelSubject
+from tritile.tune.identity import identity
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.timing import timing_of
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.measuring import call_of, room_of
-from tritile.tune.remembering import plain_config
 
 _BRIEF_US: Final = 1000.0  # of a call whose time on the host is told: it is made hundreds of times
 _BATCHES: Final = 20
@@ -88,13 +87,8 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     device, _ = gpu_for("bench", (*args, *kwargs.values()))
     check_grid("bench", kwargs.get("grid"))
     plan = kernel.planned(args, kwargs, device)
-    config = plain_config(plan.config)
-    if config is None:
-        raise UnsupportedError(
-            f"bench: {plan.config} holds more than plain data, and cannot be sent to be timed"
-        )
-    hooks = {config.key: plan.config.pre_hook} if plan.config.pre_hook else {}
-    call = call_of(kernel, args, given, hooks)
+    config = identity(plan.config)
+    call = call_of(kernel, args, given, {config.key: plan.config})
     gpu, room = room_of(call)
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
         subject = KernelSubject(plan.problem, device, kernel.digest)

@@ -24,11 +24,11 @@ from tritile.errors import (
 from tritile.tune.autotuner import Autotuner, autotune
 from tritile.tune.declared import check_arguments, check_grid, check_kernel, check_tolerance
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
+from tritile.tune.identity import identified
 from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.workshop import Workshop, borrowed
 from tritile.tune.measuring import call_of, room_of
-from tritile.tune.remembering import plain_config
 
 Outcome = Literal["right", "wrong", "failed"]
 Reference = Callable[..., Mapping[str, torch.Tensor]]
@@ -209,15 +209,19 @@ class _Checks:
         self, call: KernelCall, configs: list[triton.Config], device: Device
     ) -> Iterable[tuple[triton.Config, float | TuningError | None]]:
         """Check in another process, which a config may crash; here where the call cannot be sent there."""
-        plain = {config: plain_config(config) for config in configs}
-        hooks = {own.key: c.pre_hook for c, own in plain.items() if own is not None and c.pre_hook}
+        plain = identified(configs)
         problem = self._tuner.problem(call.args, call.named)
         subject = KernelSubject(problem, device, self._tuner.digest)
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritile-")))
             gpu, room = room_of(call)
             try:
-                sent = replace(subject, shipment=pack(replace(call, hooks=hooks), folder, room))
+                sent = replace(
+                    subject,
+                    shipment=pack(
+                        replace(call, configs={own.key: c for own, c in plain.items()}), folder, room
+                    ),
+                )
                 shop = stack.enter_context(borrowed(gpu))
                 shop.begin(sent)
             except (UnsupportedError, TuningError) as error:
@@ -226,15 +230,14 @@ class _Checks:
                 yield from self._here(call, configs, device)
                 return
             stack.callback(shop.end, sent)
-            yield from _asked(shop, sent, plain)
-        yield from self._here(call, [c for c, own in plain.items() if own is None], device)
+            yield from _checked_there(shop, sent, plain)
 
 
-def _asked(
-    shop: Workshop, subject: KernelSubject, plain: Mapping[triton.Config, Config | None]
+def _checked_there(
+    shop: Workshop, subject: KernelSubject, plain: Mapping[Config, triton.Config]
 ) -> Iterable[tuple[triton.Config, float | TuningError | None]]:
     """Compile configs in parallel, and have the measuring process check one after the other."""
-    compiles = [(c, own, shop.compile(subject, own)) for c, own in plain.items() if own is not None]
+    compiles = [(config, own, shop.compile(subject, own)) for own, config in plain.items()]
     for config, own, compiled in compiles:
         try:
             compiled.result()

@@ -181,10 +181,11 @@ def _of_kernel(
         return store_of(device).trials(kernel.digest, problem)
 
     count, rules = _Count(trials), _bounded(rules_of(kernel), strategy, budget)
-    config = kernel.measure(problem, args, given, device, rules, force)
-    kernel.cache.clear()
-    best, told = kernel.best(problem, device), count.told
-    us = best[1].us if best is not None and best[0] == config else None
+    offered = kernel.offered(args, given)
+    config = kernel.measure(problem, offered, args, given, device, rules, force)
+    kernel.forget()
+    best, told = kernel.remembered(problem, device, kernel.finder(offered)), count.told
+    us = best.us if best is not None and best.config == config else None
     return TuneResult(problem, device, config, us, "searched" if told[0] else _REMEMBERED, *told)
 
 

@@ -25,6 +25,7 @@ from typing import Final
 from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
+from tritile.planning.kernel_table import is_kernel_table
 from tritile.planning.lead import Lead
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read
@@ -35,12 +36,12 @@ _LIKE_LEADS: Final = 1.25  # the factor by which a lead of such a GPU has to be 
 
 
 def pinned(device: Device) -> Table | None:
-    """Return the table of `TRITILE_TABLE`, None where none is set or it is of another GPU model.
+    """Return the table of `TRITILE_TABLE`; None where there is none of tritile's operations for this GPU.
 
     Raises InvalidValueError where the file holds no table.
     """
     path = table_path()
-    if path is None:
+    if path is None or is_kernel_table(path):
         return None
     return _of_just(_read(path, path.stat().st_mtime_ns if path.exists() else 0), device)
 

@@ -60,18 +60,20 @@ class Store:
             self._waits = os.getpid(), {}
         return self._waits[1]
 
-    def add(self, kernel: str, trial: Trial) -> None:
-        """Remember a trial of the kernel with this digest; it replaces an earlier one of the same config."""
-        try:
-            environment, row = self._environment(kernel), row_of(trial)
-        except InvalidValueError as error:
-            return self._file.warn("trial", f"a trial cannot be remembered: {error}")
+    def add(self, kernel: str, *trials: Trial) -> None:
+        """Remember trials of the kernel with this digest; each replaces an earlier one of the same config."""
         waiting = self._waiting
-        with LOCK:
-            waiting[environment, row[0], row[2]] = environment, row
-            if len(waiting) > _MOST_UNWRITTEN:
-                del waiting[next(iter(waiting))]
-        return self._write()
+        for trial in trials:
+            try:
+                environment, row = self._environment(kernel), row_of(trial)
+            except InvalidValueError as error:
+                self._file.warn("trial", f"a trial cannot be remembered: {error}")
+                continue
+            with LOCK:
+                waiting[environment, row[0], row[2]] = environment, row
+                if len(waiting) > _MOST_UNWRITTEN:
+                    del waiting[next(iter(waiting))]
+        self._write()
 
     def flush(self) -> int:
         """Write the trials that could not be written as they were added; return how many still wait."""
@@ -111,6 +113,16 @@ class Store:
             if trial.works and trial.problem.op == op:
                 found[trial.problem] = min(found.get(trial.problem, trial), trial, key=rank)
         return list(found.values())
+
+    def problems(self, kernel: str) -> list[str]:
+        """Return the keys of the problems that were measured with this kernel on this very device."""
+        found: list[Row] = []
+        with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
+            values = self._environment(kernel)
+            found = self._file.attempt(
+                lambda connection: connection.execute(database.SELECT_PROBLEMS, values).fetchall(), found
+            )
+        return [text for (text,) in found if isinstance(text, str)]
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """Yield every trial with its environment, by name of `ENVIRONMENT_COLUMNS`."""

@@ -7,6 +7,7 @@ key replaces it.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,6 +20,12 @@ from tritile.core.problem import Problem, problem_from_dict, problem_key, proble
 from tritile.errors import InvalidValueError
 
 MAX_TEXT: Final = 1 << 16
+# Failures of the machine. What a compiler refuses, and a wrong answer, are the config's own.
+_OF_THE_MOMENT: Final = re.compile(
+    r"out of memory|CUDA (driver )?error|device-side assert|illegal memory|launch failure|unspecified|^hung: "
+    r"|^the process died|^garbled|no process can|busy",
+    re.IGNORECASE,
+)
 MAX_US: Final = 1e12
 _MAX_ERROR: Final = 1.7e308
 _MAX_FAILURE: Final = 2000
@@ -70,6 +77,11 @@ class Trial:
         return self.time < math.inf
 
     @property
+    def settled(self) -> bool:
+        """True unless it failed for a reason of that moment, and is to be tried again."""
+        return self.failure is None or is_settled(self.failure)
+
+    @property
     def of_torch(self) -> bool:
         """Tell whether it is torch's time, and not a config's."""
         return self.config == AS_TORCH
@@ -78,6 +90,11 @@ class Trial:
     def right(self) -> bool:
         """Tell whether it works, and its answer was checked."""
         return self.works and self.error is not None
+
+
+def is_settled(failure: str) -> bool:
+    """True for a failure that is the config's own, False for the machine's: no memory, a hang, a lost GPU."""
+    return _OF_THE_MOMENT.search(failure) is None
 
 
 def rank(trial: Trial) -> tuple[bool, bool, float, str]:

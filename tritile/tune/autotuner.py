@@ -1,48 +1,66 @@
-"""`tritile.autotune`: `triton.autotune` that remembers across processes and never measures by surprise.
+"""`tritile.autotune`: `triton.autotune` that measures a problem once, and remembers it in every process.
 
-`kernel[grid](...)` calls `Autotuner.run`. A call that was met before is launched at once (`recall`). Else
-`choose` gives its config: measured now (`measuring`), remembered, or a like problem's (`remembering`).
+`kernel[grid](...)` calls `Autotuner.run`: a dictionary look-up by Triton's own key, and Triton's launch. At a
+miss `choose` finds a config: remembered, measured now (`measuring`), or a guess, as the mode says.
 """
 
+import heapq
+import json
+import math
 import os
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import triton
 
 from tritile.core import device as devices
-from tritile.core.device import Device, capturing
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, Device, capturing
 from tritile.core.events import Event, tell
 from tritile.core.forgetting import also_forgets
-from tritile.core.problem import KernelProblem
-from tritile.core.settings import Mode, current_mode
-from tritile.core.threads import once
+from tritile.core.of_torch import TracingContext
+from tritile.core.of_triton import Autotuner as TritonAutotuner
+from tritile.core.of_triton import AutotunerError, InterpretedFunction
+from tritile.core.problem import KernelProblem, problem_from_dict
+from tritile.core.settings import Mode, requested_mode
+from tritile.core.source import source_hash
+from tritile.core.threads import library_lock, once
 from tritile.core.versions import warn_untested
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_plan import KernelPlan
-from tritile.planning.store import is_frozen
+from tritile.planning.kernel_table import kernel_tables
+from tritile.planning.store import is_frozen, store_of
+from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours
-from tritile.tune import measuring, recall
+from tritile.runtime.interpreter import HostAware
+from tritile.tune import measuring, traced
 from tritile.tune.declared import (
     check_arguments,
     check_choices,
     check_kernel,
     check_tolerance,
+    layers_of,
     set_by,
     warn_deprecated,
 )
+from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
 from tritile.tune.measure.tasks import Rules
-from tritile.tune.planned import planned
-from tritile.tune.remembering import plain_config
 from tritile.tune.spaces import Space
-from tritile.tune.traced import TracedAutotuner
+from tritile.tune.timing import do_bench as default_bench
 
-_MOST_MET: Final = 4096  # the most entries of a tuner's cache
-
+_MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
+_OPENING: Final = 8  # configs of a space that are offered where nothing is timed
+_NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
+_SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype})  # hashable, equal to themselves
+_NO_DTYPE: Final = frozenset({int, float, bool, str, type(None)})
+_DTYPES: Final[dict[Any, str]] = {}
 
 _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
 
@@ -59,173 +77,464 @@ if hasattr(os, "register_at_fork"):
 def _forget() -> None:
     """Drop the choices that decorated kernels made in this process, so that they choose anew."""
     for tuner in list(_TUNERS):
-        tuner.cache.clear()
+        tuner.forget()
 
 
 also_forgets(_forget)
 
+Place = tuple[str, int]  # a mode, and the number of a GPU (-1: no tensor is on one)
+Key = tuple[Any, ...]
+Find = Callable[[Config], triton.Config | None]  # a config of that identity, if it may run for a call
 
-class Autotuner(TracedAutotuner):
+
+class Autotuner(TritonAutotuner):  # type: ignore[misc]
     """Extend `triton.runtime.Autotuner` by measurements that outlive the process.
 
     Each config's time is remembered on its own, by GPU, versions and kernel source, so that a changed list of
-    configs measures only what is new. A miss is measured only in mode "tune" (`tritile.mode`, or the `mode`
-    argument), and never while a CUDA graph is captured. A config that fails in any way costs that config
-    alone. Host tensors run in the interpreter.
+    configs measures only what is new. A remembered config runs only where the kernel's pruning leaves it for
+    the call in hand. Nothing is measured while a CUDA graph is captured. A config that fails in any way costs
+    that config alone. Host tensors run in the interpreter, with the first config that the pruning leaves.
+
+    `cache` maps Triton's key to the `triton.Config` that runs, for the mode and GPU of the latest call.
     """
 
-    def __init__(self, fn: Any, configs: list[triton.Config] | Space, key: list[str], **rest: Any) -> None:
-        super().__init__(fn, configs, key, **rest)
-        # Under a call's form: the config, and all that it sets. Under a call's key: the config, and its
-        # `recall.Launch`; under ("compiled", key): True.
-        self.cache: dict[Any, Any] = {}
-        self._places = {name: place for place, name in enumerate(self.arg_names) if name in self.keys}
+    configs_top_k: Any
+    nargs: Any
+
+    def __init__(
+        self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None = None,
+        bucket: Mapping[str, Callable[[Any], Any]] | None = None, isolate: bool = True,
+        search: str | None = None, reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
+        ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None, tolerance: float | None = None,
+        table: str | os.PathLike[str] | None = None, do_bench: Callable[..., Any] | None = None, **rest: Any,
+    ) -> None:  # fmt: skip
+        self.space = configs if isinstance(configs, Space) else None
+        listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
+        self._current: tuple[Place | None, dict[Key, triton.Config]] = (None, {})
+        self._caches: dict[Place, dict[Key, triton.Config]] = {}
+        super().__init__(fn, fn.arg_names, listed, key, do_bench=do_bench or default_bench, **rest)
+        if (self.reset_to_zero or self.restore_value) and not self.user_defined_pre_hook:
+            self.pre_hook = self._reset
+        if self.restore_value and not self.user_defined_post_hook:
+            self.post_hook = self._restore
+        self.restore_copies: dict[str, list[torch.Tensor]] = {}
+        self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
+        self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
+        self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
+        self._own_bench = do_bench is not None
+        self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
+        self.bench_time = 0.0
+        self.configs_timings: dict[triton.Config, list[float]] = {}
+        places = {name: place for place, name in enumerate(self.arg_names)}
+        self._places = [(name, places[name]) for name in self.keys if name in places]
+        self._names = frozenset(self.arg_names)
+        layers = layers_of(fn)
+        self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in layers)
+        self._constants = {p.name for each in layers for p in getattr(each, "params", ()) if p.is_constexpr}
+        self._digest: tuple[Any, str] | None = None
+        self._lock = threading.RLock()  # Triton's pruning reads the arguments of a call from the tuner
+        if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
+            # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
+            self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
+        self.early_config_prune = self._early  # again, as all that the tracer is shown is there now
         _TUNERS.add(self)
         count_as_ours(self.base_fn)
 
+    # --- A call ---
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
-        mode = self.mode or current_mode()
+        mode = self.mode or requested_mode() or "tune"
+        if self._is_fixed and len(self._configs) == 1:
+            config, on_gpu = self._configs[0], any(getattr(value, "is_cuda", False) for value in args)
+        else:
+            key, gpu = self.key_of(args, kwargs)
+            current, cache = self._current
+            if current != (mode, gpu):
+                cache = self._switch((mode, gpu))
+            config, on_gpu = cache.get(key), gpu >= 0
+            if config is None:
+                config = self._chosen((mode, gpu), cache, key, args, kwargs)
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**self.named(args, kwargs), **config.all_kwargs()})
         try:
-            key = recall.key_of(mode, args, kwargs)
-            known = self.cache.get(key)
-        except TypeError:  # a value has no hash
-            key = known = None
-        if known is not None:
-            self.best_config, launch = known
-            kernel = launch(args, kwargs["grid"])
-            if kernel is not None:
-                return kernel
-        self.best_config, options = self._chosen(mode, args, kwargs)
-        if self.best_config.pre_hook is not None:
-            self.best_config.pre_hook({**self.named(args, kwargs), **options})
-        if mode == "strict":
-            self._check_compiled(key, args, kwargs, options)
-        kernel = self.host_aware.run(*args, **kwargs, **options)
-        if key is not None and self.best_config.pre_hook is None and not capturing():
-            launch = recall.launch_of(self.fn, kernel, args, options)
-            if launch is not None:
-                self._keep(key, (self.best_config, launch))
-        return kernel
+            if mode == "strict":
+                return self._launched_strictly(args, kwargs, config)
+            if not on_gpu or self._interpreted:
+                return self.host_aware.run(*args, **kwargs, **config.all_kwargs())
+            with library_lock:
+                return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        except TypeError:
+            self._check_conflicts(args, kwargs)  # an argument that the config sets, too
+            raise
+
+    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
+        """Return Triton's key of a call (values of `key`, dtypes of tensors), and the GPU of its tensors.
+
+        Dtypes within tuples and behind descriptors, which Triton leaves out, count too.
+        """
+        key: list[Any] = []
+        given = len(args)
+        for name, place in self._places:
+            if place < given:
+                value = args[place]
+            elif name in kwargs:
+                value = kwargs[name]
+            else:
+                continue
+            key.append(value if value.__class__ in _SCALARS else key_part(value))
+        gpu = -1
+        values: Any = args
+        if len(kwargs) > 2 or "grid" not in kwargs:
+            values = [*args, *(value for name, value in kwargs.items() if name in self._names)]
+        for value in values:
+            if value.__class__ in _NO_DTYPE:
+                continue
+            dtype = getattr(value, "dtype", None)
+            if dtype is not None:
+                text = _DTYPES.get(dtype)
+                key.append(text or _DTYPES.setdefault(dtype, str(dtype)))
+                if gpu < 0 and getattr(value, "is_cuda", False):
+                    gpu = value.get_device()
+            elif isinstance(value, tuple | list) or value.__class__ in DESCRIPTORS:
+                key += [dtype for _, dtype in dtypes_of("", value)]
+                if gpu < 0:
+                    gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)
+        return tuple(key), gpu
 
     def _chosen(
-        self, mode: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[triton.Config, dict[str, Any]]:
-        """Return the config for a call, and all that it sets: chosen once for all calls of a form."""
-        form = recall.form_of(mode, self._places, args, kwargs)
-        try:
-            known = self.cache.get(form)
-        except TypeError:  # a value of the key has no hash
-            known = None
-        if known is not None:
-            return known
-        lasts = recall.lasts(form)
+        self, place: Place, cache: dict[Key, triton.Config], key: Key, args: Sequence[Any], kwargs: Any
+    ) -> triton.Config:
+        """Return the config for a call that has no entry; of threads with one call, one measures."""
+        self._check_conflicts(args, kwargs)
+        captured = capturing()
 
-        def choose() -> tuple[triton.Config, dict[str, Any]]:
-            conflicts = set_by(self.space or self.configs) & {*self.arg_names[: len(args)], *kwargs}
-            if conflicts:
-                raise InvalidValueError(
-                    f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
-                )
-            if len(self.configs) == 1 and self.space is None and not (mode == "tune" and self.reference):
-                config = self.configs[0]
-            else:
-                config = self.choose(self.problem(args, kwargs), args, kwargs)
-            chosen = config, config.all_kwargs()
-            if lasts and not capturing():
-                self._keep(form, chosen)
-            return chosen
+        def choose() -> triton.Config:
+            config = self.choose(args, kwargs, place[0])
+            if not captured:
+                if len(cache) >= _MOST_CACHED:
+                    cache.clear()
+                cache[key] = config
+            return config
 
-        if lasts and mode == "tune" and not capturing():
-            return once((self, form), lambda: self.cache.get(form) or choose())
-        return choose()
+        if place[0] != "tune" or captured:
+            return choose()
+        return once((id(self), place, key), lambda: cache.get(key) or choose())
 
-    def choose(self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any]) -> triton.Config:
+    def _launched_strictly(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
+        """Launch what is compiled. Raises NotCompiledError, before any launch, where it is not."""
+        if self.device_of(args, kwargs) == INTERPRETER:
+            return self.host_aware.run(*args, **kwargs, **config.all_kwargs())
+        what = f"{self.base_fn.__qualname__} with {config}"
+        with compiles_refused(what, "call it once in another mode, and keep the folder TRITON_CACHE_DIR"):
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def _check_conflicts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        conflicts = set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
+        if conflicts:
+            raise InvalidValueError(
+                f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
+            )
+
+    # --- What is kept in this process ---
+
+    @property
+    def cache(self) -> dict[Key, triton.Config]:
+        """Return the configs by Triton's key, of the mode and GPU of the latest call."""
+        return self._current[1]
+
+    @cache.setter
+    def cache(self, cache: dict[Key, triton.Config]) -> None:
+        place, _ = self._current
+        self._current = place, cache
+        if place is not None:
+            self._caches[place] = cache
+
+    def _switch(self, place: Place) -> dict[Key, triton.Config]:
+        """Return the configs of another mode or GPU, and make them those that `cache` shows."""
+        before, cache = self._current
+        if before is not None:
+            cache = self._caches.setdefault(place, {})
+        self._caches[place] = cache
+        self._current = place, cache
+        return cache
+
+    def forget(self) -> None:
+        """Drop the configs chosen in this process; what is measured stays in the store."""
+        for cache in [self.cache, *self._caches.values()]:
+            cache.clear()
+
+    # --- Arguments ---
+
+    @property
+    def host_aware(self) -> HostAware:
+        """Return what launches the kernel, interpreted where tensors lie in host memory."""
+        return HostAware(self.fn)
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the kernel's source; trials of another source do not count."""
+        if self._digest is None or self._digest[0] is not self.fn:
+            self._digest = self.fn, source_hash(self.fn)
+        return self._digest[1]
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all arguments of a call by name."""
+        return {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+
+    def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
+        """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
+        tensors = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
+        for tensor in tensors:
+            if tensor.is_cuda:
+                return devices.gpu(tensor.get_device())
+        if tensors and all(tensor.device.type == "cpu" for tensor in tensors):
+            return INTERPRETER
+        return devices.current_gpu() or INTERPRETER
+
+    def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
+        """Describe a call as the store does: values of `key`, in their buckets, and dtypes of tensors."""
+        given = self.named(args, kwargs)
+        values = {name: given[name] for name in self.arg_names if name in given}
+        keys = ((name, values[name]) for name in self.keys if name in values)
+        key = tuple(
+            (name, stored(self.bucket[name](value) if name in self.bucket else value)) for name, value in keys
+        )
+        dtypes = tuple(pair for name, value in values.items() for pair in dtypes_of(name, value))
+        return KernelProblem(self.base_fn.__qualname__, key, dtypes)
+
+    def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[triton.Config]:
+        """Return the configs that the kernel's own pruning leaves for a call; of a space the first few.
+
+        Raises what Triton raises where it leaves none.
+        """
+        if self.space is not None:
+            return [config.to_triton() for config in self.space.opening(_OPENING)]
+        if self._early is None and self.perf_model is None:
+            return list(self.configs)
+        with self._lock:
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            found = list(self.prune_configs(dict(kwargs)))
+            self.nargs = None
+        if not found:
+            raise AutotunerError(f"{self.base_fn.__qualname__}: its pruning leaves no config for this call")
+        return found
+
+    def _reset(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
+        """Zero the tensors of `reset_to_zero`, and keep those of `restore_value`, ahead of a measured run."""
+        for name in self.reset_to_zero:
+            for tensor in tensors_of(named.get(name)):
+                tensor.zero_()
+        if not reset_only:
+            copies = {name: [t.clone() for t in tensors_of(named.get(name))] for name in self.restore_value}
+            self.restore_copies = copies
+
+    def _restore(self, named: Mapping[str, Any], exception: BaseException | None) -> None:
+        for name, copies in self.restore_copies.items():
+            for tensor, kept in zip(tensors_of(named.get(name)), copies, strict=True):
+                tensor.copy_(kept)
+        self.restore_copies = {}
+
+    # --- The choice ---
+
+    def measurable(self, device: Device) -> bool:
+        """Return True if there is something to time a call with: a GPU, or a benchmark of the user's own."""
+        return self._own_bench or device != INTERPRETER
+
+    def finder(self, offered: Sequence[triton.Config]) -> Find:
+        """Return the gate for whatever is recalled: it lets through what `offered` holds for this call."""
+        space = self.space
+        if space is not None:
+            return lambda config: config.to_triton() if config in space else None
+        return identified(offered).get
+
+    def choose(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: str | None = None
+    ) -> triton.Config:
         """Return the config for a call, by the mode in force.
+
+        Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered, and
+        TuningError, naming the reasons, where measuring finds no config that works.
+        """
+        warn_untested()
+        mode = mode or self.mode or requested_mode() or "tune"
+        since, device = perf_counter(), self.device_of(args, kwargs)
+        problem, offered = self.problem(args, kwargs), self.offered(args, kwargs)
+        fixed = self.space is None and len(self._configs) == len(offered) == 1
+        plan, measurable = None, self.measurable(device)
+        if mode == "tune" and measurable and not is_frozen(device) and not capturing():
+            plan = self.shipped(problem, device, self.finder(offered))
+            if plan is None and (not fixed or self.reference is not None):
+                best = self.measure(problem, offered, args, kwargs, device)
+                plan = KernelPlan(problem, best, "exact", device)
+        if plan is None:
+            plan = self.unmeasured(problem, offered, args, kwargs, device, mode)
+            unsure = plan.source == "model" and self.perf_model is None and not fixed
+            if unsure and measurable and mode != "off":
+                self.warn_untuned(problem, device)
+        seconds, config, source = perf_counter() - since, plan.config, plan.source
+        tell(
+            lambda: Event("plan", problem.label, str(identity(config)), source, device.name, seconds=seconds)
+        )
+        return config
+
+    def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
+        """Warn that nothing tells which config is fast; `where` ends the warning's advice."""
+        warnings.warn(
+            f"{problem.label} was never measured on {device.name}: using the config that comes first. "
+            f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
+            UntunedWarning,
+            stacklevel=callers_level(),
+        )
+
+    def unmeasured(
+        self, problem: KernelProblem, offered: list[triton.Config], args: Sequence[Any],
+        kwargs: Mapping[str, Any], device: Device, mode: str,
+    ) -> KernelPlan:  # fmt: skip
+        """Return the plan of a call without measuring: remembered, a neighbour's config, or the likeliest.
 
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
-        warn_untested()
-        since, device = perf_counter(), self.device_of(args, kwargs)
-        config, source = self._found(problem, args, kwargs, device)
-        tell(
-            lambda: Event(
-                "plan", problem.label, str(plain_config(config) or config), source, device.name,
-                seconds=perf_counter() - since,
-            )
-        )  # fmt: skip
-        return config
+        find, only = self.finder(offered), self.space is None and len(offered) == 1
+        if mode != "off":
+            exact = self.remembered(problem, device, find)
+            if exact is not None:
+                return exact
+            if mode == "strict" and self.measurable(device) and not only:
+                raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
+            for _, near in self.nearest(problem, device, find):
+                return KernelPlan(
+                    problem, near, "predicted", device, None, "the fastest at the nearest sizes"
+                )
+        best, why = offered[0], "the first config: nothing was measured of this kernel"
+        if self.perf_model is not None:
+            named, why = self.named(args, kwargs), "the kernel's own performance model's choice"
+            best = min(offered, key=lambda config: self.perf_model(**{**named, **config.all_kwargs()}))
+        elif only:
+            why = "the kernel's only config"
+        return KernelPlan(problem, best, "model", device, None, why)
 
-    def _found(
-        self, problem: KernelProblem, args: Sequence[Any], kwargs: dict[str, Any], device: Device
-    ) -> tuple[triton.Config, str]:
-        """Return the config for a call, and its source as events name it."""
-        mode = self.mode or current_mode()
-        if mode == "tune" and self.measurable(device) and not is_frozen(device) and not capturing():
-            best = self.measure(problem, args, kwargs, device)
-            self.cache.clear()  # other problems may have guessed their config: they choose anew
-            return best, "exact"
-        config = self.remembered(problem, device) if mode != "off" else None
-        source = "exact"
-        if config is None:
-            config, source = self.likely(problem, mode, device), "predicted"
-        if config is None:
-            config, source = self.predicted(args, kwargs), "model"
-        if mode == "tune" and device == devices.INTERPRETER:  # not timed, but its answer can be checked
-            config = measuring.first_right(self, config, problem, args, kwargs)
-        return config, source
+    def remembered(self, problem: KernelProblem, device: Device, find: Find) -> KernelPlan | None:
+        """Return the fastest config measured for just this problem, of those that `find` lets through."""
+        for trial in sorted(store_of(device).trials(self.digest, problem), key=rank):
+            config = find(trial.config) if trial.works else None
+            if config is not None:
+                why = "the fastest of its configs that were measured on this GPU"
+                return KernelPlan(problem, config, "exact", device, trial.us, why)
+        return self.shipped(problem, device, find)
 
-    def measure(
+    def shipped(self, problem: KernelProblem, device: Device, find: Find) -> KernelPlan | None:
+        """Return the config that a table shipped with the kernel holds for this problem."""
+        for table in kernel_tables(self.table):
+            entry = table.find(device, self.digest, problem)
+            config = find(entry.config) if entry is not None else None
+            if entry is not None and config is not None:
+                why = f"measured on a GPU of this model: {table.path}"
+                return KernelPlan(problem, config, "exact", device, entry.us, why)
+        return None
+
+    def nearest(
         self,
         problem: KernelProblem,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
         device: Device,
-        rules: Rules | None = None,
-        force: bool = False,
-    ) -> triton.Config:
+        find: Find,
+        unknown: Collection[str] = (),
+        most: int = _NEIGHBOURS,
+    ) -> Iterator[tuple[float, triton.Config]]:
+        """Yield configs of the measured problems that differ from this one in sizes alone, the nearest first.
+
+        Each comes with its distance, in doublings. Sizes are positive integers in `key` that are no
+        constexprs. `unknown` are names in the key whose values do not count. `most` problems are looked up.
+        """
+        texts = set(store_of(device).problems(self.digest))
+        for table in kernel_tables(self.table):
+            texts.update(table.problems(device, self.digest))
+        shared, sizes = self._split(problem.key, problem.dtypes, unknown)
+        near = []
+        for text in texts:
+            facts = json.loads(text)
+            others, lengths = self._split(facts["key"], facts["dtypes"], unknown)
+            if facts["kernel"] == problem.kernel and others == shared:
+                near.append((sum(abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True)), text))
+        for doublings, text in heapq.nsmallest(most, near):
+            other = problem_from_dict(json.loads(text))
+            found = self.remembered(other, device, find) if isinstance(other, KernelProblem) else None
+            if found is not None:
+                yield doublings, found.config
+
+    def _split(self, key: Any, dtypes: Any, unknown: Collection[str]) -> tuple[list[Any], list[int]]:
+        """Return what a neighbour's problem must share, and the sizes, in which it may differ."""
+        shared, sizes = [tuple(pair) for pair in dtypes], []
+        for name, value in key:
+            is_size = type(value) is int and value > 0 and name not in self._constants
+            if name not in unknown:
+                sizes += [value] * is_size
+                shared.append((name, "size") if is_size else (name, type(value), value))
+        return shared, sizes
+
+    def measure(
+        self, problem: KernelProblem, offered: list[triton.Config], args: Sequence[Any],
+        kwargs: Mapping[str, Any], device: Device, rules: Rules | None = None, force: bool = False,
+    ) -> triton.Config:  # fmt: skip
         """Return the fastest config of a call, measuring only configs that were never measured for `problem`.
 
         `rules` say how to search, by default those of every search. `force` measures all anew.
         Raises TuningError, naming the reasons, where no config works.
         """
-        with self.holding(args):
-            return measuring.measured(self, problem, args, kwargs, device, rules, force)
+        with self._lock:
+            best = measuring.measured(self, problem, offered, args, dict(kwargs), device, rules, force)
+        for (mode, _), cache in list(self._caches.items()):
+            if mode != "tune":
+                cache.clear()  # problems of other modes may have guessed their config: they choose anew
+        return best
 
-    def planned(self, args: Sequence[Any], kwargs: dict[str, Any], device: Device | None) -> KernelPlan:
-        """Return the plan of a call, for `tritile.plan`: see `tritile.tune.planned`.
+    def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], device: Device | None) -> KernelPlan:
+        """Return the plan of a call by the mode in force, for `tritile.plan`. Mode "tune" plans as "cached".
 
-        Raises InvalidValueError where arguments are missing, or the kernel does not take them.
+        Raises InvalidValueError where arguments are missing, or the kernel does not take them, and
+        NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
-        check_arguments(self.fn, self.space or self.configs, args, kwargs)
-        return planned(self, args, kwargs, device or self.device_of(args, kwargs))
+        check_arguments(self.fn, self.space or self._configs, args, kwargs)
+        given = {name: value for name, value in kwargs.items() if name != "grid"}
+        device = device or self.device_of(args, kwargs)
+        mode, problem = self.mode or requested_mode() or "cached", self.problem(args, given)
+        plan = self.unmeasured(problem, self.offered(args, given), args, given, device, mode)
+        interpreted = device == INTERPRETER and plan.source == "model"
+        return replace(plan, source="interpreter") if interpreted else plan
 
-    def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        for value in tensors:
-            if value.is_cuda:
-                return devices.gpu(value.get_device())
-        if tensors and all(value.device.type == "cpu" for value in tensors):
-            return devices.INTERPRETER
-        return devices.current_gpu() or devices.INTERPRETER
+    # --- Inside torch.compile ---
 
-    def _check_compiled(
-        self, key: recall.Key | None, args: Sequence[Any], kwargs: dict[str, Any], options: dict[str, Any]
-    ) -> None:
-        """Raise NotCompiledError where the first launch of a call would have to compile."""
-        if ("compiled", key) in self.cache or self.device_of(args, kwargs) == devices.INTERPRETER:
-            return
-        what = f"{self.problem(args, kwargs).label} with {self.best_config}"
-        advice = "call it once in another mode, and keep the folder TRITON_CACHE_DIR"
-        with compiles_refused(what, advice):
-            self.fn.run(*args, **(kwargs | options | {"warmup": True}))
-        self._keep(("compiled", key), True)
+    @property
+    def early_config_prune(self) -> traced.Pruning | None:
+        """Return the kernel's own pruning, which shows torch's tracer the remembered config alone."""
+        return self._pruning
 
-    def _keep(self, key: Any, value: Any) -> None:
-        if len(self.cache) >= _MOST_MET:
-            self.cache.clear()
-        self.cache[key] = value
+    @early_config_prune.setter
+    def early_config_prune(self, early: traced.Pruning | None) -> None:
+        self._early = self._pruning = early
+        # With one config there is then nothing to choose, nor to check.
+        self._is_fixed = not (self.space or early or self.perf_model or getattr(self, "reference", None))
+        if self.space is not None or len(self._configs) > 1:
+            self._pruning = traced.pruning(self, early, self.perf_model)
+
+    def __copy__(self) -> Self:
+        """Copy the tuner; the copy may then be given other configs and another mode."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.early_config_prune = self._early
+        return copied
+
+    @property
+    def configs(self) -> list[triton.Config]:
+        """Return the configs to choose among; of a space one, and in torch.compile the remembered ones."""
+        if TracingContext.try_get() is not None and self._pruning is not self._early:
+            traced.show(self)
+        return self._configs
+
+    @configs.setter
+    def configs(self, configs: list[triton.Config]) -> None:
+        self._configs = configs
 
 
 def autotune(
@@ -249,15 +558,19 @@ def autotune(
     tolerance: float | None = None,
     isolate: bool = True,
     bucket: Mapping[str, Callable[[Any], Any]] | None = None,
+    table: str | os.PathLike[str] | None = None,
 ) -> Callable[[Any], Autotuner]:
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
-    Takes what `triton.autotune` takes, with the same meaning.
+    Takes what `triton.autotune` takes, with the same meaning. A new problem is measured at its first call, in
+    processes of its own, and remembered in `TRITILE_CACHE_DIR` for every process to come. A remembered config
+    runs only where the kernel's own pruning leaves it for the call in hand.
 
     Args:
         configs: `triton.Config` objects to choose among, or a `tritile.Space`.
         key: names of arguments. Each new combination of their values and of the tensors' dtypes is a problem
-            of its own.
+            of its own; a tensor counts by dtype and shape. A name that is no argument is left out, with a
+            UserWarning.
         prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
         reset_to_zero: names of tensors to zero before each measured run.
         restore_value: names of tensors to restore after each measured run.
@@ -268,15 +581,15 @@ def autotune(
         use_cuda_graph: as `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default: `tritile.tune.timing.do_bench`.
         cache_results: accepted for compatibility: results are always kept.
-        mode: the mode of this kernel, whatever `tritile.mode` says: "tune" measures at a first call, as
-            `triton.autotune` does. None: the mode in force.
+        mode: the mode of this kernel, whatever `tritile.mode` says. None: the mode that `tritile.mode` or
+            `TRITILE_MODE` asks for, else "tune". "cached" never measures: it takes what is remembered, else
+            the config of the nearest problem that differs in sizes alone, else the first.
         search: the strategy, a name in `tritile.tune.search.STRATEGIES`. Default: every config of a list; for
             a space "screening", as `tritile tune` searches, and 96 configs at the most. Either ends after
             `TRITILE_TUNE_BUDGET` seconds, 15 by default, once a config works.
         reference: called with the kernel's arguments that it names, on untouched copies; returns the right
             tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
-            tensor that is both read and written must be in `restore_value`. On host tensors, which are not
-            timed, mode "tune" runs the first config whose answer is right.
+            tensor that is both read and written must be in `restore_value`.
         ragged: called with the arguments by name; returns arguments of a call whose sizes end amid tiles, and
             optionally "grid". The winner is checked on them, too.
         tolerance: the allowed relative error |out - reference| / |reference|. Default: four times the epsilon
@@ -285,14 +598,19 @@ def autotune(
             with a `do_bench`, the memory around the arguments is not watched.
         bucket: functions by names in `key`; a call's problem has the function's value in place of the
             argument's. With `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which
-            the first call measures. In a bucket without a measurement the nearest bucket's config runs.
+            the first call measures. Where the kernel's pruning forbids the bucket's config for a call, what
+            it leaves is measured.
+        table: a file that `tritile export --kernel` wrote, shipped with the kernel. What it holds of this
+            GPU model, for the kernel's source as it is, is taken as measured. `TRITILE_TABLE` may name
+            another.
 
-    Inside torch.compile the tracer is given one config, by the same choice: what is remembered counts there,
-    too. Nothing is measured or checked while it traces, and torch wraps NotTunedError in an error of its own.
+    Inside torch.compile the tracer is given the remembered config. Where nothing is remembered torch times
+    all configs itself, as those of `triton.autotune`; in other modes than "tune" it is given the likeliest.
+    torch wraps NotTunedError in an error of its own.
 
     Raises InvalidValueError for an unknown mode or strategy, and for a space with `prune_configs_by`. The
-    decorator raises it where `key`, `reset_to_zero`, `restore_value`, a space or the reference names anything
-    but an argument of the kernel, or `bucket` a name that is not in `key`.
+    decorator raises it where `reset_to_zero`, `restore_value`, a space or the reference names anything but an
+    argument of the kernel, or `bucket` a name that is not in `key`.
     """
     check_choices(configs, prune_configs_by, mode, search)
     check_tolerance(tolerance, reference)
@@ -301,22 +619,10 @@ def autotune(
     def decorator(fn: Any) -> Autotuner:
         check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged, bucket)
         return Autotuner(
-            fn,
-            configs,
-            key,
-            mode=mode,
-            bucket=dict(bucket or {}),
-            prune_configs_by=prune_configs_by,
-            reset_to_zero=reset_to_zero,
-            restore_value=restore_value,
-            pre_hook=pre_hook,
-            post_hook=post_hook,
-            do_bench=do_bench,
-            isolate=isolate,
-            search=search,
-            reference=reference,
-            ragged=ragged,
+            fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
+            reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,
+            do_bench=do_bench, isolate=isolate, search=search, reference=reference, ragged=ragged,
             tolerance=tolerance,
-        )
+        )  # fmt: skip
 
     return decorator

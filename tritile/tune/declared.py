@@ -52,7 +52,7 @@ def _options() -> set[str]:
     return {field.name for kind in kinds for field in dataclasses.fields(kind)} | {*_TRITONS}
 
 
-def _layers(fn: Any) -> list[Any]:
+def layers_of(fn: Any) -> list[Any]:
     """Return a kernel's layers from the outside in: heuristics, the jitted kernel, its Python function."""
     found = [fn]
     while not inspect.isfunction(found[-1]) and hasattr(found[-1], "fn"):
@@ -77,7 +77,7 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
 
     `kwargs` are names of keyword arguments. Triton's interpreter leaves out those that it does not know.
     """
-    layers = _layers(fn)
+    layers = layers_of(fn)
     parameters = inspect.signature(layers[-1]).parameters
     placed, named = list(parameters)[: len(args)], {*kwargs} - _LAUNCHING
     givable = [name for name in parameters if name not in _computed(layers, configs)]
@@ -152,13 +152,17 @@ def check_kernel(
     """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel."""
     if not hasattr(fn, "arg_names"):
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: wanted a kernel of triton.jit")
-    layers, arguments = _layers(fn), list(fn.arg_names)
+    layers, arguments = layers_of(fn), list(fn.arg_names)
     kernel = getattr(layers[-1], "__name__", repr(fn))
-    constants = {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
-    tensors = [name for name in arguments if name not in constants]
-    _checked_names("key", key, arguments, kernel)
+    _checked_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments, kernel)
+    unknown = [name for name in key if name not in arguments]
+    if unknown:
+        text = f"key of {kernel} names {', '.join(map(repr, unknown))}, which are no arguments: left out"
+        warnings.warn(text, UserWarning, stacklevel=callers_level())
     for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
-        _checked_names(parameter, names or [], tensors, kernel)
+        if names:
+            constants = {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
+            _checked_names(parameter, names, [n for n in arguments if n not in constants], kernel)
     if isinstance(configs, Space):
         names = [name for name in configs.parameters if name not in _options()]
         _checked_names("Space", names, arguments, kernel)

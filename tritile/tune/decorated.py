@@ -18,26 +18,21 @@ from tritile.core.problem import KernelProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.planning.trial import AS_TORCH
 from tritile.runtime.offline import check_fits, compiling_for
+from tritile.tune.identity import tensors_of
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, stood_in, unpack
 from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
-from tritile.tune.recall import DESCRIPTORS
 
 Named = dict[str, Any]
 _NOTHING: Final = Shipment(b"", (), "")
 
 
-def _settings(config: Config | triton.Config) -> Named:
-    """Return all that a config sets, by name."""
-    return dict((config.to_triton() if isinstance(config, Config) else config).all_kwargs())
-
-
 @dataclass(frozen=True)
 class KernelCall:
-    """Hold a launch and what the tuner was told of it; `fn` is the kernel within its heuristics.
+    """Hold a launch and what `tritile.autotune` was given for it; `fn` is the kernel within its heuristics.
 
-    `hooks` are those of single configs, by the configs' text. `reference` returns the right tensors, by names
+    `configs` are the configs by the text of their identities. `reference` returns the right tensors, by names
     of arguments. `ragged` returns arguments of a call whose sizes end amid tiles.
     """
 
@@ -45,7 +40,7 @@ class KernelCall:
     arg_names: tuple[str, ...]
     args: tuple[Any, ...]
     kwargs: Named
-    hooks: Mapping[str, Callable[[Named], Any]]
+    configs: Mapping[str, triton.Config]
     reset_to_zero: tuple[str, ...] = ()
     restore_value: tuple[str, ...] = ()
     pre_hook: Callable[..., Any] | None = None
@@ -66,12 +61,18 @@ class KernelCall:
         kwargs = self.kwargs | {name: value for name, value in named.items() if name not in placed}
         return replace(self, args=args, kwargs=kwargs)
 
+    def config(self, config: Config | triton.Config) -> triton.Config:
+        """Return the config of an identity."""
+        if not isinstance(config, Config):
+            return config
+        return self.configs.get(config.key) or config.to_triton()
+
     def launch(self, config: Config | triton.Config, **options: Any) -> Any:
         """Launch with a config; return the compiled kernel."""
-        settings = _settings(config)
-        hook = self.hooks.get(config.key) if isinstance(config, Config) else config.pre_hook
-        if hook is not None:
-            hook(self.named | settings)
+        own = self.config(config)
+        settings = own.all_kwargs()
+        if own.pre_hook is not None:
+            own.pre_hook(self.named | settings)
         return self.fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
@@ -80,10 +81,11 @@ class KernelCall:
         As in Triton the hook is given what the config sets, too.
         """
         if self.pre_hook is not None:
-            self.pre_hook(self.named | _settings(config), reset_only=True)
+            self.pre_hook(self.named | self.config(config).all_kwargs(), reset_only=True)
             return
         for name in self.reset_to_zero:
-            self.named[name].zero_()
+            for tensor in tensors_of(self.named.get(name)):
+                tensor.zero_()
 
 
 Posed = Callable[[KernelCall], KernelCall]  # a call, at its own sizes or at ragged ones
@@ -182,7 +184,10 @@ class _Stage:
         for call in self.calls:
             call.reset(config)
             for name in call.restore_value:
-                call.named[name].copy_(right[name])
+                for tensor, kept in zip(
+                    tensors_of(call.named.get(name)), tensors_of(right.get(name)), strict=True
+                ):
+                    tensor.copy_(kept)
 
     def check(self, config: Config, run: Run) -> float | None:
         return _at_both_sizes(self.calls[0], functools.partial(self._checked, config))
@@ -251,17 +256,18 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
 def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     """Run a config and return the largest relative error; None without a reference.
 
-    Outputs are poisoned before, unless the kernel reads them, or another argument shares their memory.
+    Outputs are poisoned ahead of resets and hooks, unless the kernel reads them, or another argument shares
+    their memory.
     Raises TuningError for an answer that is wrong or not written whole.
     """
-    call.reset(config)
     named, wanted, poisoned = call.named, referred(call), set()
     for name in wanted:
-        others = [v for n, v in named.items() if n != name and isinstance(v, torch.Tensor)]
+        others = [tensor for n, v in named.items() if n != name for tensor in tensors_of(v)]
         read = name in (*call.reset_to_zero, *call.restore_value)
         if not read and not any(overlap(named[name], other) for other in others):
             poison(named[name], wanted[name])
             poisoned.add(name)
+    call.reset(config)
     call.launch(config)
     errors = []
     for name, right in wanted.items():
@@ -304,10 +310,19 @@ def _between_guards(
     return error
 
 
+def _detached(value: Any) -> Any:
+    """Return an argument without what autograd keeps of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, tuple | list):
+        items = [_detached(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
 def _plain(call: KernelCall) -> Named:
-    """Return the call's tensors and descriptors by name, without what autograd keeps of them."""
-    ours = {n: v for n, v in call.named.items() if isinstance(v, (torch.Tensor, *DESCRIPTORS))}
-    return {n: v.detach() if isinstance(v, torch.Tensor) else v for n, v in ours.items()}
+    """Return the call's arguments that hold tensors, by name: tensors, tuples of them, and descriptors."""
+    return {n: _detached(v) for n, v in call.named.items() if next(tensors_of(v), None) is not None}
 
 
 def _copied(call: KernelCall) -> KernelCall:
@@ -321,7 +336,7 @@ def _guarded(call: KernelCall, *pattern: int) -> tuple[KernelCall, Memory | None
     Memory of a GPU is watched in a process of its own alone.
     """
     plain = _plain(call)
-    if all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in plain.values()):
+    if all(tensor.device.type == "cpu" for value in plain.values() for tensor in tensors_of(value)):
         with contextlib.suppress(UnsupportedError):
             named, memory = guarded(plain, *pattern)
             return call.having(named), memory

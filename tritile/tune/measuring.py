@@ -5,14 +5,17 @@ itself alone. Otherwise they run in this process on the call's own arguments, on
 """
 
 import copy
+import logging
 import math
+import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
@@ -26,34 +29,28 @@ from tritile.errors import (
     IsolationWarning,
     TuningError,
     UnsupportedError,
-    WrongAnswerWarning,
     brief,
     callers_level,
 )
 from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
+from tritile.planning.trial import Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
+from tritile.tune.identity import identified, tensors_of
+from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.bench import Screened, Subject, Taken
 from tritile.tune.measure.child import ChildError
 from tritile.tune.measure.engine import tune
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.tasks import (
-    Keep,
-    Rules,
-    Task,
-    Tuned,
-    fastest,
-    has_more,
-    keeper,
-    tell_measured,
-    whole,
-)
+from tritile.tune.measure.tasks import Keep, Rules, Task, has_more, logged, whole
 from tritile.tune.measure.workshop import Workshop, borrowed
-from tritile.tune.remembering import RememberingAutotuner, plain_config
 from tritile.tune.spaces import Listed
 
+if TYPE_CHECKING:
+    from tritile.tune.autotuner import Autotuner
+
 _MOST: Final = 96  # the most configs of a space that a search tries
-_STAND_IN: Final = "PLACE_IN_LIST"  # what a config is called that no store holds
+_FLUSH_S: Final = 1.0
+_LOGGER: Final = logging.getLogger("tritile.tune")
 
 
 class Here(Workshop):
@@ -62,13 +59,13 @@ class Here(Workshop):
     benches = 1
 
     def __init__(
-        self,
-        tuner: RememberingAutotuner,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        config_of: Callable[[Config], triton.Config],
+        self, tuner: "Autotuner", call: KernelCall, config_of: Callable[[Config], triton.Config]
     ) -> None:
-        self._tuner, self._args, self._kwargs, self._config_of = tuner, args, kwargs, config_of
+        self._call, self._config_of = call, config_of
+        self._tuner = copy.copy(tuner)
+        self._tuner.fn = call.fn  # tensors may lie in host memory where the user brings a benchmark
+        self._tuner.nargs = dict(zip(call.arg_names, call.args, strict=False))
+        self.timings: dict[triton.Config, list[float]] = {}
 
     def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
         """Return a future that is done."""
@@ -84,115 +81,189 @@ class Here(Workshop):
 
     def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
         """Time a config by the tuner's benchmark. Raises ChildError where it fails."""
-        bench = copy.copy(self._tuner)
-        bench.fn = bench.host_aware  # tensors may lie in host memory where the user brings a benchmark
+        own = self._config_of(config)
         try:
-            times = time_config(bench, *self._args, config=self._config_of(config), **self._kwargs)
+            times = time_config(self._tuner, *self._call.args, config=own, **self._call.kwargs)
         except Exception as error:  # whatever one config raises, the others still deserve their turn
             raise ChildError(brief(error), lost=False) from error
         times = list(times) if isinstance(times, list | tuple) else [times] * 3
-        if math.isinf(times[0]):
+        self.timings[own] = times
+        if not times or math.isinf(times[0]):
             raise ChildError("did not compile, or asked for more than the GPU has", lost=False)
-        if not times[0] > 0 or len(times) != 3:
-            text = f"the benchmark gave {times}: wanted milliseconds at three quantiles"
-            raise ChildError(text, lost=False)
-        median, low, high = times
-        return Screened(median * 1e3, (high - low) / median, Taken())
+        if not times[0] > 0:
+            raise ChildError(f"the benchmark gave {times}: wanted milliseconds", lost=False)
+        median, low, high = times if len(times) == 3 else [times[0]] * 3
+        return Screened(median * 1e3, max(0.0, high - low) / median, Taken())
 
     def check(self, subject: Subject, config: Config) -> float | None:
         """Check a config by the reference, on copies of the call's tensors. Raises ChildError if it fails."""
-        if self._tuner.reference is None:
+        if self._call.reference is None:
             return None
         try:
-            return checked_here(call_of(self._tuner, self._args, self._kwargs, {}), self._config_of(config))
+            return checked_here(self._call, self._config_of(config))
         except TuningError as wrong:
             raise ChildError(str(wrong)[:200], lost=False) from wrong
 
 
-def measured(
-    tuner: RememberingAutotuner,
-    problem: KernelProblem,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    device: Device,
-    rules: Rules | None = None,
-    force: bool = False,
-) -> triton.Config:
-    """Return the fastest config of one call, whose arguments the tuner holds.
+class _Session:
+    """Measure one problem: hold its trials in `known`, store them, and say what happens.
 
-    Only configs without a trial in the store are measured, unless `force`; each trial is stored as it is
-    made. A search goes by `rules`, by default those of `rules_of`. Raises TuningError, naming the reasons,
-    where no config works.
+    What it says goes to a terminal, in one line that shows how far it is, else to the log "tritile.tune".
     """
-    store, rules = store_of(device), rules or rules_of(tuner)
-    offered = tuner.prune_configs(kwargs) if tuner.space is None else []
-    listed = {plain_config(c) or Config(((_STAND_IN, place),)): c for place, c in enumerate(offered)}
-    space = tuner.space or Listed(listed)
-    trials = [] if force else store.trials(tuner.digest, problem)
-    known = {t.config: t for t in trials if t.config in space}
-    found, remember = dict(known), keeper(store)
 
-    def keep(digest: str, trial: Trial) -> None:
-        before, found[trial.config] = found.get(trial.config), trial
-        if _STAND_IN in dict(trial.config.kwargs):
-            tell_measured(trial, before, str(config_of(trial.config)))
+    def __init__(
+        self, tuner: "Autotuner", problem: KernelProblem, listed: Mapping[Config, triton.Config],
+        device: Device, known: dict[Config, Trial],
+    ) -> None:  # fmt: skip
+        self.tuner, self.problem, self.listed, self.known = tuner, problem, listed, known
+        self._store, self._waiting, self._count = store_of(device), list[Trial](), 0
+        self._since = self._flushed = time.monotonic()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    @property
+    def keep(self) -> Keep:
+        """Return what takes each trial as it is measured."""
+        return logged(self._add)
+
+    def config_of(self, config: Config) -> triton.Config:
+        """Return the config of an identity."""
+        return self.listed.get(config) or config.to_triton()
+
+    def _add(self, digest: str, trial: Trial) -> None:
+        self._count += trial.config not in self.known
+        self.known[trial.config] = trial
+        self._waiting.append(trial)
+        if time.monotonic() > self._flushed + _FLUSH_S:
+            self.flush()
+        if self._terminal:
+            of = f" of {len(self.listed)}" if self.listed else ""
+            sys.stderr.write(f"\r\x1b[Ktritile: tuning {self.problem.label}: {self._count}{of} configs")
+            sys.stderr.flush()
+
+    def flush(self) -> None:
+        """Write to the store: in one transaction a second, as each waits for the disk."""
+        waiting, self._waiting, self._flushed = self._waiting, [], time.monotonic()
+        self._store.add(self.tuner.digest, *waiting)
+
+    def _say(self, text: str, level: int) -> None:
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[Ktritile: {text}\n")
         else:
-            remember(digest, trial)
+            _LOGGER.log(level, "%s", text)
 
-    def config_of(config: Config) -> triton.Config:
-        return listed.get(config) or config.to_triton()
+    def report(self, call: KernelCall, rules: Rules) -> None:
+        """Say what won, and how many configs were left for want of time."""
+        best, seconds = best_of(self.known.values()), time.monotonic() - self._since
+        self.tuner.bench_time = seconds
+        if best is None:
+            return
+        won, what = self.config_of(best.config), self.problem.label
+        text = f"tuned {what} in {seconds:.1f} s, {self._count} configs: {won}, {best.us:.1f} us"
+        self._say(text, logging.INFO)
+        left = len(self.listed.keys() - self.known.keys())
+        if left:
+            text = f"{what}: {left} configs were not measured within {rules.problem_s:g} s"
+            self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
+        if triton.knobs.autotuning.print:  # in the words that programs look for
+            print(
+                f"Triton autotuning for function {self.tuner.base_fn.__name__},\n"
+                f"with key as {self.tuner.key_of(call.args, call.kwargs)[0]},\n"
+                f"finished after {seconds:.2f}s,\nbest config selected: {won};"
+            )
 
-    task, best = Task(KernelSubject(problem, device, tuner.digest), space, known), None
-    if not has_more(space, known, rules):
-        best = fastest(known.values())
-    elif tuner.isolate and device != INTERPRETER and not any(_STAND_IN in dict(c.kwargs) for c in listed):
-        hooks = {config.key: own.pre_hook for config, own in listed.items() if own.pre_hook}
-        best = _elsewhere(call_of(tuner, args, kwargs, hooks), task, rules, keep)
+
+def measured(
+    tuner: "Autotuner", problem: KernelProblem, offered: Sequence[triton.Config], args: Sequence[Any],
+    kwargs: dict[str, Any], device: Device, rules: Rules | None = None, force: bool = False,
+) -> triton.Config:  # fmt: skip
+    """Return the fastest config of one call, of those that its pruning offers.
+
+    Only configs without a trial in the store are measured, unless `force`. What failed for want of memory,
+    hung or was lost is tried again. A search goes by `rules`, by default those of `rules_of`.
+    Raises TuningError, naming the reasons, where no config works.
+    """
+    rules = replace(rules or rules_of(tuner), by_trials=tuner.reference is None)
+    listed = identified(offered) if tuner.space is None else {}
+    space = tuner.space or Listed(listed)
+    trials = [] if force else store_of(device).trials(tuner.digest, problem)
+    known = {t.config: t for t in trials if t.settled and t.config in space}
+    session, exact = _Session(tuner, problem, listed, device, known), {}
+    if has_more(space, known, rules):
+        call = call_of(tuner, args, kwargs, {own.key: config for own, config in listed.items()})
+        task = Task(KernelSubject(problem, device, tuner.digest), space, dict(known))
+        try:
+            if not _elsewhere(session, call, task, rules):
+                exact = _here(session, call, task, rules)
+        finally:
+            session.flush()
+        session.report(call, rules)
+    best = best_of(known.values())
     if best is None:
-        task = replace(task, known=dict(found))
-        here = Here(tuner, args, kwargs, config_of)
-        (tuned,) = tune([task], here, replace(rules, finalists=1), keep)
-        best = _winner(tuned)
-        tuner.pre_hook({**tuner.nargs, **kwargs, **config_of(best).all_kwargs()}, reset_only=True)
-    good = {config: trial.time / 1e3 for config, trial in found.items() if trial.works}
-    tuner.configs_timings = {config_of(config): [ms] * 3 for config, ms in good.items()}
-    return config_of(best)
+        reasons = "; ".join(sorted({t.failure for t in known.values() if t.failure})[:4])
+        raise TuningError(f"no config works for {problem.label}: {reasons or 'none was tried'}")
+    times = {session.config_of(config): [trial.time / 1e3] * 3 for config, trial in known.items()}
+    tuner.configs_timings = times | exact
+    return session.config_of(best.config)
 
 
-def rules_of(tuner: RememberingAutotuner) -> Rules:
+def rules_of(tuner: "Autotuner") -> Rules:
     """Return the rules of every search; of a list, and by strategy "exhaustive", every config is measured."""
     rules = Rules(tuner.search, problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
     return whole(rules) if tuner.space is None or tuner.search == "exhaustive" else rules
 
 
-def _winner(tuned: Tuned) -> Config:
-    if tuned.best is None:
-        raise TuningError(f"no config works for {tuned.problem.label}: {tuned.failure}")
-    return tuned.best.config
+def _elsewhere(session: _Session, call: KernelCall, task: Task, rules: Rules) -> bool:
+    """Measure in another process; return False, with a warning, where the call is to be measured here.
 
-
-def _elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> Config | None:
-    """Measure in another process; return None, with a warning, where the call cannot be sent there."""
+    That is where it cannot be sent, or every config that the compiler takes fails there: the kernel may use
+    memory whose address it holds as a number, which that process lacks. A config that hangs would hang here.
+    """
+    if not session.tuner.isolate or task.subject.device == INTERPRETER:
+        return False
     try:
-        return tuned_elsewhere(call, task, rules, keep)
+        tuned_elsewhere(call, task, rules, session.keep)
+        failures = [trial.failure for trial in session.known.values() if trial.failure]
+        in_running = [text for text in failures if _failed_in_running(text)]
+        hung = any(text.startswith("hung:") for text in failures)
+        if best_of(session.known.values()) is not None or not in_running or hung:
+            return True
+        why = f"every config fails in another process: {in_running[0]}"
     except UnsupportedError as error:
-        text = f"{task.subject.problem.label} is measured in this process, which a config may crash: {error}"
-        warnings.warn(text, IsolationWarning, stacklevel=callers_level())
-        return None
+        why = str(error)
+    text = f"{session.problem.label} is measured in this process, which a config may crash: {why}"
+    warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+    return False
+
+
+def _failed_in_running(failure: str) -> bool:
+    """True for a failure that copies of the call's memory may be the cause of; False for the compiler's."""
+    return not is_settled(failure) or OUTSIDE in failure or WRONG in failure
+
+
+def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict[triton.Config, list[float]]:
+    """Measure in this process; return the benchmark's own times of each config, in milliseconds."""
+    shop = Here(session.tuner, call, session.config_of)
+    known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
+    for _ in tune([replace(task, known=known)], shop, replace(rules, finalists=1), session.keep):
+        pass
+    best = best_of(session.known.values())
+    if best is not None:
+        settings = session.config_of(best.config).all_kwargs()
+        session.tuner.pre_hook({**call.named, **settings}, reset_only=True)
+    return shop.timings
 
 
 def room_of(call: KernelCall) -> tuple[int, int]:
     """Return the number of a call's GPU, and how many bytes the call's memory may have for copies to fit."""
-    tensors = (value for value in call.named.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
     gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
     return gpu, torch.cuda.mem_get_info(gpu)[0] // 3  # two copies are made there at the least
 
 
-def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> Config:
-    """Return the fastest config of a call, measured in processes of its own, on copies of its memory.
+def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> None:
+    """Measure the configs of a call in processes of its own, on copies of its memory.
 
-    Raises UnsupportedError where the call cannot be sent, or does not run there, and TuningError, with the
-    reasons, where no config works.
+    Raises UnsupportedError where the call cannot be sent, or does not run there.
     """
     gpu, room = room_of(call)
     with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
@@ -202,22 +273,21 @@ def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> C
             (tuned,) = tune([replace(task, subject=sent)], shop, rules, keep)
     if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
         raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
-    return _winner(tuned)
 
 
 def call_of(
-    tuner: RememberingAutotuner,
+    tuner: "Autotuner",
     args: Sequence[Any],
-    kwargs: dict[str, Any],
-    hooks: Mapping[str, Callable[..., Any]],
+    kwargs: Mapping[str, Any],
+    configs: Mapping[str, triton.Config],
 ) -> KernelCall:
-    """Return a call with all that a tuner knows of it; `hooks` are those of configs, by their text."""
+    """Return a call with all that a tuner knows of it; `configs` by the text of their identities."""
     return KernelCall(
         tuner.host_aware,
         tuple(tuner.arg_names),
         tuple(args),
-        kwargs,
-        hooks,
+        dict(kwargs),
+        configs,
         tuple(tuner.reset_to_zero),
         tuple(tuner.restore_value),
         tuner.pre_hook if tuner.user_defined_pre_hook else None,
@@ -225,31 +295,3 @@ def call_of(
         tuner.ragged,
         tuner.tolerance,
     )
-
-
-def first_right(
-    tuner: RememberingAutotuner,
-    likely: triton.Config,
-    problem: KernelProblem,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> triton.Config:
-    """Return the first config whose answer is right: `likely`, or else one of those that are offered.
-
-    Nothing is timed. Warns with WrongAnswerWarning of each config that is wrong.
-    Raises TuningError, naming the reasons, where all are.
-    """
-    if tuner.reference is None:
-        return likely
-    call, failures = call_of(tuner, args, kwargs, {}), []
-    offered = tuner.offered(args, kwargs)
-    for config in (likely, *(other for other in offered if other != likely)):
-        try:
-            checked_here(call, config)
-        except TuningError as wrong:
-            text = f"{config} of {problem.label} is left out: {wrong}"
-            warnings.warn(text, WrongAnswerWarning, stacklevel=callers_level())
-            failures.append(text)
-        else:
-            return config
-    raise TuningError(f"no config works for {problem.label}: {'; '.join(failures[:4])}")

@@ -33,6 +33,8 @@ class Rules:
     seconds after which a problem is screened no further. `verify_all`: check every config's answer, not only
     the winner's. `spilled`: time configs that spill registers like others, not only where nothing else works.
     A search ends where its next batch promises less than `least_gain`, or after `most` configs.
+    `by_trials`: the winner is the fastest by its trial, as whoever reads the trials later finds it; else a
+    tie goes to the incumbent, or the first by name.
     """
 
     strategy: str = "screening"
@@ -43,6 +45,7 @@ class Rules:
     spilled: bool = False
     least_gain: float = ENOUGH
     most: int | None = None
+    by_trials: bool = False
 
 
 def whole(rules: Rules) -> Rules:
@@ -115,15 +118,11 @@ def _line_of(digest: str, trial: Trial) -> str:
     return json.dumps(named | facts)
 
 
-def tell_measured(trial: Trial, before: Trial | None, config: str = "") -> None:
-    """Tell subscribers of a trial, unless it only adds to the trial before it, as a check does.
-
-    `config` is the config's text where the trial has a stand-in for it.
-    """
+def tell_measured(trial: Trial, before: Trial | None) -> None:
+    """Tell subscribers of a trial, unless it only adds to the trial before it, as a check does."""
     if before is not None and (before.us, before.failure) == (trial.us, trial.failure):
         return
-    config = config or str(trial.config)
-    tell(lambda: Event("measure", trial.problem.label, config, us=trial.us, failure=trial.failure))
+    tell(lambda: Event("measure", trial.problem.label, str(trial.config), us=trial.us, failure=trial.failure))
 
 
 def logged(keep: Keep, log: Path | None = None) -> Keep:

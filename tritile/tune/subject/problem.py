@@ -100,7 +100,7 @@ def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
     best = best_of(trial for trial in earlier if trial.right)
     space = ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
-    known = {trial.config: trial for trial in earlier if trial.config in space}
+    known = {trial.config: trial for trial in earlier if trial.settled and trial.config in space}
     return Task(ProblemSubject(problem, device), space, known, incumbent)
 
 
