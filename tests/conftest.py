@@ -18,6 +18,11 @@ from tritile.in_torch.crossing import Crossing  # noqa: E402
 # What tests compile is kept from run to run: Triton's own keys hold a kernel's source and the compiler's.
 KEPT = Path(__file__).parents[1] / ".triton"
 os.environ.setdefault("TRITON_CACHE_DIR", str(KEPT / triton.__version__))
+MATMUL_SETTINGS = (
+    "fp32_precision",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
 OTHER_TARGETS = {"sm_80", "sm_100", "gfx942"}  # beside Hopper, for which `make test` compiles
 
 
@@ -46,6 +51,19 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CROSSING", "0")  # nothing is built behind a test
     for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_TUNE_BUDGET", "TRITILE_COMMIT"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def cuda_matmul():
+    """torch.backends.cuda.matmul, whose settings are restored.
+
+    `monkeypatch` deletes at its end what an object's `__dict__` lacked, and these settings live in C++ alone.
+    """
+    settings = torch.backends.cuda.matmul
+    before = {name: getattr(settings, name) for name in MATMUL_SETTINGS}
+    yield settings
+    for name, value in before.items():
+        setattr(settings, name, value)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """What tests on a GPU ask for: memory that begins as NaN, and calls that nothing met before."""
 
 import pytest
-import torch
 
 import tritile
 from tests.reference import poison_empty
@@ -14,10 +13,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fresh():
+def fresh(cuda_matmul):
     """No launch prepared by another test, and torch's own products in full fp32."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    cuda_matmul.fp32_precision = "ieee"
     tritile.forget()
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before

@@ -140,9 +140,9 @@ def drawn(count):
 @pytest.mark.parametrize("size", list(drawn(6)), ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
 @pytest.mark.parametrize("name", accuracy.FINITE)
-def test_what_runs_by_default_is_no_less_exact_than_torch(monkeypatch, name, size, transposed):
+def test_what_runs_by_default_is_no_less_exact_than_torch(cuda_matmul, name, size, transposed):
     """On every kind of data that `tritile accuracy` names."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    cuda_matmul.fp32_precision = "none"
     m, n, k = size
     a, b = accuracy.FINITE[name](torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda"))
     b = b.mT.contiguous().mT if transposed else b

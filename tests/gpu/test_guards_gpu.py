@@ -285,12 +285,10 @@ def test_products_that_compiled_code_writes_into_slices_of_a_cat(dtype):
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
 @pytest.mark.parametrize("padding", [False, True])
-def test_products_that_compiled_code_writes_into_padded_rows(dtype, padding, monkeypatch):
+def test_products_that_compiled_code_writes_into_padded_rows(dtype, padding):
     """A convolution's or a reduction's input has rows that inductor pads: what lies between stays apart."""
     from torch._inductor import config
 
-    monkeypatch.setattr(config, "comprehensive_padding", padding)
-    monkeypatch.setattr(config, "pad_outputs", padding)
     a, b = values((2050, 130), dtype, 0, "cuda"), values((130, 2051), dtype, 1, "cuda")
     c = values((2051, 70), dtype, 2, "cuda") / 64
 
@@ -298,7 +296,8 @@ def test_products_that_compiled_code_writes_into_padded_rows(dtype, padding, mon
         made = torch.mm(a, b)
         return made, torch.mm(torch.relu(made), c)
 
-    (made, last), taken = compiled(run, a, b, c)
+    with config.patch(comprehensive_padding=padding, pad_outputs=padding):
+        (made, last), taken = compiled(run, a, b, c)
     assert taken >= 2
     assert_product(made, a, b)
     assert_product(last, torch.relu(made), c)

@@ -196,10 +196,10 @@ def test_precisions_keep_their_bounds(precision, size):
     assert error < {"ieee": 1e-6, "fp16x3": 2e-6, "tf32x3": 1e-5, "tf32": 2e-3}[precision]
 
 
-def test_the_default_precision_follows_torch():
+def test_the_default_precision_follows_torch(cuda_matmul):
     a, b = pair(256, 256, 256, torch.float32)
     for setting, precision in (("ieee", "ieee"), ("tf32", "tf32"), ("ieee", "ieee")):
-        torch.backends.cuda.matmul.fp32_precision = setting
+        cuda_matmul.fp32_precision = setting
         assert tritile.plan(tritile.matmul, a, b).problem.precision == precision
         default, named = tritile.matmul(a, b), tritile.matmul(a, b, precision=precision)
         assert torch.equal(default, named)

@@ -17,9 +17,9 @@ named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{run
 
 
 @pytest.fixture(autouse=True)
-def _sums_in_float32(monkeypatch):
+def _sums_in_float32(cuda_matmul):
     """Hold torch's step to the bound of the others: by default cuBLAS may add parts in bfloat16."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False)
+    cuda_matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def ran(rung, n):

@@ -63,7 +63,7 @@ def test_products(dtype, sizes):
             assert_fused(result, left, right, sides)
 
 
-def test_calls_alike_follow_torchs_setting(monkeypatch):
+def test_calls_alike_follow_torchs_setting(cuda_matmul):
     """Calls that C++ has learned are told apart by it: nobody's choice is made of parts, "ieee" is not."""
     a, b = (torch.randn(2048, 2048, device="cuda") for _ in "ab")
     expected = {
@@ -72,21 +72,17 @@ def test_calls_alike_follow_torchs_setting(monkeypatch):
     }
     with tritile.use_in_torch("always"):
         for setting in ("none", "ieee", "none", "tf32", "ieee", "none"):
-            monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", setting)
+            cuda_matmul.fp32_precision = setting
             for _ in range(3):
                 assert torch.equal(torch.mm(a, b), expected[setting]), setting
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_fp32_keeps_torchs_precision(precision):
+def test_fp32_keeps_torchs_precision(cuda_matmul, precision):
     a, b = f(128, 512, dtype=torch.float32), f(512, 64, dtype=torch.float32, seed=1)
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = precision
-    try:
-        with always() as report:
-            got = a @ b
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+    cuda_matmul.fp32_precision = precision
+    with always() as report:
+        got = a @ b
     assert_product(got, a, b, precision)
     assert [f" {precision}" in problem for problem in report.problems] == [True]
 
@@ -259,9 +255,9 @@ def test_products_of_few_rows_are_left_at_a_glance_but_where_captured():
     assert report.taken == 1
 
 
-def test_little_on_a_side_stream_is_left_and_in_a_capture_judged(monkeypatch):
+def test_little_on_a_side_stream_is_left_and_in_a_capture_judged(cuda_matmul):
     # torch's product too, which otherwise sums parts of K in fp16
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False)
+    cuda_matmul.allow_fp16_reduced_precision_reduction = False
     a, b = torch.randn(16, 1500, device="cuda").half(), torch.randn(1500, 4001, device="cuda").half()
     wanted, brief = a @ b, "so brief that host time dominates"
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()

@@ -175,17 +175,13 @@ def test_rows_of_odd_steps_and_rows_that_overlap():
             assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
-def test_the_default_precision_follows_torch():
+def test_the_default_precision_follows_torch(cuda_matmul):
     a, b = operands("embedded")
-    before = torch.backends.cuda.matmul.fp32_precision
-    try:
-        for setting in ("tf32", "ieee"):
-            torch.backends.cuda.matmul.fp32_precision = setting
-            assert tritile.plan(tritile.matmul, a, b).problem.precision == setting
-            wide = tritile.plan(tritile.matmul, a.to(torch.complex128), b.to(torch.complex128))
-            assert wide.problem.precision == "ieee"
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+    for setting in ("tf32", "ieee"):
+        cuda_matmul.fp32_precision = setting
+        assert tritile.plan(tritile.matmul, a, b).problem.precision == setting
+        wide = tritile.plan(tritile.matmul, a.to(torch.complex128), b.to(torch.complex128))
+        assert wide.problem.precision == "ieee"
 
 
 @pytest.mark.parametrize(

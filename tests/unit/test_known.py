@@ -432,3 +432,14 @@ def test_a_launch_of_too_many_buffers_is_pythons(decided, gpu):
         A @ B
     assert len(decided) == 2
     assert not gpu.launched
+
+
+def test_launches_that_are_never_freed_have_a_bound(decided, gpu, crossing, monkeypatch):
+    monkeypatch.setattr("tritile.in_torch.crossing.MOST", len(crossing._launches) + 1)
+    other = gpu.ready((19, 4))
+    with switch():
+        for a, ready in ((A, decided.ready), (A[1:], other)):
+            decided.ready = ready
+            for _ in range(3):
+                a @ B
+    assert decided == ["mm"] * 4  # the second is Python's each time

@@ -28,12 +28,9 @@ def precision_of(a, b, precision=None):
 
 
 @pytest.fixture(autouse=True)
-def _hopper(monkeypatch):
+def _hopper(monkeypatch, cuda_matmul):
     monkeypatch.setattr(products, "_is_hopper", lambda device: True)
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "none"
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    cuda_matmul.fp32_precision = "none"
 
 
 SMALLER = [(2047, 2048, 384), (2048, 2048, 383), (2048, 2048, 8449), (511, 10000, 1024)]
@@ -54,10 +51,10 @@ def test_others_are_not(given):
 
 
 @pytest.mark.parametrize("named", ["ieee", "tf32", "tf32x3"])
-def test_a_precision_that_is_named_or_that_torch_is_set_to_is_taken(named):
+def test_a_precision_that_is_named_or_that_torch_is_set_to_is_taken(cuda_matmul, named):
     assert precision_of(*operands(*LARGE), named) == named
     if named != "tf32x3":
-        torch.backends.cuda.matmul.fp32_precision = named
+        cuda_matmul.fp32_precision = named
         assert precision_of(*operands(*LARGE)) == named
 
 

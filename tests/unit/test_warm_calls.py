@@ -327,17 +327,12 @@ def test_a_gradient_is_not_lost_where_none_was_wanted_before(first_calls):
         assert tritile.matmul(a, b).requires_grad
 
 
-def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls):
+def test_recalled_calls_heed_torchs_setting_of_fp32(first_calls, cuda_matmul):
     a, b = parts(0, 256)
-    settings = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    try:
-        for _ in range(2):
-            for settings.fp32_precision in ("ieee", "tf32"):
-                for _ in range(2):
-                    tritile.matmul(a, b)
-    finally:
-        settings.fp32_precision = before
+    for _ in range(2):
+        for cuda_matmul.fp32_precision in ("ieee", "tf32"):
+            for _ in range(2):
+                tritile.matmul(a, b)
     assert [call.precision for call in first_calls] == ["ieee", "tf32"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import triton
 
+from tritile.core.forgetting import MOST
 from tritile.core.settings import CONTEXTS
 from tritile.in_torch.tally import Verdict, slot_of
 from tritile.ops.memo import Ready
@@ -85,7 +86,7 @@ class Crossing:
         if kept is None:
             words = ready.launch.words() if type(ready.launch) is Launch else None
             same = all(now is then for now, then in zip(_hooks(), self._hooks, strict=True))
-            if words is None or not same:
+            if words is None or not same or len(self._launches) >= MOST:
                 return None
             sizes = [len(ready.shape), *ready.shape, len(ready.strides), *ready.strides]
             words = [len(ready.order), *ready.order, *sizes, *words]

@@ -25,8 +25,6 @@ from tritile.ops.memo import NEVER_PREPARED, Ready, addresses_of, default_precis
 from tritile.ops.permute import described as described_copy
 from tritile.ops.run import interpret, interpret_product, may_be_kept
 
-_MOST: Final = 1 << 16  # decisions remembered; beyond these, all are decided again
-
 # Limits of brief calls, which take torch's host longer than the GPU.
 FEW_ROWS: Final = 16
 SMALL: Final = 1 << 24  # elements of the second factor: a GPU reads 32 MiB of 16-bit weights in under 10 us
@@ -154,8 +152,6 @@ def copy(
 
 def _kept(key: tuple[Any, ...], known: Known) -> Known:
     if may_be_kept():
-        if len(_memo) >= _MOST:
-            _memo.clear()
         _memo[key] = known
     return known
 

@@ -85,7 +85,7 @@ CALLS: Final[dict[Key, Ready]] = new_memo()
 # Calls that torch need not see, each family's latest first: the test of their tensors, what takes these out
 # of all, pairs of places with one tensor, addresses modulo 16, the first tensor that begins where out does,
 # torch's setting where it counts, and the launch by the addresses of the tensors tested and of out.
-_LEARNT: Final[dict[Key, list[Any]]] = new_memo()
+_LEARNT: Final[dict[Key, tuple[Any, ...]]] = new_memo()
 _MOST: Final = 8
 NEVER_PREPARED: Final = (RuntimeError, AttributeError, TypeError)  # raised by what is never prepared
 
@@ -222,10 +222,9 @@ def learnt(op: str, tensors: Tensors, out: Any, options: Key, result: torch.Tens
     read = tuple((turned[i], far) for i, far in ready.read)
     ready = replace(ready, read=read, pick=itemgetter(*(turned[i] for i in ready.order)))
     given_of = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(0, 1))
-    known = _LEARNT.setdefault(_family(op, tensors, out, options), [])
-    like = alike(*given_of(everything))
-    known.insert(0, (like, given_of, same, [at & 15 for at in starts], own, key[2], ready))
-    del known[_MOST:]
+    family, like = _family(op, tensors, out, options), alike(*given_of(everything))
+    latest = like, given_of, same, [at & 15 for at in starts], own, key[2], ready
+    _LEARNT[family] = (latest, *_LEARNT.get(family, ())[: _MOST - 1])
     return result
 
 

@@ -56,8 +56,8 @@ def _read_if_valid(file: Traversable, what: str, changed: int = 0) -> Table | No
 
 
 # Once for each time that a file changed.
-_read = functools.cache(lambda path, changed: read(path))
-_read_once = functools.cache(_read_if_valid)
+_read = functools.lru_cache(16)(lambda path, changed: read(path))
+_read_once = functools.lru_cache(16)(_read_if_valid)
 
 
 def _of_just(table: Table | None, device: Device) -> Table | None:

@@ -97,9 +97,10 @@ class Plan(Told):
         Planned once; where nothing is known of a precision, the model ranks its configs for some 0.3 s.
         """
         key = (self.problem, self.device)
-        if key not in _alternatives:
-            _alternatives[key] = tuple(_others(*key)) if self.source != "interpreter" else ()
-        return _alternatives[key]
+        found = _alternatives.get(key)
+        if found is None:
+            found = _alternatives[key] = tuple(_others(*key)) if self.source != "interpreter" else ()
+        return found
 
     def _on_precision(self) -> list[tuple[str, str]]:
         """Return what its precision means and what others would take, for dtypes with a choice."""

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
 from tritile.core.epilogue import activated
+from tritile.core.forgetting import Memo
 from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue
 from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
@@ -29,7 +30,7 @@ WIDE: Final = "matmul of dequantised bfloat16"
 WIDE_WEIGHT: Final = "matmul by the weight in 16 bits"
 PACKED_WEIGHT: Final = "_weight_int4pack_mm"
 _INNER_K_TILES: Final = 8  # of 16 columns each
-_block_ways: Final[dict[Any, str]] = {}  # by problem
+_block_ways: Final[dict[Any, str]] = Memo()  # by problem
 _made: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by name
 
 
@@ -229,13 +230,15 @@ def _by_blocks(
 
 def block_way(call: MatmulCall) -> str:
     """Name what a torch user would call, OWN or WIDE; found by trying, once for each problem."""
-    if call.problem not in _block_ways:
+    way = _block_ways.get(call.problem)
+    if way is None:
         try:
             _by_blocks(call, **_own(call))
-            _block_ways[call.problem] = OWN
+            way = OWN
         except (RuntimeError, ValueError, NotImplementedError):  # torch refuses this dtype or size
-            _block_ways[call.problem] = WIDE
-    return _block_ways[call.problem]
+            way = WIDE
+        _block_ways[call.problem] = way
+    return way
 
 
 def _block_inputs(call: MatmulCall) -> Inputs:

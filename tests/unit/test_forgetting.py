@@ -1,0 +1,120 @@
+"""Memos have a bound: a process that meets sizes without end keeps its memory, and answers right."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import tritile
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.forgetting import MOST, Memo
+from tritile.core.problem import MatmulProblem
+from tritile.ops import asked, memo
+from tritile.planning import gpu_tables, plans
+
+HOPPER = target_device("nvidia-h200")
+SIZES = range(1, 20_001)
+
+
+class Launch:
+    """Stands for a prepared launch of a product with `k` columns of a."""
+
+    def __init__(self, k):
+        self.k = k
+
+    def __call__(self, *tensors):
+        pass
+
+    def at(self, pointers):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays():
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+def test_the_older_half_makes_room_and_is_freed():
+    kept, launches = Memo(4), [Launch(k) for k in range(5)]
+    for k, launch in enumerate(launches):
+        kept[k] = launch
+        kept[k] = launch  # replaced, which takes no room
+    freed = [weakref.ref(launch) for launch in launches]
+    del launch, launches
+    gc.collect()
+    assert list(kept) == [2, 3, 4]
+    assert [each() is None for each in freed] == [True, True, False, False, False]
+
+
+def test_threads_may_add_and_look_up_together():
+    kept = Memo(64)
+
+    def work(seed):
+        for turn in range(5000):
+            key = (seed * 7919 + turn * 31) % 500
+            assert kept.get(key, key) == key
+            kept[key] = key
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(kept) <= 64
+    assert all(key == value for key, value in kept.items())
+
+
+def test_calls_of_sizes_without_end(monkeypatch):
+    prepared, launched = [], []
+
+    def prepare(call, by_default):
+        prepared.append(call.problem.k)
+        return Launch(call.problem.k)
+
+    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
+    monkeypatch.setattr(asked, "prepared", prepare)
+    monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
+    monkeypatch.setattr(Launch, "at", lambda launch, pointers: launched.append(launch.k))
+    numbers = torch.zeros(2 * SIZES[-1])
+
+    def multiply(k):
+        a, b = numbers[: 2 * k].view(2, k), numbers[: 2 * k].view(k, 2)
+        assert tritile.matmul(a, b).shape == (2, 2)
+
+    for k in SIZES:
+        multiply(k)
+    assert prepared == [*SIZES]
+    for kept in (memo.CALLS, memo._LEARNT):
+        assert MOST // 2 <= len(kept) <= MOST
+    for k in (SIZES[0], SIZES[-1], SIZES[0]):  # dropped, kept, prepared again
+        multiply(k)
+    assert prepared == [*SIZES, SIZES[0]]
+    assert launched[-2:] == [SIZES[-1], SIZES[0]]
+
+
+def test_plans_of_sizes_without_end(monkeypatch):
+    made = []
+
+    def choose(problem, device, mode):
+        made.append(problem.m)
+        return plans.Plan(problem, Config.of(family="tile", BLOCK_M=problem.m), "model", device)
+
+    monkeypatch.setattr(plans, "_chosen", choose)
+    monkeypatch.setattr(plans, "_others", lambda problem, device: iter([problem.m]))
+    for m in (*SIZES, SIZES[-1], SIZES[0]):
+        plan = plans.plan_for(MatmulProblem(1, m, 16, 16, "bfloat16", "bfloat16"), HOPPER)
+        assert (plan.problem.m, plan.config["BLOCK_M"], plan.alternatives) == (m, m, (m,))
+    assert made == [*SIZES, SIZES[0]]
+    for kept in (plans._memo, plans._alternatives):
+        assert MOST // 2 <= len(kept) <= MOST
+
+
+def test_tables_that_change_without_end(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_tables, "read", lambda path: path)
+    for changed in range(100):
+        gpu_tables._read(tmp_path, changed)
+        gpu_tables._read_once(tmp_path, "a test is", changed)
+    for cached in (gpu_tables._read, gpu_tables._read_once):
+        assert cached.cache_info().currsize <= 16
