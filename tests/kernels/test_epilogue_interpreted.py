@@ -262,6 +262,63 @@ def test_the_same_bits_by_every_family():
     assert all(torch.equal(bytes_of(found[0]), bytes_of(other)) for other in found[1:])
 
 
+def weighted(dtype, batched):
+    """Return an op and its operands; the factors hold NaN and infinities."""
+    op, batch = (tritile.baddbmm, (2,)) if batched else (tritile.addmm, ())
+    sizes = (3, 5), (3, 4), (4, 5)
+    added, a, b = (values((*batch, *size), torch.float64, i).to(dtype) for i, size in enumerate(sizes))
+    a[..., 0, 0], b[..., 1, 1] = math.nan, math.inf
+    return op, added, a, b
+
+
+no_product = pytest.mark.parametrize("dtype", [torch.bfloat16, FP16, FP32, FP64, torch.complex64], ids=name)
+
+
+@no_product
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("beta", [1, 0.5, 0])
+def test_factors_are_not_read_where_alpha_is_0(dtype, batched, beta):
+    op, added, a, b = weighted(dtype, batched)
+    wanted = beta * added
+    added = added if beta else added * math.nan
+    for alpha in (0, 0.0, -0.0) + (0j,) * dtype.is_complex:
+        assert torch.equal(op(added, a, b, beta=beta, alpha=alpha), wanted)
+    out = torch.full_like(added, math.nan)
+    assert op(added, a, b, beta=beta, alpha=0, out=out) is out
+    assert torch.equal(out, wanted)
+    if not dtype.is_complex:
+        active = op(added, a, b, beta=beta, alpha=0, activation="relu")
+        assert torch.equal(active, wanted.relu())
+    operator = getattr(torch.ops.tritile, op.__name__)
+    compiled = torch.compile(lambda *given: op(*given, beta=beta, alpha=0), backend="aot_eager")
+    batches = torch.vmap(lambda x: op(added, x, b, beta=beta, alpha=0))(torch.stack([a, a]))
+    for got in (operator(added, a, b, beta=beta, alpha=0), compiled(added, a, b), *batches):
+        assert torch.equal(got, wanted)
+    with pytest.raises(tritile.errors.ShapeError, match="K is 4"):
+        op(added, a, b[..., :3, :], alpha=0)
+
+
+@no_product
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_factors_have_zeros_for_gradients_where_alpha_is_0(dtype, batched, compiles):
+    op, *tensors = weighted(dtype, batched)
+    added, a, b = (tensor.requires_grad_() for tensor in tensors)
+
+    def product(added, a, b):
+        return op(added, a, b, beta=2, alpha=0)
+
+    y = (torch.compile(product, backend="aot_eager") if compiles else product)(added, a, b)
+    assert torch.equal(y, 2 * added)
+    grads = torch.autograd.grad(y, (added, a, b), torch.ones_like(y))
+    assert torch.equal(grads[0], torch.full_like(added, 2))
+    assert all(torch.equal(grad, torch.zeros_like(of)) for grad, of in zip(grads[1:], (a, b), strict=True))
+    _, tangent = torch.func.jvp(product, (added, a, b), (torch.ones_like(added), a, b))
+    assert torch.equal(tangent, torch.full_like(added, 2))
+    with pytest.raises(tritile.errors.ShapeError, match="K is 4"):
+        product(added, a, b[..., :3, :])
+
+
 @pytest.mark.filterwarnings("default::tritile.errors.InterpreterWarning")
 @pytest.mark.parametrize("op", ["linear", "addmm", "baddbmm", "scaled_matmul", "gated_linear"])
 def test_the_first_interpreted_call_is_told_of_where_it_is_made(op):

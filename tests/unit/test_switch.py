@@ -117,6 +117,8 @@ LEFT = [
     ("complex64 is not supported", lambda: A.to(torch.complex64) @ B.to(torch.complex64)),
     ("no elements", lambda: A[:0] @ B),
     ("no elements", lambda: torch.addmm(C, A[:, :0], B[:0])),
+    ("alpha is 0: there is nothing to multiply", lambda: torch.addmm(C, A, B, alpha=0)),
+    ("alpha is 0: there is nothing to multiply", lambda: torch.baddbmm(CS, AS, BS, beta=0, alpha=0.0)),
     ("out shares memory with an input", overlapping),
     ("out needs to be resized, or overlaps itself", lambda: torch.mm(A, B, out=torch.empty(0))),
     ("lazily negated or conjugated, or an unsupported memory format", lambda: neg(X).mT.contiguous()),

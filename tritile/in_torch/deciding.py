@@ -86,6 +86,8 @@ def _unfit(
         return "no elements"
     if not all(type(weight) in (int, float) for weight in weights):
         return "alpha or beta is not a real number"
+    if weights[1] == 0:
+        return "alpha is 0: there is nothing to multiply"
     if out is not None and (tuple(out.shape) != result_shape(tensors) or overlaps_itself(out)):
         return "out needs to be resized, or overlaps itself"
     return ""

@@ -175,7 +175,8 @@ def addmm(
         mat1: (M, K).
         mat2: (K, N), of mat1's dtype.
         beta: number that multiplies input; complex only for complex operands.
-        alpha: number that multiplies the product; complex only for complex operands.
+        alpha: number that multiplies the product; complex only for complex operands. Where it is 0, mat1 and
+            mat2 are not read, and have zeros for gradients.
         activation: as for `tritile.linear`.
         out: tensor to write the result to. It may be input itself; otherwise it must share no memory with an
             operand.

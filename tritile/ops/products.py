@@ -177,8 +177,8 @@ class Product(Asked):
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether K is 0."""
-        return bool(self.a.shape[-1] == 0)
+        """True if the product is zeros, whatever the factors hold: K is 0, or alpha, as in torch."""
+        return bool(self.a.shape[-1] == 0 or self.extras.alpha == 0)
 
     @property
     def by_default(self) -> bool:
@@ -232,7 +232,7 @@ class Product(Asked):
         return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
 
     def fill(self, out: torch.Tensor) -> None:
-        """Store the result of K = 0: an epilogue of zeros."""
+        """Store an epilogue of zeros."""
         _store_empty_sums(out, self.extras.mapped(torch.Tensor.resolve_neg))
 
     def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
@@ -247,7 +247,7 @@ def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = No
 
 
 def _store_empty_sums(out: torch.Tensor, extras: Extras) -> None:
-    """Store the result of a product with K = 0: an epilogue of zeros."""
+    """Store an epilogue of zeros."""
     if extras is NOTHING:
         out.zero_()
         return
@@ -264,7 +264,10 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     Real and imaginary parts are added separately. torch's complex addition multiplies by 1 + 0i, which turns
     the other part of an infinity into NaN.
     """
-    extras, sums = of.extras, eager("matmul", (of.a, of.b), None, (None, precision))
+    extras, a, b = of.extras, of.a, of.b
+    if extras.alpha == 0:
+        a, b = a[..., :0], b[..., :0, :]
+    sums = eager("matmul", (a, b), None, (None, precision))
     if extras.alpha != 1:
         sums.mul_(extras.alpha)
     read = dict(zip(SIDES, extras.tensors, strict=True))

@@ -45,6 +45,9 @@ def _define_weighted(op: str) -> None:
 
     def record(input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *how: Any) -> torch.Tensor:
         check_activation(op, activation, a)
+        if alpha == 0:  # through a product with K = 0 the factors have zeros for gradients
+            ASKED[op](input, a, b, beta, alpha, activation, *how).checked(None)
+            a, b = a[..., :0], b[..., :0, :]
         return activated(Product.of(op, input, a, b, beta, alpha, None, *how), activation or "")
 
     rule = batches.batched_addmm if op == "addmm" else batches.batched_baddbmm

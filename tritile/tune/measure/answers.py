@@ -1,6 +1,5 @@
 """Check answers of kernels: poison outputs before a launch, and compare them with a reference after it."""
 
-import functools
 import math
 from typing import Final
 
@@ -38,57 +37,86 @@ def poison(out: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def allowed_error(dtype: torch.dtype) -> float:
-    """Return the relative error allowed by default: four roundings of the result's type, none of integers.
+    """Return the relative error allowed by default, none of integers.
 
-    16 roundings for fp32, as sums in another order differ by several.
+    - fp8: one epsilon. Two right results, each rounded once, are equal or next to each other.
+    - fp16, bf16: four epsilons, for intermediate results that are rounded to the output's type.
+    - fp32, fp64: 256 epsilons. A sum of K terms of either sign errs by up to about sqrt(K) epsilons of its
+      typical size (five standard deviations), so that these are enough for K = 65,536. They leave room for
+      tensor cores, which truncate as they add. TF32 errs by 4,000.
     """
     if not dtype.is_floating_point:
         return 0.0
-    return (16 if dtype == torch.float32 else 4) * torch.finfo(dtype).eps
+    return min({1: 1, 2: 4}.get(dtype.itemsize, 256) * torch.finfo(dtype).eps, 0.5)
 
 
 def error_of(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float | None) -> float:
-    """Return the relative error |got - wanted| / |wanted|, the larger of the 2-norm's and the maximum norm's.
+    """Return the largest relative error of an element: see `_errors` for what it is relative to.
 
-    The maximum norm shows a few wrong elements among many right ones. Raises TuningError where the error is
-    above `tolerance`, by default `allowed_error`.
+    `wanted` is rounded to the dtype of `got` first. Infinities and NaNs must be the same. Raises TuningError,
+    which names the first wrong element, where an error is above `tolerance`, by default `allowed_error`.
     """
-    kind, wanted = got.dtype, wanted.to(got.dtype)
-    allowed = allowed_error(kind) if tolerance is None else tolerance
-    error = _distance(got, wanted)
-    if not error and not kind.is_floating_point and not torch.equal(got, wanted):
-        error = math.ulp(0.0)  # doubles do not tell all 64-bit integers apart
-    if not error <= allowed:
-        first = _first_wrong(name, got, wanted, allowed)
+    wanted = wanted.to(got.dtype)
+    allowed = allowed_error(got.dtype) if tolerance is None else tolerance
+    errors = _errors(got, wanted)
+    error = float(errors.amax()) if errors.numel() else 0.0
+    if error > allowed:
+        place = int((errors > allowed).flatten().int().argmax())
+        at = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)] if got.ndim else []
+        values = got[tuple(at)].item(), wanted[tuple(at)].item()
+        first = f"{name}{at or ''} is {values[0]:.6g}, and {values[1]:.6g} is right"
         raise TuningError(f"{WRONG}: relative error of {name} {error:.3g}, above {allowed:.3g}; {first}")
     return error
 
 
-def _first_wrong(name: str, got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> str:
-    """Name the first element that is further off than the maximum norm allows, else the one furthest off."""
-    wide, right = got.double(), wanted.double()
-    far = (wide - right).abs()
-    far[(wide == right) | (wide.isnan() & right.isnan())] = 0.0
-    far.nan_to_num_(nan=math.inf)
-    largest = float(right[right.isfinite()].abs().amax()) if bool(right.isfinite().any()) else 0.0
-    beyond = (far > allowed * largest).flatten()
-    place = int(beyond.int().argmax()) if bool(beyond.any()) else int(far.flatten().argmax())
-    at = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)] if got.ndim else []
-    values = got[tuple(at)].item(), wanted[tuple(at)].item()
-    return f"{name}{at or ''} is {values[0]:.6g}, and {values[1]:.6g} is right"
+def _errors(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the relative error of each element, in float64; infinity where infinities or NaNs differ.
+
+    An element in which terms cancel has errors of the size of these terms, which the result does not show.
+    Hence an error is relative to the largest of
+
+    - the element itself: rounding to the output's type;
+    - the typical size of elements in its row (of the last dimension) and column: `_typical`. Intermediate
+      results in 16 bits, and sums, err by a share of it;
+    - a share of the RMS W of the whole tensor (of 1 where all is 0), so small that the default allows 64
+      epsilons of fp32 sums (of fp64 for fp64): as much as K = 4,096 explains in rows that cancel as a whole;
+    - the smallest normal number, below which the steps of the type stay the same.
+    """
+    kind, mine, wide = got.dtype, got.double(), wanted.double()
+    if not wide.numel():
+        return wide
+    finite = wide.where(wide.isfinite(), 0.0)
+    unit = float(finite.abs().amax()) or 1.0  # so that squares neither overflow nor all vanish
+    table = finite.div_(unit).reshape(-1, finite.shape[-1] if finite.ndim else 1)
+    allowed, of_typical, normal, step = 1.0, 1.0, 1.0, torch.finfo(torch.float32).eps
+    if kind.is_floating_point:
+        allowed, normal = allowed_error(kind), torch.finfo(kind).smallest_normal
+        of_typical = min(allowed, 4 * torch.finfo(torch.bfloat16).eps)
+        step = torch.finfo(kind).eps if kind == torch.float64 else step
+    share, whole = 64 * step / of_typical, float(table.square().mean().sqrt()) or 1.0
+    typical = _typical(table, share).clamp_min_(share * whole).mul_(of_typical / allowed)
+    scale = torch.maximum(table.abs(), typical).clamp_min_(normal / unit).reshape(wide.shape)
+    errors = ((mine - wide) / unit).abs_().div_(scale).nan_to_num_(nan=math.inf, posinf=math.inf)
+    errors[(mine == wide) | (mine.isnan() & wide.isnan())] = 0.0
+    if not kind.is_floating_point:  # float64 does not tell all 64-bit integers apart
+        errors[(errors == 0) & (_bits(got) != _bits(wanted))] = math.ulp(0.0)
+    return errors
 
 
-def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the larger relative error of two norms; infinity where infinities or NaNs differ."""
-    got, wanted = got.double(), wanted.double()
-    finite = wanted.isfinite()
-    if not torch.equal(got[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
-        return math.inf
-    off, right = got[finite] - wanted[finite], wanted[finite]
-    if not off.numel():
-        return 0.0
-    errors = [
-        float(norm(off) / norm(right)) if norm(right) > 0 else float(norm(off))
-        for norm in (torch.linalg.vector_norm, functools.partial(torch.linalg.vector_norm, ord=math.inf))
-    ]
-    return math.nan if any(map(math.isnan, errors)) else max(errors)
+def _typical(table: torch.Tensor, least: float) -> torch.Tensor:
+    """Return r c for each element, with r by row and c by column: the RMS of table / (r c) is 1 in either.
+
+    In a product a b, r follows the rows of a and c the columns of b. Two sweeps balance them, so that no
+    large row hides which columns are small, or the reverse. Fewer than 8 elements tell no RMS: c alone, or r,
+    or that of all is returned for them. r is at least `least` times its RMS over the rows, and c likewise.
+    """
+    squares = table.square()
+    if not bool(squares.any()):
+        return squares
+    size = [torch.ones_like(squares[:, :1]), squares.mean().expand(1, squares.shape[1])]
+    for _ in range(2):
+        for own, other in ((0, 1), (1, 0)):
+            if table.shape[other] >= 8:
+                found = (squares / size[other]).mean(other, keepdim=True)
+                size[own] = found.clamp_min(least**2 * found.mean())
+    return (size[0] * size[1]).sqrt()
