@@ -204,7 +204,7 @@ def test_cache_is_of_the_mode_and_gpu_of_the_latest_call(tuned, monkeypatch):
 
 def test_cache_is_bounded(tuned, monkeypatch):
     monkeypatch.setattr(autotuner, "_MOST_CACHED", 8)
-    x, out = on_gpu(), on_gpu()
+    tuned.tuner.cache, (x, out) = {}, (on_gpu(), on_gpu())
     for n in range(20):
         tuned(x, out, n, 0.5)
         assert len(tuned.tuner.cache) <= 8

@@ -5,6 +5,7 @@ miss `choose` finds a config: remembered, measured now (`measuring`), or a guess
 """
 
 import heapq
+import itertools
 import json
 import math
 import os
@@ -15,19 +16,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from types import FunctionType
 from typing import Any, Final, Self
 
 import torch
 import triton
+import triton.language as tl
 
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device, capturing
 from tritile.core.events import Event, tell
-from tritile.core.forgetting import also_forgets
+from tritile.core.forgetting import Memo, also_forgets
 from tritile.core.of_torch import TracingContext
 from tritile.core.of_triton import Autotuner as TritonAutotuner
-from tritile.core.of_triton import AutotunerError, InterpretedFunction
+from tritile.core.of_triton import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.problem import KernelProblem, problem_from_dict
 from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
@@ -58,8 +61,10 @@ from tritile.tune.timing import do_bench as default_bench
 _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
-_SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype})  # hashable, equal to themselves
-_NO_DTYPE: Final = frozenset({int, float, bool, str, type(None)})
+# Classes whose values are hashable and equal themselves, and classes whose values have no dtype.
+_SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype})
+_NO_DTYPE: Final = _SCALARS | {float, JITFunction, FunctionType}
+_DESCRIPTORS: Final = frozenset(DESCRIPTORS)
 _DTYPES: Final[dict[Any, str]] = {}
 
 _TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
@@ -155,16 +160,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             config, on_gpu = cache.get(key), gpu >= 0
             if config is None:
                 config = self._chosen((mode, gpu), cache, key, args, kwargs)
-        self.best_config = config
+        self.best_config, options = config, config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook({**self.named(args, kwargs), **config.all_kwargs()})
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
         try:
             if mode == "strict":
                 return self._launched_strictly(args, kwargs, config)
             if not on_gpu or self._interpreted:
-                return self.host_aware.run(*args, **kwargs, **config.all_kwargs())
+                return self.host_aware.run(*args, **kwargs, **options)
             with library_lock:
-                return self.fn.run(*args, **kwargs, **config.all_kwargs())
+                return self.fn.run(*args, **kwargs, **options)
         except TypeError:
             self._check_conflicts(args, kwargs)  # an argument that the config sets, too
             raise
@@ -184,20 +189,19 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             else:
                 continue
             key.append(value if value.__class__ in _SCALARS else key_part(value))
-        gpu = -1
-        values: Any = args
-        if len(kwargs) > 2 or "grid" not in kwargs:
-            values = [*args, *(value for name, value in kwargs.items() if name in self._names)]
+        gpu, values = -1, args
+        if len(kwargs) > 2:  # more than grid and warmup, which come first
+            values = (*args, *itertools.islice(kwargs.values(), 2 if "grid" in kwargs else 0, None))
         for value in values:
             if value.__class__ in _NO_DTYPE:
                 continue
-            dtype = getattr(value, "dtype", None)
+            tensor = value.base if value.__class__ in _DESCRIPTORS else value
+            dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
-                text = _DTYPES.get(dtype)
-                key.append(text or _DTYPES.setdefault(dtype, str(dtype)))
-                if gpu < 0 and getattr(value, "is_cuda", False):
-                    gpu = value.get_device()
-            elif isinstance(value, tuple | list) or value.__class__ in DESCRIPTORS:
+                key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
+                if gpu < 0 and getattr(tensor, "is_cuda", False):
+                    gpu = tensor.get_device()
+            elif isinstance(value, tuple | list) and not _NO_DTYPE.issuperset(map(type, value)):
                 key += [dtype for _, dtype in dtypes_of("", value)]
                 if gpu < 0:
                     gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)
@@ -213,8 +217,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         def choose() -> triton.Config:
             config = self.choose(args, kwargs, place[0])
             if not captured:
-                if len(cache) >= _MOST_CACHED:
-                    cache.clear()
                 cache[key] = config
             return config
 
@@ -246,16 +248,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @cache.setter
     def cache(self, cache: dict[Key, triton.Config]) -> None:
-        place, _ = self._current
-        self._current = place, cache
+        (place, _), kept = self._current, Memo[Key, triton.Config](_MOST_CACHED)
+        kept.update(cache)
+        self._current = place, kept
         if place is not None:
-            self._caches[place] = cache
+            self._caches[place] = kept
 
     def _switch(self, place: Place) -> dict[Key, triton.Config]:
         """Return the configs of another mode or GPU, and make them those that `cache` shows."""
         before, cache = self._current
         if before is not None:
-            cache = self._caches.setdefault(place, {})
+            cache = self._caches.setdefault(place, Memo(_MOST_CACHED))
         self._caches[place] = cache
         self._current = place, cache
         return cache

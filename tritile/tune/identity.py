@@ -24,6 +24,7 @@ from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError
 
 DESCRIPTORS: Final = (TensorDescriptor, GluonDescriptor)  # whose dtype is that of their tensor
+_SCALARS: Final = frozenset({int, bool, str, type(None)})  # hashable, equal to themselves
 _MAX_TEXT: Final = 64  # characters of a value in a `Config`
 _MAX_INT: Final = 2**31
 
@@ -130,10 +131,10 @@ def key_part(value: Any) -> Any:
 
     NaN equals itself; a tensor counts by dtype and shape.
     """
-    if isinstance(value, tuple | list):
-        return tuple(map(key_part, value))
     if isinstance(value, torch.Tensor):
-        return described(value)
+        return value.dtype, value.shape
+    if isinstance(value, tuple | list):
+        return tuple(value) if _SCALARS.issuperset(map(type, value)) else tuple(map(key_part, value))
     if isinstance(value, float) and value != value:
         return math.nan  # one object, which a dictionary finds
     try:
