@@ -46,7 +46,7 @@ test: lint typecheck
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
 STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py direct.py explain.py forms.py \
-    grouped.py interpreter.py launch.py private_names.py quantize.py table.py traced.py versions.py)
+    grouped.py interpreter.py launch.py private_names.py quantize.py source.py table.py traced.py versions.py)
 
 test-stacks: $(STACKS:%=test-stack-%)
 
