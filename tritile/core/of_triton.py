@@ -4,11 +4,14 @@ Undocumented are `triton.runtime`, `triton.compiler`, `triton.backends`, and nam
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, Final
 
+from triton import knobs as _knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars as _variables
 from triton.backends import backends as _backends
 from triton.backends import compiler as _targets
 from triton.runtime import autotuner as _autotuner
@@ -26,6 +29,7 @@ CHECKED_ON: Final = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
 
 JITCallable = _jit.JITCallable  # represent any function under triton.jit
 JITFunction = _jit.JITFunction  # represent a kernel under triton.jit
+KernelInterface = _jit.KernelInterface  # represent a kernel, or one under a decorator
 # Return the function that names what a kernel compiles to, None by default.
 naming_of: Final = attrgetter("_repr")
 Heuristics = _autotuner.Heuristics  # represent a kernel under triton.heuristics
@@ -44,6 +48,49 @@ def handles_of(kernel: Any) -> tuple[int, int, int]:
 def forget_compiled(function: Any, device: Any) -> None:
     """Drop the kernels that a function compiled for a device: `JITFunction.device_caches`."""
     function.device_caches.pop(device, None)
+
+
+def options_of(kernel: Any) -> dict[str, Any]:
+    """Return the options that triton.jit was given for a kernel, those at their defaults left out."""
+    # The interpreter keeps them in `kwargs`; a function under triton.constexpr_function has none.
+    given = {**vars(kernel), **vars(kernel).get("kwargs", {})}
+    names = ("noinline", "debug", "do_not_specialize", "do_not_specialize_on_alignment")
+    return {name: given[name] for name in names if given.get(name)}
+
+
+def functions_of(value: Any) -> list[Any]:
+    """Return the functions of a class under triton.language.core._aggregate, [] for others."""
+    return value.hash_attrs if getattr(value, "__triton_aggregate__", False) else []
+
+
+# Settings that change what is compiled and set no environment variable that `_variables` lists.
+_SETTINGS: Final = (
+    "language.fp32_default", "runtime.debug", "compilation.override", "compilation.instrumentation_mode",
+    "compilation.fpsan_homomorphic_casts", "nvidia.ptxas_options", "nvidia.mock_ptx_version",
+    "nvidia.libdevice_path",
+)  # fmt: skip
+_ON_BY_DEFAULT: Final = ("TRITON_DEFAULT_FP_FUSION", "AMDGCN_USE_BUFFER_OPS", "AMDGCN_USE_BUFFER_ATOMICS")
+# Variables that make Triton compile again, to the same instructions.
+_OF_DEBUGGING: Final = re.compile(
+    "DUMP|TIMING|DEBUG|DIAGNOSTICS|MULTITHREADING|EXTRACT_DI|LINE_INFO|IR_LOC|VERSION_CHECK"
+)
+
+
+def changed_settings() -> dict[str, Any]:
+    """Return knobs and environment variables that change what is compiled, unless at their defaults."""
+    changed = {}
+    for name in _SETTINGS:
+        with contextlib.suppress(AttributeError):  # not every version has them all
+            changed[name] = attrgetter(name)(_knobs)
+    for name, value in _variables().items():
+        # Backends for AMD choose the defaults of TRITON_HIP variables by architecture.
+        default = "true" if name in _ON_BY_DEFAULT else None if name.startswith("TRITON_HIP") else "false"
+        if value != default and not _OF_DEBUGGING.search(name):
+            changed[name] = value
+    if (hook := _knobs.runtime.add_stages_inspection_hook) is not None:
+        with contextlib.suppress(TypeError):  # in Triton 3.6 a hook has no key
+            changed["stages"] = hook()[1]
+    return {name: value for name, value in changed.items() if value}
 
 
 # Targets and drivers.

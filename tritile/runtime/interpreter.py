@@ -66,6 +66,23 @@ def _undone(undo: Callable[[], None]) -> Iterator[None]:
 _JITTED = (JITFunction, InterpretedFunction)  # triton.jit makes the latter if TRITON_INTERPRET is set
 
 
+def _replace(namespace: dict[str, Any], path: list[str], value: Any) -> None:
+    """Replace a global, or an attribute in copies of the modules and classes on the path to it."""
+    first, *rest = path
+    if rest:
+        owner = namespace[first]
+        if isinstance(owner, type):
+            names = [name for name in dir(owner) if not name.startswith("__")]
+            copy = types.SimpleNamespace(**{name: getattr(owner, name) for name in names})
+        elif isinstance(owner, types.ModuleType | types.SimpleNamespace):
+            copy = types.SimpleNamespace(**vars(owner))
+        else:
+            return
+        _replace(vars(copy), rest, value)
+        value = copy
+    namespace[first] = value
+
+
 def interpreted(kernel: Any) -> InterpretedFunction:
     """Return the twin of `kernel` that runs in the interpreter; `kernel` itself if it is one already.
 
@@ -89,15 +106,9 @@ def interpreted(kernel: Any) -> InterpretedFunction:
         _twins[kernel] = InterpretedFunction(function)
         for name, value in named_values(kernel.fn):
             if isinstance(value, tl.constexpr):  # which the interpreter's own functions do not handle
-                namespace[name] = value.value
+                _replace(namespace, name.split("."), value.value)
             elif isinstance(value, _JITTED):
-                outer, _, attribute = name.partition(".")
-                if attribute:
-                    module = types.SimpleNamespace(**vars(namespace[outer]))
-                    setattr(module, attribute, interpreted(value))
-                    namespace[outer] = module
-                else:
-                    namespace[outer] = interpreted(value)
+                _replace(namespace, name.split("."), interpreted(value))
     return _twins[kernel]
 
 
