@@ -39,7 +39,7 @@ CONCERNS = {
     "test_authors_gpu.py": (
         "tune/autotuner",
         "tune/traced",
-        "tune/remembering",
+        "tune/identity",
         "tune/measuring",
         "tune/decorated",
         "tune/measure",
@@ -73,7 +73,7 @@ CONCERNS = {
         "matmul/",
         "permute/",
         "tune/autotuner",
-        "tune/remembering",
+        "tune/identity",
         "tune/measuring",
         "planning/store",
         "planning/shared_file",
