@@ -1,0 +1,32 @@
+"""Fixtures for tests of decorated kernels, each run under Triton's decorator and under tritile's."""
+
+import pytest
+import triton
+
+import tritile
+from tests.stand_in_gpu import stand_in_gpu
+from tritile.core.device import target_device
+
+
+@pytest.fixture(params=[triton, tritile], ids=["triton", "tritile"])
+def autotune(request):
+    """`triton.autotune`, which proves the test, then `tritile.autotune`."""
+    return request.param.autotune
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Have `triton.jit` make kernels that run on host tensors, as TRITON_INTERPRET=1 does."""
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for an H200, for Triton and for tritile."""
+    device = target_device("nvidia-h200")
+    for name in ("gpu", "current_gpu"):
+        monkeypatch.setattr(f"tritile.core.device.{name}", lambda index=0: device)
+    monkeypatch.setattr("tritile.tune.recall.current_gpu", lambda: 0)
+    monkeypatch.setattr("tritile.tune.recall.current_raw_stream", lambda index: 0)
+    with stand_in_gpu(device) as found:
+        yield found

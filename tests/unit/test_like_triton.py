@@ -1,0 +1,353 @@
+"""What Triton tests of its autotuner, asked of `triton.autotune` and of `tritile.autotune` alike.
+
+Answers come from the interpreter, on host tensors. What only a compiler or a driver can say comes from
+kernels compiled for a GPU that is not here. Times are made up.
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.errors import OutOfResources
+
+from tests.stand_in_gpu import on_gpu
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+]
+
+
+def of_blocks(*blocks):
+    return [triton.Config({"BLOCK": block}) for block in blocks]
+
+
+def grid(meta):
+    return (triton.cdiv(meta["N"], meta["BLOCK"]),)
+
+
+class Bench:
+    """Make each call once; the first config is the slowest."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, call, quantiles):
+        assert len(quantiles) == 3
+        call()
+        self.calls += 1
+        return [1.0 / self.calls] * 3
+
+
+def copy_rows(out, x, row_stride: tl.constexpr, M, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = rows[:, None] * row_stride + tl.arange(0, COLUMNS)[None, :]
+    tl.store(out + at, tl.load(x + at, mask=rows[:, None] < M), mask=rows[:, None] < M)
+
+
+def copy(out, x, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < N), mask=at < N)
+
+
+def copy_as(out, x, N, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < N).to(DTYPE), mask=at < N)
+
+
+def increment(x, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < N) + 1, mask=at < N)
+
+
+def increment_either(x, other, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if x is not None:
+        tl.store(x + at, tl.load(x + at, mask=at < N) + 1, mask=at < N)
+    else:
+        tl.store(other + at, tl.full([BLOCK], 5.0, tl.float32), mask=at < N)
+
+
+def staged(x, N, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    for _ in tl.range((N + BLOCK - 1) // BLOCK, num_stages=STAGES):
+        tl.store(x + at, tl.load(x + at, mask=at < N), mask=at < N)
+        at += BLOCK
+
+
+def added(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+
+
+@pytest.fixture
+def tuned(autotune, interpreted):
+    """Decorate a function, with made-up times unless `do_bench` is given; returns the kernel."""
+
+    def decorated(function, key=("N",), configs=None, heuristics=lambda kernel: kernel, **rest):
+        rest = {"do_bench": Bench()} | rest
+        kernel = heuristics(triton.jit(function))
+        return autotune(configs or of_blocks(32, 128), list(key), **rest)(kernel)
+
+    return decorated
+
+
+def test_arguments_by_place_then_by_name_in_any_order(tuned):
+    m, columns, bench = 64, 16, Bench()
+    kernel = tuned(copy_rows, key=("M",), do_bench=bench)
+    x, out = torch.randn(m, columns), torch.zeros(m, columns)
+    rows = lambda meta: (triton.cdiv(meta["M"], meta["BLOCK"]),)  # noqa: E731
+    kernel[rows](out, x, columns, m, columns)
+    assert torch.equal(out, x)
+    out.zero_()
+    kernel[rows](COLUMNS=columns, M=m // 2, x=x, row_stride=columns, out=out)
+    assert torch.equal(out[: m // 2], x[: m // 2])
+    assert not out[m // 2 :].any()
+    assert len(kernel.cache) == 2
+    assert bench.calls == 4
+
+
+def test_a_dtype_of_triton_in_the_key_of_results_kept_on_disk(tuned):
+    kernel = tuned(copy_as, key=("DTYPE",), cache_results=True)
+    x, out = torch.randn(200), torch.zeros(200)
+    kernel[grid](out, x, 200, tl.float32)
+    assert torch.equal(out, x)
+    assert len(kernel.cache) == 1
+    kernel[grid](out, x, 200, tl.float16)
+    torch.testing.assert_close(out, x.half().float(), rtol=0, atol=0)
+    assert len(kernel.cache) == 2
+
+
+@pytest.mark.parametrize("key", ["N", "DTYPE"])
+def test_results_kept_on_disk(autotune, gpu, tmp_path, monkeypatch, key):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    bench = Bench()
+    decorate = autotune(of_blocks(32, 128), [key], cache_results=True, do_bench=bench)
+    for _ in range(2):  # the second kernel finds on disk what the first has measured
+        kernel = decorate(triton.jit(copy_as))
+        try:
+            kernel[grid](on_gpu(200), on_gpu(200), 200, tl.float16)
+        except TypeError:
+            if type(kernel) is not triton.runtime.Autotuner or key == "N":
+                raise
+            pytest.skip("this Triton writes no dtype")
+        assert bench.calls == 2
+        assert len(kernel.cache) == 1
+        assert kernel.best_config.kwargs == {"BLOCK": 128}
+        assert gpu.launches[-1].args["BLOCK"] == 128
+        assert gpu.launches[-1].args["DTYPE"] == tl.float16
+
+
+def test_without_a_benchmark_the_drivers_is_taken(tuned, gpu):
+    asked = []
+
+    def bench(call, quantiles=None, **rest):
+        asked.append(quantiles)
+        call()
+        return [1.0 / len(asked)] * 3
+
+    gpu.get_benchmarker = lambda: bench
+    kernel = tuned(copy, do_bench=None)
+    x, out = torch.randn(200), torch.zeros(200)
+    kernel[grid](out, x, 200)
+    assert torch.equal(out, x)
+    assert len(kernel.cache) == 1
+    assert kernel.best_config in kernel.configs
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_values_are_restored(tuned, by_name):
+    bench, x = Bench(), torch.zeros(200)
+    kernel = tuned(increment, restore_value=["x"], do_bench=bench)
+    if by_name:
+        kernel[grid](x=x, N=200)
+    else:
+        kernel[grid](x, 200)
+    assert (x == 1).all()
+    assert bench.calls == 2
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_tensors_are_reset_to_zero(tuned, by_name):
+    bench, x = Bench(), torch.full((200,), 7.0)
+    kernel = tuned(increment, reset_to_zero=["x"], do_bench=bench)
+    if by_name:
+        kernel[grid](x=x, N=200)
+    else:
+        kernel[grid](x, 200)
+    assert (x == 1).all()
+    assert bench.calls == 2
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("what", ["reset_to_zero", "restore_value"])
+def test_none_may_stand_where_a_tensor_would_be_restored(tuned, what, by_name):
+    bench, other = Bench(), torch.zeros(200)
+    kernel = tuned(increment_either, do_bench=bench, **{what: ["x"]})
+    try:
+        if by_name:
+            kernel[grid](x=None, other=other, N=200)
+        else:
+            kernel[grid](None, other, 200)
+    except AttributeError:
+        if type(kernel) is not triton.runtime.Autotuner:
+            raise
+        pytest.skip("this Triton restores no None")
+    assert (other == 5).all()
+    assert bench.calls == 2
+
+
+def test_hooks_come_in_pairs_where_a_config_asks_for_too_much(tuned):
+    open_calls, failures, bench = [], [], Bench()
+
+    def stages(named):
+        if named["BLOCK"] == 256:
+            raise OutOfResources(1 << 20, 1 << 17, "shared memory")
+        return 2
+
+    def pre_hook(named, reset_only=False):
+        assert named["N"] == 256
+        if not reset_only:
+            open_calls.append(named["BLOCK"])
+
+    def post_hook(named, exception):
+        assert open_calls.pop() == named["BLOCK"]
+        assert not open_calls
+        failures.append(exception and type(exception))
+
+    kernel = tuned(
+        staged,
+        configs=of_blocks(256, 32),
+        heuristics=triton.heuristics({"STAGES": stages}),
+        pre_hook=pre_hook,
+        post_hook=post_hook,
+        do_bench=bench,
+    )
+    kernel[(1,)](torch.ones(256), 256)
+    assert not open_calls
+    assert failures == [OutOfResources, None]
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_hooks_see_what_the_compiler_refuses(autotune, gpu):
+    """256 KiB of shared memory are 64 stages of 1024 floats."""
+    begun, failures = [], []
+    kernel = autotune(
+        of_blocks(1024, 32),
+        ["N"],
+        pre_hook=lambda named, reset_only=False: begun.append(reset_only),
+        post_hook=lambda named, exception: failures.append(exception),
+        do_bench=Bench(),
+    )(triton.heuristics({"STAGES": lambda named: 64 if named["N"] == 4096 else 4})(triton.jit(staged)))
+    kernel[(1,)](on_gpu(4096), 4096)
+    assert begun.count(False) == len(failures) == 2
+    assert isinstance(failures[0], OutOfResources)
+    assert "shared memory" in str(failures[0])
+    assert failures[1] is None
+    assert gpu.launches[-1].args["BLOCK"] == 32
+
+
+@pytest.mark.parametrize("by", ["early_config_prune", "perf_model"])
+def test_pruners_are_given_the_call(tuned, by):
+    seen = []
+
+    def early(configs, named, **kwargs):
+        seen.append((sorted(named), kwargs["N"]))
+        return [configs[0]]
+
+    def model(**named):
+        assert {"out", "x", "N", "BLOCK", "num_warps", "num_stages"} <= named.keys()
+        seen.append(named["BLOCK"])
+        return named["BLOCK"]
+
+    how = {by: early} if by == "early_config_prune" else {by: model, "top_k": 1}
+    kernel = tuned(copy, prune_configs_by=how)
+    x, out = torch.randn(1024), torch.zeros(1024)
+    kernel[grid](out, x, N=1024)
+    assert torch.equal(out, x)
+    assert seen == ([(["out", "x"], 1024)] if by == "early_config_prune" else [32, 128])
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_a_share_that_leaves_no_config_leaves_one(tuned):
+    how = {"perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 0.3}
+    kernel = tuned(copy, prune_configs_by=how)
+    x, out = torch.randn(200), torch.zeros(200)
+    try:
+        kernel[grid](out, x, 200)
+    except ValueError:
+        if type(kernel) is not triton.runtime.Autotuner:
+            raise
+        pytest.skip("this Triton takes the share by itself, here none")
+    assert torch.equal(out, x)
+    assert kernel.best_config.kwargs == {"BLOCK": 128}
+
+
+@pytest.mark.parametrize("by", ["early_config_prune", "perf_model"])
+def test_one_config_that_is_left_runs(tuned, by):
+    how = {by: lambda configs, named, **rest: [configs[1]]}
+    if by == "perf_model":
+        how = {by: lambda BLOCK, **rest: -BLOCK, "top_k": 1}
+    kernel = tuned(copy, prune_configs_by=how)
+    x, out = torch.randn(200), torch.zeros(200)
+    kernel[grid](out, x, 200)
+    assert torch.equal(out, x)
+    assert kernel.best_config is kernel.configs[1]
+
+
+def test_a_pruner_that_leaves_none_is_an_error(tuned):
+    kernel = tuned(copy, prune_configs_by={"early_config_prune": lambda configs, named, **rest: []})
+    with pytest.raises(triton.TritonError, match="at least one config"):
+        kernel[grid](torch.zeros(200), torch.randn(200), 200)
+
+
+TTIR = """
+module {
+  tt.func public @copy(%out: !tt.ptr<f32>, %x: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %ten = arith.constant 1.000000e+01 : f32
+    tt.store %out, %ten : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+PTX = """
+.version 8.4
+.target sm_90a
+.address_size 64
+.visible .entry copy(.param .u64 p0, .param .u64 p1, .param .u32 p2, .param .u64 p3, .param .u64 p4)
+.reqntid 128
+{
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["ttir", "ptx"])
+def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path, form):
+    path = tmp_path / f"own.{form}"
+    path.write_text({"ttir": TTIR, "ptx": PTX}[form])
+    configs = [triton.Config({"BLOCK": 32, "ir_override": str(path)})]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
+    compiled = kernel[grid](on_gpu(1024), on_gpu(1024), N=1024)
+    assert "ld.global" not in compiled.asm["ptx"]
+    plain = autotune(of_blocks(32), ["N"], do_bench=Bench())(triton.jit(copy))
+    assert "ld.global" in plain[grid](on_gpu(1024), on_gpu(1024), N=1024).asm["ptx"]
+
+
+def test_more_warps_than_a_block_may_have_lose(autotune, gpu):
+    failures = []
+    kernel = autotune(
+        [triton.Config({}, num_warps=64), triton.Config({}, num_warps=4)],
+        ["BLOCK"],
+        post_hook=lambda named, exception: failures.append(exception),
+        do_bench=Bench(),
+    )(triton.jit(added))
+    kernel[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](
+        *[on_gpu(1024) for _ in range(3)], 1024, BLOCK=128
+    )
+    assert isinstance(failures[0], OutOfResources)
+    assert f"threads, Required: {64 * 32}" in str(failures[0])
+    assert failures[1] is None
+    assert kernel.best_config.num_warps == 4
+    (launch,) = gpu.launches[-1:]
+    assert (launch.grid, launch.metadata.num_warps) == ((8, 1, 1), 4)
