@@ -1,0 +1,786 @@
+"""How public projects use a decorated kernel, asked of `triton.autotune` and of `tritile.autotune` alike.
+
+As in `test_like_triton`, kernels run in the interpreter or compile for a GPU that is not here, and times are
+made up.
+"""
+
+import copy
+import functools
+import inspect
+import itertools
+import linecache
+import math
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tests.stand_in_gpu import on_gpu
+from tests.unit.test_like_triton import Bench, grid, increment, of_blocks
+from tests.unit.test_like_triton import copy as copy_values
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+]
+
+
+def noted(used, N, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK)
+
+
+def optional(used, bias, N, BLOCK: tl.constexpr):
+    if bias is not None:
+        tl.store(used, tl.load(bias))
+    else:
+        tl.store(used, BLOCK)
+
+
+def with_even(used, N, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK + 1 if EVEN else BLOCK)
+
+
+def with_constants(used, N, ROWS: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK + ROWS)
+
+
+def with_extra(used, N, EXTRA, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK)
+
+
+def with_extra_constant(used, N, EXTRA: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK)
+
+
+def two_tuned(used, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(used, BLOCK * 1000 + ROWS)
+
+
+class Times:
+    """Time a call by the number that its kernel writes into `used`, and note which were timed."""
+
+    def __init__(self, **times):
+        self.used, self.timed = torch.zeros(1, dtype=torch.int32), []
+        self.times = times
+
+    def __call__(self, call, quantiles=None):
+        call()
+        number = int(self.used)
+        self.timed.append(number)
+        ms = self.times.get(f"b{number}", 1 / number)
+        return [ms, ms * 0.9, ms * 1.1]
+
+
+@pytest.fixture
+def times():
+    """The larger BLOCK is, the faster."""
+    return Times()
+
+
+@pytest.fixture
+def tuned(autotune, interpreted, times):
+    """Decorate a function of which the larger BLOCK is the faster; returns the kernel."""
+
+    def decorated(function=noted, key=("N",), configs=None, **rest):
+        rest = {"do_bench": times} | rest
+        kernel = function if hasattr(function, "run") else triton.jit(function)
+        return autotune(of_blocks(16, 32, 64) if configs is None else configs, list(key), **rest)(kernel)
+
+    return decorated
+
+
+def blocks(configs):
+    return [config.kwargs["BLOCK"] for config in configs]
+
+
+# Heuristics.
+
+
+def even(named):
+    return named["N"] % named["BLOCK"] == 0
+
+
+def test_heuristics_below_see_each_config(tuned, times):
+    kernel = tuned(triton.heuristics({"EVEN": even})(triton.jit(with_even)))
+    kernel[(1,)](times.used, 32)
+    assert times.timed == [17, 33, 64]
+    kernel[(1,)](times.used, N=48)
+    assert times.timed[3:] == [17, 32, 64]
+
+
+def test_heuristics_of_heuristics_below(tuned, times):
+    def constant(name, value):
+        return triton.heuristics({name: lambda named: value})
+
+    inner = constant("FLAG", True)(triton.jit(with_constants))
+    kernel = tuned(constant("ROWS", 3)(inner))
+    kernel[(1,)](times.used, 5)
+    assert times.timed == [19, 35, 67]
+    assert int(times.used) == 67
+
+
+@pytest.mark.parametrize("key", ["N", "EVEN"])
+def test_heuristics_above_set_arguments_of_the_tuned_kernel(tuned, times, key):
+    seen = []
+
+    def is_even(named):
+        seen.append(sorted(name for name in named if name not in ("grid", "warmup")))
+        return named["N"] % 2 == 0
+
+    inner = tuned(with_even, key=(key,))
+    kernel = triton.heuristics({"EVEN": is_even})(inner)
+    for n in (2, 4, 3, 2):
+        kernel[(1,)](times.used, N=n)
+    assert seen == [["N", "used"]] * 4
+    assert len(inner.cache) == (3 if key == "N" else 2)
+    assert int(times.used) == 65
+
+
+# Kernels decorated twice, and their layers.
+
+
+def test_a_tuned_kernel_under_another_tuner(tuned, times):
+    unset = dict.fromkeys(
+        ("num_warps", "num_stages", "num_ctas")
+    )  # those of the inner kernel's configs count
+    inner = tuned(two_tuned)
+    outer = tuned(inner, configs=[triton.Config({"ROWS": rows}, **unset) for rows in (1, 2)], key=())
+    outer[(1,)](times.used, 5)
+    assert int(times.used) == 64002
+    assert outer.best_config.kwargs == {"ROWS": 2}
+    assert inner.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_the_kernel_below_decorated_anew(tuned, times):
+    first = tuned()
+    second = tuned(first.fn, configs=of_blocks(128, 256))
+    assert second.fn is first.fn
+    assert second.base_fn is first.base_fn
+    assert second.arg_names == first.arg_names == ["used", "N", "BLOCK"]
+    second[(1,)](times.used, 5)
+    assert int(times.used) == 256
+    first[(1,)](times.used, 5)
+    assert int(times.used) == 64
+    first.fn[(1,)](times.used, 5, BLOCK=8)
+    assert int(times.used) == 8
+
+
+def test_the_kernel_below_replaced(tuned, times):
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 64
+    launches, inner = [], kernel.fn
+
+    class Counted:
+        def run(self, *args, **kwargs):
+            launches.append(kwargs["BLOCK"])
+            return inner.run(*args, **kwargs)
+
+        def __getattr__(self, name):
+            return getattr(inner, name)
+
+    kernel.fn = Counted()
+    kernel[(1,)](times.used, 5)
+    assert launches == [64]
+    kernel[(1,)](times.used, 6)
+    assert launches == [64, 16, 32, 64, 64]
+
+
+def test_what_a_tuned_kernel_tells_of_itself(tuned, autotune):
+    kernel = tuned()
+    assert isinstance(kernel, triton.runtime.Autotuner)
+    assert isinstance(kernel, triton.runtime.jit.KernelInterface)
+    assert kernel.base_fn is noted
+    assert kernel.base_fn.__name__ == "noted"
+    assert list(kernel.keys) == ["N"]
+    assert kernel.cache == {}
+    assert [config.num_warps for config in kernel.configs] == [4] * 3
+    names = list(inspect.signature(triton.autotune).parameters)
+    assert list(inspect.signature(autotune).parameters)[: len(names)] == names
+
+
+# Hooks.
+
+
+def test_hooks_of_configs_run_before_each_launch_of_theirs(tuned, times):
+    calls = []
+
+    def hook(block):
+        def before(named):
+            assert named["N"] == 5
+            assert named["used"] is times.used
+            assert named["BLOCK"] == block
+            assert named["num_warps"] == 4
+            calls.append(block)
+
+        return before
+
+    configs = [triton.Config({"BLOCK": block}, pre_hook=hook(block)) for block in (16, 32)]
+    kernel = tuned(configs=configs)
+    kernel[(1,)](times.used, 5)
+    assert calls == [16, 32, 32]
+    kernel[(1,)](times.used, N=5)
+    assert calls == [16, 32, 32, 32]
+    assert kernel.best_config.pre_hook is configs[1].pre_hook
+
+
+def test_the_hook_of_the_only_config(tuned, times):
+    hook = lambda named: named["used"].fill_(named["BLOCK"] + named["N"])  # noqa: E731
+    kernel = tuned(configs=[triton.Config({"BLOCK": 8}, pre_hook=hook)], function=noted)
+    kernel.fn = type("Silent", (), {"run": lambda self, *args, **kwargs: None, "fn": noted})()
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 13
+
+
+def test_a_hook_of_the_tuner_resets_once_more_at_the_end(tuned, times):
+    resets = []
+    kernel = tuned(pre_hook=lambda named, reset_only=False: resets.append((named["BLOCK"], reset_only)))
+    kernel[(1,)](times.used, 5)
+    assert resets == [(16, False), (32, False), (64, False), (64, True)]
+    kernel[(1,)](times.used, 5)
+    assert len(resets) == 4
+
+
+def test_an_optional_tensor_is_restored_where_it_is_given(tuned):
+    x = torch.zeros(50)
+    kernel = tuned(increment, restore_value=["x"], reset_to_zero=[], do_bench=Bench())
+    kernel[grid](x, 50)
+    kernel[grid](x, 50)
+    assert (x == 2).all()
+
+
+# What the tuner keeps.
+
+
+def test_the_cache_by_keys_of_triton(tuned, times):
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    kernel[(1,)](N=6, used=times.used)
+    assert list(kernel.cache) == [(5, "torch.int32"), (6, "torch.int32")]
+    assert all(isinstance(config, triton.Config) for config in kernel.cache.values())
+    for key, config in kernel.cache.items():
+        assert config.kwargs == {"BLOCK": 64}
+        assert kernel.cache[key] is config
+    assert len(kernel.cache) == 2
+    assert (5, "torch.int32") in kernel.cache
+
+
+def test_dtypes_are_part_of_a_key(tuned, times):
+    kernel = tuned()
+    for dtype in (torch.int32, torch.float32, torch.int32):
+        kernel[(1,)](times.used.to(dtype), 5)
+    assert list(kernel.cache) == [(5, "torch.int32"), (5, "torch.float32")]
+
+
+def test_what_is_written_into_the_cache_runs(tuned, times):
+    kernel = tuned()
+    kernel.cache[(5, "torch.int32")] = kernel.configs[0]
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 16
+    assert times.timed == []
+    assert kernel.best_config is kernel.configs[0]
+    kernel[(1,)](times.used, 6)
+    kernel.cache.update({(6, "torch.int32"): kernel.configs[1]})
+    kernel[(1,)](times.used, 6)
+    assert int(times.used) == 32
+
+
+def test_a_cache_taken_from_another_kernel(tuned, times):
+    first, second = tuned(), tuned()
+    first[(1,)](times.used, 5)
+    timed = list(times.timed)
+    second.cache = dict(first.cache)
+    second[(1,)](times.used, 5)
+    assert times.timed == timed
+    assert int(times.used) == 64
+
+
+@pytest.mark.parametrize("how", ["clear", "pop", "replaced"])
+def test_a_cleared_cache_chooses_among_the_configs_there_are_then(tuned, times, how):
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    kernel.configs = of_blocks(8, 24)
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 64
+    if how == "clear":
+        kernel.cache.clear()
+    elif how == "pop":
+        kernel.cache.pop((5, "torch.int32"))
+    else:
+        kernel.cache = {}
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 24
+
+
+def test_configs_changed_in_place(tuned, times):
+    kernel = tuned()
+    kernel.configs.append(triton.Config({"BLOCK": 128}))
+    kernel.configs[:] = [config for config in kernel.configs if config.kwargs["BLOCK"] != 64]
+    kernel[(1,)](times.used, 5)
+    assert times.timed == [16, 32, 128]
+    assert int(times.used) == 128
+    del kernel.configs[1:]
+    kernel[(1,)](times.used, 7)
+    assert int(times.used) == 16
+
+
+def test_the_best_config_is_that_of_the_last_call(tuned, times):
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    assert kernel.best_config is kernel.configs[2]
+    times.times = {"b16": 1e-6}
+    kernel[(1,)](times.used, 6)
+    assert kernel.best_config is kernel.configs[0]
+    kernel[(1,)](times.used, 5)
+    assert kernel.best_config is kernel.configs[2]
+    assert kernel.best_config.all_kwargs()["num_warps"] == 4
+
+
+def test_times_of_the_last_tuning(tuned, times):
+    times.times = {"b16": 3.0, "b32": 1.0, "b64": 2.0}
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    assert kernel.bench_time > 0
+    assert {c.kwargs["BLOCK"]: ms[0] for c, ms in kernel.configs_timings.items()} == pytest.approx(
+        {16: 3.0, 32: 1.0, 64: 2.0}
+    )
+    assert min(kernel.configs_timings, key=kernel.configs_timings.get) is kernel.best_config
+
+
+def test_what_is_printed(tuned, times, monkeypatch, capsys):
+    monkeypatch.setattr(triton.knobs.autotuning, "print", True)
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    said = capsys.readouterr().out
+    assert said.count("Autotuning kernel noted with config BLOCK: ") == 3
+    assert "Triton autotuning for function noted,\nwith key as (5, 'torch.int32'),\nfinished after " in said
+    assert said.endswith(f"best config selected: {kernel.best_config};\n")
+    kernel[(1,)](times.used, 5)
+    assert capsys.readouterr().out == ""
+
+
+# Pruning.
+
+
+@pytest.mark.parametrize(("top_k", "timed"), [(2, [16, 32]), (1, [16]), (0.67, [16, 32]), (5, [16, 32, 64])])
+def test_a_performance_model_leaves_a_number_or_a_share(tuned, times, top_k, timed):
+    kernel = tuned(prune_configs_by={"perf_model": lambda BLOCK, **rest: BLOCK, "top_k": top_k})
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == timed[-1]
+    if len(timed) > 1:
+        assert times.timed == timed
+
+
+def test_a_performance_model_after_a_pruner(tuned, times):
+    how = {
+        "early_config_prune": lambda configs, named, **rest: configs[1:],
+        "perf_model": lambda used, N, BLOCK, num_warps, num_stages, **rest: BLOCK,
+        "top_k": 1,
+    }
+    kernel = tuned(prune_configs_by=how)
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 32
+
+
+def test_pruners_get_names_by_place_and_by_name(tuned, times):
+    seen = []
+
+    def early(configs, named, **kwargs):
+        seen.append((named, kwargs))
+        return configs
+
+    kernel = tuned(with_constants, prune_configs_by={"early_config_prune": early})
+    kernel[(1,)](times.used, 5, FLAG=True, ROWS=2)
+    (named, kwargs), *_ = seen
+    assert named == {"used": times.used, "N": 5}
+    assert kwargs == {"FLAG": True, "ROWS": 2, "grid": (1,), "warmup": False}
+
+
+def test_a_pruner_that_edits_configs(tuned, times):
+    def early(configs, named, **kwargs):
+        for config in configs:
+            config.num_stages = 1
+        return configs[:2]
+
+    kernel = tuned(prune_configs_by={"early_config_prune": early})
+    kernel[(1,)](times.used, 5)
+    assert times.timed == [16, 32]
+    assert kernel.best_config.num_stages == 1
+    assert kernel.best_config is kernel.configs[1]
+
+
+def test_a_pruner_that_returns_configs_of_its_own(tuned, times):
+    def early(configs, named, **kwargs):
+        grown = copy.deepcopy(configs)
+        for config in grown:
+            config.kwargs["BLOCK"] *= named["N"]
+        return [*grown, triton.Config({"BLOCK": 4}, num_warps=1)]
+
+    kernel = tuned(prune_configs_by={"early_config_prune": early})
+    kernel[(1,)](times.used, 5)
+    assert times.timed == [80, 160, 320, 4]
+    assert int(times.used) == 320
+    assert kernel.best_config.kwargs == {"BLOCK": 320}
+    assert blocks(kernel.cache.values()) == [320]
+    assert blocks(kernel.configs) == [16, 32, 64]
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 320
+
+
+def test_a_pruner_that_is_a_method_or_partial(tuned, times):
+    class Pruner:
+        least = 32
+
+        def early(self, configs, named, **kwargs):
+            return [config for config in configs if config.kwargs["BLOCK"] >= self.least]
+
+    for early in (Pruner().early, functools.partial(lambda at, configs, named, **_: configs[at:], 1)):
+        kernel = tuned(prune_configs_by={"early_config_prune": early})
+        times.timed.clear()
+        kernel[(1,)](times.used, next(fresh))
+        assert times.timed == [32, 64]
+
+
+fresh = itertools.count(100)
+
+
+def test_no_pruning_by_an_empty_dictionary(tuned, times):
+    kernel = tuned(prune_configs_by={})
+    kernel[(1,)](times.used, 5)
+    assert times.timed == [16, 32, 64]
+
+
+# Keys and arguments.
+
+
+def test_constants_in_the_key_and_by_place(tuned, times):
+    kernel = tuned(with_constants, key=("ROWS", "FLAG"))
+    kernel[(1,)](times.used, 5, 1, True)
+    kernel[(1,)](times.used, 9, 1, True)
+    kernel[(1,)](times.used, 5, 2, True)
+    kernel[(1,)](times.used, 5, FLAG=False, ROWS=2)
+    assert list(kernel.cache) == [
+        (1, True, "torch.int32"),
+        (2, True, "torch.int32"),
+        (2, False, "torch.int32"),
+    ]
+    assert int(times.used) == 66
+
+
+VALUES = [
+    None,
+    True,
+    2.5,
+    "relu",
+    np.int64(7),
+    np.float32(0.5),
+    math.nan,
+    math.inf,
+    (3, 4),
+    ("gelu", None, (1, 2)),
+    torch.float16,
+    tl.float16,
+    torch.Size([2, 3]),
+    -1,
+]
+
+
+def dtypes(value):
+    """What a number of numpy adds to a key besides itself."""
+    return [str(value.dtype)] if hasattr(value, "dtype") else []
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_of_a_key(tuned, times, value):
+    kernel = tuned(with_extra_constant, key=("N", "EXTRA"))
+    for _ in range(2):
+        kernel[(1,)](times.used, 5, value)
+    assert times.timed == [16, 32, 64]
+    assert list(kernel.cache) == [(5, value, "torch.int32", *dtypes(value))]
+    kernel[(1,)](times.used, 5, EXTRA="another")
+    assert len(kernel.cache) == 2
+    assert int(times.used) == 64
+
+
+@pytest.mark.parametrize("value", [None, 2.5, np.int64(7)], ids=repr)
+def test_values_of_a_key_that_are_no_constants(tuned, times, value):
+    kernel = tuned(with_extra, key=("EXTRA",))
+    for _ in range(2):
+        kernel[(1,)](times.used, 5, value)
+    assert times.timed == [16, 32, 64]
+    assert list(kernel.cache) == [(value, "torch.int32", *dtypes(value))]
+
+
+def test_optional_tensors(tuned, times):
+    kernel = tuned(optional)
+    kernel[(1,)](times.used, None, 5)
+    assert int(times.used) == 64
+    kernel[(1,)](times.used, torch.full((1,), 7, dtype=torch.int32), 5)
+    assert int(times.used) == 7
+    assert list(kernel.cache) == [(5, "torch.int32"), (5, "torch.int32", "torch.int32")]
+
+
+@pytest.mark.filterwarnings("ignore:.*RENAMED")
+@pytest.mark.parametrize("key", [["RENAMED"], ["N", "RENAMED"], ["BLOCK", "N"]])
+def test_names_of_no_argument_in_the_key(tuned, times, key):
+    kernel = tuned(key=key)
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 64
+    assert list(kernel.cache) == [((5,) if "N" in key else ()) + ("torch.int32",)]
+
+
+def test_a_key_that_is_a_tuple_or_empty(autotune, interpreted, times):
+    for key in (("N",), [], ()):
+        kernel = autotune(of_blocks(16, 64), key, do_bench=times)(triton.jit(noted))
+        kernel[(1,)](times.used, 5)
+        assert int(times.used) == 64
+        assert len(kernel.cache) == 1
+
+
+def test_configs_in_a_tuple_and_without_parameters(autotune, interpreted, times):
+    configs = tuple(triton.Config({}, num_warps=warps) for warps in (1, 2))
+    kernel = autotune(configs, ["N"], do_bench=times)(triton.jit(noted))
+    kernel[(1,)](times.used, 5, BLOCK=16)
+    assert times.timed == [16, 16]
+    assert kernel.best_config in configs
+
+
+@pytest.mark.parametrize("configs", [[], None], ids=str)
+def test_no_configs(autotune, interpreted, times, configs):
+    kernel = autotune(configs, ["N"], do_bench=times)(triton.jit(noted))
+    kernel[(1,)](times.used, 5, BLOCK=16)
+    assert int(times.used) == 16
+    assert times.timed == []
+    assert kernel.best_config.num_warps == 4
+
+
+def test_one_config_is_not_timed(tuned, times):
+    kernel = tuned(configs=of_blocks(16))
+    kernel[(1,)](times.used, 5)
+    assert times.timed == []
+    assert kernel.best_config is kernel.configs[0]
+    assert kernel.cache == {}
+
+
+@pytest.mark.parametrize("by_place", [False, True])
+def test_what_a_config_sets_is_not_given(tuned, times, by_place):
+    kernel = tuned()
+    args, kwargs = ((16,), {}) if by_place else ((), {"BLOCK": 16})
+    with pytest.raises((ValueError, TypeError)):
+        kernel[(1,)](times.used, 5, *args, **kwargs)
+
+
+def test_grids_see_arguments_and_configs(tuned):
+    seen = []
+
+    def sized(meta):
+        assert meta["N"] is not None
+        seen.append(meta["BLOCK"])
+        return grid(meta)
+
+    kernel = tuned(copy_values, do_bench=Bench())
+    launch = kernel[sized]
+    x = torch.randn(100)
+    for _ in range(2):
+        out = torch.zeros(100)
+        launch(out, x, N=100)
+        assert torch.equal(out, x)
+    assert seen == [16, 32, 64, 64, 64]
+
+
+def test_run_called_by_name(tuned, times):
+    kernel = tuned()
+    kernel.run(times.used, 5, grid=(1,), warmup=False)
+    assert int(times.used) == 64
+
+
+# Benchmarks.
+
+
+@pytest.mark.parametrize(
+    "wrap", [list, tuple, torch.tensor, lambda ms: ms[0]], ids=["list", "tuple", "tensor", "one"]
+)
+def test_benchmarks_return_times_or_one(tuned, times, wrap):
+    def bench(call, quantiles=None):
+        return wrap(times(call))
+
+    kernel = tuned(do_bench=bench)
+    if wrap is torch.tensor:
+        kernel.configs[:] = kernel.configs[:1]  # Triton compares times by <, which tensors of three have not
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) in (16, 64)
+    assert kernel.best_config is kernel.configs[-1]
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [
+        lambda times: lambda fn, **_: times(fn),
+        lambda times: lambda *args, **rest: times(*args),
+        lambda times: functools.partial(lambda fn, rep, quantiles: times(fn), rep=3),
+        lambda times: times.__call__,
+    ],
+    ids=["keywords", "any", "partial", "method"],
+)
+def test_signatures_of_benchmarks(tuned, times, bench):
+    kernel = tuned(do_bench=bench(times))
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 64
+    assert times.timed == [16, 32, 64]
+
+
+def test_a_config_of_infinite_time_loses(tuned, times):
+    times.times = {"b16": 1.0, "b32": 2.0, "b64": math.inf}
+    kernel = tuned()
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) == 16
+
+
+@pytest.mark.parametrize("deprecated", [{"warmup": 5}, {"rep": 10}, {"use_cuda_graph": True}], ids=str)
+def test_deprecated_arguments_warn(autotune, interpreted, gpu, times, monkeypatch, deprecated):
+    for name in ("do_bench", "do_bench_cudagraph"):
+        monkeypatch.setattr(triton.testing, name, lambda fn, quantiles=None, **rest: times(fn))
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        kernel = autotune(of_blocks(16, 64), ["N"], **deprecated)(triton.jit(noted))
+    kernel[(1,)](times.used, 5)
+    assert int(times.used) in (16, 64)
+    assert len(kernel.cache) == 1
+
+
+# Where kernels are defined.
+
+
+def test_kernels_in_classes(tuned, times):
+    class Layer:
+        kernel = staticmethod(tuned())
+        bare = tuned()
+
+        def forward(self, n):
+            self.kernel[(1,)](times.used, n)
+            self.bare[(1,)](times.used, n)
+            return int(times.used)
+
+    assert Layer().forward(5) == 64
+    assert len(Layer.kernel.cache) == len(Layer.bare.cache) == 1
+
+
+def test_kernels_in_closures(autotune, gpu):
+    def made(offset):
+        step = tl.constexpr(offset)
+
+        @autotune(of_blocks(16, 64), ["N"], do_bench=Bench())
+        @triton.jit
+        def closed(used, N, BLOCK: tl.constexpr):
+            tl.store(used, BLOCK + step)
+
+        return closed
+
+    for offset in (3, 5):
+        kernel = made(offset)
+        compiled = kernel[(1,)](on_gpu(1, dtype=torch.int32), 5)
+        assert kernel.best_config.kwargs == {"BLOCK": 64}
+        assert (
+            f"dense<{64 + offset}>" in compiled.asm["ttir"] or f"{64 + offset} : i32" in compiled.asm["ttir"]
+        )
+
+
+SOURCE = textwrap.dedent(
+    """
+    import triton, triton.language as tl
+
+    @decorate
+    @triton.jit
+    def in_cell(used, N, BLOCK: tl.constexpr):
+        tl.store(used, BLOCK + EXTRA_LINE)
+    """
+)
+
+
+@pytest.mark.parametrize("name", ["<ipython-input-1-0123456789ab>", "/tmp/ipykernel_1/123.py", "<generated>"])
+def test_kernels_in_cells_of_a_notebook(autotune, interpreted, times, name):
+    """A cell that is run again defines another kernel in a file of the same name."""
+    for extra in (1, 2):
+        source = SOURCE.replace("EXTRA_LINE", str(extra))
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        namespace = {
+            "__name__": "__main__",
+            "decorate": autotune(of_blocks(16, 64), ["N"], do_bench=times),
+        }
+        exec(compile(source, name, "exec"), namespace)
+        times.timed.clear()
+        namespace["in_cell"][(1,)](times.used, 5)
+        assert times.timed == [16 + extra, 64 + extra]
+        assert int(times.used) == 64 + extra
+
+
+def test_two_kernels_of_one_name(tuned, times):
+    def made(extra):
+        def kernel(used, N, BLOCK: tl.constexpr):
+            tl.store(used, BLOCK)
+
+        return tuned(kernel, configs=of_blocks(*extra))
+
+    first, second = made((16, 32)), made((8, 24))
+    for kernel, block in ((first, 32), (second, 24), (first, 32)):
+        kernel[(1,)](times.used, 5)
+        assert int(times.used) == block
+
+
+# torch.library.
+
+
+def test_wrapped_for_torch_outside_of_a_compile(tuned, times):
+    kernel = tuned()
+    torch.library.wrap_triton(kernel)[(1,)](times.used, 5)
+    assert int(times.used) == 64
+    assert len(kernel.cache) == 1
+
+
+def test_in_an_operator_of_triton(tuned, times, request):
+    kernel = tuned(copy_values, do_bench=Bench())
+    name = f"tritile_tests::copied_{request.node.callspec.id}"
+
+    @torch.library.triton_op(name, mutates_args=())
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.library.wrap_triton(kernel)[grid](out, x, x.numel())
+        return out
+
+    x = torch.randn(100)
+    assert torch.equal(copied(x), x)
+    assert len(kernel.cache) == 1
+
+
+# Compiled for a GPU.
+
+
+def test_compiled_ahead_for_each_config(autotune, gpu):
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((64, 2), (128, 4))]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy_values))
+    compiled = kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
+    assert [each.metadata.num_warps for each in compiled] == [2, 4]
+    assert gpu.launches == []
+
+
+def test_options_given_in_a_call(autotune, gpu):
+    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy_values))
+    compiled = kernel[grid](on_gpu(100), on_gpu(100), 100, enable_fp_fusion=False)
+    assert compiled.metadata.enable_fp_fusion is False
+    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128]
+
+
+def test_compiled_kernels_are_launched_again_without_timing(autotune, gpu):
+    bench = Bench()
+    kernel = autotune(of_blocks(64, 128), ["N"], do_bench=bench)(triton.jit(copy_values))
+    out, x = on_gpu(100), on_gpu(100)
+    first = kernel[grid](out, x, 100)
+    again = kernel[grid](out, x, 100)
+    by_name = kernel[grid](x=x, out=out, N=100)
+    assert first is again is by_name
+    assert bench.calls == 2
+    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128, 128, 128]
+    assert list(kernel.cache) == [(100, "torch.float32", "torch.float32")]
