@@ -64,7 +64,7 @@ class StandInGpu:
 @contextlib.contextmanager
 def stand_in_gpu(device: Device) -> Iterator[StandInGpu]:
     """Have Triton compile for a device and record launches for a `with`."""
-    compiler.max_shared_mem.cache_clear()  # Triton asks a driver once
+    compiler.max_shared_mem.cache_clear()  # cached by device number
     gpu = StandInGpu(device)
     with driven_by(gpu):
         yield gpu

@@ -1,4 +1,4 @@
-"""How public projects use a decorated kernel, asked of `triton.autotune` and of `tritile.autotune` alike.
+"""Decorated kernels as public projects use them, checked for `triton.autotune` and `tritile.autotune`.
 
 As in `test_like_triton`, kernels run in the interpreter or compile for a GPU that is not here, and times are
 made up.
@@ -189,7 +189,7 @@ def test_the_kernel_below_replaced(tuned, times):
     assert launches == [64, 16, 32, 64, 64]
 
 
-def test_what_a_tuned_kernel_tells_of_itself(tuned, autotune):
+def test_attributes_of_a_tuned_kernel(tuned, autotune):
     kernel = tuned()
     assert isinstance(kernel, triton.runtime.Autotuner)
     assert isinstance(kernel, triton.runtime.jit.KernelInterface)
@@ -765,7 +765,7 @@ def test_compiled_ahead_for_each_config(autotune, gpu):
     assert gpu.launches == []
 
 
-def test_options_given_in_a_call(autotune, gpu):
+def test_options_passed_in_a_call(autotune, gpu):
     configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
     kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy_values))
     compiled = kernel[grid](on_gpu(100), on_gpu(100), 100, enable_fp_fusion=False)

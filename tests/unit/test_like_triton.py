@@ -1,4 +1,4 @@
-"""What Triton tests of its autotuner, asked of `triton.autotune` and of `tritile.autotune` alike.
+"""The behaviour that Triton tests of its autotuner, checked for `triton.autotune` and `tritile.autotune`.
 
 Answers come from the interpreter, on host tensors. What only a compiler or a driver can say comes from
 kernels compiled for a GPU that is not here. Times are made up.
@@ -82,7 +82,7 @@ def added(x, y, out, n, BLOCK: tl.constexpr):
 
 @pytest.fixture
 def tuned(autotune, interpreted):
-    """Decorate a function, with made-up times unless `do_bench` is given; returns the kernel."""
+    """Decorate a function, with made-up times unless `do_bench` is passed; returns the kernel."""
 
     def decorated(function, key=("N",), configs=None, heuristics=lambda kernel: kernel, **rest):
         rest = {"do_bench": Bench()} | rest
@@ -139,12 +139,12 @@ def test_results_kept_on_disk(autotune, gpu, tmp_path, monkeypatch, key):
 
 
 def test_without_a_benchmark_the_drivers_is_taken(tuned, gpu):
-    asked = []
+    requested = []
 
     def bench(call, quantiles=None, **rest):
-        asked.append(quantiles)
+        requested.append(quantiles)
         call()
-        return [1.0 / len(asked)] * 3
+        return [1.0 / len(requested)] * 3
 
     gpu.get_benchmarker = lambda: bench
     kernel = tuned(copy, do_bench=None)

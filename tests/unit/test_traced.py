@@ -294,7 +294,7 @@ def test_where_the_tracer_cannot_follow_heuristics_it_is_said_once(monkeypatch):
     assert traces.blocks == [[64, 128, 256]] * 2
 
 
-def test_another_tracer_sees_all_configs_as_it_does_of_triton():
+def test_another_tracer_sees_the_remembered_config_too():
     kernel = measured(Bench(), (50, 128))
     seen = Traces()
 
@@ -305,7 +305,7 @@ def test_another_tracer_sees_all_configs_as_it_does_of_triton():
 
     graph = make_fx(call, tracing_mode="fake")(torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32))
     seen(graph, ())
-    assert seen.blocks == [[64, 128, 256]]
+    assert seen.blocks == [[128]]
     assert [node.name for node in graph.graph.nodes if node.name.startswith("empty")] == ["empty_like"]
 
 

@@ -14,6 +14,7 @@ from torch._functorch import pyfunctorch, utils, vmap
 from torch._guards import TracingContext as _TracingContext
 from torch._ops import OpOverload as _OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
+from torch._subclasses.fake_tensor import is_fake as _is_fake
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _contextlib, _python_dispatch
@@ -53,6 +54,7 @@ is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 unwrap_batched: Final = vmap.unwrap_batched  # split arguments of vmap into tensors and batch dimensions
 add_batch_dim: Final = torch._C._functorch._add_batch_dim  # wrap a result of vmap with its batch dimension
 FakeTensor: TypeAlias = _FakeTensor  # stand for a tensor while a call is traced
+is_fake: Final = _is_fake  # True of a FakeTensor, functionalised or within a transform, too
 TracingContext: TypeAlias = _TracingContext  # tell whether torch.compile traces in this thread
 
 

@@ -21,7 +21,7 @@ import triton
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core import device as devices
-from tritile.core.of_torch import trace_as_constant
+from tritile.core.of_torch import is_fake, trace_as_constant
 from tritile.core.of_triton import Heuristics
 from tritile.core.problem import KernelProblem, problem_from_dict
 from tritile.core.settings import requested_mode
@@ -63,7 +63,7 @@ def is_known(value: Any) -> bool:
     """Tell whether the tracer knows a value as it compiles: neither a tensor nor a number that may change."""
     if isinstance(value, torch.Tensor):
         return False
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         return torch.fx.experimental.symbolic_shapes.has_static_value(value)
     return True
 
@@ -75,6 +75,8 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     kernel's own. They choose where nothing is remembered; `early` also answers every other caller.
     """
     names, keys, of = tuple(tuner.arg_names), tuple(tuner.keys), weakref.ref(tuner)
+    # torch drops both lists as it prunes, and would time several configs on tensors that nothing restores.
+    most = 1 if tuner.reset_to_zero or tuner.restore_value else None
 
     def remembered(tensors: Tensors, values: Values, unknown: tuple[str, ...]) -> tuple[int, ...] | None:
         """Return indices of the tuner's configs, none where nothing is remembered; None: leave them all."""
@@ -86,9 +88,9 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     def prune(
         configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
     ) -> Sequence[triton.Config]:
-        if not is_dynamo_compiling():
-            return configs if early is None else early(configs, named_args, **kwargs)
         given = {**named_args, **kwargs}
+        if not is_dynamo_compiling() and not any(is_fake(value) for value in given.values()):
+            return configs if early is None else early(configs, named_args, **kwargs)
         tensors = tuple(
             (name, given[name].dtype, given[name].device)
             for name in names
@@ -97,14 +99,14 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
         values = tuple((name, given[name]) for name in keys if name in given and is_known(given[name]))
         unknown = tuple(name for name in keys if name in given and not is_known(given[name]))
         indices = remembered(tensors, values, unknown)
-        left = configs if early is None else list(early(configs, named_args, **kwargs))
+        left = list(configs if early is None else early(configs, named_args, **kwargs))
         if indices is None:
-            return left
+            return left[:most]
         chosen = [configs[index] for index in indices]
         if early is not None:  # what is remembered runs only where the kernel's own pruning leaves it
             chosen = [config for config in chosen if any(config is other for other in left)]
         if chosen:
-            return chosen
+            return chosen[:most]
         if perf_model is not None:  # the tracer knows no min by key
             left = sorted(left, key=lambda config: perf_model(**given, **config.all_kwargs()))
         return left[:1]

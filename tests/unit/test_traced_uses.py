@@ -1,0 +1,389 @@
+"""Decorated kernels as torch traces them: what it makes of `triton.autotune`'s, it makes of tritile's.
+
+Kernels are traced by Dynamo, by make_fx and within an operator, and what came into the graph is read there.
+Inductor's own code runs with a driver that records launches. Of tritile's kernels Dynamo sees one config
+where it sees all of Triton's.
+"""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch._dynamo.backends.common import aot_autograd
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import wrap_triton
+
+import tritile
+from tests.unit.test_like_triton import of_blocks
+from tritile.core.versions import parsed
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
+    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled"),
+]
+BLOCKS = (16, 32, 64)
+SIZE = 64
+
+
+@pytest.fixture(autouse=True)
+def _traced(monkeypatch, gpu):
+    """Have torch take Triton's kernels for such, which it does where there is a GPU; forget its graphs."""
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda **_: True)
+    gpu.get_benchmarker = lambda: lambda call, quantiles=None: (call(), [1.0] * 3)[1]
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@triton.jit
+def plain(x, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def scaled(x, out, n, BLOCK: tl.constexpr, SCALE: tl.constexpr = 2):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * SCALE, mask=at < n)
+
+
+@triton.jit
+def shifted(x, out, n, BLOCK: tl.constexpr, shift=0):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + shift, mask=at < n)
+
+
+@triton.jit
+def halved(x, out, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        tl.store(out + at, tl.load(x + at, mask=at < n) * 0.5, mask=at < n)
+    else:
+        tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def optional(x, out, bias, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    if bias is not None:
+        value += tl.load(bias)
+    tl.store(out + at, value, mask=at < n)
+
+
+@triton.jit
+def warped(x, out, n, BLOCK: tl.constexpr, num_warps: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) * num_warps, mask=at < n)
+
+
+def grid(meta):
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def launch(kernel, x, out, n):
+    kernel[grid](x, out, n)
+
+
+def by_name(kernel, x, out, n):
+    kernel[grid](n=n, out=out, x=x)
+
+
+def run(kernel, x, out, n):
+    kernel.run(x, out, n, grid=grid, warmup=False)
+
+
+def fixed_grid(kernel, x, out, n):
+    kernel[(4,)](x, out, n)
+
+
+def thrice(kernel, x, out, n):
+    kernel[grid](x, out, n, SCALE=3)
+
+
+def without_bias(kernel, x, out, n):
+    kernel[grid](x, out, None, n)
+
+
+def with_ctas(kernel, x, out, n):
+    kernel[grid](x, out, n, num_ctas=1)
+
+
+def from_32_on(configs, named, **kwargs):
+    return [config for config in configs if config.kwargs["BLOCK"] > 16]
+
+
+def up_to_n(configs, named, **kwargs):
+    return [config for config in configs if config.kwargs["BLOCK"] < named["n"]]
+
+
+def even_blocks(named):
+    return named["n"] % named["BLOCK"] == 0
+
+
+def even_sizes(named):
+    return named["n"] % 2 == 0
+
+
+def of(fn=plain, key=("n",), configs=None, above=None, **rest):
+    """Return a function that decorates a kernel with the `autotune` it takes."""
+
+    def decorate(autotune):
+        kernel = autotune(of_blocks(*BLOCKS) if configs is None else configs, list(key), **rest)(fn)
+        return kernel if above is None else above(kernel)
+
+    return decorate
+
+
+def largest_first(BLOCK, **rest):
+    return -BLOCK
+
+
+below, above = triton.heuristics({"EVEN": even_blocks}), triton.heuristics({"EVEN": even_sizes})
+TWO, LARGE = {"perf_model": largest_first, "top_k": 2}, [64, 32]
+# What decorates a kernel, how it is called, the BLOCKs that torch sees of Triton's.
+USES = {
+    "plain": (of(), launch, BLOCKS),
+    "by name": (of(), by_name, BLOCKS),
+    "run": (of(), run, BLOCKS),
+    "one config": (of(configs=of_blocks(16)), launch, (16,)),
+    "configs in a tuple": (of(configs=tuple(of_blocks(*BLOCKS))), launch, BLOCKS),
+    "fixed grid": (of(), fixed_grid, BLOCKS),
+    "default of a constant": (of(scaled), launch, BLOCKS),
+    "default of a constant in the key": (of(scaled, key=("n", "SCALE")), launch, BLOCKS),
+    "default of a number": (of(shifted), launch, BLOCKS),
+    "constant by name": (of(scaled), thrice, BLOCKS),
+    "heuristics below": (of(below(halved)), launch, BLOCKS),
+    "heuristics below, pruned": (
+        of(below(halved), prune_configs_by={"early_config_prune": from_32_on}),
+        launch,
+        (32, 64),
+    ),
+    "heuristics above": (of(halved, above=above), launch, BLOCKS),
+    "heuristics above, in the key": (of(halved, key=("n", "EVEN"), above=above), launch, BLOCKS),
+    "heuristics above, one config": (of(halved, above=above, configs=of_blocks(16)), launch, (16,)),
+    "pruned": (of(prune_configs_by={"early_config_prune": from_32_on}), launch, (32, 64)),
+    "pruned by size": (of(prune_configs_by={"early_config_prune": up_to_n}), launch, (16, 32)),
+    "modelled": (of(prune_configs_by=TWO), launch, LARGE),
+    "pruned and modelled": (of(prune_configs_by=TWO | {"early_config_prune": from_32_on}), launch, (32, 64)),
+    "restored": (of(restore_value=["out"]), launch, BLOCKS),
+    "reset": (of(reset_to_zero=["out"]), launch, BLOCKS),
+    "benchmark": (of(do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1]), launch, BLOCKS),
+    "kept on disk": (of(cache_results=True), launch, BLOCKS),
+    "none": (of(optional), without_bias, BLOCKS),
+    "none in the key": (
+        of(optional, key=("bias",)),
+        without_bias,
+        BLOCKS,
+    ),
+    "warps as a constant": (of(warped), launch, BLOCKS),
+}
+
+
+class Traces:
+    """A backend that notes what kernels came into a graph; `run` has the graph executed, too."""
+
+    def __init__(self, run=False):
+        self.run, self.found = run, []
+
+    def note(self, graph):
+        for node in graph.graph.nodes:
+            if "kernel_idx" in node.kwargs:
+                kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+                constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+                self.found.append(
+                    SimpleNamespace(
+                        blocks=[config.kwargs["BLOCK"] for config in kernel.configs],
+                        restored=(kernel.restore_value, kernel.reset_to_zero),
+                        args={*node.kwargs["kwargs"], *constants},
+                        grids=len(node.kwargs["grid"]),
+                    )
+                )
+
+    def __call__(self, graph, inputs):
+        self.note(graph)
+        return graph if self.run else lambda *args: (torch.empty(0),)
+
+
+def calling(kernel, call):
+    def called(x):
+        out = torch.empty_like(x)
+        call(kernel, x, out, x.shape[0])
+        return out
+
+    return called
+
+
+class Wrapped:
+    """A kernel that another tracer than Dynamo sees."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return wrap_triton(self.kernel)[grid]
+
+    def run(self, *args, **kwargs):
+        return wrap_triton(self.kernel).run(*args, **kwargs)
+
+
+def by_dynamo(kernel, call, **options):
+    traces = Traces()
+    torch.compile(calling(kernel, call), backend=traces, fullgraph=True, **options)(torch.zeros(SIZE))
+    return traces.found
+
+
+def by_make_fx(kernel, call):
+    traces = Traces()
+    graph = make_fx(calling(Wrapped(kernel), call), tracing_mode="fake")(torch.zeros(SIZE))
+    traces.note(graph)
+    graph(torch.zeros(SIZE))
+    return traces.found
+
+
+_numbers = itertools.count()
+
+
+def in_an_operator(kernel, call):
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return calling(Wrapped(kernel), call)(x)
+
+    traces = Traces(run=True)
+    operator = torch.library.triton_op(f"tritile_tests::traced_{next(_numbers)}", called, mutates_args=())
+    operator(torch.zeros(SIZE))
+    backend = aot_autograd(fw_compiler=traces)
+    torch.compile(lambda x: operator(x), backend=backend, fullgraph=True)(torch.zeros(SIZE))
+    return traces.found
+
+
+WAYS = [by_dynamo, by_make_fx, in_an_operator]
+UNWRAPPED = "heuristics above"  # torch wraps kernels under Triton's autotuner, not under its heuristics
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("use", USES)
+def test_uses_that_torch_traces(autotune, use, way):
+    decorate, call, blocks = USES[use]
+    kernel = decorate(autotune)
+    if use.startswith(UNWRAPPED) and way in (by_make_fx, in_an_operator):
+        with pytest.raises(RuntimeError, match="wrap_triton only works"):
+            way(kernel, call)
+        return
+    (found,) = way(kernel, call)
+    assert found.grids == len(found.blocks)
+    assert {"x", "out", "n"} <= found.args
+    if autotune is triton.autotune:
+        assert found.blocks == list(blocks)
+    else:
+        assert found.blocks
+        assert set(found.blocks) <= set(blocks)
+
+
+@pytest.mark.parametrize("what", ["restore_value", "reset_to_zero"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_torch_times_no_configs_without_restoring_tensors(autotune, way, what):
+    (found,) = way(of(**{what: ["out"]})(autotune), launch)
+    assert len(found.blocks) == 1 or ["out"] in found.restored
+
+
+@pytest.mark.parametrize("what", ["restore_value", "reset_to_zero"])
+def test_nor_where_sizes_may_change(autotune, what):
+    fastest, timed = {SIZE: 32, 2 * SIZE: 64}, []
+
+    def bench(call, quantiles):
+        call()
+        block = BLOCKS[len(timed) % len(BLOCKS)]
+        timed.append(1.0 + (block != fastest[n]))
+        return timed[-1:] * 3
+
+    kernel = of(do_bench=bench, **{what: ["out"]})(autotune)
+    if autotune is tritile.autotune:
+        for n, block in fastest.items():
+            with tritile.mode("tune"):
+                launch(kernel, torch.zeros(n), torch.zeros(n), n)
+            assert kernel.best_config.kwargs["BLOCK"] == block
+    (found,) = by_dynamo(kernel, launch, dynamic=True)
+    assert len(found.blocks) == 1 or ["out"] in found.restored
+
+
+def hook(named):
+    pass
+
+
+UNSET = dict.fromkeys(("num_warps", "num_stages", "num_ctas"))
+INNER = [triton.Config({"SCALE": scale}, **UNSET) for scale in (1, 2)]
+HOOKS = "pre_hook and post_hook are not supported"
+# What torch refuses under either decorator, and in which words.
+REFUSED = {
+    "hook of a config": (of(configs=[triton.Config({"BLOCK": 16}, pre_hook=hook)]), launch, HOOKS),
+    "pre_hook": (of(pre_hook=lambda named, reset_only=False: None), launch, HOOKS),
+    "post_hook": (of(post_hook=lambda named, exception: None), launch, HOOKS),
+    "tuned twice": (
+        lambda tune: tune(INNER, ["n"])(of(scaled)(tune)),
+        launch,
+        "multiple @triton.autotune",
+    ),
+    "num_ctas passed": (of(), with_ctas, "num_ctas"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("use", REFUSED)
+def test_uses_that_torch_refuses(autotune, use, way):
+    decorate, call, words = REFUSED[use]
+    with pytest.raises(RuntimeError, match=words):
+        way(decorate(autotune), call)
+
+
+@pytest.fixture
+def inductor(monkeypatch, tmp_path):
+    """Have Inductor compile kernels on host tensors for the stand-in."""
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+    from triton.backends.compiler import GPUTarget
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr(triton_heuristics, "GPUTarget", lambda *_: GPUTarget("cuda", 90, 32))
+    monkeypatch.setattr(triton_heuristics.CachingAutotuner, "bench", lambda *args, **rest: 1.0)
+    monkeypatch.setattr(triton_helpers, "set_driver_to_cpu", lambda: None)
+    with torch._inductor.config.patch(compile_threads=1, force_disable_caches=True):
+        yield
+
+
+LAUNCHED = [
+    "plain",
+    "one config",
+    "constant by name",
+    "heuristics below",
+    "heuristics above",
+    "pruned",
+    "restored",
+    "none",
+    "warps as a constant",
+]
+
+
+@pytest.mark.skipif(parsed(torch.__version__) < (2, 13), reason="a later torch's Inductor")
+@pytest.mark.parametrize("use", LAUNCHED)
+def test_inductors_code_launches(autotune, gpu, inductor, use):
+    decorate, call, blocks = USES[use]
+    compiled = torch.compile(calling(decorate(autotune), call), fullgraph=True, dynamic=False)
+    for _ in range(2):
+        compiled(torch.zeros(SIZE))
+    first, again = gpu.launches[-2:]
+    assert first.args["BLOCK"] == again.args["BLOCK"] == blocks[0]
+    assert first.args["n"] == SIZE
+    assert first.grid[0] == triton.cdiv(SIZE, blocks[0])
+
+
+@pytest.mark.skipif(parsed(torch.__version__) < (2, 13), reason="a later torch's Inductor")
+@pytest.mark.parametrize("use", ["default of a constant", "default of a number"])
+def test_inductor_takes_no_default(autotune, inductor, use):
+    """Pass arguments that have defaults: Inductor leaves out what a call leaves out."""
+    decorate, call, _ = USES[use]
+    with pytest.raises(RuntimeError, match="NoneType"):
+        torch.compile(calling(decorate(autotune), call), fullgraph=True)(torch.zeros(SIZE))
