@@ -209,15 +209,15 @@ def test_a_strangers_kernel_with_the_benchmark_of_tritile():
         run_softmax(tuned(do_bench=forbidden), 999)
 
 
-def test_a_strangers_kernel_is_never_measured_by_surprise():
-    kernel = tuned(do_bench=forbidden)
+def test_a_strangers_kernel_in_mode_cached_is_never_measured():
+    kernel = tuned(do_bench=forbidden, mode="cached")
     with pytest.warns(UntunedWarning, match="softmax N=777"):
         run_softmax(kernel, 777)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntunedWarning)
         run_softmax(kernel, 777)
     with tritile.mode("strict"), pytest.raises(NotTunedError):
-        run_softmax(kernel, 778)
+        run_softmax(tuned(do_bench=forbidden), 778)
 
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
@@ -225,7 +225,8 @@ def test_nothing_is_measured_while_a_graph_is_captured():
     kernel = tuned(do_bench=forbidden)
     x = values((300, 500), torch.float32, 0, "cuda")
     out = torch.empty_like(x)
-    kernel[(300,)](x, out, 500)  # compiled and loaded
+    with tritile.mode("cached"):
+        kernel[(300,)](x, out, 500)  # compiled and loaded
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with tritile.mode("tune"), torch.cuda.graph(graph):
@@ -265,7 +266,7 @@ def test_warm_calls_are_told_apart_by_all_that_triton_specializes_on():
                 out.fill_(float("nan"))
                 kernel[grid](x, out, n, step, scale)
                 assert torch.equal(out, x[: n * step : step][:n] * scale)
-    assert len([key for key in kernel.cache if key[0] == "direct"]) == 5
+    assert len(kernel.cache) == 1
 
 
 FACTOR = tl.constexpr(3)
@@ -288,3 +289,43 @@ def test_a_global_that_changed_is_told_as_triton_tells_it(monkeypatch):
     with pytest.raises(RuntimeError, match="FACTOR has changed"):
         kernel[(1,)](x)
     assert x[0] == 27
+
+
+@triton.jit
+def added_by_address(addresses, out, n, count: tl.constexpr, BLOCK: tl.constexpr):
+    """out = the sum of `count` tensors, whose addresses lie in memory of the GPU."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(count):
+        x = tl.load(addresses + i).to(tl.pointer_type(tl.float32))
+        total += tl.load(x + at, mask=at < n)
+    tl.store(out + at, total, mask=at < n)
+
+
+def test_memory_whose_addresses_the_kernel_holds_as_numbers_is_measured_here():
+    """Another process lacks that memory: there every config fails."""
+    n, configs = 5000, [triton.Config({"BLOCK": block}) for block in (256, 512, 1024)]
+    kernel = tritile.autotune(configs, ["n"])(added_by_address)
+    tensors = [torch.randn(n, device="cuda") for _ in range(3)]
+    addresses = torch.tensor([x.data_ptr() for x in tensors], device="cuda")
+    out = torch.empty(n, device="cuda")
+    with pytest.warns(tritile.errors.IsolationWarning, match=r"measured in this process.*every config"):
+        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](addresses, out, n, 3)
+    torch.testing.assert_close(out, tensors[0] + tensors[1] + tensors[2])
+    with tritile.mode("strict"):
+        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](addresses, out, n, 3)
+
+
+@triton.jit
+def beyond_the_view(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, at.to(tl.float32), mask=at < n)
+
+
+def test_a_view_that_the_kernel_writes_beyond_is_measured_here():
+    n, configs = 3000, [triton.Config({"BLOCK": block}) for block in (256, 1024)]
+    kernel = tritile.autotune(configs, ["n"])(beyond_the_view)
+    memory = torch.zeros(n, device="cuda")
+    with pytest.warns(tritile.errors.IsolationWarning, match="outside the memory"):
+        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](memory[:1], n)
+    assert torch.equal(memory, torch.arange(float(n), device="cuda"))
