@@ -1,0 +1,426 @@
+"""What `tritile.autotune` measures and remembers: any config, any tensor, told apart by what they launch.
+
+Times are made up; every run is real, in Triton's interpreter, but for calls that say they are on a GPU.
+"""
+
+import ast
+import functools
+import inspect
+import io
+import logging
+import sys
+import warnings
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import tritile
+from tests.unit.test_autotune import TIMES, Bench, another_process, configs, run, trials, tuned
+from tritile.core.device import INTERPRETER, target_device
+from tritile.core.problem import KernelProblem
+from tritile.errors import IsolationWarning, TuningError, UntunedWarning
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial, is_settled
+from tritile.tune import measuring
+from tritile.tune.identity import identified, identity
+from tritile.tune.measure.answers import OUTSIDE
+from tritile.tune.measure.engine import tune
+from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.spaces import Listed
+
+H200 = target_device("nvidia-h200")
+
+# --- One word tunes ---
+
+
+def test_one_word_tunes_and_remembers(caplog):
+    bench = Bench()
+    kernel = tuned(bench)
+    with caplog.at_level(logging.INFO, "tritile.tune"), warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        assert run(kernel, bench.used) == 128
+        assert run(another_process(tuned(Bench({}))), bench.used) == 128
+    assert bench.measured == [64, 128, 256]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "softmax N=50" in said
+    assert "BLOCK: 128" in said
+    assert "3 configs" in said
+
+
+@pytest.mark.parametrize("ask", ["mode", "environment", "with"])
+def test_who_asks_for_another_mode_gets_it(ask, monkeypatch):
+    bench = Bench()
+    kernel = tuned(bench, **({"mode": "cached"} if ask == "mode" else {}))
+    if ask == "environment":
+        monkeypatch.setenv("TRITILE_MODE", "cached")
+    with tritile.mode("cached" if ask == "with" else "tune"):
+        if ask == "environment":
+            kernel.mode = None
+        assert run(kernel, bench.used) == (64 if ask != "environment" else 128)
+
+
+def test_operations_of_tritile_stay_unmeasured():
+    assert tritile.core.settings.current_mode() == "cached"
+    assert tritile.core.settings.requested_mode() is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is_and_what_won(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    bench = Bench()
+    run(tuned(bench), bench.used)
+    shown = terminal.getvalue().split("\r\x1b[K")
+    assert [line for line in shown if "tuning softmax N=50: 2 of 3 configs" in line]
+    assert shown[-1].startswith("tritile: tuned softmax N=50")
+    assert shown[-1].endswith("\n")
+
+
+def test_a_list_that_the_budget_cuts_is_said_and_gone_on_with(monkeypatch, caplog):
+    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1e-9")
+    benches = [Bench({block: 1.0 / block for block in TIMES}) for _ in range(4)]
+    chosen = [run(another_process(tuned(bench)), bench.used) for bench in benches]
+    assert [bench.measured for bench in benches] == [[64], [128], [256], []]
+    assert chosen == [64, 128, 256, 256]
+    cut = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.split(": ")[1].split()[0] for text in cut] == ["2", "1"]
+    assert all("TRITILE_TUNE_BUDGET" in text and "next process" in text for text in cut)
+
+
+# --- Configs are told apart by what they launch ---
+
+
+@triton.jit
+def helper(x):
+    return x + 1
+
+
+@triton.jit
+def other_helper(x):
+    return x + 2
+
+
+@triton.jit
+def with_value(used_ptr, N, A: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(used_ptr, BLOCK)
+
+
+def noted(values):
+    return values["BLOCK"]
+
+
+VALUES = {
+    "None": None,
+    "dtype": tl.float16,
+    "torch's dtype": torch.float16,
+    "tuple": (1, (2, tl.float32)),
+    "function": helper,
+    "constexpr": tl.constexpr(3),
+    "long text": "x" * 500,
+    "line": "a\nb",
+    "2^31": 2**31,
+    "negative zero": -0.0,
+    "infinity": float("inf"),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_config_may_hold_any_value(value):
+    bench = Bench({64: 2.0, 128: 1.0})
+    listed = [triton.Config({"A": value, "BLOCK": block}) for block in (64, 128)]
+    kernel = tritile.autotune(listed, ["N"], do_bench=bench)(with_value)
+    for mode in ("tune", "cached", "strict"):
+        with tritile.mode(mode):
+            kernel[(1,)](bench.used, 4)
+        assert int(bench.used) == 128, mode
+        another_process(kernel)
+    assert bench.measured == [64, 128]
+
+
+ALIKE = [
+    ({"A": 1}, {"A": True}, {"A": 1.0}),
+    ({"A": 0}, {"A": False}, {"A": None}),
+    ({"A": "1"}, {"A": 1}, {"A": tl.constexpr(1)}),
+    ({"A": helper}, {"A": other_helper}, {"A": helper.fn}),
+    ({"A": (1,)}, {"A": (True,)}, {"A": (1.0,)}),
+]
+
+
+@pytest.mark.parametrize("alike", ALIKE, ids=["1", "0", "text", "functions", "tuples"])
+def test_configs_that_python_calls_equal_are_all_measured(alike):
+    times = iter([3.0, 1.0, 2.0])
+    ran = []
+
+    def bench(call, quantiles):
+        ran.append(1)
+        return [next(times)] * 3
+
+    listed = [triton.Config(values | {"BLOCK": 64}) for values in alike]
+    assert len(identified(listed)) == 3
+    kernel = tritile.autotune(listed, ["N"], do_bench=bench)(with_value)
+    monkeypatched = kernel.fn
+    kernel.fn = Launches(monkeypatched)
+    used = torch.zeros(1, dtype=torch.int32)
+    for mode in ("tune", "strict"):
+        with tritile.mode(mode):
+            kernel[(1,)](used, 4)
+        assert kernel.best_config is listed[1]
+        another_process(kernel)
+    assert len(ran) == 3
+
+
+class Launches:
+    """Stands for a kernel; launches nothing."""
+
+    def __init__(self, fn):
+        self.base, self.launches = fn, []
+
+    def __getattr__(self, name):
+        return getattr(self.base, name)
+
+    def run(self, *args, **kwargs):
+        self.launches.append(kwargs)
+
+
+def test_configs_alike_but_for_their_hooks_are_told_apart():
+    def hook(number):
+        return lambda values: number
+
+    hooks = [None, noted, hook(1), hook(2), functools.partial(noted), lambda values: 3]
+    listed = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in hooks]
+    assert list(identified(listed).values()) == listed
+    assert len({own.key for own in identified(listed)}) == len(hooks)
+    again = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in [None, noted, hook(1), hook(2)]]
+    assert list(identified(again)) == list(identified(listed))[:4]  # as another process makes them
+
+
+def test_equal_configs_are_one():
+    listed = [triton.Config({"BLOCK": 64, "A": tl.float16}) for _ in range(3)]
+    assert len(identified(listed)) == 1
+    assert identity(listed[0]) == identity(triton.Config({"A": tl.float16, "BLOCK": 64}))
+
+
+# --- Winners ---
+
+
+class Timed:
+    """Stands for a workshop in which quick timings and those of the race disagree."""
+
+    benches = 1
+
+    def __init__(self, quick, raced):
+        self.quick, self.raced_us = quick, raced
+
+    def compile(self, subject, config, for_check=False):
+        return measuring.Here.compile(self, subject, config)
+
+    def begin(self, subject):
+        pass
+
+    end = begin
+
+    def screen(self, subject, config, fastest_us, held_too):
+        return measuring.Screened(self.quick[config["A"]], 0.0, measuring.Taken())
+
+    def race(self, subject, finalists):
+        return [[self.raced_us[config["A"]]] * 5 for config in finalists]
+
+    def check(self, subject, config):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("quick", "raced"),
+    [
+        ({1: 1.0, 2: 1.01, 3: 1.02}, {1: 1.003, 2: 1.001, 3: 1.002}),  # ties, which go by name elsewhere
+        ({n: 1.0 + n / 100 for n in range(1, 9)}, {n: 1.2 - n / 1000 for n in range(1, 9)}),
+    ],
+    ids=["ties", "quick timings that no race reaches"],
+)
+def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
+    listed = identified([triton.Config({"A": n}) for n in quick])
+    problem = KernelProblem("stranger", (("N", 1),), ())
+    subject = measuring.KernelSubject(problem, INTERPRETER, "0" * 16)
+    rules = Rules("exhaustive", by_trials=True, least_gain=0.0)
+    (done,) = tune([Task(subject, Listed(listed))], Timed(quick, raced), rules, store_of(INTERPRETER).add)
+    assert store_of(INTERPRETER).best("0" * 16, problem).config == done.best.config
+    assert raced[done.best.config["A"]] <= min(raced[n] for n in list(quick)[:3])
+
+
+# --- Failures ---
+
+
+@pytest.mark.parametrize(
+    ("failure", "settled"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("PassManager::run failed"), True),
+        (AssertionError("BLOCK too small"), True),
+    ],
+    ids=["no memory", "a lost GPU", "the compiler", "an assertion"],
+)
+def test_failures_of_the_machine_are_tried_again(failure, settled):
+    bench = Bench({64: 3.0, 128: failure, 256: 2.0})
+    kernel = tuned(bench)
+    assert run(kernel, bench.used) == 256
+    assert bench.measured == [64, 128, 256]
+    bench.times = TIMES
+    assert run(another_process(kernel), bench.used) == (256 if settled else 128)
+    assert bench.measured == [64, 128, 256] + [128] * (not settled)
+
+
+def test_a_problem_that_failed_as_a_whole_is_tried_again():
+    bench = Bench(dict.fromkeys(TIMES, torch.OutOfMemoryError("CUDA out of memory")))
+    kernel = tuned(bench)
+    with pytest.raises(TuningError, match="out of memory"):
+        run(kernel, bench.used)
+    bench.times = TIMES
+    assert run(another_process(kernel), bench.used) == 128
+
+
+@pytest.mark.parametrize(
+    "text", ["hung: no answer in 10 s", "the process died: SIGSEGV", "garbled: its answer"]
+)
+def test_a_process_that_was_lost_says_nothing_of_its_config(text):
+    assert not is_settled(text)
+    assert is_settled("wrong answer: relative error of out 1, above 0.1")
+
+
+def elsewhere(*failures, works=()):
+    """Stands for the search in another process, where configs fail so."""
+
+    def tuned_elsewhere(call, task, rules, keep):
+        for config, failure in zip(task.space.configs(), failures, strict=False):
+            us = 5.0 if failure is None else None
+            keep(task.subject.source, Trial(task.subject.problem, config, us, failure=failure))
+
+    return tuned_elsewhere
+
+
+@pytest.mark.parametrize(
+    ("failures", "here"),
+    [
+        (["RuntimeError: CUDA error: an illegal memory access"] * 3, [64, 128, 256]),
+        ([OUTSIDE] * 3, [64, 128, 256]),
+        ([OUTSIDE, "OutOfResources: shared memory", OUTSIDE], [64, 256]),
+        ([OUTSIDE, None, OUTSIDE], []),
+        (["OutOfResources: shared memory"] * 3, None),
+        (["hung: no answer in 10 s"] * 3, None),
+    ],
+    ids=["addresses", "beyond a view", "one refused", "one works", "all refused", "hung"],
+)
+def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, monkeypatch):
+    monkeypatch.setattr(measuring, "tuned_elsewhere", elsewhere(*failures))
+    bench = Bench()
+    kernel = tuned(bench)
+    kernel.isolate = True
+    monkeypatch.setattr(kernel, "device_of", lambda args, kwargs: H200)
+    if here is None:
+        with pytest.raises(TuningError, match=failures[0][:10]):
+            run(kernel, bench.used)
+    elif here:
+        with pytest.warns(IsolationWarning, match="measured in this process.*every config fails"):
+            run(kernel, bench.used)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", IsolationWarning)
+            assert run(kernel, bench.used) == 128
+    assert bench.measured == (here or [])
+
+
+# --- Tensors, hooks and keys ---
+
+
+@triton.jit
+def doubled(pair, extra, used_ptr, N, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(pair[0] + at, mask=at < N)
+    tl.store(pair[1] + at, tl.load(pair[1] + at, mask=at < N) + x, mask=at < N)
+    tl.store(used_ptr, BLOCK)
+
+
+@pytest.mark.parametrize("more", [{}, {"extra": None}], ids=["default", "None"])
+def test_tensors_in_a_tuple_are_restored(more):
+    bench = Bench()
+    kernel = tritile.autotune(
+        configs(), ["N"], do_bench=bench, restore_value=["pair", "extra"], reset_to_zero=["extra"]
+    )(doubled)
+    x, out = torch.arange(50.0), torch.ones(50)
+    kernel[(1,)]((x, out), None, bench.used, 50)
+    assert bench.measured == [64, 128, 256]
+    assert torch.equal(out, x + 1)
+
+
+def test_checks_of_tensors_in_a_tuple_leave_the_callers_alone():
+    def right(pair, N):
+        return {"used_ptr": torch.tensor([128], dtype=torch.int32)}
+
+    bench = Bench()
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench, restore_value=["pair"], reference=right)(
+        doubled
+    )
+    x, out = torch.arange(50.0), torch.ones(50)
+    kernel[(1,)]((x, out), None, bench.used, 50)
+    assert torch.equal(out, x + 1)
+    assert torch.equal(x, torch.arange(50.0))
+
+
+@triton.jit
+def added(x_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x_ptr + at, mask=at < N) + tl.load(out_ptr + at, mask=at < N)
+    tl.store(out_ptr + at, value, mask=at < N)
+
+
+@pytest.mark.parametrize("of", ["the tuner", "a config"])
+def test_poison_is_written_ahead_of_hooks_that_zero(of):
+    def zero(named, reset_only=False):
+        named["out_ptr"].zero_()
+
+    times = iter([2.0, 1.0])
+    blocks = [triton.Config({"BLOCK": b}, pre_hook=zero if of == "a config" else None) for b in (64, 128)]
+    more = {"pre_hook": zero} if of == "the tuner" else {}
+    kernel = tritile.autotune(
+        blocks, ["N"], reference=lambda x_ptr: {"out_ptr": x_ptr},
+        do_bench=lambda call, quantiles: call() or [next(times)] * 3, **more,
+    )(added)  # fmt: skip
+    x, out = torch.randn(50), torch.zeros(50)
+    kernel[(1,)](x, out, 50)
+    assert torch.equal(out, x)
+    assert kernel.best_config is blocks[1]
+
+
+def test_a_tensor_in_the_key_counts_by_dtype_and_shape():
+    bench = Bench()
+    kernel = tuned(bench, key=("N", "x_ptr"))
+    run(kernel, bench.used)
+    (problem,) = {trial.problem for _, trial in store_of(INTERPRETER).everything()}
+    assert dict(problem.key)["x_ptr"] == "float32[3, 50]"
+    assert trials(kernel) == {64: 3000.0, 128: 1000.0, 256: 2000.0}
+
+
+def test_names_that_are_no_arguments_are_left_out_with_one_warning():
+    bench = Bench()
+    with pytest.warns(UserWarning, match="key of softmax names 'M', 'K'") as caught:
+        kernel = tuned(bench, key=("M", "N", "K"))
+    assert len(caught) == 1
+    assert caught[0].filename.endswith("test_autotune.py")
+    assert run(kernel, bench.used) == 128
+
+
+def test_decorating_reads_no_source(monkeypatch):
+    """A project decorates hundreds of kernels as it is imported."""
+
+    def read(*args, **kwargs):
+        raise AssertionError("read")
+
+    for owner, name in ((inspect, "getsource"), (inspect, "getsourcelines"), (ast, "parse")):
+        monkeypatch.setattr(owner, name, read)
+    monkeypatch.setattr("tritile.core.source.source_hash", read)
+    tritile.autotune(configs(), ["N"], restore_value=["x_ptr"])(tuned(Bench()).fn)
