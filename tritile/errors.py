@@ -76,7 +76,7 @@ class UntestedWarning(UserWarning):
 
 
 class IsolationWarning(UserWarning):
-    """Issued where a kernel cannot be sent to another process: it is measured in this one."""
+    """Issued where a kernel cannot run in another process: it is measured in this one."""
 
 
 class ConversionWarning(UserWarning):

@@ -217,7 +217,7 @@ class Timed:
         self.quick, self.raced_us = quick, raced
 
     def compile(self, subject, config, for_check=False):
-        return measuring.Here.compile(self, subject, config)
+        return measuring._Here.compile(self, subject, config)
 
     def begin(self, subject):
         pass

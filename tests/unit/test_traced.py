@@ -18,7 +18,7 @@ import tritile
 from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
 from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
-from tritile.tune.traced import indices_of, unfollowed
+from tritile.tune.traced import indices_of
 
 ROWS = 4
 
@@ -159,18 +159,21 @@ def test_keys_that_are_no_sizes(value):
 
 
 @triton.jit
-def by_descriptor(x_desc, out_ptr, used_ptr, N, BLOCK: tl.constexpr):
-    tl.store(out_ptr + tl.arange(0, BLOCK), x_desc.load([0]))
-
-
-@triton.jit
 def keyed(x_ptr, out_ptr, used_ptr, N, EXTRA, BLOCK: tl.constexpr):
     tl.store(used_ptr, BLOCK)
 
 
-def test_kernels_that_take_descriptors_are_left_to_the_tracer():
-    assert "descriptors" in unfollowed(by_descriptor)
-    assert unfollowed(keyed) == unfollowed(softmax) == ""
+def test_kernels_whose_arguments_torch_hides_are_left_to_it():
+    """As it hides tensor descriptors from a pruning."""
+    kernel = measured(Bench(), (50, 128))
+    tensors = (
+        ("out_ptr", torch.float32, torch.device("cpu")),
+        ("used_ptr", torch.int32, torch.device("cpu")),
+    )
+    with pytest.warns(UntunedWarning, match="hides from its pruning"):
+        assert indices_of(kernel, tensors, {"N": 50}, (), ("x_ptr", "BLOCK")) is None
+    whole = (("x_ptr", torch.float32, torch.device("cpu")), *tensors)
+    assert indices_of(kernel, whole, {"N": 50}, (), ("BLOCK",)) == (1,)
 
 
 def test_another_dtype_is_another_problem():

@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
-from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
+from tritile.core.problem import KernelProblem, problem_from_dict, problem_key, problem_to_dict
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning
-from tritile.planning.trial import MAX_US, Trial, number_from, pair_from
+from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, parsed
 
 FORMAT: Final = "tritile kernels 1"
 _MAX_BYTES: Final = 64 << 20
@@ -89,6 +89,14 @@ class KernelTable:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"format": FORMAT, "gpus": self.entries}, indent=0, sort_keys=True)
         write_whole(self.path, text + "\n")
+
+
+def kernel_problem(text: str) -> KernelProblem:
+    """Return the problem of a key. Raises InvalidValueError for anything else."""
+    found = problem_from_dict(parsed(text))
+    if not isinstance(found, KernelProblem):
+        raise InvalidValueError(f"{text[:80]!r} is no problem of a decorated kernel")
+    return found
 
 
 def empty(path: Path) -> KernelTable:

@@ -4,6 +4,7 @@
 miss `choose` finds a config: remembered, measured now (`measuring`), or a guess, as the mode says.
 """
 
+import contextlib
 import heapq
 import itertools
 import json
@@ -31,14 +32,14 @@ from tritile.core.forgetting import Memo, also_forgets
 from tritile.core.of_torch import TracingContext
 from tritile.core.of_triton import Autotuner as TritonAutotuner
 from tritile.core.of_triton import AutotunerError, InterpretedFunction, JITFunction
-from tritile.core.problem import KernelProblem, problem_from_dict
+from tritile.core.problem import KernelProblem
 from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
 from tritile.core.threads import library_lock, once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_plan import KernelPlan
-from tritile.planning.kernel_table import kernel_tables
+from tritile.planning.kernel_table import kernel_problem, kernel_tables
 from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours
@@ -49,6 +50,7 @@ from tritile.tune.declared import (
     check_choices,
     check_kernel,
     check_tolerance,
+    constants_of,
     layers_of,
     set_by,
     warn_deprecated,
@@ -80,7 +82,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def _forget() -> None:
-    """Drop the choices that decorated kernels made in this process, so that they choose anew."""
     for tuner in list(_TUNERS):
         tuner.forget()
 
@@ -104,7 +105,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     """
 
     configs_top_k: Any
-    nargs: Any
+    nargs: Any = None
+    restore_copies: Mapping[str, list[torch.Tensor]] = {}
+    bench_time = 0.0
 
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None = None,
@@ -115,27 +118,22 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         self.space = configs if isinstance(configs, Space) else None
         listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
-        self._current: tuple[Place | None, dict[Key, triton.Config]] = (None, {})
-        self._caches: dict[Place, dict[Key, triton.Config]] = {}
+        self._place: Place | None = None  # of the latest call
+        self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
         super().__init__(fn, fn.arg_names, listed, key, do_bench=do_bench or default_bench, **rest)
         if (self.reset_to_zero or self.restore_value) and not self.user_defined_pre_hook:
             self.pre_hook = self._reset
         if self.restore_value and not self.user_defined_post_hook:
             self.post_hook = self._restore
-        self.restore_copies: dict[str, list[torch.Tensor]] = {}
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
         self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
         self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
         self._own_bench = do_bench is not None
         self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
-        self.bench_time = 0.0
         self.configs_timings: dict[triton.Config, list[float]] = {}
         places = {name: place for place, name in enumerate(self.arg_names)}
         self._places = [(name, places[name]) for name in self.keys if name in places]
-        self._names = frozenset(self.arg_names)
-        layers = layers_of(fn)
-        self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in layers)
-        self._constants = {p.name for each in layers for p in getattr(each, "params", ()) if p.is_constexpr}
+        self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in layers_of(fn))
         self._digest: tuple[Any, str] | None = None
         self._lock = threading.RLock()  # Triton's pruning reads the arguments of a call from the tuner
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
@@ -154,12 +152,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             config, on_gpu = self._configs[0], any(getattr(value, "is_cuda", False) for value in args)
         else:
             key, gpu = self.key_of(args, kwargs)
-            current, cache = self._current
-            if current != (mode, gpu):
-                cache = self._switch((mode, gpu))
+            self._place = place = mode, gpu
+            cache = self._caches.get(place)
+            if cache is None:  # the first such call takes what a program put there before any
+                cache = self._caches[place] = self._caches.pop(None, Memo(_MOST_CACHED))
             config, on_gpu = cache.get(key), gpu >= 0
             if config is None:
-                config = self._chosen((mode, gpu), cache, key, args, kwargs)
+                config = self._chosen(place, cache, key, args, kwargs)
         self.best_config, options = config, config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
@@ -244,28 +243,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     @property
     def cache(self) -> dict[Key, triton.Config]:
         """Return the configs by Triton's key, of the mode and GPU of the latest call."""
-        return self._current[1]
+        return self._caches.setdefault(self._place, Memo(_MOST_CACHED))
 
     @cache.setter
     def cache(self, cache: dict[Key, triton.Config]) -> None:
-        (place, _), kept = self._current, Memo[Key, triton.Config](_MOST_CACHED)
+        kept = self._caches[self._place] = Memo(_MOST_CACHED)
         kept.update(cache)
-        self._current = place, kept
-        if place is not None:
-            self._caches[place] = kept
-
-    def _switch(self, place: Place) -> dict[Key, triton.Config]:
-        """Return the configs of another mode or GPU, and make them those that `cache` shows."""
-        before, cache = self._current
-        if before is not None:
-            cache = self._caches.setdefault(place, Memo(_MOST_CACHED))
-        self._caches[place] = cache
-        self._current = place, cache
-        return cache
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; what is measured stays in the store."""
-        for cache in [self.cache, *self._caches.values()]:
+        for cache in list(self._caches.values()):
             cache.clear()
 
     # --- Arguments ---
@@ -317,9 +304,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         if self._early is None and self.perf_model is None:
             return list(self.configs)
         with self._lock:
-            self.nargs = dict(zip(self.arg_names, args, strict=False))
-            found = list(self.prune_configs(dict(kwargs)))
-            self.nargs = None
+            before, self.nargs = self.nargs, dict(zip(self.arg_names, args, strict=False))
+            try:
+                found = list(self.prune_configs(dict(kwargs)))
+            finally:
+                self.nargs = before
         if not found:
             raise AutotunerError(f"{self.base_fn.__qualname__}: its pruning leaves no config for this call")
         return found
@@ -340,6 +329,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.restore_copies = {}
 
     # --- The choice ---
+
+    measure = measuring.measured
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Have one thread measure at a time; other modes than "tune", which may have guessed, choose anew."""
+        with self._lock:
+            yield
+        for place, cache in list(self._caches.items()):
+            if place is not None and place[0] != "tune":
+                cache.clear()
 
     def measurable(self, device: Device) -> bool:
         """Return True if there is something to time a call with: a GPU, or a benchmark of the user's own."""
@@ -367,9 +367,10 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         fixed = self.space is None and len(self._configs) == len(offered) == 1
         plan, measurable = None, self.measurable(device)
         if mode == "tune" and measurable and not is_frozen(device) and not capturing():
-            plan = self.shipped(problem, device, self.finder(offered))
-            if plan is None and (not fixed or self.reference is not None):
-                best = self.measure(problem, offered, args, kwargs, device)
+            tables = kernel_tables(self.table)
+            plan = self.remembered(problem, device, self.finder(offered)) if tables else None
+            if (plan is None or plan.source != "table") and (not fixed or self.reference is not None):
+                best = self.measure(problem, offered, args, dict(kwargs), device)
                 plan = KernelPlan(problem, best, "exact", device)
         if plan is None:
             plan = self.unmeasured(problem, offered, args, kwargs, device, mode)
@@ -419,78 +420,60 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return KernelPlan(problem, best, "model", device, None, why)
 
     def remembered(self, problem: KernelProblem, device: Device, find: Find) -> KernelPlan | None:
-        """Return the fastest config measured for just this problem, of those that `find` lets through."""
+        """Return the fastest config measured for just this problem, of those that `find` lets through.
+
+        What was measured here goes before what a table holds.
+        """
         for trial in sorted(store_of(device).trials(self.digest, problem), key=rank):
             config = find(trial.config) if trial.works else None
             if config is not None:
                 why = "the fastest of its configs that were measured on this GPU"
                 return KernelPlan(problem, config, "exact", device, trial.us, why)
-        return self.shipped(problem, device, find)
-
-    def shipped(self, problem: KernelProblem, device: Device, find: Find) -> KernelPlan | None:
-        """Return the config that a table shipped with the kernel holds for this problem."""
         for table in kernel_tables(self.table):
             entry = table.find(device, self.digest, problem)
             config = find(entry.config) if entry is not None else None
             if entry is not None and config is not None:
                 why = f"measured on a GPU of this model: {table.path}"
-                return KernelPlan(problem, config, "exact", device, entry.us, why)
+                return KernelPlan(problem, config, "table", device, entry.us, why)
         return None
 
     def nearest(
-        self,
-        problem: KernelProblem,
-        device: Device,
-        find: Find,
-        unknown: Collection[str] = (),
+        self, problem: KernelProblem, device: Device, find: Find, unknown: Collection[str] = (),
         most: int = _NEIGHBOURS,
-    ) -> Iterator[tuple[float, triton.Config]]:
+    ) -> Iterator[tuple[float, triton.Config]]:  # fmt: skip
         """Yield configs of the measured problems that differ from this one in sizes alone, the nearest first.
 
         Each comes with its distance, in doublings. Sizes are positive integers in `key` that are no
         constexprs. `unknown` are names in the key whose values do not count. `most` problems are looked up.
         """
+        constants = constants_of(self.fn)
+
+        def split(key: Any, dtypes: Any) -> tuple[list[Any], list[int]]:
+            """Return what neighbours share, and the sizes, in which they differ."""
+            shared, sizes = [tuple(pair) for pair in dtypes], []
+            for name, value in key:
+                is_size = type(value) is int and value > 0 and name not in constants
+                if name not in unknown:
+                    sizes += [value] * is_size
+                    shared.append((name, "size") if is_size else (name, type(value), value))
+            return shared, sizes
+
         texts = set(store_of(device).problems(self.digest))
         for table in kernel_tables(self.table):
             texts.update(table.problems(device, self.digest))
-        shared, sizes = self._split(problem.key, problem.dtypes, unknown)
+        shared, sizes = split(problem.key, problem.dtypes)
         near = []
         for text in texts:
-            facts = json.loads(text)
-            others, lengths = self._split(facts["key"], facts["dtypes"], unknown)
-            if facts["kernel"] == problem.kernel and others == shared:
-                near.append((sum(abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True)), text))
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # another program wrote it
+                facts = json.loads(text)
+                others, lengths = split(facts["key"], facts["dtypes"])
+                if facts["kernel"] == problem.kernel and others == shared:
+                    gaps = (abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True))
+                    near.append((sum(gaps), text))
         for doublings, text in heapq.nsmallest(most, near):
-            other = problem_from_dict(json.loads(text))
-            found = self.remembered(other, device, find) if isinstance(other, KernelProblem) else None
+            found = self.remembered(kernel_problem(text), device, find)
             if found is not None:
                 yield doublings, found.config
-
-    def _split(self, key: Any, dtypes: Any, unknown: Collection[str]) -> tuple[list[Any], list[int]]:
-        """Return what a neighbour's problem must share, and the sizes, in which it may differ."""
-        shared, sizes = [tuple(pair) for pair in dtypes], []
-        for name, value in key:
-            is_size = type(value) is int and value > 0 and name not in self._constants
-            if name not in unknown:
-                sizes += [value] * is_size
-                shared.append((name, "size") if is_size else (name, type(value), value))
-        return shared, sizes
-
-    def measure(
-        self, problem: KernelProblem, offered: list[triton.Config], args: Sequence[Any],
-        kwargs: Mapping[str, Any], device: Device, rules: Rules | None = None, force: bool = False,
-    ) -> triton.Config:  # fmt: skip
-        """Return the fastest config of a call, measuring only configs that were never measured for `problem`.
-
-        `rules` say how to search, by default those of every search. `force` measures all anew.
-        Raises TuningError, naming the reasons, where no config works.
-        """
-        with self._lock:
-            best = measuring.measured(self, problem, offered, args, dict(kwargs), device, rules, force)
-        for (mode, _), cache in list(self._caches.items()):
-            if mode != "tune":
-                cache.clear()  # problems of other modes may have guessed their config: they choose anew
-        return best
 
     def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any], device: Device | None) -> KernelPlan:
         """Return the plan of a call by the mode in force, for `tritile.plan`. Mode "tune" plans as "cached".
@@ -541,28 +524,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
 
 def autotune(
-    configs: list[triton.Config] | Space,
-    key: list[str],
-    prune_configs_by: dict[str, Any] | None = None,
-    reset_to_zero: list[str] | None = None,
-    restore_value: list[str] | None = None,
-    pre_hook: Callable[..., Any] | None = None,
-    post_hook: Callable[..., Any] | None = None,
-    warmup: int | None = None,
-    rep: int | None = None,
-    use_cuda_graph: bool = False,
-    do_bench: Callable[..., Any] | None = None,
-    cache_results: bool = False,
-    *,
-    mode: Mode | None = None,
-    search: str | None = None,
+    configs: list[triton.Config] | Space, key: list[str], prune_configs_by: dict[str, Any] | None = None,
+    reset_to_zero: list[str] | None = None, restore_value: list[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None, post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None, rep: int | None = None, use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None, cache_results: bool = False, *,
+    mode: Mode | None = None, search: str | None = None,
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
-    ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-    tolerance: float | None = None,
-    isolate: bool = True,
-    bucket: Mapping[str, Callable[[Any], Any]] | None = None,
+    ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None, tolerance: float | None = None,
+    isolate: bool = True, bucket: Mapping[str, Callable[[Any], Any]] | None = None,
     table: str | os.PathLike[str] | None = None,
-) -> Callable[[Any], Autotuner]:
+) -> Callable[[Any], Autotuner]:  # fmt: skip
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
     Takes what `triton.autotune` takes, with the same meaning. A new problem is measured at its first call, in
@@ -595,8 +567,9 @@ def autotune(
             tensor that is both read and written must be in `restore_value`.
         ragged: called with the arguments by name; returns arguments of a call whose sizes end amid tiles, and
             optionally "grid". The winner is checked on them, too.
-        tolerance: the allowed relative error |out - reference| / |reference|. Default: four times the epsilon
-            of the output's dtype, 16 times for fp32.
+        tolerance: the allowed error of an element, relative to its value or, if that is smaller, to the
+            typical size of values in its row and column. Default: four times the epsilon of the output's
+            dtype, once for fp8, 256 times for fp32 and fp64.
         isolate: measure in a process of its own, which a config may hang or crash. In the calling process, as
             with a `do_bench`, the memory around the arguments is not watched.
         bucket: functions by names in `key`; a call's problem has the function's value in place of the

@@ -60,6 +60,11 @@ def layers_of(fn: Any) -> list[Any]:
     return found
 
 
+def constants_of(fn: Any) -> set[str]:
+    """Return the names of a kernel's constexprs."""
+    return {p.name for layer in layers_of(fn) for p in getattr(layer, "params", ()) if p.is_constexpr}
+
+
 def set_by(configs: Any) -> set[str]:
     """Return names of the arguments and options that configs set."""
     if isinstance(configs, Space):
@@ -78,21 +83,17 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
     `kwargs` are names of keyword arguments. Triton's interpreter leaves out those that it does not know.
     """
     layers = layers_of(fn)
-    parameters = inspect.signature(layers[-1]).parameters
-    placed, named = list(parameters)[: len(args)], {*kwargs} - _LAUNCHING
-    givable = [name for name in parameters if name not in _computed(layers, configs)]
-    needed = [name for name in givable if parameters[name].default is inspect.Parameter.empty]
-    more = [f"argument {place}" for place in range(len(parameters) + 1, len(args) + 1)]
-    faults = {
-        "lacks": [name for name in needed if name not in {*placed, *named}],
-        "does not take": more + sorted(named - parameters.keys() - _options()),
-        "is given twice": sorted(named & {*placed}),
-        "takes from its configs alone": sorted(set_by(configs) & {*placed, *named}),
-    }
-    for fault, names in faults.items():
-        if names:
-            text = f"{layers[-1].__name__} {fault} {', '.join(names)}: wanted {', '.join(givable)}"
-            raise InvalidValueError(text)
+    signature, computed = inspect.signature(layers[-1]), _computed(layers, configs)
+    placed, named = list(signature.parameters)[: len(args)], {*kwargs} - _LAUNCHING
+    try:
+        if clash := sorted(set_by(configs) & {*placed, *named}):
+            raise TypeError(f"{', '.join(clash)} given, but configs set it")
+        signature.bind(
+            *args, **dict.fromkeys((named - _options()) | (computed & signature.parameters.keys()))
+        )
+    except TypeError as error:
+        wanted = ", ".join(name for name in signature.parameters if name not in computed)
+        raise InvalidValueError(f"{layers[-1].__name__}: {error}: wanted {wanted}") from None
 
 
 def check_grid(who: str, grid: Any) -> None:
@@ -161,8 +162,7 @@ def check_kernel(
         warnings.warn(text, UserWarning, stacklevel=callers_level())
     for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
         if names:
-            constants = {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
-            _checked_names(parameter, names, [n for n in arguments if n not in constants], kernel)
+            _checked_names(parameter, names, [n for n in arguments if n not in constants_of(fn)], kernel)
     if isinstance(configs, Space):
         names = [name for name in configs.parameters if name not in _options()]
         _checked_names("Space", names, arguments, kernel)

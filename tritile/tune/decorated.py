@@ -88,9 +88,6 @@ class KernelCall:
                 tensor.zero_()
 
 
-Posed = Callable[[KernelCall], KernelCall]  # a call, at its own sizes or at ragged ones
-
-
 @dataclass(frozen=True)
 class KernelSubject:
     """Hold a call of a decorated kernel, packed so that any process can run it."""
@@ -144,8 +141,8 @@ class _Stage:
         self._pristine = Memory(self._shipment.blocks, contents, self._where)
         self._memories = [self._copied() for _ in range(copies)]
         self.calls: list[KernelCall] = [self._call(memory) for memory in self._memories]
-        for posed in (_same, _ragged):  # once ahead of all configs: a failure here is not theirs
-            referred(posed(self._call(self._copied())))
+        for pose in _poses(self.calls[0]):  # once ahead of all configs: a failure here is not theirs
+            referred(pose(self._call(self._copied())))
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
     def _copied(self, *pattern: int) -> Memory:
@@ -179,7 +176,6 @@ class _Stage:
         return graph_of(run, self.calls, functools.partial(self._before, config))
 
     def _before(self, config: Config) -> None:
-        """Make every copy as it was before a launch."""
         right = self._right.named
         for call in self.calls:
             call.reset(config)
@@ -190,39 +186,24 @@ class _Stage:
                     tensor.copy_(kept)
 
     def check(self, config: Config, run: Run) -> float | None:
-        return _at_both_sizes(self.calls[0], functools.partial(self._checked, config))
-
-    def _checked(self, config: Config, posed: Posed) -> float | None:
-        def made(*pattern: int) -> tuple[KernelCall, Memory]:
+        def made(pose: Pose, *pattern: int) -> tuple[KernelCall, Memory]:
             memory = self._copied(*pattern)
-            return posed(self._call(memory)), memory
+            return pose(self._call(memory)), memory
 
-        return _between_guards(made, config)
-
-
-def _same(call: KernelCall) -> KernelCall:
-    return call
+        return _checked_at_its_sizes(self.calls[0], made, config)
 
 
-def _ragged(call: KernelCall) -> KernelCall:
-    """Return the call at its ragged sizes, if it has some."""
-    return call if call.ragged is None else call.having(call.ragged(call.named))
+Pose = Callable[[KernelCall], KernelCall]
 
 
-def _at_both_sizes(call: KernelCall, check: Callable[[Posed], float | None]) -> float | None:
-    """Check a call at its own sizes, and at ragged ones if it has some; return the larger error."""
-    error = check(_same)
-    if call.ragged is None:
-        return error
-    try:
-        found = check(_ragged)
-    except TuningError as wrong:
-        raise TuningError(f"at ragged sizes: {wrong}") from wrong
-    return max((e for e in (error, found) if e is not None), default=None)
+def _poses(call: KernelCall) -> list[Pose]:
+    """Return what gives a call its own sizes and, if it has some, its ragged ones."""
+    own: list[Pose] = [lambda call: call]
+    ragged = call.ragged
+    return own if ragged is None else [*own, lambda call: call.having(ragged(call.named))]
 
 
 def _accepted(function: Callable[..., Any], named: Named) -> Named:
-    """Return those of the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
@@ -288,26 +269,31 @@ def _hint(name: str, got: torch.Tensor) -> str:
     return f"; {name} was filled with {what}: if the kernel reads it, name it in restore_value="
 
 
-def _between_guards(
-    made: Callable[..., tuple[KernelCall, Memory | None]], config: Config | triton.Config
+def _checked_at_its_sizes(
+    call: KernelCall,
+    made: Callable[..., tuple[KernelCall, Memory | None]],
+    config: Config | triton.Config,
 ) -> float | None:
-    """Check a config as `checked` does, and that it keeps to its memory.
+    """Check a config as `checked` does, and that it keeps to its memory; return the largest error.
 
-    `made` returns the call and its memory, between guards of a pattern; None where it is not watched. Where
-    outputs are read a second pattern is tried: what is added to a guard of NaN does not show.
+    `made` returns the call in a pose and its memory, between guards of a pattern; None where it is not
+    watched. Where outputs are read a second pattern is tried: what is added to a guard of NaN does not show.
     """
-
-    def once(*pattern: int) -> tuple[float | None, bool]:
-        call, memory = made(*pattern)
-        error = checked(call, config)
-        if memory is not None and not memory.whole():
-            raise TuningError(OUTSIDE)
-        return error, bool(call.reset_to_zero or call.restore_value or call.pre_hook)
-
-    error, read = once()
-    if read:
-        once(NUMBERS)
-    return error
+    errors = []
+    for number, pose in enumerate(_poses(call)):
+        try:
+            for pattern in ((), (NUMBERS,)):
+                own, memory = made(pose, *pattern)
+                error = checked(own, config)
+                if memory is not None and not memory.whole():
+                    raise TuningError(OUTSIDE)
+                if error is not None:
+                    errors.append(error)
+                if not (own.reset_to_zero or own.restore_value or own.pre_hook):
+                    break
+        except TuningError as wrong:
+            raise TuningError(f"{'at ragged sizes: ' * number}{wrong}") from wrong
+    return max(errors, default=None)
 
 
 def _detached(value: Any) -> Any:
@@ -348,14 +334,13 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
 
     Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
     """
-
-    def check(posed: Posed) -> float | None:
-        referred(posed(_copied(call)))  # a failure here is not the config's
-        try:
-            return _between_guards(lambda *pattern: _guarded(posed(_copied(call)), *pattern), config)
-        except TuningError:
-            raise
-        except Exception as failure:  # whatever one config raises, the others still deserve their turn
-            raise TuningError(brief(failure)) from failure
-
-    return _at_both_sizes(call, check)
+    for pose in _poses(call):
+        referred(pose(_copied(call)))  # a failure here is not the config's
+    try:
+        return _checked_at_its_sizes(
+            call, lambda pose, *pattern: _guarded(pose(_copied(call)), *pattern), config
+        )
+    except TuningError:
+        raise
+    except Exception as failure:  # whatever one config raises, the others still deserve their turn
+        raise TuningError(brief(failure)) from failure

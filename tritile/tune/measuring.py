@@ -53,7 +53,7 @@ _FLUSH_S: Final = 1.0
 _LOGGER: Final = logging.getLogger("tritile.tune")
 
 
-class Here(Workshop):
+class _Here(Workshop):
     """Measure in this process: nothing is compiled ahead, and each config is timed once."""
 
     benches = 1
@@ -68,19 +68,16 @@ class Here(Workshop):
         self.timings: dict[triton.Config, list[float]] = {}
 
     def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
-        """Return a future that is done."""
         done = Future[None]()
         done.set_result(None)
         return done
 
     def begin(self, subject: Subject) -> None:
-        """Do nothing: the call has its operands."""
+        pass  # the call has its operands
 
-    def end(self, subject: Subject) -> None:
-        """Do nothing."""
+    end = begin
 
     def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
-        """Time a config by the tuner's benchmark. Raises ChildError where it fails."""
         own = self._config_of(config)
         try:
             times = time_config(self._tuner, *self._call.args, config=own, **self._call.kwargs)
@@ -96,7 +93,6 @@ class Here(Workshop):
         return Screened(median * 1e3, max(0.0, high - low) / median, Taken())
 
     def check(self, subject: Subject, config: Config) -> float | None:
-        """Check a config by the reference, on copies of the call's tensors. Raises ChildError if it fails."""
         if self._call.reference is None:
             return None
         try:
@@ -122,11 +118,9 @@ class _Session:
 
     @property
     def keep(self) -> Keep:
-        """Return what takes each trial as it is measured."""
         return logged(self._add)
 
     def config_of(self, config: Config) -> triton.Config:
-        """Return the config of an identity."""
         return self.listed.get(config) or config.to_triton()
 
     def _add(self, digest: str, trial: Trial) -> None:
@@ -141,7 +135,7 @@ class _Session:
             sys.stderr.flush()
 
     def flush(self) -> None:
-        """Write to the store: in one transaction a second, as each waits for the disk."""
+        # In one transaction a second, as each waits for the disk.
         waiting, self._waiting, self._flushed = self._waiting, [], time.monotonic()
         self._store.add(self.tuner.digest, *waiting)
 
@@ -152,7 +146,6 @@ class _Session:
             _LOGGER.log(level, "%s", text)
 
     def report(self, call: KernelCall, rules: Rules) -> None:
-        """Say what won, and how many configs were left for want of time."""
         best, seconds = best_of(self.known.values()), time.monotonic() - self._since
         self.tuner.bench_time = seconds
         if best is None:
@@ -176,7 +169,7 @@ def measured(
     tuner: "Autotuner", problem: KernelProblem, offered: Sequence[triton.Config], args: Sequence[Any],
     kwargs: dict[str, Any], device: Device, rules: Rules | None = None, force: bool = False,
 ) -> triton.Config:  # fmt: skip
-    """Return the fastest config of one call, of those that its pruning offers.
+    """Return the fastest config of one call, of those that its pruning offers: `Autotuner.measure`.
 
     Only configs without a trial in the store are measured, unless `force`. What failed for want of memory,
     hung or was lost is tried again. A search goes by `rules`, by default those of `rules_of`.
@@ -191,11 +184,12 @@ def measured(
     if has_more(space, known, rules):
         call = call_of(tuner, args, kwargs, {own.key: config for own, config in listed.items()})
         task = Task(KernelSubject(problem, device, tuner.digest), space, dict(known))
-        try:
-            if not _elsewhere(session, call, task, rules):
-                exact = _here(session, call, task, rules)
-        finally:
-            session.flush()
+        with tuner.measuring():
+            try:
+                if not _elsewhere(session, call, task, rules):
+                    exact = _here(session, call, task, rules)
+            finally:
+                session.flush()
         session.report(call, rules)
     best = best_of(known.values())
     if best is None:
@@ -242,7 +236,7 @@ def _failed_in_running(failure: str) -> bool:
 
 def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict[triton.Config, list[float]]:
     """Measure in this process; return the benchmark's own times of each config, in milliseconds."""
-    shop = Here(session.tuner, call, session.config_of)
+    shop = _Here(session.tuner, call, session.config_of)
     known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
     for _ in tune([replace(task, known=known)], shop, replace(rules, finalists=1), session.keep):
         pass

@@ -6,10 +6,7 @@ config which tritile remembers, if the kernel's own pruning leaves it, too. Any 
 gets the kernel's own. tritile measures and checks nothing while the tracer runs.
 """
 
-import ast
-import json
-import re
-import textwrap
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,40 +20,20 @@ from torch.compiler import is_dynamo_compiling
 from tritile.core import device as devices
 from tritile.core.of_torch import is_fake, trace_as_constant
 from tritile.core.of_triton import Heuristics
-from tritile.core.problem import KernelProblem, problem_from_dict
 from tritile.core.settings import requested_mode
 from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, NotTunedError, UntunedWarning, callers_level
+from tritile.planning.kernel_table import kernel_problem
 from tritile.planning.store import store_of
+from tritile.tune.declared import constants_of
 
 if TYPE_CHECKING:
     from tritile.tune.autotuner import Autotuner
 
-_OF_DESCRIPTORS: Final = re.compile("load|store|gather|scatter|atomic_")
 _MOST_NEAR: Final = 256  # problems of sizes that may change, whose configs are left to torch
 Pruning = Callable[..., Sequence[triton.Config]]
 Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
 Values = tuple[tuple[str, Any], ...]
-
-
-def unfollowed(fn: Any) -> str:
-    """Return why torch's tracer cannot follow a pruning of this kernel, "" where it can.
-
-    Before torch 2.13 it does not follow one through heuristics. It tells a pruning nothing of tensor
-    descriptors.
-    """
-    if isinstance(fn, Heuristics) and parsed(torch.__version__) < (2, 13):
-        return "has heuristics, which this torch does not look through"
-    while isinstance(fn, Heuristics):
-        fn = fn.fn
-    methods = (
-        (node.value.id, node.attr)
-        for node in ast.walk(ast.parse(textwrap.dedent(getattr(fn, "src", ""))))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    )
-    if any(name in fn.arg_names and _OF_DESCRIPTORS.match(method) for name, method in methods):
-        return "takes tensor descriptors, of which torch tells nothing"
-    return ""
 
 
 def is_known(value: Any) -> bool:
@@ -78,10 +55,12 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     # torch drops both lists as it prunes, and would time several configs on tensors that nothing restores.
     most = 1 if tuner.reset_to_zero or tuner.restore_value else None
 
-    def remembered(tensors: Tensors, values: Values, unknown: tuple[str, ...]) -> tuple[int, ...] | None:
+    def remembered(
+        tensors: Tensors, values: Values, unknown: tuple[str, ...], absent: tuple[str, ...]
+    ) -> tuple[int, ...] | None:
         """Return indices of the tuner's configs, none where nothing is remembered; None: leave them all."""
         tuner = of()
-        return None if tuner is None else indices_of(tuner, tensors, dict(values), unknown)
+        return None if tuner is None else indices_of(tuner, tensors, dict(values), unknown, absent)
 
     trace_as_constant(remembered)
 
@@ -98,7 +77,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
         )
         values = tuple((name, given[name]) for name in keys if name in given and is_known(given[name]))
         unknown = tuple(name for name in keys if name in given and not is_known(given[name]))
-        indices = remembered(tensors, values, unknown)
+        indices = remembered(tensors, values, unknown, tuple(name for name in names if name not in given))
         left = list(configs if early is None else early(configs, named_args, **kwargs))
         if indices is None:
             return left[:most]
@@ -117,20 +96,19 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
 def show(tuner: "Autotuner") -> None:
     """Have a tuner's `configs` hold what the tracer is to see: of a space the remembered configs.
 
-    Warns, once, of a kernel whose pruning this torch cannot follow: torch times all its configs.
+    Warns, once, of heuristics that this torch does not look through: it times all configs.
     """
-    why = unfollowed(tuner.fn)
-    if not why:
-        if tuner.space is not None:
-            _offer_remembered(tuner)
-        return
-    tuner._pruning = tuner._early
+    if isinstance(tuner.fn, Heuristics) and parsed(torch.__version__) < (2, 13):
+        tuner._pruning = tuner._early
+        _left_to_torch(tuner, "has heuristics, which this torch does not look through")
+    elif tuner.space is not None:
+        _offer_remembered(tuner)
+
+
+def _left_to_torch(tuner: "Autotuner", why: str) -> None:
     if len(tuner._configs) > 1:
-        text = (
-            f"{tuner.base_fn.__qualname__} {why}: inside torch.compile, torch times all its configs, "
-            "whatever is remembered"
-        )
-        warnings.warn(text, UntunedWarning, stacklevel=callers_level())
+        text = f"{tuner.base_fn.__qualname__} {why}: inside torch.compile, torch times all its configs"
+        warnings.warn(f"{text}, whatever is remembered", UntunedWarning, stacklevel=callers_level())
 
 
 def _offer_remembered(tuner: "Autotuner") -> None:
@@ -138,26 +116,23 @@ def _offer_remembered(tuner: "Autotuner") -> None:
     gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
     for device in gpus or {devices.INTERPRETER}:
         for text in store_of(device).problems(tuner.digest):
-            found = _exact(tuner, text, device)
+            found = tuner.remembered(kernel_problem(text), device, tuner.finder([]))
             if found is not None and found.config not in tuner._configs:
                 tuner._configs.append(found.config)
 
 
-def _exact(tuner: "Autotuner", text: str, device: devices.Device) -> Any:
-    problem = problem_from_dict(json.loads(text))
-    return tuner.remembered(problem, device, tuner.finder([])) if isinstance(problem, KernelProblem) else None
-
-
 def indices_of(
-    tuner: "Autotuner", tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str]
-) -> tuple[int, ...] | None:
+    tuner: "Autotuner", tensors: Tensors, values: Mapping[str, Any], unknown: Sequence[str],
+    absent: Sequence[str] = (),
+) -> tuple[int, ...] | None:  # fmt: skip
     """Return the indices among a tuner's configs of those remembered for a call that torch.compile traces.
 
     `tensors` holds each tensor's name, dtype and device, `values` the known values of the key, and `unknown`
-    the names in the key whose values may change from call to call. With such names the configs are those of
-    all nearest problems, whatever their values of these. The tuple is empty where the first that the pruning
-    leaves is to run. None: torch is to time all of them, as in mode "tune" where nothing is remembered, and
-    for a GPU that is not here. Raises NotTunedError in mode "strict" where nothing is remembered.
+    the names in the key whose values may change from call to call: then the configs are those of all nearest
+    problems, whatever their values of these. `absent` are arguments that the pruning is not given, as torch
+    hides tensor descriptors from it. The tuple is empty where the first config that the pruning leaves is to
+    run. None: torch is to time all of them, as in mode "tune" where nothing is remembered, and for a GPU that
+    is not here. Raises NotTunedError in mode "strict" where nothing is remembered.
     """
     warn_untested()
     gpus = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
@@ -168,6 +143,10 @@ def indices_of(
     mode = tuner.mode or requested_mode() or "tune"
     if mode == "off":
         return ()
+    parameters, constants = inspect.signature(tuner.base_fn).parameters, constants_of(tuner.fn)
+    if any(parameters[n].default is inspect.Parameter.empty for n in absent if n not in constants):
+        _left_to_torch(tuner, "takes arguments that torch hides from its pruning")
+        return None
     of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
     problem, find = tuner.problem((), {**of_dtypes, **values}), tuner.finder(tuner._configs)
     exact = None if unknown else tuner.remembered(problem, device, find)
@@ -177,7 +156,7 @@ def indices_of(
     if unknown or (exact is None and mode != "tune"):
         near = list(tuner.nearest(problem, device, find, unknown, _MOST_NEAR if unknown else 1))
         found = [config for doublings, config in near if doublings == near[0][0]]
-    if not found and mode == "tune" and tuner.space is None:
+    if not found and mode == "tune" and not (tuner.space or tuner.reset_to_zero or tuner.restore_value):
         return None
     if not found and tuner.perf_model is None and tuner.measurable(device):
         tuner.warn_untuned(problem, device, ", outside of torch.compile")
