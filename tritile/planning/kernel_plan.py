@@ -15,9 +15,9 @@ class KernelPlan(Told):
     """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
 
     - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
-    - `source`: "exact" (measured here for just this problem), "predicted" (the fastest at the nearest
-      measured problem), "model" (by the kernel's own performance model, or the first of its configs: nothing
-      was measured) or "interpreter" (tensors in host memory, and nothing was measured).
+    - `source`: "exact" (measured for just this problem, here or for a table), "predicted" (the fastest at the
+      nearest measured problem), "model" (by the kernel's own performance model, or the first of its configs:
+      nothing was measured) or "interpreter" (tensors in host memory, and nothing was measured).
     - `us`: microseconds that were measured; None where the source has none.
     - `why`: the source in words.
     """
