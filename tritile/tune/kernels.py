@@ -2,9 +2,9 @@
 
     tritile.kernels.matmul_tile[lambda meta: (...)](a_ptr=a, ..., PRECISION="ieee")
 
-In mode "tune" a call searches BLOCK_M, BLOCK_N, BLOCK_K and the rest of the family's space, remembers the
-times and runs. Of thousands of configs it measures those that are legal and predicted to be fastest.
-`tritile.matmul` does not launch through this kernel: its calls are planned.
+In mode "tune", its default, a call searches BLOCK_M, BLOCK_N, BLOCK_K and the rest of the family's space,
+remembers the times and runs. Of thousands of configs it measures those that are legal and predicted to be
+fastest. `tritile.matmul` does not launch through this kernel: its calls are planned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
