@@ -1,6 +1,7 @@
 """Show, export and merge what is remembered: `tritile show`, `export` and `merge`."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,15 +10,15 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, device_of, print_json
 from tritile.core.device import Device
-from tritile.core.problem import problem_key, problem_to_dict
+from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.lab.report import columns, cover
 from tritile.lab.report.columns import number
-from tritile.planning import database, gpu_tables, table
+from tritile.planning import database, gpu_tables, kernel_table, table
 from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
-from tritile.planning.trial import Trial, rank
+from tritile.planning.trial import Trial, moment, rank
 
 _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 
@@ -33,12 +34,9 @@ def show(
     Remembered trials that count today are listed: each problem's best, or all of them.
     """
     device = device_of(target)
-    rows = _current(device)
+    rows = [trial for _, trial in _current(device)]
     if not trials:
-        best: dict[str, Trial] = {}
-        for trial in sorted(rows, key=rank):
-            best.setdefault(problem_key(trial.problem), trial)
-        rows = list(best.values())
+        rows = _bests(rows)
     if as_json:
         told = {"gpu": device.name, "store": store_of(device).path, "remembered": list(map(_fields, rows))}
         print_json(told | {"tables": [_table(each, where) for each, where in gpu_tables.serving(device)]})
@@ -98,20 +96,52 @@ def _print_tables(device: Device) -> None:
         console.print(f"no table serves {device.name}")
 
 
-def _current(device: Device) -> list[Trial]:
-    """Return the trials of this GPU, these versions and, for tritile's own kernels, this source."""
+def _current(device: Device) -> list[tuple[str, Trial]]:
+    """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
+
+    Each comes with its kernel's digest.
+    """
     found = []
     for facts, trial in store_of(device).everything():
         own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
         same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
         if same and not trial.of_torch and (own is None or facts["kernel"] == own.digest):
-            found.append(trial)
+            found.append((facts["kernel"], trial))
+    return found
+
+
+def _bests(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the best trial of each problem, by its text: to Python those of 1 and 1.0 are equal."""
+    best: dict[str, Trial] = {}
+    for trial in sorted(trials, key=rank):
+        best.setdefault(problem_key(trial.problem), trial)
+    return list(best.values())
+
+
+def _winners(device: Device) -> dict[str, dict[str, list[Trial]]]:
+    """Return the trials of decorated kernels that work, by name and digest, the newest digest last."""
+    found: dict[str, dict[str, list[Trial]]] = {}
+    for digest, trial in sorted(_current(device), key=lambda pair: moment(pair[1].measured_utc)):
+        if isinstance(trial.problem, KernelProblem) and trial.works:
+            digests = found.setdefault(trial.problem.kernel, {})
+            trials = digests[digest] = digests.pop(digest, [])
+            trials.append(trial)
     return found
 
 
 @app.command()
 def export(
-    output: Annotated[Path | None, typer.Option(help="The table to write; default <gpu>.json.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The table to write; default <gpu>.json, or kernels.json with --kernel."),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write the winners of this kernel, named as `tritile show` does, for autotune(table=...): "
+            "those of the source that was measured last. May be repeated."
+        ),
+    ] = None,
     target: shared.Target = None,
     replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
     within: Annotated[
@@ -126,11 +156,24 @@ def export(
     A table that lies there already keeps its entries for problems that are not remembered. One that
     would lose entries, or is of another GPU, is replaced only with --replace. With --within, the fewest
     configs that serve all problems take the place of each problem's best.
+
+    With --kernel, the winners of decorated kernels are written instead, to a file of their own. One that lies
+    there keeps its other kernels, GPUs and problems.
     """
     shared.check_output(output)
     device = device_of(target)
-    path = output or Path(f"{device.slug}.json")
+    path = output or Path("kernels.json" if kernel else f"{device.slug}.json")
     shared.check_output(path)
+    if not kernel:
+        _export_own(device, path, replace, within)
+    elif replace or within is not None:
+        raise InvalidValueError("--replace and --within are for tritile's own operations, not for --kernel")
+    else:
+        _export_kernels(kernel, device, path)
+
+
+def _export_own(device: Device, path: Path, replace: bool, within: float | None) -> None:
+    """Write the table of tritile's own operations."""
     kernels = families.digests()
     made = from_store(store_of(device), device, kernels)
     own = gpu_tables.calibrated(device)
@@ -146,7 +189,9 @@ def export(
                 f"{device.name} would stand in their place: --replace writes them"
             )
     if not made.entries and not made.portfolios:
-        raise InvalidValueError(f"nothing is remembered of {device.name}: tune it first")
+        decorated = ", ".join(sorted(_winners(device)))
+        advice = f" but of decorated kernels: --kernel writes {decorated}" if decorated else ""
+        raise InvalidValueError(f"nothing is remembered of {device.name}{advice or ': tune it first'}")
     if within is not None:
         made = _covered(made, device, within)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,9 +201,29 @@ def export(
     )
 
 
+def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
+    """Write the winners of decorated kernels to a new file, or into one of their format."""
+    winners = _winners(device)
+    missing = [name for name in names if name not in winners]
+    if missing:
+        known = f"there is {', '.join(sorted(winners))}" if winners else 'call it once in mode "tune"'
+        raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {known}")
+    made = kernel_table.read(path) if path.exists() else kernel_table.empty(path)
+    lines = []
+    for name in dict.fromkeys(names):
+        *others, (digest, trials) = winners[name].items()
+        count = made.add(device, digest, _bests(trials))
+        left_out = f"; {len(others)} other sources left out" if others else ""
+        lines.append(f"{name}: {count} problems of {device.name} written to {path}{left_out}")
+    made.write()
+    lines.append(f'@tritile.autotune(..., table=Path(__file__).with_name("{path.name}"))')
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
 def _covered(made: table.Table, device: Device, within: float) -> table.Table:
     """Return the table with few configs, by the trials that count today, and say what that loses."""
-    found = cover.covered(made.entries, _current(device), within)
+    found = cover.covered(made.entries, [trial for _, trial in _current(device)], within)
     console.print(
         f"{found.after} configs for {found.before}: {found.worst:.2%} slower at the worst, {found.mean:.2%} "
         "on the mean",

@@ -3,25 +3,30 @@
 `tritile export --kernel` writes it; `tritile.autotune(table=...)` and `TRITILE_TABLE` name it. One file holds
 any number of kernels and GPU models. An entry counts for the GPU model and the digest of the kernel's source
 that it was measured with.
+
+A file must never break a call: whatever is wrong with it, or with an entry, is left out with a StoreWarning.
 """
 
 import functools
 import json
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
-from tritile.core.problem import KernelProblem, problem_from_dict, problem_key, problem_to_dict
+from tritile.core.problem import KernelProblem, problem_from_dict, problem_key
 from tritile.core.settings import table_path
-from tritile.errors import FileError, InvalidValueError, StoreWarning
+from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, parsed
 
-FORMAT: Final = "tritile kernels 1"
-_MAX_BYTES: Final = 64 << 20
+_KIND: Final = "tritile kernels"
+FORMAT: Final = f"{_KIND} 1"
+MAX_BYTES: Final = 16 << 20  # some 40,000 problems
+_MAX_SIZE: Final = 2**64  # beyond what a kernel takes; ratios of sizes are to be finite
 
 
 class Winner(NamedTuple):
@@ -31,113 +36,158 @@ class Winner(NamedTuple):
     us: float
 
 
+Entries = dict[str, dict[str, dict[str, Any]]]  # by GPU model, digest of the kernel, and the problem's text
+
+
 def _model(device: Device) -> str:
     return f"{device.name} {device.arch}"
 
 
-class KernelTable:
-    """Hold winners by GPU model, digest of the kernel, and problem. Raises FileError for any other file."""
+def _winner(text: str, entry: Any) -> Winner:
+    """Return the winner of a problem, given as text. Raises InvalidValueError for anything else."""
+    if not isinstance(entry, dict) or not {"config", "us"} <= set(entry) or entry["us"] is None:
+        raise InvalidValueError(f"{str(entry)[:80]!r}: wanted config and us")
+    problem, config = pair_from(parsed(text), entry["config"])
+    if not isinstance(problem, KernelProblem) or problem_key(problem) != text:
+        raise InvalidValueError(f"{text[:80]!r} is not a decorated kernel's problem, spelled as its key is")
+    if max(problem.sizes, default=0) >= _MAX_SIZE:
+        raise InvalidValueError(f"{text[:80]!r} has a size that no kernel takes")
+    return Winner(config, float(number_from(entry["us"], math.ulp(0.0), MAX_US)))
 
-    def __init__(self, path: Path, text: str | None = None) -> None:
+
+class KernelTable:
+    """Hold winners by GPU model, digest of the kernel, and problem."""
+
+    def __init__(self, path: Path, entries: Entries) -> None:
         self.path = path
-        # By GPU model, digest, and the problem's text; parsed and checked as they are asked for.
-        self.entries: dict[str, dict[str, dict[str, Any]]] = {}
-        try:
-            if text is None:
-                if path.stat().st_size > _MAX_BYTES:
-                    raise ValueError("it is too large")
-                text = path.read_text(encoding="utf-8")
-            data = json.loads(text)
-            if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise ValueError(f"its format is not {FORMAT!r}")
-            for model, kernels in data["gpus"].items():
-                for digest, winners in kernels.items():
-                    self.entries.setdefault(model, {})[digest] = dict(winners)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise FileError(f"{path} is no table of kernels: {error}") from error
+        self.entries = entries
+        self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
+
+    def winners(self, device: Device, digest: str) -> Mapping[str, Winner]:
+        """Return the winners of a kernel on a GPU, by the problem's text.
+
+        Entries are checked when a kernel first asks for its own; one StoreWarning reports those left out.
+        """
+        model = _model(device)
+        good = self._winners.get((model, digest))
+        if good is None:
+            good, reasons = {}, []
+            for text, entry in self.entries.get(model, {}).get(digest, {}).items():
+                try:
+                    good[text] = _winner(text, entry)
+                except (InvalidValueError, RecursionError) as error:
+                    reasons.append(str(error))
+            self._winners[model, digest] = good
+            if reasons:
+                skipped = f"{self.path}: skipped {len(reasons)} of {len(reasons) + len(good)} entries"
+                message = f"{skipped} that are not valid: {reasons[0][:200]}"
+                warnings.warn(message, StoreWarning, stacklevel=callers_level())
+        return good
 
     def problems(self, device: Device, digest: str) -> list[str]:
         """Return the problems of a kernel that the table holds for a GPU, as text."""
-        return list(self.entries.get(_model(device), {}).get(digest, ()))
+        return list(self.winners(device, digest))
 
     def find(self, device: Device, digest: str, problem: KernelProblem) -> Winner | None:
-        """Return the winner of just this problem; warns of an entry that is not valid, and leaves it out."""
-        text = problem_key(problem)
-        entry = self.entries.get(_model(device), {}).get(digest, {}).get(text)
-        if entry is None:
-            return None
-        try:
-            _, config = pair_from(problem_to_dict(problem), entry["config"])
-            return Winner(config, float(number_from(entry["us"], 0.0, MAX_US)))
-        except (InvalidValueError, KeyError, TypeError) as error:
-            warnings.warn(
-                f"{self.path}: skipped an entry that is not valid: {error}", StoreWarning, stacklevel=2
-            )
-            return None
+        """Return the winner of just this problem, None where there is none."""
+        return self.winners(device, digest).get(problem_key(problem))
 
     def add(self, device: Device, digest: str, trials: Iterable[Trial]) -> int:
         """Put the winners of a kernel in, in place of those of the same problems; return how many."""
-        held = self.entries.setdefault(_model(device), {}).setdefault(digest, {})
-        count = 0
-        for trial in trials:
-            held[problem_key(trial.problem)] = {"config": trial.config.to_dict(), "us": trial.us}
-            count += 1
-        return count
+        new = {
+            problem_key(trial.problem): {"config": trial.config.to_dict(), "us": trial.us} for trial in trials
+        }
+        self.entries.setdefault(_model(device), {}).setdefault(digest, {}).update(new)
+        self._winners.clear()
+        return len(new)
 
     def write(self) -> None:
-        """Write the file, whole or not at all: equal tables give equal bytes. Raises OSError."""
+        """Write the file, whole or not at all: equal tables give equal bytes.
+
+        Raises InvalidValueError for more than `read` takes, and OSError.
+        """
+        text = json.dumps({"format": FORMAT, "gpus": self.entries}, indent=0, sort_keys=True) + "\n"
+        if len(text) > MAX_BYTES:
+            raise InvalidValueError(f"{self.path} is not written: it would exceed {MAX_BYTES >> 20} MiB")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"format": FORMAT, "gpus": self.entries}, indent=0, sort_keys=True)
-        write_whole(self.path, text + "\n")
+        write_whole(self.path, text)
 
 
-def kernel_problem(text: str) -> KernelProblem:
-    """Return the problem of a key. Raises InvalidValueError for anything else."""
-    found = problem_from_dict(parsed(text))
-    if not isinstance(found, KernelProblem):
-        raise InvalidValueError(f"{text[:80]!r} is no problem of a decorated kernel")
-    return found
+def kernel_problem(text: str) -> KernelProblem | None:
+    """Return the problem of a key; None for text that is none of a decorated kernel's."""
+    try:
+        found = problem_from_dict(parsed(text))
+    except (InvalidValueError, RecursionError):
+        return None
+    return found if isinstance(found, KernelProblem) else None
 
 
 def empty(path: Path) -> KernelTable:
     """Return a table without entries, to be written to `path`."""
-    return KernelTable(path, json.dumps({"format": FORMAT, "gpus": {}}))
+    return KernelTable(path, {})
 
 
-@functools.lru_cache(maxsize=64)
-def _read(path: Path, changed: tuple[int, int]) -> KernelTable | None:
+def read(path: Path) -> KernelTable:
+    """Return the table of a file. Raises FileError where it cannot be read, or is anything else."""
     try:
-        return KernelTable(path)
+        if not path.is_file():  # a pipe or a device may have no end
+            raise ValueError("it is not there, or no regular file")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"it exceeds {MAX_BYTES >> 20} MiB")
+        data = json.loads(raw.decode())
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        if not _is_nested(data.get("gpus"), 3):
+            raise ValueError("it does not hold entries by GPU model, digest and problem")
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path} is no table of kernels: {error}") from error
+    return KernelTable(path, data["gpus"])
+
+
+def _is_nested(value: Any, depth: int) -> bool:
+    """True for dictionaries in dictionaries, `depth` levels of them."""
+    return depth == 0 or (
+        isinstance(value, dict) and all(_is_nested(each, depth - 1) for each in value.values())
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _read_once(path: Path, changed: tuple[int, ...]) -> KernelTable | None:
+    """Return the table of a file in this state; None, with a StoreWarning, where it is bad."""
+    try:
+        return read(path)
     except FileError as error:
-        warnings.warn(str(error), StoreWarning, stacklevel=4)
+        warnings.warn(str(error), StoreWarning, stacklevel=callers_level())
         return None
 
 
-def _kept(path: Path) -> KernelTable | None:
-    """Return the table of a file, read again after it changed; None, with a StoreWarning, where it is bad."""
+def _current(path: Path) -> KernelTable | None:
+    """Return the table of a file, read again after it changed; None where there is none."""
+    changed: tuple[int, ...] = ()
     try:
         facts = path.stat()
-    except OSError as error:
-        warnings.warn(f"the table {path} cannot be read: {error}", StoreWarning, stacklevel=3)
-        return None
-    return _read(path, (facts.st_mtime_ns, facts.st_size))
+        changed = facts.st_ino, facts.st_mtime_ns, facts.st_size  # a file that replaces one has another inode
+    except (OSError, ValueError):  # `read` says why
+        pass
+    return _read_once(path, changed)
 
 
 def kernel_tables(path: Path | None) -> list[KernelTable]:
     """Return the tables that serve a kernel: that of `TRITILE_TABLE`, if it holds kernels, and `path`."""
     pinned = table_path()
-    found = []
-    if pinned is not None and is_kernel_table(pinned):
-        found.append(_kept(pinned))
-    if path is not None:
-        found.append(_kept(path))
+    paths = [pinned] if pinned is not None and is_kernel_table(pinned) else []
+    found = map(_current, paths if path is None else [*paths, path])
     return [table for table in found if table is not None]
 
 
 def is_kernel_table(path: Path) -> bool:
     """True for a file of decorated kernels, False for a table of tritile's own operations, or no file."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
-            return FORMAT.encode() in file.read(64)
-    except OSError:
+            return _KIND.encode() in file.read(64)
+    except (OSError, ValueError):
         return False

@@ -450,7 +450,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
         def split(key: Any, dtypes: Any) -> tuple[list[Any], list[int]]:
             """Return what neighbours share, and the sizes, in which they differ."""
-            shared, sizes = [tuple(pair) for pair in dtypes], []
+            shared, sizes = [[tuple(pair) for pair in dtypes]], []
             for name, value in key:
                 is_size = type(value) is int and value > 0 and name not in constants
                 if name not in unknown:
@@ -464,14 +464,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         shared, sizes = split(problem.key, problem.dtypes)
         near = []
         for text in texts:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # another program wrote it
+            with contextlib.suppress(ValueError, LookupError, TypeError, ArithmeticError):  # damaged
                 facts = json.loads(text)
                 others, lengths = split(facts["key"], facts["dtypes"])
                 if facts["kernel"] == problem.kernel and others == shared:
                     gaps = (abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True))
                     near.append((sum(gaps), text))
         for doublings, text in heapq.nsmallest(most, near):
-            found = self.remembered(kernel_problem(text), device, find)
+            other = kernel_problem(text)
+            found = self.remembered(other, device, find) if other is not None else None
             if found is not None:
                 yield doublings, found.config
 

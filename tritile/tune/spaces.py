@@ -173,7 +173,8 @@ class Space:
             return False
         values = {name: value for name, value in parameters(config).items() if name in self.parameters}
         whole = len(values) == len(self.parameters) and from_parameters(values) == config
-        return whole and all(v in self.parameters[n] for n, v in values.items()) and self._meets(values)
+        known = {n: [(type(own), own) for own in self.parameters[n]] for n in values}
+        return whole and all((type(v), v) in known[n] for n, v in values.items()) and self._meets(values)
 
     def _combinations(self) -> Iterator[dict[str, Any]]:
         for combination in itertools.product(*self.parameters.values()):

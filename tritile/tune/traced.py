@@ -116,7 +116,8 @@ def _offer_remembered(tuner: "Autotuner") -> None:
     gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
     for device in gpus or {devices.INTERPRETER}:
         for text in store_of(device).problems(tuner.digest):
-            found = tuner.remembered(kernel_problem(text), device, tuner.finder([]))
+            problem = kernel_problem(text)
+            found = tuner.remembered(problem, device, tuner.finder([])) if problem is not None else None
             if found is not None and found.config not in tuner._configs:
                 tuner._configs.append(found.config)
 

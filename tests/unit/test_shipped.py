@@ -1,0 +1,336 @@
+"""`tritile export --kernel` and the tables of winners that it writes: what a library's author ships.
+
+Kernels run on host tensors, so the command line is given the interpreter as its GPU.
+"""
+
+import json
+import os
+import warnings
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tritile
+from tests.commands import refused, run
+from tests.unit.test_autotune import Bench
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER, target_device
+from tritile.core.problem import KernelProblem, problem_key
+from tritile.errors import NotTunedError, StoreWarning
+from tritile.planning import kernel_table
+from tritile.planning.kernel_table import FORMAT, empty, kernel_tables, read
+from tritile.planning.store import Store, store_of
+from tritile.planning.trial import Trial
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+H200 = target_device("nvidia-h200")
+TO_H200 = ("--target", "nvidia-h200")
+
+
+@triton.jit
+def fill(out_ptr, used_ptr, n, B: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, B), 1.0, mask=tl.arange(0, B) < n)
+    tl.store(used_ptr, B)
+
+
+def problem(n=64, kernel="softmax"):
+    return KernelProblem(kernel, (("n", n),), (("x", "float32"),))
+
+
+def block(size):
+    return Config.of(B=size)
+
+
+def remember(n=64, size=16, us=5.0, kernel="softmax", digest="new", day=1, **rest):
+    trial = Trial(
+        problem(n, kernel), block(size), us, measured_utc=f"2026-01-{day:02}T00:00:00+00:00", **rest
+    )
+    store_of(H200).add(digest, trial)
+
+
+def shipped(path, digest="new", device=H200):
+    """Return the blocks of a table's winners, by n."""
+    return {
+        dict(json.loads(text)["key"])["n"]: winner.config["B"]
+        for text, winner in read(path).winners(device, digest).items()
+    }
+
+
+def decorated(blocks=(16, 32, 64), **more):
+    bench = Bench({16: 3.0, 32: 1.0, 64: 2.0})
+    configs = [triton.Config({"B": each}) for each in blocks]
+    return tritile.autotune(configs, ["n"], do_bench=bench, **more)(fill), bench
+
+
+def call(kernel, bench, n=64):
+    kernel[(1,)](torch.zeros(64), bench.used, n)
+    return int(bench.used)
+
+
+def written(path, entries, digest=None, device=INTERPRETER):
+    """Write a table with these entries of a kernel, by problem."""
+    gpus = {f"{device.name} {device.arch}": {digest or decorated()[0].digest: entries}}
+    path.write_text(json.dumps({"format": FORMAT, "gpus": gpus}))
+    return path
+
+
+def entry(size, us=1.0):
+    return {"config": block(size).to_dict(), "us": us}
+
+
+# --- tritile export --kernel ---
+
+
+def test_a_library_ships_what_its_author_tuned(tmp_path, monkeypatch):
+    kernel, bench = decorated()
+    assert call(kernel, bench) == 32
+    monkeypatch.setattr("tritile.cli.remembered.device_of", lambda target: INTERPRETER)
+    path = tmp_path / "library" / "tuned.json"
+    found = run("export", "--kernel", "fill", "--output", path)
+    assert found.exit_code == 0, found.output
+    first, last = found.stdout.splitlines()
+    assert first == f"fill: 1 problems of {INTERPRETER.name} written to {path}"
+    assert last == '@tritile.autotune(..., table=Path(__file__).with_name("tuned.json"))'
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    kernel, bench = decorated(mode="strict", table=path)
+    assert call(kernel, bench) == 32
+    assert bench.measured == []
+    with pytest.raises(NotTunedError):
+        call(kernel, bench, 48)
+    kernel, bench = decorated(mode="strict")
+    with pytest.raises(NotTunedError):
+        call(kernel, bench)
+
+
+def test_the_best_that_works_of_each_problem_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    remember(size=16, us=5.0)
+    remember(size=32, us=4.0)
+    remember(size=64, us=None, failure="wrong answer")
+    remember(size=16, us=4.5, n=128, error=0.0)  # checked: goes before one that was only timed
+    remember(size=32, us=4.0, n=128)
+    remember(size=64, us=None, n=256, failure="out of memory")
+    remember(kernel="layer_norm", digest="other")
+    assert run("export", "--kernel", "softmax", *TO_H200).exit_code == 0
+    assert shipped(tmp_path / "kernels.json") == {64: 32, 128: 16}
+    assert list(read(tmp_path / "kernels.json").entries) == ["NVIDIA H200 90"]
+
+
+def test_problems_that_python_takes_for_equal_are_each_written(tmp_path):
+    for n, size in ((1, 16), (1.0, 32), (True, 64)):
+        remember(n=n, size=size)
+    path = tmp_path / "t.json"
+    assert "softmax: 3 problems" in run("export", "--kernel", "softmax", "--output", path, *TO_H200).stdout
+    found = read(path)
+    assert [found.find(H200, "new", problem(n)).config for n in (1, 1.0, True)] == list(
+        map(block, (16, 32, 64))
+    )
+
+
+def test_of_several_sources_the_one_measured_last_is_written(tmp_path):
+    remember(digest="newer", size=32, day=9)
+    remember(digest="older", size=16, day=2)
+    remember(digest="older", size=64, n=128, day=3)
+    remember(digest="newer", size=64, n=128, day=1)
+    path = tmp_path / "t.json"
+    found = run("export", "--kernel", "softmax", "--output", path, *TO_H200)
+    assert "softmax: 2 problems of NVIDIA H200" in found.stdout
+    assert "1 other sources left out" in found.stdout
+    assert shipped(path, "newer") == {64: 32, 128: 64}
+    assert shipped(path, "older") == {}
+
+
+@pytest.mark.parametrize("change", [{"triton": "3.0.0"}, {"compiler": "12.0"}, {"processors": 7}])
+def test_what_was_measured_in_another_environment_is_not_written(change, tmp_path):
+    Store(H200.__class__(**H200.to_dict() | change), tmp_path).add("new", Trial(problem(), block(16), 1.0))
+    told = refused("export", "--kernel", "softmax", "--output", tmp_path / "t.json", *TO_H200)
+    assert told == 'nothing is remembered of softmax on NVIDIA H200: call it once in mode "tune"'
+
+
+def test_a_table_that_is_there_is_completed(tmp_path):
+    path, a100 = tmp_path / "t.json", target_device("sm_80")
+    table = empty(path)
+    table.add(a100, "new", [Trial(problem(), block(64), 9.0)])
+    table.add(H200, "of another kernel", [Trial(problem(kernel="layer_norm"), block(64), 9.0)])
+    table.add(H200, "new", [Trial(problem(n), block(64), 9.0) for n in (64, 128)])
+    table.write()
+    remember(n=64, size=16)
+    remember(n=256, size=32)
+    remember(kernel="relu", digest="relu's")
+    found = run("export", "--kernel", "softmax", "--kernel", "relu", "--output", path, *TO_H200)
+    assert found.exit_code == 0, found.output
+    assert len(found.stdout.splitlines()) == 3
+    assert shipped(path) == {64: 16, 128: 64, 256: 32}
+    assert shipped(path, device=a100) == {64: 64}
+    assert shipped(path, "of another kernel") == {64: 64}
+    assert shipped(path, "relu's") == {64: 16}
+    before = path.read_bytes()
+    assert run("export", "--kernel", "relu", "--kernel", "softmax", "--output", path, *TO_H200).exit_code == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "notes", "[]", '{"format": 3}', '{"format": "tritile kernels 1"}'])
+def test_another_file_is_left_untouched(text, tmp_path):
+    remember()
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    told = refused("export", "--kernel", "softmax", "--output", path, *TO_H200, status=1)
+    assert f"{path} is no table of kernels" in told
+    assert path.read_text() == text
+
+
+def test_a_name_that_is_not_remembered_is_refused_with_those_that_are(tmp_path):
+    remember()
+    remember(kernel="layer_norm", digest="other")
+    path = tmp_path / "t.json"
+    told = refused("export", "--kernel", "softmax", "--kernel", "relu", "--output", path, *TO_H200)
+    assert told == "nothing is remembered of relu on NVIDIA H200: there is layer_norm, softmax"
+    assert not path.exists()
+    for more in (("--within", "0.1"), ("--replace",)):
+        assert "--within" in refused("export", "--kernel", "softmax", *more, "--output", path, *TO_H200)
+    assert "is a folder" in refused("export", "--kernel", "softmax", "--output", tmp_path, *TO_H200)
+
+
+def test_export_points_at_the_option_where_only_decorated_kernels_are_remembered(tmp_path):
+    remember()
+    told = refused("export", "--output", tmp_path / "t.json", *TO_H200)
+    assert told == "nothing is remembered of NVIDIA H200 but of decorated kernels: --kernel writes softmax"
+
+
+def test_more_than_a_reader_takes_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_table, "MAX_BYTES", 100)
+    remember()
+    path = tmp_path / "t.json"
+    assert "is not written" in refused("export", "--kernel", "softmax", "--output", path, *TO_H200)
+    assert not path.exists()
+
+
+# --- A table that is damaged, or forged ---
+
+OWN = {"op": "kernel", "kernel": "fill", "key": [["n", 64]], "dtypes": []}
+BAD = {
+    "no JSON": ("x", entry(32)),
+    "no problem": ("[]", entry(32)),
+    "a problem without a key": (json.dumps({"op": "kernel", "kernel": "fill"}), entry(32)),
+    "a problem of tritile's own": (json.dumps({"op": "matmul"}), entry(32)),
+    "another spelling": (json.dumps(OWN), entry(32)),
+    "a key that is no list": (json.dumps(OWN | {"key": 3}), entry(32)),
+    "an endless size": (problem_key(KernelProblem("fill", (("n", 10**400),), ())), entry(32)),
+    **{
+        f"an entry {value!r}": (problem_key(KernelProblem("fill", (("n", 32),), ())), value)
+        for value in (
+            None, 3, "config", [], {}, {"us": 1.0}, {"config": [], "us": 1.0}, entry(32, None),
+            entry(32, "1"), entry(32, -1.0), entry(32, 0), entry(32, True), entry(32, float("nan")),
+            entry(32, 1e300), {"config": {"num_warps": 3}, "us": 1.0},
+            {"config": {"kwargs": {"B": [1]}}, "us": 1.0},
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_entry_is_left_out_with_one_warning(name, tmp_path):
+    text, value = BAD[name]
+    text = text.replace('"dtypes":[]', '"dtypes":[["out_ptr","float32"],["used_ptr","int32"]]')
+    kernel, bench = decorated()
+    good = problem_key(kernel.problem((torch.zeros(1), bench.used, 64), {}))
+    path = written(tmp_path / "t.json", {text: value, good: entry(64)})
+    kernel, bench = decorated(mode="cached", table=path)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", StoreWarning)
+        for n in (64, 48, 32, 16):  # the second and later ask for neighbours, among which the bad one is
+            assert call(kernel, bench, n) == 64
+    (one,) = [each for each in found if each.category is StoreWarning]
+    assert "t.json: skipped 1 of 2 entries" in str(one.message)
+    assert one.filename == __file__
+
+
+WHOLE = {
+    "cut": '{"format": "tritile kernels 1", "gpus": {"NVIDIA',
+    "empty": "",
+    "of another format": '{"format": "tritile kernels 2"}',
+    "no dictionary": "[1]",
+    "without GPUs": json.dumps({"format": FORMAT}),
+    "kernels that are no dictionary": json.dumps({"format": FORMAT, "gpus": {"x": [["y", []]]}}),
+    "entries that are no dictionary": json.dumps({"format": FORMAT, "gpus": {"x": {"y": [["z", 1]]}}}),
+    "deep": "[" * 100_000,
+    "a number without end": '{"format": 1' + "0" * 5000 + "}",
+    "no UTF-8": b"\xff\xfe{}",
+    "too large": " " * (kernel_table.MAX_BYTES + 1),
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("how", ["table", "TRITILE_TABLE"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatch):
+    path, text = tmp_path / "t.json", WHOLE[name]
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if how == "TRITILE_TABLE":
+        monkeypatch.setenv(how, str(path))
+    kernel, bench = decorated(mode="cached", **({"table": path} if how == "table" else {}))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", StoreWarning)
+        for n in (64, 48, 32):
+            assert call(kernel, bench, n) == 16
+    found = [str(each.message) for each in found if each.category is StoreWarning]
+    # What TRITILE_TABLE names counts as of decorated kernels if it begins so.
+    assert len(found) == (how == "table" or "tritile kernels" in str(text)[:64])
+    assert all("t.json is no table of kernels" in each for each in found)
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    path = tmp_path / "t.json"
+    os.mkfifo(path)
+    kernel, bench = decorated(mode="cached", table=path)
+    with pytest.warns(StoreWarning, match="no regular file"):
+        assert call(kernel, bench) == 16
+    assert not kernel_table.is_kernel_table(path)
+
+
+def test_a_file_that_took_anothers_place_is_read(tmp_path):
+    """Also where its size and time are the same, as of files that an installer unpacks."""
+    kernel, bench = decorated()
+    text = problem_key(kernel.problem((torch.zeros(1), bench.used, 64), {}))
+    path = tmp_path / "t.json"
+    for size in (64, 32):
+        new = written(tmp_path / "new", {text: entry(size)})
+        os.utime(new, ns=(10**18, 10**18))
+        new.replace(path)
+        kernel, bench = decorated(mode="strict", table=path)
+        assert call(kernel, bench) == size
+    path.unlink()
+    kernel, bench = decorated(mode="strict", table=path)
+    with pytest.warns(StoreWarning, match="is not there"), pytest.raises(NotTunedError):
+        call(kernel, bench)
+
+
+def test_a_table_is_read_once_until_it_changes(tmp_path):
+    path = written(tmp_path / "t.json", {})
+    assert kernel_tables(path)[0] is kernel_tables(path)[0]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+FORGED = st.dictionaries(
+    st.sampled_from([problem_key(problem())]) | JSON.map(json.dumps) | st.text(),
+    st.fixed_dictionaries({"config": JSON | st.fixed_dictionaries({"kwargs": JSON}), "us": JSON}) | JSON,
+    max_size=3,
+)
+
+
+@given(entries=FORGED)
+@pytest.mark.filterwarnings("ignore::tritile.errors.StoreWarning")
+def test_whatever_a_file_holds_only_valid_winners_are_found(entries, tmp_path_factory):
+    path = written(tmp_path_factory.mktemp("forged") / "t.json", entries, "new", H200)
+    for text, winner in read(path).winners(H200, "new").items():
+        assert json.loads(text)["op"] == "kernel"
+        assert Config.from_dict(winner.config.to_dict()) == winner.config
+        assert winner.us > 0
