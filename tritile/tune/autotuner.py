@@ -450,7 +450,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
         def split(key: Any, dtypes: Any) -> tuple[list[Any], list[int]]:
             """Return what neighbours share, and the sizes, in which they differ."""
-            shared, sizes = [[tuple(pair) for pair in dtypes]], []
+            shared: list[Any] = [[tuple(pair) for pair in dtypes]]
+            sizes: list[int] = []
             for name, value in key:
                 is_size = type(value) is int and value > 0 and name not in constants
                 if name not in unknown:
