@@ -509,7 +509,7 @@ def test_a_child_forked_while_another_thread_measures_can_choose():
     kernel = tuned(hang)
     x = torch.randn(3, 50)
     given = (x, torch.empty_like(x), bench.used, 50)
-    found = kernel.problem(given, {}), kernel.configs
+    found = kernel.problem(given, {}), kernel.offered(given, {})
     thread = threading.Thread(target=kernel.measure, args=(*found, given, {"grid": (3,)}, INTERPRETER))
     thread.start()
     assert measuring.wait(60)

@@ -302,7 +302,7 @@ def test_where_all_is_known_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(measuring, "tuned_elsewhere", None)
     store_of(H200).add(kernel.digest, Trial(PROBLEM, GOOD, 3.0))
     args = torch.randn(77), torch.ones(77), 77
-    assert Config.from_triton(kernel.measure(PROBLEM, kernel.configs, args, {}, H200)) == GOOD
+    assert Config.from_triton(kernel.measure(PROBLEM, kernel.offered(args, {}), args, {}, H200)) == GOOD
 
 
 def test_heuristics_count_for_a_kernels_digest():
@@ -405,7 +405,8 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
     found = triton.Config({"BLOCK": 32, "STRAY": 0})
     kernel = tritile.autotune([found], ["N"], reset_to_zero=["out"])(scale)
     monkeypatch.setattr(measuring, "tuned_elsewhere", won)
-    assert kernel.measure(PROBLEM, kernel.configs, (x, out, 77), {}, H200) is found
+    args = x, out, 77
+    assert kernel.measure(PROBLEM, kernel.offered(args, {}), args, {}, H200) is found
     assert bool((out == 1).all())
 
 
@@ -419,7 +420,7 @@ def test_a_space_is_searched_by_the_rules_of_every_search(monkeypatch):
     monkeypatch.setattr(measuring, "tuned_elsewhere", tuned)
     kernel = tritile.autotune(tritile.Space({"BLOCK": (32,), "STRAY": (0,)}), ["N"])(scale)
     args = torch.randn(77), torch.ones(77), 77
-    assert Config.from_triton(kernel.measure(PROBLEM, [], args, {}, H200)) == GOOD
+    assert Config.from_triton(kernel.measure(PROBLEM, {}, args, {}, H200)) == GOOD
     assert told == [replace(Rules(), most=96, by_trials=True)]
 
 

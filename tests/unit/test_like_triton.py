@@ -292,7 +292,7 @@ def test_one_config_that_is_left_runs(tuned, by):
     x, out = torch.randn(200), torch.zeros(200)
     kernel[grid](out, x, 200)
     assert torch.equal(out, x)
-    assert kernel.best_config is kernel.configs[1]
+    assert kernel.best_config == kernel.configs[1]
 
 
 def test_a_pruner_that_leaves_none_is_an_error(tuned):

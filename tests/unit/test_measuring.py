@@ -424,3 +424,149 @@ def test_decorating_reads_no_source(monkeypatch):
         monkeypatch.setattr(owner, name, read)
     monkeypatch.setattr("tritile.core.source.source_hash", read)
     tritile.autotune(configs(), ["N"], restore_value=["x_ptr"])(tuned(Bench()).fn)
+
+
+@triton.jit
+def both(a_ptr, b_ptr, used_ptr, N, BLOCK: tl.constexpr):
+    tl.store(used_ptr, BLOCK)
+
+
+def test_dtypes_of_arguments_by_name_are_in_the_key_in_any_order():
+    bench = Bench()
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench)(both)
+    given = {"a_ptr": torch.zeros(4), "b_ptr": torch.zeros(4), "used_ptr": bench.used, "N": 4}
+    launch = {"grid": (1,), "warmup": False}
+    for ordered in (launch | given, given | launch):
+        kernel.run(**ordered)
+        assert list(kernel.cache) == [(4, "torch.float32", "torch.float32", "torch.int32")]
+
+
+def test_a_pruning_that_edits_configs_in_place_leaves_earlier_entries_alone():
+    def stages(listed, named, **rest):
+        for config in listed:
+            config.num_stages = 2 if named["N"] < 10 else 5
+        return listed
+
+    bench = Bench({64: 1.0, 128: 2.0, 256: 3.0})
+    kernel = tuned(bench, prune_configs_by={"early_config_prune": stages}, kernel=with_value_of(bench))
+    for mode in ("tune", "cached", "strict"):
+        with tritile.mode(mode):
+            seen = []
+            for n in (4, 20, 4):
+                kernel[(1,)](bench.used, n)
+                seen.append(kernel.best_config.num_stages)
+        assert seen == [2, 5, 2], mode
+
+
+def with_value_of(bench):
+    @triton.jit
+    def noting(used_ptr, N, BLOCK: tl.constexpr):
+        tl.store(used_ptr, BLOCK)
+
+    return noting
+
+
+def test_a_reference_that_came_later_is_asked():
+    def right(N):
+        return {"used_ptr": torch.tensor([64], dtype=torch.int32)}
+
+    bench = Bench()
+    noting = with_value_of(bench)
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench)(noting)
+    kernel[(1,)](bench.used, 4)
+    assert int(bench.used) == 128
+    tritile.forget()
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench, reference=right)(noting)
+    kernel[(1,)](bench.used, 4)
+    assert int(bench.used) == 64
+    assert len(bench.measured) == 3
+
+
+def test_a_benchmark_that_calls_its_own_kernel_does_not_wait_for_itself():
+    bench, nested = Bench(), []
+    noting = with_value_of(bench)
+
+    def calling(call, quantiles):
+        if not nested:
+            nested.append(1)
+            kernel[(1,)](bench.used, 4)
+        return bench(call, quantiles)
+
+    kernel = tritile.autotune(configs(), ["N"], do_bench=calling)(noting)
+    kernel[(1,)](bench.used, 4)
+    assert int(bench.used) == 128
+
+
+class Refusing:
+    def __reduce__(self):
+        raise KeyError("not this one")
+
+
+def test_an_argument_that_cannot_be_packed_is_measured_here(tmp_path):
+    from tritile.errors import UnsupportedError
+    from tritile.tune.measure.shipping import pack
+
+    with pytest.raises(UnsupportedError, match=r"cannot be sent.*not this one"):
+        pack([Refusing()], tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize("answer", [None, "x", [None], [[1]], {}, []], ids=str)
+def test_a_benchmark_that_gives_no_time_fails_its_config_alone(answer):
+    bench = Bench()
+
+    def odd(call, quantiles):
+        times = bench(call, quantiles)
+        return answer if bench.measured[-1] == 128 else times
+
+    kernel = tritile.autotune(configs(), ["N"], do_bench=odd)(with_value_of(bench))
+    kernel[(1,)](bench.used, 4)
+    assert int(bench.used) == 256
+
+
+def test_times_below_the_clocks_resolution_work():
+    bench = Bench(dict.fromkeys(TIMES, 0.0))
+    noting = with_value_of(bench)
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench)(noting)
+    kernel[(1,)](bench.used, 4)
+    assert int(bench.used) in TIMES
+
+
+def test_replaced_names_of_the_key_count():
+    bench = Bench()
+    kernel = tritile.autotune(configs(), [], do_bench=bench)(with_value_of(bench))
+    for n in (4, 5):
+        kernel[(1,)](bench.used, n)
+    assert len(bench.measured) == 3
+    kernel.keys = ["N"]
+    for n in (4, 5):
+        kernel[(1,)](bench.used, n)
+    assert len(bench.measured) == 9
+
+
+def test_warnings_of_unmeasured_problems_end():
+    bench = Bench()
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench, mode="cached")(with_value_of(bench))
+    kernel._warnings = 3
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UntunedWarning)
+        for n in range(9):
+            kernel[(1,)](bench.used, n)
+    assert [warning.category for warning in caught] == [UntunedWarning] * 3
+
+
+def test_hooks_with_a_mutable_closure_keep_their_identity():
+    log = []
+
+    def noting(values):
+        log.append(values)
+
+    before = identity(triton.Config({}, pre_hook=noting))
+    log.append(1)
+    assert identity(triton.Config({}, pre_hook=noting)) == before
+    one, two = ((lambda values, log=log: log.append(values)) for log in ([], []))
+    listed = [triton.Config({}, pre_hook=each) for each in (one, two)]
+    names = identified(listed)
+    assert len(names) == 2
+    assert list(identified(listed[1:], listed)) == list(names)[1:]
+    stored = [measuring.Config.from_dict(name.to_dict()) for name in names]
+    assert stored == list(names)

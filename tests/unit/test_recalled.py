@@ -18,7 +18,7 @@ from tests.unit.test_autotune import Bench
 from tests.unit.test_traced import Traces
 from tritile.core import settings as modes
 from tritile.core.device import INTERPRETER
-from tritile.errors import NotTunedError
+from tritile.errors import NotTunedError, UntunedWarning
 from tritile.planning.kernel_table import empty
 from tritile.planning.store import store_of
 
@@ -262,6 +262,6 @@ def test_a_recalled_config_is_looked_up_without_reading_all_trials(monkeypatch):
     rows, read = [], __import__("tritile.planning.store", fromlist=["trial_from"]).trial_from
     monkeypatch.setattr("tritile.planning.store.trial_from", lambda row: rows.append(1) or read(row))
     with warnings.catch_warnings(), tritile.mode("cached"):
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UntunedWarning)
         assert run(kernel, bench, 64 * 50) == 64
     assert len(rows) <= 3 * 8

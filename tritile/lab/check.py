@@ -179,7 +179,7 @@ class _Checks:
     def run(self, call: KernelCall, configs: list[triton.Config], device: Device) -> None:
         """Check those of the configs that were right so far."""
         kwargs = {name: value for name, value in call.kwargs.items() if name != "grid"}
-        offered = configs or self._tuner.offered(call.args, kwargs)
+        offered = configs or list(self._tuner.offered(call.args, kwargs).values())
         label = self._tuner.problem(call.args, kwargs).label.strip()
         self.labels.append(label)
         left = [c for c in offered if str(c) not in self.found or self.found[str(c)].outcome == "right"]

@@ -56,7 +56,7 @@ _JOINED: Final = "FROM trials JOIN environments ON environments.id = environment
 _HERE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS)
 _OF_DEVICE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS[:-1])
 SELECT_ALL: Final = f"SELECT {_bounded((*ENVIRONMENT_COLUMNS, *TRIAL_COLUMNS))} {_JOINED} ORDER BY trials.id"
-SELECT_PROBLEMS: Final = f"SELECT DISTINCT {_bounded(['problem'])} {_JOINED} WHERE {_HERE}"
+SELECT_PROBLEMS: Final = f"SELECT DISTINCT problem {_JOINED} WHERE {_HERE} AND length(problem) <= {MAX_TEXT}"
 _ADD_ENVIRONMENT: Final = (
     f"INSERT OR IGNORE INTO environments ({', '.join(ENVIRONMENT_COLUMNS)}) "
     f"VALUES ({_marks(ENVIRONMENT_COLUMNS)})"

@@ -22,8 +22,9 @@ from tritile.errors import InvalidValueError
 MAX_TEXT: Final = 1 << 16
 # Failures of the machine. What a compiler refuses, and a wrong answer, are the config's own.
 _OF_THE_MOMENT: Final = re.compile(
-    r"out of memory|CUDA (driver )?error|device-side assert|illegal memory|launch failure|unspecified|^hung: "
-    r"|^the process died|^garbled|no process can|busy",
+    r"out of memory|cannot allocate|MemoryError|no space left|too many open files|signal 9|busy"
+    r"|no process can|CUDA (driver )?error|device-side assert|illegal memory|launch failure|unspecified"
+    r"|^hung: |^the process died|^garbled",
     re.IGNORECASE,
 )
 MAX_US: Final = 1e12

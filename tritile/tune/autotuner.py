@@ -5,12 +5,11 @@ miss `choose` finds a config: remembered, measured now (`measuring`), or a guess
 """
 
 import contextlib
+import copy
 import heapq
-import itertools
 import json
 import math
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -61,6 +60,7 @@ from tritile.tune.spaces import Space
 from tritile.tune.timing import do_bench as default_bench
 
 _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
+_MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
 # Classes whose values are hashable and equal themselves, and classes whose values have no dtype.
@@ -69,24 +69,24 @@ _NO_DTYPE: Final = _SCALARS | {float, JITFunction, FunctionType}
 _DESCRIPTORS: Final = frozenset(DESCRIPTORS)
 _DTYPES: Final[dict[Any, str]] = {}
 
-_TUNERS: "weakref.WeakSet[Autotuner]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for tuner in list(_TUNERS):
-        tuner._lock = threading.RLock()  # another thread of the parent may have held the old one
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictionary()
 
 
 def _forget() -> None:
-    for tuner in list(_TUNERS):
-        tuner.forget()
+    for reference in _TUNERS.valuerefs():  # a copy, as other threads may decorate meanwhile
+        tuner = reference()
+        if tuner is not None:
+            tuner.forget()
 
 
 also_forgets(_forget)
+
+
+def _copied(config: triton.Config) -> triton.Config:
+    copied = copy.copy(config)
+    copied.kwargs = dict(config.kwargs)
+    return copied
+
 
 Place = tuple[str, int]  # a mode, and the number of a GPU (-1: no tensor is on one)
 Key = tuple[Any, ...]
@@ -106,6 +106,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     configs_top_k: Any
     nargs: Any = None
+    _early: traced.Pruning | None = None
+    _pruning: traced.Pruning | None = None
     restore_copies: Mapping[str, list[torch.Tensor]] = {}
     bench_time = 0.0
 
@@ -131,16 +133,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._own_bench = do_bench is not None
         self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
         self.configs_timings: dict[triton.Config, list[float]] = {}
-        places = {name: place for place, name in enumerate(self.arg_names)}
-        self._places = [(name, places[name]) for name in self.keys if name in places]
+        self._names = {name: place for place, name in enumerate(self.arg_names)}
+        self._places: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`
         self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in layers_of(fn))
         self._digest: tuple[Any, str] | None = None
-        self._lock = threading.RLock()  # Triton's pruning reads the arguments of a call from the tuner
+        self._warnings = _MOST_WARNINGS
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
         self.early_config_prune = self._early  # again, as all that the tracer is shown is there now
-        _TUNERS.add(self)
+        _TUNERS[id(self)] = self
         count_as_ours(self.base_fn)
 
     # --- A call ---
@@ -180,7 +182,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         key: list[Any] = []
         given = len(args)
-        for name, place in self._places:
+        keys, places = self._places
+        if keys is not self.keys:
+            places = [(name, self._names[name]) for name in self.keys if name in self._names]
+            self._places = self.keys, places
+        for name, place in places:
             if place < given:
                 value = args[place]
             elif name in kwargs:
@@ -189,8 +195,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 continue
             key.append(value if value.__class__ in _SCALARS else key_part(value))
         gpu, values = -1, args
-        if len(kwargs) > 2:  # more than grid and warmup, which come first
-            values = (*args, *itertools.islice(kwargs.values(), 2 if "grid" in kwargs else 0, None))
+        if len(kwargs) > 2 or "grid" not in kwargs:
+            values = [*args, *[value for name, value in kwargs.items() if name in self._names]]
         for value in values:
             if value.__class__ in _NO_DTYPE:
                 continue
@@ -294,24 +300,28 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         dtypes = tuple(pair for name, value in values.items() for pair in dtypes_of(name, value))
         return KernelProblem(self.base_fn.__qualname__, key, dtypes)
 
-    def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[triton.Config]:
-        """Return the configs that the kernel's own pruning leaves for a call; of a space the first few.
+    def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Config, triton.Config]:
+        """Return the configs that the kernel's own pruning leaves for a call, by their identities.
 
-        Raises what Triton raises where it leaves none.
+        Of a space the first few. Raises what Triton raises where the pruning leaves none.
         """
         if self.space is not None:
-            return [config.to_triton() for config in self.space.opening(_OPENING)]
-        if self._early is None and self.perf_model is None:
-            return list(self.configs)
-        with self._lock:
-            before, self.nargs = self.nargs, dict(zip(self.arg_names, args, strict=False))
-            try:
-                found = list(self.prune_configs(dict(kwargs)))
-            finally:
-                self.nargs = before
+            return {config: config.to_triton() for config in self.space.opening(_OPENING)}
+        listed = list(self.configs)
+        found = listed
+        if self._early is not None or self.perf_model is not None:
+            found = list(self.holding(args).prune_configs(dict(kwargs)))
         if not found:
             raise AutotunerError(f"{self.base_fn.__qualname__}: its pruning leaves no config for this call")
-        return found
+        named = identified(found, listed)
+        # A pruning may edit configs in place, at each call anew.
+        return named if self._early is None else {name: _copied(each) for name, each in named.items()}
+
+    def holding(self, args: Sequence[Any]) -> Self:
+        """Return a copy that holds a call's arguments where Triton's pruning and hooks look for them."""
+        copied = copy.copy(self)
+        copied.nargs = dict(zip(self.arg_names, args, strict=False))
+        return copied
 
     def _reset(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
         """Zero the tensors of `reset_to_zero`, and keep those of `restore_value`, ahead of a measured run."""
@@ -332,11 +342,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     measure = measuring.measured
 
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Have one thread measure at a time; other modes than "tune", which may have guessed, choose anew."""
-        with self._lock:
-            yield
+    def guess_anew(self) -> None:
+        """Have modes other than "tune", which may have guessed from less, choose anew."""
         for place, cache in list(self._caches.items()):
             if place is not None and place[0] != "tune":
                 cache.clear()
@@ -345,12 +352,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """Return True if there is something to time a call with: a GPU, or a benchmark of the user's own."""
         return self._own_bench or device != INTERPRETER
 
-    def finder(self, offered: Sequence[triton.Config]) -> Find:
+    def finder(self, offered: Mapping[Config, triton.Config]) -> Find:
         """Return the gate for whatever is recalled: it lets through what `offered` holds for this call."""
         space = self.space
         if space is not None:
             return lambda config: config.to_triton() if config in space else None
-        return identified(offered).get
+        return offered.get
 
     def choose(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: str | None = None
@@ -385,6 +392,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
         """Warn that nothing tells which config is fast; `where` ends the warning's advice."""
+        if self._warnings <= 0:
+            return
+        self._warnings -= 1
         warnings.warn(
             f"{problem.label} was never measured on {device.name}: using the config that comes first. "
             f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
@@ -393,7 +403,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         )
 
     def unmeasured(
-        self, problem: KernelProblem, offered: list[triton.Config], args: Sequence[Any],
+        self, problem: KernelProblem, offered: Mapping[Config, triton.Config], args: Sequence[Any],
         kwargs: Mapping[str, Any], device: Device, mode: str,
     ) -> KernelPlan:  # fmt: skip
         """Return the plan of a call without measuring: remembered, a neighbour's config, or the likeliest.
@@ -411,10 +421,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 return KernelPlan(
                     problem, near, "predicted", device, None, "the fastest at the nearest sizes"
                 )
-        best, why = offered[0], "the first config: nothing was measured of this kernel"
+        configs, why = list(offered.values()), "the first config: nothing was measured of this kernel"
+        best = configs[0]
         if self.perf_model is not None:
             named, why = self.named(args, kwargs), "the kernel's own performance model's choice"
-            best = min(offered, key=lambda config: self.perf_model(**{**named, **config.all_kwargs()}))
+            best = min(configs, key=lambda config: self.perf_model(**{**named, **config.all_kwargs()}))
         elif only:
             why = "the kernel's only config"
         return KernelPlan(problem, best, "model", device, None, why)
@@ -448,9 +459,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         constants = constants_of(self.fn)
 
-        def split(key: Any, dtypes: Any) -> tuple[list[Any], list[int]]:
+        def split(key: Any) -> tuple[list[Any], list[int]]:
             """Return what neighbours share, and the sizes, in which they differ."""
-            shared: list[Any] = [[tuple(pair) for pair in dtypes]]
+            shared: list[Any] = []
             sizes: list[int] = []
             for name, value in key:
                 is_size = type(value) is int and value > 0 and name not in constants
@@ -462,15 +473,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         texts = set(store_of(device).problems(self.digest))
         for table in kernel_tables(self.table):
             texts.update(table.problems(device, self.digest))
-        shared, sizes = split(problem.key, problem.dtypes)
-        near = []
+        kernel, dtypes = problem.kernel, [list(pair) for pair in problem.dtypes]
+        (shared, sizes), near = split(problem.key), []
         for text in texts:
-            with contextlib.suppress(ValueError, LookupError, TypeError, ArithmeticError):  # damaged
-                facts = json.loads(text)
-                others, lengths = split(facts["key"], facts["dtypes"])
-                if facts["kernel"] == problem.kernel and others == shared:
-                    gaps = (abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True))
-                    near.append((sum(gaps), text))
+            with contextlib.suppress(ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+                facts = json.loads(text)  # what a damaged file holds is no neighbour
+                if facts["kernel"] == kernel and facts["dtypes"] == dtypes:
+                    others, lengths = split(facts["key"])
+                    if others == shared:
+                        gaps = (abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True))
+                        near.append((sum(gaps), text))
         for doublings, text in heapq.nsmallest(most, near):
             other = kernel_problem(text)
             found = self.remembered(other, device, find) if other is not None else None
@@ -500,6 +512,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @early_config_prune.setter
     def early_config_prune(self, early: traced.Pruning | None) -> None:
+        if early is not None and early is self._pruning:
+            early = self._early  # what Triton's `__init__` reads, and sets again
         self._early = self._pruning = early
         # With one config there is then nothing to choose, nor to check.
         self._is_fixed = not (self.space or early or self.perf_model or getattr(self, "reference", None))
@@ -509,8 +523,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def __copy__(self) -> Self:
         """Copy the tuner; the copy may then be given other configs and another mode."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
+        copied.__dict__.update(self.__dict__, _caches={})
+        for name, own in (("pre_hook", self._reset), ("post_hook", self._restore)):
+            if getattr(self, name) == own:
+                setattr(copied, name, getattr(copied, own.__name__))
         copied.early_config_prune = self._early
+        _TUNERS[id(copied)] = copied
         return copied
 
     @property

@@ -7,9 +7,10 @@ functions, hooks) are named by their type and a digest of their content, the sam
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -51,22 +52,33 @@ def dtypes_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield name, str(dtype).removeprefix("torch.")
 
 
+def _code(code: CodeType) -> list[Any]:
+    """Return what a code object does, without its name and place."""
+    consts = [_code(each) if isinstance(each, CodeType) else described(each) for each in code.co_consts]
+    return [code.co_code.hex(), consts, code.co_names]
+
+
 def described(value: Any) -> str:
-    """Return text that says what a value is, the same in every process for values that launch the same."""
+    """Return text that says what a value is, the same in every process for values that launch the same.
+
+    A Python function, as a hook, counts by its code, its defaults, and the numbers and words it captured.
+    """
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, tl.constexpr):
         return f"constexpr({described(value.value)})"
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__}({', '.join(map(described, value))})"
-    if isinstance(value, Mapping):
-        return f"{type(value).__name__}({', '.join(f'{k!r}: {described(v)}' for k, v in value.items())})"
+    if isinstance(value, tuple | list | set | frozenset):
+        items = map(described, value)
+        ordered = sorted(items) if isinstance(value, set | frozenset) else items
+        return f"{type(value).__name__}({', '.join(ordered)})"
     if isinstance(value, functools.partial):
-        return f"partial({described(value.func)}, {described(value.args)}, {described(value.keywords)})"
-    if isinstance(value, JITCallable) or hasattr(value, "__code__"):
-        return f"{getattr(value, '__qualname__', '')}:{source_hash(value)}"
-    if hasattr(value, "__func__"):  # a method
-        return f"{described(value.__func__)} of {type(value.__self__).__qualname__}"
+        return f"partial({described(value.func)}, {described(value.args)}, {sorted(value.keywords.items())})"
+    if isinstance(value, JITCallable):
+        return f"{value.__qualname__}:{source_hash(value)}"
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        captured = [each for each in cells if type(each) in _SCALARS or isinstance(each, float)]
+        return str([_code(value.__code__), captured, described(value.__defaults__)])
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
@@ -103,27 +115,40 @@ def identity(config: triton.Config) -> Config:
         return Config((("config", _plain((sorted(values.items()), options))),))
 
 
-def _same(a: triton.Config, b: triton.Config) -> bool:
-    """True if two configs of one identity are the same, and no digest has hidden a difference."""
-    return a.pre_hook is b.pre_hook and all(
-        v is b.kwargs[name] or not hasattr(v, "__dict__") for name, v in a.kwargs.items()
-    )
+def _same(a: Any, b: Any) -> bool:
+    """True if two values of one description are the same, and no digest has hidden a difference."""
+    if a is b or (type(a) in _SCALARS and a == b):
+        return True
+    return isinstance(a, tuple) and all(map(_same, a, b))
 
 
-def identified(configs: Iterable[triton.Config]) -> dict[Config, triton.Config]:
+def identified(
+    configs: Iterable[triton.Config], listed: Iterable[triton.Config] = ()
+) -> dict[Config, triton.Config]:
     """Return configs by their identities, in order; of equal ones the first.
 
-    Configs that differ where no digest can tell (two hooks of one code) get numbers, by their order.
+    Configs that differ where no digest can tell (two hooks of one code) get numbers, by their order in
+    `listed`, the list that `configs` were chosen from.
     """
     found: dict[Config, triton.Config] = {}
+    numbers: dict[Config, list[triton.Config]] = {}
+    for config in (*listed, *configs):
+        alike = numbers.setdefault(identity(config), [])
+        if not any(_equal(config, other) for other in alike):
+            alike.append(config)
     for config in configs:
-        own, number = identity(config), 1
-        name = own
-        while name in found and not _same(found[name], config):
-            number += 1
-            name = own.derived((*own.kwargs, ("number", number)))
-        found.setdefault(name, config)
+        own = identity(config)
+        number = next(place for place, other in enumerate(numbers[own], 1) if _equal(config, other))
+        if number > 1:
+            own = own.derived(sorted((*own.kwargs, ("number", number))))
+        found.setdefault(own, config)
     return found
+
+
+def _equal(a: triton.Config, b: triton.Config) -> bool:
+    return a is b or (
+        _same(a.pre_hook, b.pre_hook) and all(_same(v, b.kwargs[n]) for n, v in a.kwargs.items())
+    )
 
 
 def key_part(value: Any) -> Any:

@@ -4,7 +4,6 @@ In processes of their own configs run on copies of the call's memory, and one th
 itself alone. Otherwise they run in this process on the call's own arguments, one after the other.
 """
 
-import copy
 import logging
 import math
 import sys
@@ -33,9 +32,9 @@ from tritile.errors import (
     callers_level,
 )
 from tritile.planning.store import store_of
-from tritile.planning.trial import Trial, best_of, is_settled
+from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
-from tritile.tune.identity import identified, tensors_of
+from tritile.tune.identity import tensors_of
 from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.bench import Screened, Subject, Taken
 from tritile.tune.measure.child import ChildError
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
 _MOST: Final = 96  # the most configs of a space that a search tries
 _FLUSH_S: Final = 1.0
+_LEAST_US: Final = 1e-6
 _LOGGER: Final = logging.getLogger("tritile.tune")
 
 
@@ -62,9 +62,8 @@ class _Here(Workshop):
         self, tuner: "Autotuner", call: KernelCall, config_of: Callable[[Config], triton.Config]
     ) -> None:
         self._call, self._config_of = call, config_of
-        self._tuner = copy.copy(tuner)
+        self._tuner = tuner.holding(call.args)
         self._tuner.fn = call.fn  # tensors may lie in host memory where the user brings a benchmark
-        self._tuner.nargs = dict(zip(call.arg_names, call.args, strict=False))
         self.timings: dict[triton.Config, list[float]] = {}
 
     def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
@@ -81,16 +80,19 @@ class _Here(Workshop):
         own = self._config_of(config)
         try:
             times = time_config(self._tuner, *self._call.args, config=own, **self._call.kwargs)
+            times = [float(ms) for ms in times] if isinstance(times, list | tuple) else [float(times)] * 3
+            median, low, high = times if len(times) == 3 else [times[0]] * 3
         except Exception as error:  # whatever one config raises, the others still deserve their turn
             raise ChildError(brief(error), lost=False) from error
-        times = list(times) if isinstance(times, list | tuple) else [times] * 3
         self.timings[own] = times
-        if not times or math.isinf(times[0]):
+        if math.isinf(median):
             raise ChildError("did not compile, or asked for more than the GPU has", lost=False)
-        if not times[0] > 0:
+        if not median >= 0:
             raise ChildError(f"the benchmark gave {times}: wanted milliseconds", lost=False)
-        median, low, high = times if len(times) == 3 else [times[0]] * 3
-        return Screened(median * 1e3, max(0.0, high - low) / median, Taken())
+        us = min(
+            max(median * 1e3, _LEAST_US), MAX_US
+        )  # of a clock that is too coarse, or a benchmark's own unit
+        return Screened(us, max(0.0, high - low) * 1e3 / us, Taken())
 
     def check(self, subject: Subject, config: Config) -> float | None:
         if self._call.reference is None:
@@ -166,31 +168,33 @@ class _Session:
 
 
 def measured(
-    tuner: "Autotuner", problem: KernelProblem, offered: Sequence[triton.Config], args: Sequence[Any],
+    tuner: "Autotuner", problem: KernelProblem, listed: Mapping[Config, triton.Config], args: Sequence[Any],
     kwargs: dict[str, Any], device: Device, rules: Rules | None = None, force: bool = False,
 ) -> triton.Config:  # fmt: skip
     """Return the fastest config of one call, of those that its pruning offers: `Autotuner.measure`.
 
     Only configs without a trial in the store are measured, unless `force`. What failed for want of memory,
-    hung or was lost is tried again. A search goes by `rules`, by default those of `rules_of`.
-    Raises TuningError, naming the reasons, where no config works.
+    hung or was lost is tried again, and all of it where nothing works. A search goes by `rules`, by default
+    those of `rules_of`. Raises TuningError, naming the reasons, where no config works.
     """
     rules = replace(rules or rules_of(tuner), by_trials=tuner.reference is None)
-    listed = identified(offered) if tuner.space is None else {}
     space = tuner.space or Listed(listed)
     trials = [] if force else store_of(device).trials(tuner.digest, problem)
     known = {t.config: t for t in trials if t.settled and t.config in space}
+    if best_of(known.values()) is None:
+        known = {}
     session, exact = _Session(tuner, problem, listed, device, known), {}
-    if has_more(space, known, rules):
+    unchecked = tuner.reference is not None and not any(trial.right for trial in known.values())
+    if unchecked or has_more(space, known, rules):
         call = call_of(tuner, args, kwargs, {own.key: config for own, config in listed.items()})
         task = Task(KernelSubject(problem, device, tuner.digest), space, dict(known))
-        with tuner.measuring():
-            try:
-                if not _elsewhere(session, call, task, rules):
-                    exact = _here(session, call, task, rules)
-            finally:
-                session.flush()
+        try:
+            if not _elsewhere(session, call, task, rules):
+                exact = _here(session, call, task, rules)
+        finally:
+            session.flush()
         session.report(call, rules)
+        tuner.guess_anew()
     best = best_of(known.values())
     if best is None:
         reasons = "; ".join(sorted({t.failure for t in known.values() if t.failure})[:4])
@@ -243,7 +247,8 @@ def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict
     best = best_of(session.known.values())
     if best is not None:
         settings = session.config_of(best.config).all_kwargs()
-        session.tuner.pre_hook({**call.named, **settings}, reset_only=True)
+        named = session.tuner.named(call.args, call.kwargs)
+        session.tuner.pre_hook({**named, **settings}, reset_only=True)
     return shop.timings
 
 
@@ -259,12 +264,15 @@ def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> N
 
     Raises UnsupportedError where the call cannot be sent, or does not run there.
     """
-    gpu, room = room_of(call)
-    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
-        assert isinstance(task.subject, KernelSubject)
-        sent = replace(task.subject, shipment=pack(call, Path(folder), room))
-        with borrowed(gpu) as shop:
-            (tuned,) = tune([replace(task, subject=sent)], shop, rules, keep)
+    assert isinstance(task.subject, KernelSubject)
+    try:
+        gpu, room = room_of(call)
+        with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
+            sent = replace(task.subject, shipment=pack(call, Path(folder), room))
+            with borrowed(gpu) as shop:
+                (tuned,) = tune([replace(task, subject=sent)], shop, rules, keep)
+    except OSError as error:  # no folder for temporary files, or no process
+        raise UnsupportedError(f"it cannot run in another process: {brief(error)}") from error
     if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
         raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
 

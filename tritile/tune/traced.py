@@ -7,6 +7,7 @@ gets the kernel's own. tritile measures and checks nothing while the tracer runs
 """
 
 import inspect
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from tritile.errors import DeviceError, NotTunedError, UntunedWarning, callers_l
 from tritile.planning.kernel_table import kernel_problem
 from tritile.planning.store import store_of
 from tritile.tune.declared import constants_of
+from tritile.tune.identity import identified
 
 if TYPE_CHECKING:
     from tritile.tune.autotuner import Autotuner
@@ -117,7 +119,7 @@ def _offer_remembered(tuner: "Autotuner") -> None:
     for device in gpus or {devices.INTERPRETER}:
         for text in store_of(device).problems(tuner.digest):
             problem = kernel_problem(text)
-            found = tuner.remembered(problem, device, tuner.finder([])) if problem is not None else None
+            found = tuner.remembered(problem, device, tuner.finder({})) if problem is not None else None
             if found is not None and found.config not in tuner._configs:
                 tuner._configs.append(found.config)
 
@@ -149,7 +151,7 @@ def indices_of(
         _left_to_torch(tuner, "takes arguments that torch hides from its pruning")
         return None
     of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
-    problem, find = tuner.problem((), {**of_dtypes, **values}), tuner.finder(tuner._configs)
+    problem, find = tuner.problem((), {**of_dtypes, **values}), tuner.finder(identified(tuner._configs))
     exact = None if unknown else tuner.remembered(problem, device, find)
     found = [] if exact is None else [exact.config]
     if exact is None and mode == "strict" and tuner.measurable(device):
@@ -161,4 +163,5 @@ def indices_of(
         return None
     if not found and tuner.perf_model is None and tuner.measurable(device):
         tuner.warn_untuned(problem, device, ", outside of torch.compile")
-    return tuple(index for index, config in enumerate(tuner._configs) if config in found)
+    alike = operator.eq if tuner.space is not None else operator.is_
+    return tuple(i for i, config in enumerate(tuner._configs) if any(alike(config, each) for each in found))

@@ -184,7 +184,8 @@ class _Search:
                 self.fail(config, str(wrong))
                 continue
             winner = replace(self.trials[config], error=error)
-            self.keep(winner)
+            if winner != self.trials[config]:
+                self.keep(winner)
             break
         self.shop.end(self.subject)
         return self._outcome(winner)

@@ -182,8 +182,10 @@ def _pickled(value: Any, host_too: bool) -> tuple[bytes, list[_Storage]]:
     packer = _Packer(stream, host_too)
     try:
         packer.dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise UnsupportedError(f"cannot be sent to another process: {error}") from error
+    except UnsupportedError:
+        raise
+    except Exception as error:  # an argument of a class that raises anything as it is packed
+        raise UnsupportedError(f"cannot be sent to another process: {brief(error)}") from error
     return stream.getvalue(), list(packer.storages.values())
 
 
