@@ -155,6 +155,10 @@ def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
             tuned(*given, BLOCK=64)
 
 
+def descriptor(block):
+    return TensorDescriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, block])
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -166,8 +170,9 @@ def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
         (torch.ones(2, 3), torch.zeros(2, 3), torch.ones(3, 2)),
         ("a", "a", "b"),
         (None, None, 0),
+        (descriptor(8), descriptor(8), descriptor(16)),
     ],
-    ids=["list", "dict", "tuple", "nan", "numpy", "tensor", "str", "None"],
+    ids=["list", "dict", "tuple", "nan", "numpy", "tensor", "str", "None", "descriptor"],
 )
 def test_a_key_may_hold_any_value(monkeypatch, values):
     tuned = Tuned(monkeypatch, key=("N", "scale"))

@@ -25,6 +25,7 @@ torch_alone: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+_MODE_OF: Final[dict[bytes, Mode]] = {name.encode(): name for name in MODES}
 _SWITCH: Final = {"1": True, "0": False}
 # Words of TRITILE_LOG, each with the kind of events that it logs.
 _LOGS: Final = {"plan": "plan", "compile": "compile", "tune": "measure"}
@@ -91,8 +92,10 @@ def requested_mode() -> Mode | None:
     chosen = _mode.get()
     if chosen is not None:
         return chosen.value
-    if _ENVIRON is not None and b"TRITILE_MODE" not in _ENVIRON:
-        return None
+    if _ENVIRON is not None:
+        raw = _ENVIRON.get(b"TRITILE_MODE")
+        if not raw or raw in _MODE_OF:
+            return _MODE_OF[raw] if raw else None
     value = os.environ.get("TRITILE_MODE")
     return _checked_mode(value, "TRITILE_MODE") if value else None
 

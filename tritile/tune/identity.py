@@ -65,6 +65,8 @@ def described(value: Any) -> str:
     """
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if type(value) in DESCRIPTORS:
+        return f"{described(value.base)} {list(value.shape)} by {list(value.block_shape)}"
     if isinstance(value, tl.constexpr):
         return f"constexpr({described(value.value)})"
     if isinstance(value, tuple | list | set | frozenset):
