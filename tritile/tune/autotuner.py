@@ -196,17 +196,19 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             key.append(value if value.__class__ in _SCALARS else key_part(value))
         gpu, values = -1, args
         if len(kwargs) > 2 or "grid" not in kwargs:
-            values = [*args, *[value for name, value in kwargs.items() if name in self._names]]
+            more = [v for n, v in kwargs.items() if v.__class__ not in _NO_DTYPE and n in self._names]
+            values = (*args, *more) if more else args
         for value in values:
-            if value.__class__ in _NO_DTYPE:
+            kind = value.__class__
+            if kind in _NO_DTYPE or (kind is tuple and _NO_DTYPE.issuperset(map(type, value))):
                 continue
-            tensor = value.base if value.__class__ in _DESCRIPTORS else value
+            tensor = value.base if kind in _DESCRIPTORS else value
             dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
                 key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
                 if gpu < 0 and getattr(tensor, "is_cuda", False):
                     gpu = tensor.get_device()
-            elif isinstance(value, tuple | list) and not _NO_DTYPE.issuperset(map(type, value)):
+            elif isinstance(value, tuple | list):
                 key += [dtype for _, dtype in dtypes_of("", value)]
                 if gpu < 0:
                     gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)

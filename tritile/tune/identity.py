@@ -158,10 +158,12 @@ def key_part(value: Any) -> Any:
 
     NaN equals itself; a tensor counts by dtype and shape.
     """
+    if value.__class__ is tuple and _SCALARS.issuperset(map(type, value)):
+        return value
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape
     if isinstance(value, tuple | list):
-        return tuple(value) if _SCALARS.issuperset(map(type, value)) else tuple(map(key_part, value))
+        return tuple(map(key_part, value))
     if isinstance(value, float) and value != value:
         return math.nan  # one object, which a dictionary finds
     try:
