@@ -17,7 +17,7 @@ def autotune(request):
 @pytest.fixture
 def interpreted(monkeypatch):
     """Have `triton.jit` make kernels that run on host tensors, as TRITON_INTERPRET=1 does."""
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

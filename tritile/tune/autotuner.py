@@ -43,18 +43,17 @@ from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours
 from tritile.runtime.interpreter import HostAware
-from tritile.tune import measuring, traced
-from tritile.tune.declared import (
-    check_arguments,
-    check_choices,
-    check_kernel,
-    check_tolerance,
-    constants_of,
-    layers_of,
-    set_by,
-    warn_deprecated,
+from tritile.tune import declared, measuring, traced
+from tritile.tune.identity import (
+    DESCRIPTORS,
+    dtypes_of,
+    identified,
+    identity,
+    key_part,
+    stored,
+    tensors_of,
+    zero,
 )
-from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.spaces import Space
 from tritile.tune.timing import do_bench as default_bench
@@ -135,7 +134,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._names = {name: place for place, name in enumerate(self.arg_names)}
         self._places: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`
-        self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in layers_of(fn))
+        self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in declared.layers_of(fn))
         self._digest: tuple[Any, str] | None = None
         self._warnings = _MOST_WARNINGS
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
@@ -240,7 +239,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
     def _check_conflicts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        conflicts = set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
+        conflicts = declared.set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
         if conflicts:
             raise InvalidValueError(
                 f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
@@ -327,9 +326,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def _reset(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
         """Zero the tensors of `reset_to_zero`, and keep those of `restore_value`, ahead of a measured run."""
-        for name in self.reset_to_zero:
-            for tensor in tensors_of(named.get(name)):
-                tensor.zero_()
+        zero(named, self.reset_to_zero)
         if not reset_only:
             copies = {name: [t.clone() for t in tensors_of(named.get(name))] for name in self.restore_value}
             self.restore_copies = copies
@@ -394,15 +391,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
         """Warn that nothing tells which config is fast; `where` ends the warning's advice."""
-        if self._warnings <= 0:
-            return
         self._warnings -= 1
-        warnings.warn(
-            f"{problem.label} was never measured on {device.name}: using the config that comes first. "
-            f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.',
-            UntunedWarning,
-            stacklevel=callers_level(),
-        )
+        if self._warnings >= 0:
+            text = f"{problem.label} was never measured on {device.name}: using the config that comes first"
+            advice = f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.'
+            warnings.warn(f"{text}. {advice}", UntunedWarning, stacklevel=callers_level())
 
     def unmeasured(
         self, problem: KernelProblem, offered: Mapping[Config, triton.Config], args: Sequence[Any],
@@ -459,7 +452,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         Each comes with its distance, in doublings. Sizes are positive integers in `key` that are no
         constexprs. `unknown` are names in the key whose values do not count. `most` problems are looked up.
         """
-        constants = constants_of(self.fn)
+        constants = declared.constants_of(self.fn)
 
         def split(key: Any) -> tuple[list[Any], list[int]]:
             """Return what neighbours share, and the sizes, in which they differ."""
@@ -497,7 +490,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         Raises InvalidValueError where arguments are missing, or the kernel does not take them, and
         NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
-        check_arguments(self.fn, self.space or self._configs, args, kwargs)
+        declared.check_arguments(self.fn, self.space or self._configs, args, kwargs)
         given = {name: value for name, value in kwargs.items() if name != "grid"}
         device = device or self.device_of(args, kwargs)
         mode, problem = self.mode or requested_mode() or "cached", self.problem(args, given)
@@ -610,12 +603,12 @@ def autotune(
     decorator raises it where `reset_to_zero`, `restore_value`, a space or the reference names anything but an
     argument of the kernel, or `bucket` a name that is not in `key`.
     """
-    check_choices(configs, prune_configs_by, mode, search)
-    check_tolerance(tolerance, reference)
-    warn_deprecated(warmup, rep, use_cuda_graph)
+    declared.check_choices(configs, prune_configs_by, mode, search)
+    declared.check_tolerance(tolerance, reference)
+    declared.warn_deprecated(warmup, rep, use_cuda_graph)
 
     def decorator(fn: Any) -> Autotuner:
-        check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged, bucket)
+        declared.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged, bucket)
         return Autotuner(
             fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,

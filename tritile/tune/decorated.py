@@ -18,7 +18,7 @@ from tritile.core.problem import KernelProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
 from tritile.planning.trial import AS_TORCH
 from tritile.runtime.offline import check_fits, compiling_for
-from tritile.tune.identity import tensors_of
+from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, stood_in, unpack
@@ -83,9 +83,7 @@ class KernelCall:
         if self.pre_hook is not None:
             self.pre_hook(self.named | self.config(config).all_kwargs(), reset_only=True)
             return
-        for name in self.reset_to_zero:
-            for tensor in tensors_of(self.named.get(name)):
-                tensor.zero_()
+        zero(self.named, self.reset_to_zero)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ functions, hooks) are named by their type and a digest of their content, the sam
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
@@ -39,6 +39,13 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(item)
     elif type(value) in DESCRIPTORS:
         yield value.base
+
+
+def zero(named: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Zero the tensors of arguments."""
+    for name in names:
+        for tensor in tensors_of(named.get(name)):
+            tensor.zero_()
 
 
 def dtypes_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -117,13 +124,6 @@ def identity(config: triton.Config) -> Config:
         return Config((("config", _plain((sorted(values.items()), options))),))
 
 
-def _same(a: Any, b: Any) -> bool:
-    """True if two values of one description are the same, and no digest has hidden a difference."""
-    if a is b or (type(a) in _SCALARS and a == b):
-        return True
-    return isinstance(a, tuple) and all(map(_same, a, b))
-
-
 def identified(
     configs: Iterable[triton.Config], listed: Iterable[triton.Config] = ()
 ) -> dict[Config, triton.Config]:
@@ -148,9 +148,9 @@ def identified(
 
 
 def _equal(a: triton.Config, b: triton.Config) -> bool:
-    return a is b or (
-        _same(a.pre_hook, b.pre_hook) and all(_same(v, b.kwargs[n]) for n, v in a.kwargs.items())
-    )
+    """True if two configs of one identity are the same: no digest has hidden a difference."""
+    pairs = ((value, b.kwargs[name]) for name, value in a.kwargs.items())
+    return a.pre_hook is b.pre_hook and all(v is w or type(v) in _SCALARS or v == w for v, w in pairs)
 
 
 def key_part(value: Any) -> Any:

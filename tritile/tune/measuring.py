@@ -278,22 +278,12 @@ def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> N
 
 
 def call_of(
-    tuner: "Autotuner",
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    configs: Mapping[str, triton.Config],
+    tuner: "Autotuner", args: Sequence[Any], kwargs: Mapping[str, Any], configs: Mapping[str, triton.Config]
 ) -> KernelCall:
     """Return a call with all that a tuner knows of it; `configs` by the text of their identities."""
+    hook = tuner.pre_hook if tuner.user_defined_pre_hook else None
     return KernelCall(
-        tuner.host_aware,
-        tuple(tuner.arg_names),
-        tuple(args),
-        dict(kwargs),
-        configs,
-        tuple(tuner.reset_to_zero),
-        tuple(tuner.restore_value),
-        tuner.pre_hook if tuner.user_defined_pre_hook else None,
-        tuner.reference,
-        tuner.ragged,
-        tuner.tolerance,
-    )
+        tuner.host_aware, tuple(tuner.arg_names), tuple(args), dict(kwargs), configs,
+        tuple(tuner.reset_to_zero), tuple(tuner.restore_value), hook,
+        tuner.reference, tuner.ragged, tuner.tolerance,
+    )  # fmt: skip

@@ -96,7 +96,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
 
 
 def show(tuner: "Autotuner") -> None:
-    """Have a tuner's `configs` hold what the tracer is to see: of a space the remembered configs.
+    """Have a tuner's `configs` hold what the tracer is to see: of a space its fastest, of all its problems.
 
     Warns, once, of heuristics that this torch does not look through: it times all configs.
     """
@@ -104,24 +104,19 @@ def show(tuner: "Autotuner") -> None:
         tuner._pruning = tuner._early
         _left_to_torch(tuner, "has heuristics, which this torch does not look through")
     elif tuner.space is not None:
-        _offer_remembered(tuner)
+        gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
+        for device in gpus or {devices.INTERPRETER}:
+            for text in store_of(device).problems(tuner.digest):
+                problem = kernel_problem(text)
+                found = tuner.remembered(problem, device, tuner.finder({})) if problem is not None else None
+                if found is not None and found.config not in tuner._configs:
+                    tuner._configs.append(found.config)
 
 
 def _left_to_torch(tuner: "Autotuner", why: str) -> None:
     if len(tuner._configs) > 1:
         text = f"{tuner.base_fn.__qualname__} {why}: inside torch.compile, torch times all its configs"
         warnings.warn(f"{text}, whatever is remembered", UntunedWarning, stacklevel=callers_level())
-
-
-def _offer_remembered(tuner: "Autotuner") -> None:
-    """Put a space's fastest configs, of all its problems, where the tracer looks for configs."""
-    gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
-    for device in gpus or {devices.INTERPRETER}:
-        for text in store_of(device).problems(tuner.digest):
-            problem = kernel_problem(text)
-            found = tuner.remembered(problem, device, tuner.finder({})) if problem is not None else None
-            if found is not None and found.config not in tuner._configs:
-                tuner._configs.append(found.config)
 
 
 def indices_of(
