@@ -4,14 +4,14 @@ In processes of their own configs run on copies of the call's memory, and one th
 itself alone. Otherwise they run in this process on the call's own arguments, one after the other.
 """
 
+import itertools
 import logging
 import math
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,12 +36,11 @@ from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import tensors_of
 from tritile.tune.measure.answers import OUTSIDE, WRONG
-from tritile.tune.measure.bench import Screened, Subject, Taken
-from tritile.tune.measure.child import ChildError
-from tritile.tune.measure.engine import tune
+from tritile.tune.measure.engine import HOPELESS, tune
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.tasks import Keep, Rules, Task, has_more, logged, whole
-from tritile.tune.measure.workshop import Workshop, borrowed
+from tritile.tune.measure.tasks import Keep, Rules, Task, has_more, logged, now, proposed, tried_of, whole
+from tritile.tune.measure.workshop import borrowed
+from tritile.tune.search import fastest_first
 from tritile.tune.spaces import Listed
 
 if TYPE_CHECKING:
@@ -51,56 +50,6 @@ _MOST: Final = 96  # the most configs of a space that a search tries
 _FLUSH_S: Final = 1.0
 _LEAST_US: Final = 1e-6
 _LOGGER: Final = logging.getLogger("tritile.tune")
-
-
-class _Here(Workshop):
-    """Measure in this process: nothing is compiled ahead, and each config is timed once."""
-
-    benches = 1
-
-    def __init__(
-        self, tuner: "Autotuner", call: KernelCall, config_of: Callable[[Config], triton.Config]
-    ) -> None:
-        self._call, self._config_of = call, config_of
-        self._tuner = tuner.holding(call.args)
-        self._tuner.fn = call.fn  # tensors may lie in host memory where the user brings a benchmark
-        self.timings: dict[triton.Config, list[float]] = {}
-
-    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
-        done = Future[None]()
-        done.set_result(None)
-        return done
-
-    def begin(self, subject: Subject) -> None:
-        pass  # the call has its operands
-
-    end = begin
-
-    def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
-        own = self._config_of(config)
-        try:
-            times = time_config(self._tuner, *self._call.args, config=own, **self._call.kwargs)
-            times = [float(ms) for ms in times] if isinstance(times, list | tuple) else [float(times)] * 3
-            median, low, high = times if len(times) == 3 else [times[0]] * 3
-        except Exception as error:  # whatever one config raises, the others still deserve their turn
-            raise ChildError(brief(error), lost=False) from error
-        self.timings[own] = times
-        if math.isinf(median):
-            raise ChildError("did not compile, or asked for more than the GPU has", lost=False)
-        if not median >= 0:
-            raise ChildError(f"the benchmark gave {times}: wanted milliseconds", lost=False)
-        us = min(
-            max(median * 1e3, _LEAST_US), MAX_US
-        )  # of a clock that is too coarse, or a benchmark's own unit
-        return Screened(us, max(0.0, high - low) * 1e3 / us, Taken())
-
-    def check(self, subject: Subject, config: Config) -> float | None:
-        if self._call.reference is None:
-            return None
-        try:
-            return checked_here(self._call, self._config_of(config))
-        except TuningError as wrong:
-            raise ChildError(str(wrong)[:200], lost=False) from wrong
 
 
 class _Session:
@@ -239,17 +188,52 @@ def _failed_in_running(failure: str) -> bool:
 
 
 def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict[triton.Config, list[float]]:
-    """Measure in this process; return the benchmark's own times of each config, in milliseconds."""
-    shop = _Here(session.tuner, call, session.config_of)
+    """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
+    bench, timings, keep, since = session.tuner.holding(call.args), {}, session.keep, time.monotonic()
+    bench.fn = call.fn  # tensors may lie in host memory where the user brings a benchmark
     known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
-    for _ in tune([replace(task, known=known)], shop, replace(rules, finalists=1), session.keep):
-        pass
+
+    before = len(known)
+
+    def note(trial: Trial) -> None:
+        known[trial.config] = trial
+        keep(session.tuner.digest, trial)
+
+    def late() -> bool:  # not before one more config was tried
+        limit = rules.problem_s * (1 if any(trial.works for trial in known.values()) else HOPELESS)
+        return len(known) > before and time.monotonic() - since > limit
+
+    while not late() and (batch := proposed(task.space, tried_of(known.values()), rules)):
+        for config in itertools.takewhile(lambda _: not late(), batch):
+            own = session.config_of(config)
+            trial = Trial(session.problem, config, None, measured_utc=now())
+            try:
+                found = time_config(bench, *call.args, config=own, **call.kwargs)
+                times = timings[own] = [
+                    float(ms) for ms in (found if isinstance(found, list | tuple) else [found])
+                ]
+                if not 0 <= times[0] < math.inf:
+                    raise TuningError(
+                        f"it does not run here, or the benchmark gave {times}: wanted milliseconds"
+                    )
+                us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
+                note(replace(trial, us=us, spread=max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us))
+            except Exception as error:  # whatever one config raises, the others still deserve their turn
+                note(replace(trial, failure=brief(error)))
+    for config in fastest_first(tried_of(known.values())):
+        try:
+            worst = None if call.reference is None else checked_here(call, session.config_of(config))
+        except TuningError as wrong:
+            note(replace(known[config], us=None, failure=str(wrong)[:200]))
+            continue
+        if worst is not None:
+            note(replace(known[config], error=worst))
+        break
     best = best_of(session.known.values())
     if best is not None:
-        settings = session.config_of(best.config).all_kwargs()
         named = session.tuner.named(call.args, call.kwargs)
-        session.tuner.pre_hook({**named, **settings}, reset_only=True)
-    return shop.timings
+        session.tuner.pre_hook({**named, **session.config_of(best.config).all_kwargs()}, reset_only=True)
+    return timings
 
 
 def room_of(call: KernelCall) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from tritile.tune.spaces import Tried
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _PAUSE_S = 0.1  # between two requests for a task while there is none
-_HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
+HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
 _HELD_BACK = 8  # configs that spill, timed where nothing else works
 
 
@@ -70,7 +70,7 @@ class _Search:
     def late(self) -> bool:
         """Tell whether this problem's time is over, much longer where no config works yet."""
         waited = time.monotonic() - self.since
-        return waited > _HOPELESS * self.rules.problem_s or (
+        return waited > HOPELESS * self.rules.problem_s or (
             waited > self.rules.problem_s and bool(self.ranked())
         )
 
