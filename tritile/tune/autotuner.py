@@ -7,7 +7,6 @@ miss `choose` finds a config: remembered, measured now (`measuring`), or a guess
 import contextlib
 import copy
 import heapq
-import json
 import math
 import os
 import warnings
@@ -38,7 +37,7 @@ from tritile.core.threads import library_lock, once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_plan import KernelPlan
-from tritile.planning.kernel_table import kernel_problem, kernel_tables
+from tritile.planning.kernel_table import kernel_facts, kernel_problem, kernel_tables
 from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours
@@ -465,18 +464,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                     shared.append((name, "size") if is_size else (name, type(value), value))
             return shared, sizes
 
-        texts = set(store_of(device).problems(self.digest))
+        texts = {*store_of(device).problems(self.digest)}
         for table in kernel_tables(self.table):
             texts.update(table.problems(device, self.digest))
         kernel, dtypes = problem.kernel, [list(pair) for pair in problem.dtypes]
         (shared, sizes), near = split(problem.key), []
-        for text in texts:
-            with contextlib.suppress(ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
-                facts = json.loads(text)  # what a damaged file holds is no neighbour
+        for text, facts in kernel_facts([*texts]):
+            with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
                 if facts["kernel"] == kernel and facts["dtypes"] == dtypes:
                     others, lengths = split(facts["key"])
                     if others == shared:
-                        gaps = (abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True))
+                        gaps = [abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True)]
                         near.append((sum(gaps), text))
         for doublings, text in heapq.nsmallest(most, near):
             other = kernel_problem(text)
