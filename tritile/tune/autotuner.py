@@ -120,6 +120,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
         self._place: Place | None = None  # of the latest call
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
+        self._compiled = Memo[Any, bool](_MOST_CACHED)  # calls of mode "strict" whose kernel is loaded
         super().__init__(fn, fn.arg_names, listed, key, do_bench=do_bench or default_bench, **rest)
         if (self.reset_to_zero or self.restore_value) and not self.user_defined_pre_hook:
             self.pre_hook = self._reset
@@ -231,11 +232,21 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def _launched_strictly(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
         """Launch what is compiled. Raises NotCompiledError, before any launch, where it is not."""
-        if self.device_of(args, kwargs) == INTERPRETER:
-            return self.host_aware.run(*args, **kwargs, **config.all_kwargs())
+        options = config.all_kwargs()
+        given = (*args, *[value for name, value in kwargs.items() if name in self._names])
+        on_gpu = [each for each in given if getattr(each, "is_cuda", False)]
+        if not on_gpu and self.device_of(args, kwargs) == INTERPRETER:
+            return self.host_aware.run(*args, **kwargs, **options)
+        aligned = tuple(tensor.data_ptr() % 16 for tensor in on_gpu)
+        types = tuple(map(type, given))
+        call = aligned, types, key_part(given), key_part((*options.items(),)), devices.current_index()
+        if call in self._compiled:
+            return self.fn.run(*args, **kwargs, **options)
         what = f"{self.base_fn.__qualname__} with {config}"
         with compiles_refused(what, "call it once in another mode, and keep the folder TRITON_CACHE_DIR"):
-            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+            kernel = self.fn.run(*args, **kwargs, **options)
+        self._compiled[call] = True
+        return kernel
 
     def _check_conflicts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         conflicts = declared.set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
@@ -258,7 +269,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; what is measured stays in the store."""
-        for cache in list(self._caches.values()):
+        for cache in [*self._caches.values(), self._compiled]:
             cache.clear()
 
     # --- Arguments ---
