@@ -699,7 +699,7 @@ SOURCE = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("name", ["<ipython-input-1-0123456789ab>", "/tmp/ipykernel_1/123.py", "<generated>"])
+@pytest.mark.parametrize("name", ["<ipython-input-1-0123456789ab>", "/ipykernel_1/123.py", "<generated>"])
 def test_kernels_in_cells_of_a_notebook(autotune, interpreted, times, name):
     """A cell that is run again defines another kernel in a file of the same name."""
     for extra in (1, 2):
