@@ -51,7 +51,6 @@ from tritile.tune.identity import (
     key_part,
     stored,
     tensors_of,
-    zero,
 )
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.spaces import Space
@@ -106,7 +105,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     nargs: Any = None
     _early: traced.Pruning | None = None
     _pruning: traced.Pruning | None = None
-    restore_copies: Mapping[str, list[torch.Tensor]] = {}
     bench_time = 0.0
 
     def __init__(
@@ -122,10 +120,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
         self._compiled = Memo[Any, bool](_MOST_CACHED)  # calls of mode "strict" whose kernel is loaded
         super().__init__(fn, fn.arg_names, listed, key, do_bench=do_bench or default_bench, **rest)
-        if (self.reset_to_zero or self.restore_value) and not self.user_defined_pre_hook:
-            self.pre_hook = self._reset
-        if self.restore_value and not self.user_defined_post_hook:
-            self.post_hook = self._restore
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
         self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
         self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
@@ -334,19 +328,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         copied.nargs = dict(zip(self.arg_names, args, strict=False))
         return copied
 
-    def _reset(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
-        """Zero the tensors of `reset_to_zero`, and keep those of `restore_value`, ahead of a measured run."""
-        zero(named, self.reset_to_zero)
-        if not reset_only:
-            copies = {name: [t.clone() for t in tensors_of(named.get(name))] for name in self.restore_value}
-            self.restore_copies = copies
-
-    def _restore(self, named: Mapping[str, Any], exception: BaseException | None) -> None:
-        for name, copies in self.restore_copies.items():
-            for tensor, kept in zip(tensors_of(named.get(name)), copies, strict=True):
-                tensor.copy_(kept)
-        self.restore_copies = {}
-
     # --- The choice ---
 
     measure = measuring.measured
@@ -528,9 +509,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """Copy the tuner; the copy may then be given other configs and another mode."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__, _caches={})
-        for name, own in (("pre_hook", self._reset), ("post_hook", self._restore)):
-            if getattr(self, name) == own:
-                setattr(copied, name, getattr(copied, own.__name__))
         copied.early_config_prune = self._early
         _TUNERS[id(copied)] = copied
         return copied

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +34,7 @@ from tritile.errors import (
 from tritile.planning.store import store_of
 from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
-from tritile.tune.identity import tensors_of
+from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.engine import HOPELESS, tune
 from tritile.tune.measure.shipping import pack
@@ -191,6 +191,7 @@ def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict
     """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
     bench, timings, keep, since = session.tuner.holding(call.args), {}, session.keep, time.monotonic()
     bench.fn = call.fn  # tensors may lie in host memory where the user brings a benchmark
+    bench.pre_hook, bench.post_hook = _hooks(session.tuner)
     known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
 
     before = len(known)
@@ -232,8 +233,26 @@ def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict
     best = best_of(session.known.values())
     if best is not None:
         named = session.tuner.named(call.args, call.kwargs)
-        session.tuner.pre_hook({**named, **session.config_of(best.config).all_kwargs()}, reset_only=True)
+        bench.pre_hook({**named, **session.config_of(best.config).all_kwargs()}, reset_only=True)
     return timings
+
+
+def _hooks(tuner: "Autotuner") -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what runs ahead of and after each launch that is timed: as Triton's, but for None and tuples."""
+    kept: dict[str, list[torch.Tensor]] = {}
+
+    def before(named: Mapping[str, Any], reset_only: bool = False) -> None:
+        zero(named, tuner.reset_to_zero)
+        for name in () if reset_only else tuner.restore_value:
+            kept[name] = [tensor.clone() for tensor in tensors_of(named.get(name))]
+
+    def after(named: Mapping[str, Any], exception: BaseException | None) -> None:
+        for name, copies in kept.items():
+            for tensor, copied in zip(tensors_of(named.get(name)), copies, strict=True):
+                tensor.copy_(copied)
+
+    pre_hook = tuner.pre_hook if tuner.user_defined_pre_hook else before
+    return pre_hook, tuner.post_hook if tuner.user_defined_post_hook else after
 
 
 def room_of(call: KernelCall) -> tuple[int, int]:
