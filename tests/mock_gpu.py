@@ -27,7 +27,7 @@ def _driver(device: Device) -> Any:
         launcher_cls=lambda source, metadata: lambda *args: None,
         utils=SimpleNamespace(
             get_device_properties=lambda index: {"max_shared_mem": device.shared_memory},
-            load_binary=lambda *args: (1, 1, 32, 0, 1024),  # module, function, registers, spills, threads
+            load_binary=lambda *args: (None, 1, 32, 0, 1024),  # module, function, registers, spills, threads
         ),
     )
 

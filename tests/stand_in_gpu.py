@@ -38,7 +38,8 @@ class StandInGpu:
         properties = {"max_shared_mem": device.shared_memory}
         self.utils = SimpleNamespace(
             get_device_properties=lambda index: properties,
-            load_binary=lambda name, binary, shared, index: (1, 1, 64, 0, _MOST_THREADS),
+            # No module: Triton unloads one as the kernel goes, perhaps long after this driver.
+            load_binary=lambda name, binary, shared, index: (None, 1, 64, 0, _MOST_THREADS),
         )
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:

@@ -525,8 +525,13 @@ def test_optional_tensors(tuned, times):
 
 @pytest.mark.filterwarnings("ignore:.*RENAMED")
 @pytest.mark.parametrize("key", [["RENAMED"], ["N", "RENAMED"], ["BLOCK", "N"]])
-def test_names_of_no_argument_in_the_key(tuned, times, key):
-    kernel = tuned(key=key)
+def test_names_of_no_argument_in_the_key(autotune, tuned, times, key):
+    try:
+        kernel = tuned(key=key)
+    except ValueError:
+        if autotune is not triton.autotune:
+            raise
+        pytest.skip("this Triton refuses them")
     kernel[(1,)](times.used, 5)
     assert int(times.used) == 64
     assert list(kernel.cache) == [((5,) if "N" in key else ()) + ("torch.int32",)]

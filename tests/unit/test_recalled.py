@@ -192,7 +192,6 @@ def test_a_neighbour_shares_all_but_sizes():
 
 def test_a_constexpr_is_no_size():
     """Another constexpr is another kernel: it may not even fit where the neighbour's does."""
-    kernel, bench = decorated((16, 32), key=("n", "B2"), bench=None)
 
     @triton.jit
     def sized(out_ptr, used_ptr, n, B2: tl.constexpr, B: tl.constexpr):

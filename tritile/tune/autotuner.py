@@ -119,7 +119,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._place: Place | None = None  # of the latest call
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
         self._compiled = Memo[Any, bool](_MOST_CACHED)  # calls of mode "strict" whose kernel is loaded
-        super().__init__(fn, fn.arg_names, listed, key, do_bench=do_bench or default_bench, **rest)
+        known = [name for name in key if name in fn.arg_names]  # Triton 3.9 refuses others
+        super().__init__(fn, fn.arg_names, listed, known, do_bench=do_bench or default_bench, **rest)
+        self.keys = key
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
         self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
         self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
