@@ -215,7 +215,7 @@ RULES = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_forbidden_config_is_launched(data, tmp_path_factory):
     """Drawn pruning and sizes, in every mode, with what earlier calls and a table left behind."""
