@@ -43,15 +43,7 @@ from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours
 from tritile.runtime.interpreter import HostAware
 from tritile.tune import declared, measuring, traced
-from tritile.tune.identity import (
-    DESCRIPTORS,
-    dtypes_of,
-    identified,
-    identity,
-    key_part,
-    stored,
-    tensors_of,
-)
+from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
 from tritile.tune.measure.tasks import Rules
 from tritile.tune.spaces import Space
 from tritile.tune.timing import do_bench as default_bench
@@ -70,10 +62,8 @@ _TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictio
 
 
 def _forget() -> None:
-    for reference in _TUNERS.valuerefs():  # a copy, as other threads may decorate meanwhile
-        tuner = reference()
-        if tuner is not None:
-            tuner.forget()
+    for tuner in filter(None, [each() for each in _TUNERS.valuerefs()]):  # others may decorate meanwhile
+        tuner.forget()
 
 
 also_forgets(_forget)
@@ -97,8 +87,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     configs measures only what is new. A remembered config runs only where the kernel's pruning leaves it for
     the call in hand. Nothing is measured while a CUDA graph is captured. A config that fails in any way costs
     that config alone. Host tensors run in the interpreter, with the first config that the pruning leaves.
-
-    `cache` maps Triton's key to the `triton.Config` that runs, for the mode and GPU of the latest call.
     """
 
     configs_top_k: Any
@@ -139,8 +127,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.early_config_prune = self._early  # again, as all that the tracer is shown is there now
         _TUNERS[id(self)] = self
         count_as_ours(self.base_fn)
-
-    # --- A call ---
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
@@ -247,11 +233,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def _check_conflicts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         conflicts = declared.set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
         if conflicts:
-            raise InvalidValueError(
-                f"{', '.join(sorted(conflicts))} given, but the tuner sets it: leave it out of the call"
-            )
-
-    # --- What is kept in this process ---
+            text = "given, but the tuner sets it: leave it out of the call"
+            raise InvalidValueError(f"{', '.join(sorted(conflicts))} {text}")
 
     @property
     def cache(self) -> dict[Key, triton.Config]:
@@ -267,8 +250,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """Drop the configs chosen in this process; what is measured stays in the store."""
         for cache in [*self._caches.values(), self._compiled]:
             cache.clear()
-
-    # --- Arguments ---
 
     @property
     def host_aware(self) -> HostAware:
@@ -289,12 +270,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
         """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
         tensors = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
-        for tensor in tensors:
-            if tensor.is_cuda:
-                return devices.gpu(tensor.get_device())
-        if tensors and all(tensor.device.type == "cpu" for tensor in tensors):
-            return INTERPRETER
-        return devices.current_gpu() or INTERPRETER
+        gpus = [tensor.get_device() for tensor in tensors if tensor.is_cuda]
+        if gpus:
+            return devices.gpu(gpus[0])
+        on_host = bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+        return INTERPRETER if on_host else devices.current_gpu() or INTERPRETER
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
         """Describe a call as the store does: values of `key`, in their buckets, and dtypes of tensors."""
@@ -329,8 +309,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         copied = copy.copy(self)
         copied.nargs = dict(zip(self.arg_names, args, strict=False))
         return copied
-
-    # --- The choice ---
 
     measure = measuring.measured
 
@@ -490,8 +468,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         interpreted = device == INTERPRETER and plan.source == "model"
         return replace(plan, source="interpreter") if interpreted else plan
 
-    # --- Inside torch.compile ---
-
     @property
     def early_config_prune(self) -> traced.Pruning | None:
         """Return the kernel's own pruning, which shows torch's tracer the remembered config alone."""
@@ -578,11 +554,9 @@ def autotune(
             with a `do_bench`, the memory around the arguments is not watched.
         bucket: functions by names in `key`; a call's problem has the function's value in place of the
             argument's. With `{"N": triton.next_power_of_2}` all N from 1025 to 2048 are one problem, which
-            the first call measures. Where the kernel's pruning forbids the bucket's config for a call, what
-            it leaves is measured.
-        table: a file that `tritile export --kernel` wrote, shipped with the kernel. What it holds of this
-            GPU model, for the kernel's source as it is, is taken as measured. `TRITILE_TABLE` may name
-            another.
+            the first call measures. A config of the bucket that the pruning forbids for a call does not run.
+        table: a file that `tritile export --kernel` wrote, shipped with the kernel. What it holds for this
+            GPU model and the kernel's source is taken as measured. `TRITILE_TABLE` may name another.
 
     Inside torch.compile the tracer is given the remembered config. Where nothing is remembered torch times
     all configs itself, as those of `triton.autotune`; in other modes than "tune" it is given the likeliest.
@@ -594,7 +568,7 @@ def autotune(
     """
     declared.check_choices(configs, prune_configs_by, mode, search)
     declared.check_tolerance(tolerance, reference)
-    declared.warn_deprecated(warmup, rep, use_cuda_graph)
+    declared.warn_deprecated(warmup=warmup, rep=rep, use_cuda_graph=use_cuda_graph)
 
     def decorator(fn: Any) -> Autotuner:
         declared.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged, bucket)

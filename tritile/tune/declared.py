@@ -21,16 +21,14 @@ _LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
 
 
-def warn_deprecated(warmup: Any, rep: Any, use_cuda_graph: Any) -> None:
+def warn_deprecated(**values: Any) -> None:
     """Warn where a deprecated argument of Triton's is given: none has an effect here."""
-    values = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph or None}
-    given = [name for name, value in values.items() if value is not None]
+    given = ", ".join(name for name, value in values.items() if value)
     if given:
-        text = (
-            f"{', '.join(given)}: deprecated in triton.autotune, and without effect in tritile.autotune. "
-            "It decides itself how often to launch; do_bench= sets another timing"
+        text = f"{given}: deprecated in triton.autotune, and without effect in tritile.autotune"
+        warnings.warn(
+            f"{text}: do_bench= sets another timing", DeprecationWarning, stacklevel=callers_level()
         )
-        warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
 
 
 def check_choices(configs: Any, prune_configs_by: Any, mode: str | None, search: str | None) -> None:
@@ -99,8 +97,7 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
 def check_grid(who: str, grid: Any) -> None:
     """Raise InvalidValueError unless `grid` is what `kernel[grid]` takes."""
     listed = isinstance(grid, tuple | list) and 0 < len(grid) <= 3
-    sizes = listed and all(isinstance(size, Integral) and int(size) >= 0 for size in grid)
-    if not sizes and not callable(grid):
+    if not callable(grid) and not (listed and all(isinstance(n, Integral) and int(n) >= 0 for n in grid)):
         came = "there is no grid" if grid is None else f"grid is {grid!r}"
         wanted = "a tuple of one to three sizes, or a function that returns one, as kernel[grid] takes it"
         raise InvalidValueError(f"{who}: {came}: wanted grid=, {wanted}")
@@ -110,12 +107,9 @@ def _checked_names(parameter: str, names: Any, offered: Iterable[str], kernel: s
     """Raise InvalidValueError unless `names` is a list of names out of `offered`."""
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InvalidValueError(f"{parameter} is {names!r}: wanted a list of names of arguments of {kernel}")
-    unknown = [name for name in names if name not in offered]
-    if unknown:
-        raise InvalidValueError(
-            f"{parameter} names {', '.join(map(repr, unknown))}: wanted arguments of {kernel}, which are "
-            f"{', '.join(offered)}"
-        )
+    if unknown := ", ".join(repr(name) for name in names if name not in offered):
+        text = f"wanted arguments of {kernel}, which are {', '.join(offered)}"
+        raise InvalidValueError(f"{parameter} names {unknown}: {text}")
 
 
 def _check_reference(reference: Any, given: Iterable[str], kernel: str) -> None:
@@ -129,20 +123,16 @@ def _check_reference(reference: Any, given: Iterable[str], kernel: str) -> None:
     try:
         signature.bind(**{name: None for name in given if name in signature.parameters})
     except TypeError as error:
-        raise InvalidValueError(
-            f"reference of {kernel}: {error}. Callers give {', '.join(given)}, each by name: others "
-            "are tuned, or set by a heuristic"
-        ) from error
+        who = f"Callers give {', '.join(given)}, each by name: others are tuned, or set by a heuristic"
+        raise InvalidValueError(f"reference of {kernel}: {error}. {who}") from error
 
 
 def check_tolerance(tolerance: Any, reference: Callable[..., Any] | None) -> None:
-    """Raise InvalidValueError unless `tolerance` is a relative error that a reference allows."""
-    if tolerance is None:
-        return
+    """Raise InvalidValueError unless `tolerance` is None, or a relative error that a reference allows."""
     number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-    if not number or not 0 <= tolerance < math.inf:
+    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
         raise InvalidValueError(f"tolerance is {tolerance!r}: wanted a relative error, 0 or above")
-    if reference is None:
+    if tolerance is not None and reference is None:
         raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
 
 

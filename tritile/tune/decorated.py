@@ -76,10 +76,7 @@ class KernelCall:
         return self.fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
-        """Make the call's tensors ready for a launch with a config: by `pre_hook`, else by `reset_to_zero`.
-
-        As in Triton the hook is given what the config sets, too.
-        """
+        """Ready the tensors for a launch: by `pre_hook`, with what the config sets, or `reset_to_zero`."""
         if self.pre_hook is not None:
             self.pre_hook(self.named | self.config(config).all_kwargs(), reset_only=True)
             return
@@ -125,8 +122,7 @@ def _compile(call: KernelCall, config: Config | triton.Config, device: Device) -
 def compile_ahead(call: KernelCall, config: triton.Config, device: Device) -> None:
     """Compile a call for a device into Triton's cache, without a GPU; its tensors may be on the meta device.
 
-    Raises what the compiler raises, TuningError for too much shared memory, and UnsupportedError for tensors
-    without plain memory.
+    Raises what the compiler raises, TuningError for too much shared memory, UnsupportedError for odd tensors.
     """
     _compile(call.having(stood_in(_plain(call))), config, device)
 
@@ -156,17 +152,13 @@ class _Stage:
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
         if config == AS_TORCH:
-            return self._run_of_reference(), Taken()
+            reference = self.calls[0].reference
+            assert reference is not None
+            taken = _accepted(reference, self.calls[0].named).keys()
+            return (lambda call: reference(**{name: call.named[name] for name in taken})), Taken()
         kernel = self.calls[0].launch(config, warmup=True)
         _, registers, spills = handles_of(kernel)
-        taken = Taken(registers, spills, kernel.metadata.shared)
-        return (lambda call: call.launch(config)), taken
-
-    def _run_of_reference(self) -> Run:
-        reference = self.calls[0].reference
-        assert reference is not None
-        taken = _accepted(reference, self.calls[0].named).keys()
-        return lambda call: reference(**{name: call.named[name] for name in taken})
+        return (lambda call: call.launch(config)), Taken(registers, spills, kernel.metadata.shared)
 
     def timed(self, config: Config, run: Run) -> Timed:
         if config == AS_TORCH:
@@ -236,8 +228,7 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     """Run a config and return the largest relative error; None without a reference.
 
     Outputs are poisoned ahead of resets and hooks, unless the kernel reads them, or another argument shares
-    their memory.
-    Raises TuningError for an answer that is wrong or not written whole.
+    their memory. Raises TuningError for an answer that is wrong or not written whole.
     """
     named, wanted, poisoned = call.named, referred(call), set()
     for name in wanted:
@@ -253,24 +244,16 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
         try:
             errors.append(error_of(name, named[name], right, call.tolerance))
         except TuningError as wrong:
-            hint = _hint(name, named[name]) if name in poisoned else ""
-            raise TuningError(f"{wrong}{hint}") from None
+            real = named[name].is_floating_point()
+            if name not in poisoned or (real and not bool(named[name].double().isnan().any())):
+                raise
+            what = f"{name} was filled with {'NaN' if real else 'wrong integers'}"
+            raise TuningError(f"{wrong}; {what}: if the kernel reads it, name it in restore_value=") from None
     return max(errors, default=None)
 
 
-def _hint(name: str, got: torch.Tensor) -> str:
-    """Return what may explain a wrong output: the kernel reads what it was filled with."""
-    real = got.is_floating_point()
-    if real and not bool(got.double().isnan().any()):
-        return ""
-    what = "NaN" if real else "wrong integers"
-    return f"; {name} was filled with {what}: if the kernel reads it, name it in restore_value="
-
-
 def _checked_at_its_sizes(
-    call: KernelCall,
-    made: Callable[..., tuple[KernelCall, Memory | None]],
-    config: Config | triton.Config,
+    call: KernelCall, made: Callable[..., tuple[KernelCall, Memory | None]], config: Config | triton.Config
 ) -> float | None:
     """Check a config as `checked` does, and that it keeps to its memory; return the largest error.
 

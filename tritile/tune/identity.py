@@ -77,9 +77,9 @@ def described(value: Any) -> str:
     if isinstance(value, tl.constexpr):
         return f"constexpr({described(value.value)})"
     if isinstance(value, tuple | list | set | frozenset):
-        items = map(described, value)
-        ordered = sorted(items) if isinstance(value, set | frozenset) else items
-        return f"{type(value).__name__}({', '.join(ordered)})"
+        items = [described(each) for each in value]
+        items = sorted(items) if isinstance(value, set | frozenset) else items
+        return f"{type(value).__name__}({', '.join(items)})"
     if isinstance(value, functools.partial):
         return f"partial({described(value.func)}, {described(value.args)}, {sorted(value.keywords.items())})"
     if isinstance(value, JITCallable):

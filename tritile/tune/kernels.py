@@ -7,11 +7,10 @@ remembers the times and runs. Of thousands of configs it measures those that are
 fastest. `tritile.matmul` does not launch through this kernel: its calls are planned.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
-import torch
 import triton
 
 from tritile.core import device as devices
@@ -28,10 +27,6 @@ _MEASURED: Final = 48  # the likeliest configs of a call, which are measured
 _STAND_IN: Final = "nvidia-h200"  # the GPU for which configs are ranked when tensors lie in host memory
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
     """Return the product that arguments of `matmul_tile` ask for, without its epilogue."""
     batch = tuple(given["batch_shape"]) if prod(given["batch_shape"]) > 1 else ()
@@ -43,7 +38,8 @@ def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
         return View(tensor, (given[rows], given[columns]), strides, steps, tensor.element_size())
 
     a, b, out = view("a", "M", "K"), view("b", "K", "N"), view("out", "M", "N")
-    return MatmulCall(a, b, out, batch, _dtype(a.tensor), _dtype(out.tensor), given["PRECISION"]).problem
+    dtype, out_dtype = (str(each.tensor.dtype).removeprefix("torch.") for each in (a, out))
+    return MatmulCall(a, b, out, batch, dtype, out_dtype, given["PRECISION"]).problem
 
 
 def likeliest(
@@ -58,13 +54,12 @@ def likeliest(
     return [known[text] for config in ranked if (text := str(config.to_triton())) in known][:_MEASURED]
 
 
-def _overhang(side: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda args: args[side] % args[f"BLOCK_{side}"] != 0
-
-
 def tuned(**options: Any) -> Autotuner:
     """Return `matmul_tile` under `tritile.autotune` with these options; heuristics set MASK_M, N and K."""
-    kernel = triton.heuristics({f"MASK_{side}": _overhang(side) for side in "MNK"})(FAMILY.kernel.jitted)
+    masks = {
+        f"MASK_{side}": lambda args, side=side: args[side] % args[f"BLOCK_{side}"] != 0 for side in "MNK"
+    }
+    kernel = triton.heuristics(masks)(FAMILY.kernel.jitted)
     configs = [config.to_triton() for config in FAMILY.configs]
     return autotune(configs, list(_KEY), {"early_config_prune": likeliest}, **options)(kernel)
 

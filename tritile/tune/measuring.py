@@ -24,13 +24,7 @@ from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
-from tritile.errors import (
-    IsolationWarning,
-    TuningError,
-    UnsupportedError,
-    brief,
-    callers_level,
-)
+from tritile.errors import IsolationWarning, TuningError, UnsupportedError, brief, callers_level
 from tritile.planning.store import store_of
 from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
@@ -102,10 +96,9 @@ class _Session:
         if best is None:
             return
         won, what = self.config_of(best.config), self.problem.label
-        text = f"tuned {what} in {seconds:.1f} s, {self._count} configs: {won}, {best.us:.1f} us"
-        self._say(text, logging.INFO)
-        left = len(self.listed.keys() - self.known.keys())
-        if left:
+        how = f"in {seconds:.1f} s, {self._count} configs: {won}, {best.us:.1f} us"
+        self._say(f"tuned {what} {how}", logging.INFO)
+        if left := len(self.listed.keys() - self.known.keys()):
             text = f"{what}: {left} configs were not measured within {rules.problem_s:g} s"
             self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
         if triton.knobs.autotuning.print:  # in the words that programs look for

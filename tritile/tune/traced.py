@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _MOST_NEAR: Final = 256  # problems of sizes that may change, whose configs are left to torch
 Pruning = Callable[..., Sequence[triton.Config]]
 Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
-Values = tuple[tuple[str, Any], ...]
 
 
 def is_known(value: Any) -> bool:
@@ -58,7 +57,10 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     most = 1 if tuner.reset_to_zero or tuner.restore_value else None
 
     def remembered(
-        tensors: Tensors, values: Values, unknown: tuple[str, ...], absent: tuple[str, ...]
+        tensors: Tensors,
+        values: tuple[tuple[str, Any], ...],
+        unknown: tuple[str, ...],
+        absent: tuple[str, ...],
     ) -> tuple[int, ...] | None:
         """Return indices of the tuner's configs, none where nothing is remembered; None: leave them all."""
         tuner = of()
@@ -96,10 +98,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
 
 
 def show(tuner: "Autotuner") -> None:
-    """Have a tuner's `configs` hold what the tracer is to see: of a space its fastest, of all its problems.
-
-    Warns, once, of heuristics that this torch does not look through: it times all configs.
-    """
+    """Have `configs` hold a space's fastest, of all problems; warn of heuristics that torch cannot see."""
     if isinstance(tuner.fn, Heuristics) and parsed(torch.__version__) < (2, 13):
         tuner._pruning = tuner._early
         _left_to_torch(tuner, "has heuristics, which this torch does not look through")

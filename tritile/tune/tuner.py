@@ -18,20 +18,14 @@ from tritile.tune.subject import ProblemSpace, task_of
 
 
 def tune(
-    problems: Iterable[Tiled | None],
-    device: Device,
-    shop: Workshop,
-    keep: Keep,
-    rules: Rules,
-    force: bool = False,
-    keep_on: Callable[[], bool] = lambda: True,
-) -> Iterator[Tuned]:
+    problems: Iterable[Tiled | None], device: Device, shop: Workshop, keep: Keep, rules: Rules,
+    force: bool = False, keep_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Tuned]:  # fmt: skip
     """Search for the best config of each problem; yield each problem as it is done.
 
     Trials in the store are used, unless `force`; `keep` takes every new one. Problems are drawn a few ahead;
-    None stands for "none at the moment". Stops before the next problem once
-    `keep_on()` is false. A problem that runs out of GPU memory, or whose every config fails, is yielded with
-    its failure.
+    None stands for "none at the moment". Stops before the next problem once `keep_on()` is false. A problem
+    that runs out of GPU memory, or whose every config fails, is yielded with its failure.
     """
     tasks = (None if problem is None else task_of(problem, device, force) for problem in problems)
     for tuned in engine.tune(tasks, shop, rules, keep, keep_on):
@@ -47,8 +41,7 @@ def predict(
     A config is refused where it needs more shared memory than there is, or spills registers. Where all of
     `tries` configs are refused, the one that spills least is returned; None where none fits shared memory.
     """
-    refused: list[str] = []
-    spilling: list[tuple[int, Config]] = []
+    refused, spilling = list[str](), list[tuple[int, Config]]()
     for config in ProblemSpace(problem, device).opening(tries):
         try:
             found: Resources = pool.submit(compile_resources, problem, config, device).result()
@@ -59,6 +52,5 @@ def predict(
         if excess is None:
             return config, refused
         refused.append(f"{config}: {excess}")
-        if found.shared <= device.shared_memory:
-            spilling.append((found.spills, config))
+        spilling += [(found.spills, config)] * (found.shared <= device.shared_memory)
     return (min(spilling, key=lambda item: item[0])[1] if spilling else None), refused
