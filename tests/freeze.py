@@ -1,0 +1,204 @@
+"""Freeze what tritile picks, compiles and answers today, so that a deletion can be told from a regression.
+
+    python tests/freeze.py --check            compare with tests/frozen.json; exit status 1 if any differs
+    python tests/freeze.py                    write tests/frozen.json anew
+    python tests/freeze.py picks answers      either, of these parts alone
+
+| part | what | by |
+| --- | --- | --- |
+| picks | source and config of 2,000 drawn calls on each GPU with a measured table | frozen_picks.py |
+| kernels | digests of the machine code of some 100 kernels, compiled for an H200 | frozen_kernels.py |
+| answers | what every operation answers to host tensors | frozen_answers.py |
+
+A commit that changes a part on purpose writes that part anew, and says in its message why that many changed.
+What changed is counted apart from what is gone: a family that picks nothing any more, a call that is refused
+now. Picks and kernels are those of one version of Triton, which the file names.
+
+All of it goes once calls are described in the new way: this file, tests/frozen*, tests/unit/test_frozen*.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "tests" / "frozen.json"
+SHOWN = 6
+PARTS = "picks", "kernels", "answers"
+
+
+def frozen() -> dict[str, Any]:
+    return json.loads(FILE.read_text())
+
+
+def _digest(texts: list[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def picks_now() -> dict[str, str]:
+    """The pick of each drawn call, by GPU and call."""
+    import tritile
+    from tests import frozen_picks
+
+    tritile.forget()
+    calls = list(frozen_picks.calls())
+    devices = {gpu: tritile.target_device(gpu) for gpu in frozen_picks.GPUS}
+    return {
+        f"{gpu} {frozen_picks.label(call)}": frozen_picks.pick(call, device)
+        for gpu, device in devices.items()
+        for call in calls
+    }
+
+
+def kernels_now(of: Mapping[str, Any]) -> dict[str, str]:
+    """The machine code of each call by each of these configs."""
+    from tests import frozen_kernels
+
+    return {
+        f"{name} | {text}": frozen_kernels.machine_code(name, text)
+        for name, texts in of.items()
+        for text in texts
+    }
+
+
+def answers_now() -> dict[str, Any]:
+    from tests import frozen_answers
+
+    return {name: frozen_answers.answer(name) for name in frozen_answers.CASES}
+
+
+def written_picks(picks: dict[str, str]) -> dict[str, Any]:
+    """What the file holds of picks: each one once, and for each call its number among them."""
+    different = sorted(set(picks.values()))
+    at = {text: i for i, text in enumerate(different)}
+    numbers = " ".join(str(at[text]) for text in picks.values())
+    return {"calls": _digest(list(picks)), "different": different, "picks": numbers}
+
+
+def differences(
+    part: str, old: Mapping[str, Any], new: Mapping[str, Any], same: Callable[[Any, Any], bool]
+) -> str:
+    """What changed of a part in a few lines, "" if nothing did."""
+    changed = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    changed = {name: pair for name, pair in changed.items() if None in pair or not same(*pair)}
+    if not changed:
+        return ""
+
+    def family(pick: str) -> str:
+        return pick.split(": ", 1)[1].split(" ", 1)[0]
+
+    there = {family(pick) for pick in new.values()} if part == "picks" else set()
+    gone = Counter[str]()
+    for name, (before, after) in changed.items():
+        if after is None or str(after).startswith("refused"):
+            gone["no longer there" if after is None else after] += 1
+        elif part == "picks" and before is not None and family(before) not in there:
+            gone[f"was {family(before)}"] += 1
+        else:
+            continue
+        changed[name] = (f"{before}  (gone)", after)
+    lines = [f"{part}: {len(changed)} of {len(old)} changed"]
+    if gone:
+        which = ", ".join(f"{count} {why}" for why, count in gone.most_common())
+        lines[0] += f", of which {gone.total()} gone ({which})"
+    shown = sorted(changed, key=lambda name: str(changed[name][0]).endswith("(gone)"))[:SHOWN]
+    for name in shown:
+        before, after = changed[name]
+        lines += [f"  {name}", f"    frozen {str(before)[:300]}", f"    now    {str(after)[:300]}"]
+    lines += [f"  and {len(changed) - len(shown)} more"] * (len(changed) > len(shown))
+    lines += [f"If that is meant: python tests/freeze.py {part}"]
+    return "\n".join(lines)
+
+
+def changed_picks() -> str:
+    old, new = frozen()["picks"], picks_now()
+    if old["calls"] != _digest(list(new)):
+        return "picks: tests/frozen_picks.py draws other calls than those that were frozen"
+    before = [old["different"][int(number)] for number in old["picks"].split()]
+    return differences("picks", dict(zip(new, before, strict=True)), new, str.__eq__)
+
+
+def changed_kernels(of: Mapping[str, Any] | None = None) -> str:
+    """What changed of the kernels of these configs, by call; by default of all that are frozen."""
+    kept = frozen()["kernels"]
+    old = {f"{name} | {text}": kept[name][text] for name, texts in (of or kept).items() for text in texts}
+    return differences("kernels", old, kernels_now(of or kept), str.__eq__)
+
+
+def changed_answers() -> str:
+    from tests import frozen_answers
+
+    return differences("answers", frozen()["answers"], answers_now(), frozen_answers.alike)
+
+
+def write(parts: list[str]) -> None:
+    import triton
+
+    found = frozen() if FILE.exists() else {}
+    if set(parts) & {"picks", "kernels"}:
+        if found.get("triton", triton.__version__) != triton.__version__ and not {"picks", "kernels"} <= set(
+            parts
+        ):
+            sys.exit(
+                f"{FILE.name} is of triton {found['triton']}: write picks and kernels together for another"
+            )
+        found["triton"] = triton.__version__
+    if "picks" in parts:
+        found["picks"] = written_picks(picks_now())
+    if "kernels" in parts:
+        from tests import frozen_kernels
+
+        chosen = frozen_kernels.chosen()
+        code = kernels_now(chosen)
+        found["kernels"] = {
+            name: {text: code[f"{name} | {text}"] for text in texts} for name, texts in chosen.items()
+        }
+    if "answers" in parts:
+        found["answers"] = answers_now()
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items() if key == "triton"]
+    for part in PARTS:  # an entry a line, as what git shows
+        own = ",\n".join(
+            f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.get(part, {}).items()
+        )
+        lines.append(f" {json.dumps(part)}: {{\n{own}\n }}")
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="picks, kernels, answers; default: all")
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: wanted {', '.join(PARTS)}")
+    parts = given.parts or list(PARTS)
+    sys.path.insert(0, str(ROOT))
+    for name in [name for name in os.environ if name.startswith("TRITILE_")]:
+        del os.environ[name]
+    import triton
+
+    os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".triton" / triton.__version__))
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["TRITILE_CACHE_DIR"] = empty  # no store of the user's
+        if not given.check:
+            write(parts)
+            return
+        if frozen()["triton"] != triton.__version__ and set(parts) != {"answers"}:
+            sys.exit(f"{FILE.name} is of triton {frozen()['triton']}, this is {triton.__version__}")
+        changed = {"picks": changed_picks, "kernels": changed_kernels, "answers": changed_answers}
+        found = [text for part in parts if (text := changed[part]())]
+    print("\n".join(found) or "nothing changed")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
