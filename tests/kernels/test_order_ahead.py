@@ -108,3 +108,19 @@ def test_warpgroups_store_inside_the_result_each_at_rows_or_columns_of_its_own(f
     assert set(masks) == {"slt"}
     # One for what the producer fetches, one for what the second consumer stores.
     assert len(re.findall(r"arith\.addi %\w+, %c64_i32\w*(?: \{[^}]*\})? :", text)) == 2
+
+
+def test_warpgroups_release_the_stage_before_the_one_they_multiply():
+    """While tensor cores may still read a stage, the producer must not fill it."""
+    text = compiled(SQUARE, warpgroups(128, 128, 64, 2, 4)).asm["ttgir"]
+    places, multiplied, pending, releases = {}, None, None, []
+    for line in text.splitlines():
+        if found := re.search(r"(%\w+) = ttg\.memdesc_index %\w+\[(%[\w#]+)\]", line):
+            places[found[1]] = found[2]
+        elif found := re.search(r"ttng\.wait_barrier (%\w+),", line):
+            multiplied, pending = places[found[1]], None
+        elif found := re.search(r"warp_group_dot_wait .*pendings = (\d+)", line):
+            pending = int(found[1])
+        elif (found := re.search(r"ttng\.arrive_barrier (%\w+),", line)) and pending is not None:
+            releases.append((pending, places[found[1]] == multiplied))
+    assert releases == 2 * [(1, False), (0, False)]  # in the loop of each consumer, and after it
