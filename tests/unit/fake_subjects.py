@@ -69,6 +69,7 @@ class Fake:
             case "compiler aborts":
                 _abort("LLVM ERROR: cannot select")
             case "compiler hangs":
+                self.note("compiler hung")
                 time.sleep(600)
             case "compiler killed once" if self.note("killed") == 1:
                 os.kill(os.getpid(), signal.SIGKILL)

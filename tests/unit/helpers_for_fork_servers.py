@@ -1,5 +1,6 @@
 """Fork servers that are there at once, and programs that test_engine ends amid a request."""
 
+import math
 import os
 import runpy
 import signal
@@ -7,7 +8,10 @@ import socket
 import subprocess
 import sys
 import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+import pytest
 
 from tests.unit.fake_subjects import Fake, config
 from tritile.core.device import INTERPRETER
@@ -18,6 +22,23 @@ from tritile.tune.measure.served import fork_on_request
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.spaces import Listed
+
+LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
+
+
+def expire_when_hung(monkeypatch, folder):
+    """Time requests out when the subject notes in `folder` that it hangs, and never by the clock."""
+    poll, notes = Connection.poll, {SCREEN_S: folder / "hung", COMPILE_S: folder / "compiler hung"}
+
+    def answered(connection, limit_s=0.0):
+        note = notes.get(limit_s)
+        while not poll(connection, 0.01):
+            if note is not None and note.exists():
+                note.unlink()
+                return False
+        return True
+
+    monkeypatch.setattr(Connection, "poll", answered)
 
 
 class QuickForkServer(ForkServer):
@@ -71,31 +92,34 @@ def program(how, told, name):
     warnings.simplefilter("ignore", ResourceWarning)  # it ends amid what it does
     fork_server = ForkServer(forked=True)
     child = Child(fork_server)
-    pid, parent, group = child.ask(_look, limit_s=60)
+    pid, parent, group = child.ask(_look, limit_s=LONG_S)
     assert (pid, parent, group) == (child.pid, fork_server._process.pid, pid)
     assert os.getpgid(fork_server._process.pid) == fork_server._process.pid != os.getpid()
     if how == "started":
         os.kill(fork_server._process.pid, signal.SIGKILL)
         os.kill(child.pid, signal.SIGKILL)
         try:
-            child.ask(len, "", limit_s=60)
+            child.ask(len, "", limit_s=LONG_S)
         except ChildError:
-            assert child.ask(len, "ab", limit_s=60) == 2  # from another, a program of its own
+            assert child.ask(len, "ab", limit_s=LONG_S) == 2  # from another, a program of its own
             assert isinstance(fork_server._process, subprocess.Popen)
         else:
             raise AssertionError("a lost process answered")
     told.send([fork_server._process.pid, child.pid])
     if how != "ended":
-        child.ask(_wait_for_another, name, limit_s=600)
+        child.ask(_wait_for_another, name, limit_s=LONG_S)
 
 
-def tuner(folder, limit_s):
-    """Tune configs of which the ninth hangs; what came of it is written to a file."""
+def tuner(folder, expires):
+    """Tune configs of which the ninth hangs, for good or until it times out; the outcome goes to a file."""
     store = Store(INTERPRETER, folder)
     configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
     task = Task(Fake(str(folder)), Listed(configs), known)
-    rules = Rules("exhaustive", batch=1, least_gain=0.0)
-    with Workshop(None, jobs=1, limit_s=limit_s, fork_server=ForkServer(forked=True)) as shop:
-        (tuned,) = tune([task], shop, rules, store.add)
+    rules = Rules("exhaustive", batch=1, least_gain=0.0, problem_s=math.inf)
+    with pytest.MonkeyPatch.context() as patch:
+        if expires:
+            expire_when_hung(patch, folder)
+        with Workshop(None, jobs=1, limit_s=SCREEN_S, fork_server=ForkServer(forked=True)) as shop:
+            (tuned,) = tune([task], shop, rules, store.add)
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")
