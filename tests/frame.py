@@ -63,7 +63,7 @@ def loaded_that_tune() -> list[str]:
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120, cwd=PACKAGE.parent
+        command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent
     ).stdout.split()
 
 

@@ -70,7 +70,6 @@ def test_with_the_variable_set():
         command,
         capture_output=True,
         text=True,
-        timeout=280,
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )

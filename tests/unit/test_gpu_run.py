@@ -40,7 +40,7 @@ def pytest_run(folder, shard, workers=0):
     options = ["-q", "-p", "tests.gpu.recorder", "-p", "no:cacheprovider", "--rootdir", str(folder)]
     options += ["-p", "xdist", "-n", str(workers)] if workers else []
     command = [sys.executable, "-m", "pytest", *options, str(folder / "test_some.py")]
-    subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=200)
+    subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     return run.read_journal([journal])
 
 

@@ -111,25 +111,23 @@ def another_thread(work):
 
     def wait(*_):
         there.set()
-        assert go_on.wait(60)
+        go_on.wait()
         return (1,)
 
     thread = threading.Thread(target=work, args=(wait,))
     thread.start()
     try:
-        assert there.wait(60)
+        there.wait()
         yield
     finally:
         go_on.set()
-        thread.join(60)
+        thread.join()
 
 
 def exit_code(child):
-    process = FORK.Process(target=child)
+    process = FORK.Process(target=child, daemon=True)
     process.start()
-    process.join(60)
-    if process.is_alive():
-        process.kill()
+    process.join()
     return process.exitcode
 
 
@@ -151,7 +149,7 @@ def test_a_kernel_is_imported_when_no_other_thread_has_the_language_patched():
         thread.start()
         thread.join(0.1)
         assert found == []
-    thread.join(60)
+    thread.join()
     assert found == [helpers.twice]
 
 
@@ -208,9 +206,9 @@ def test_a_fork_waits_for_what_ends_soon(monkeypatch):
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert there.wait(60)
+    there.wait()
     assert exit_code(lambda: None if ended else exit(1)) == 0
-    thread.join(60)
+    thread.join()
     assert library_lock.acquire(timeout=0)
     library_lock.release()
 

@@ -209,9 +209,7 @@ def test_an_idea_lies_in_few_files_and_few_floors():
 
 def fresh(code: str) -> str:
     """What `code` prints in a new interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=PACKAGE.parent
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
