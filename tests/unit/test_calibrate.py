@@ -6,6 +6,7 @@ import json
 import math
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -65,29 +66,22 @@ def swept(problems, configs):
 
 
 @functools.cache
-def by_nearness(name, device):
+def few_candidates(count=100, name="halves-nt", device=H200):
     weights = {}
     for problem in drawn(name, 8, "candidates"):
         times = run.likely(problem, device)
         for config, us in times.items():
             weights[config] = weights.get(config, 0.0) + 1.2 - us / min(times.values())
-    return sorted(weights, key=weights.get, reverse=True)
+    return sorted(weights, key=weights.get, reverse=True)[:count]
 
 
-def few_candidates(count=100, name="halves-nt", device=H200):
-    return by_nearness(name, device)[:count]
-
-
-def test_likely_configs_are_near_the_best_and_of_one_order_of_tiles():
+def test_likely_configs_are_near_the_best_and_such_as_portfolios_hold():
     problem = drawn("halves-nn", 1, "one")[0]
     found = run.likely(problem, H200)
     best = model.pick(problem, H200)
     assert found[sweep.banded(best)] == min(found.values())
     assert max(found.values()) <= 1.2 * min(found.values())
     assert {config["GROUP_M"] for config in found} == {8}
-
-
-def test_likely_configs_are_such_as_portfolios_hold():
     few_rows = MatmulProblem(1, 4, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
     for problem in (few_rows, PermuteProblem.of((2, 10913728, 5), (5, 10, 1), (54568640, 5, 1), 1)):
         assert {config.family for config in model.beside(problem, H200)}
@@ -95,21 +89,7 @@ def test_likely_configs_are_such_as_portfolios_hold():
 
 
 def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
-    class Pool:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-        def submit(self, function, *arguments):
-            from concurrent.futures import Future
-
-            future = Future()
-            future.set_result(function(*arguments))
-            return future
-
-    monkeypatch.setattr(run, "CompilePool", Pool)
+    monkeypatch.setattr(run, "CompilePool", ThreadPoolExecutor)
     shipped, *_ = gpu_tables.shipped(H200)
     problems = drawn("halves-nt", 2, "candidates")
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")
@@ -267,7 +247,8 @@ def test_classes_that_a_gpu_cannot_run_are_left_out(predict, hasty):
     assert "runs none of fp8" in str(alone.exception)
 
 
-def test_a_portfolio_is_predicted_for_a_gpu_elsewhere_of_what_compiles(predict, hasty):
+def test_a_portfolio_is_predicted_for_a_gpu_elsewhere_of_what_compiles(predict, monkeypatch):
+    monkeypatch.setattr(fit, "_STEPS", 15)
     done = predict("--configs", "10")
     assert done.exit_code == 0, done.output
     made = table.read(predict.path)
@@ -315,15 +296,12 @@ def test_what_spills_or_needs_too_much_is_refused(monkeypatch):
             sweep.fit_at(model.pick(problem, A100), [problem], A100)
 
 
-@pytest.mark.parametrize("names", [["halves"], ["halves-nn", "none"]])
-def test_what_is_no_class_is_refused(names):
-    with pytest.raises(InvalidValueError, match="halves-nn"):
-        calibrating.classes_of(names)
-
-
-def test_all_classes():
+def test_classes_by_name():
     assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
     assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]
+    for names in (["halves"], ["halves-nn", "none"]):
+        with pytest.raises(InvalidValueError, match="halves-nn"):
+            calibrating.classes_of(names)
 
 
 def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(

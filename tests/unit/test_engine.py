@@ -117,19 +117,12 @@ def test_a_fault_costs_its_config_alone_and_says_why(shop, tmp_path, monkeypatch
     assert kept[slow].failure is None
 
 
-@pytest.mark.parametrize("fault", ["compiler killed once", "killed once"])
-def test_a_process_killed_from_outside_costs_no_config(shop, tmp_path, fault):
-    tuned, kept = run(shop, tmp_path, config(1, fault), config(2))
+@pytest.mark.parametrize("fault", ["compiler killed once", "killed once", "large", "large when checked"])
+def test_what_another_try_mends_costs_no_config(shop, tmp_path, fault):
+    """As where a process is killed from outside, or fewer copies of the operands fit into memory."""
+    tuned, kept = run(shop, tmp_path, config(2), config(1, fault))
     assert tuned.best.config == config(1, fault)
     assert all(trial.failure is None for trial in kept.values())
-
-
-@pytest.mark.parametrize("fault", ["large", "large when checked"])
-def test_memory_that_runs_out_shrinks_the_copies(shop, tmp_path, fault):
-    large = config(1, fault)
-    tuned, kept = run(shop, tmp_path, config(2), large)
-    assert tuned.best.config == large
-    assert kept[config(2)].failure is None
 
 
 def test_a_subject_without_room_for_one_copy_fails_alone(shop, tmp_path):
@@ -223,8 +216,7 @@ def test_where_no_config_works_the_reasons_are_named(shop, tmp_path):
 
 def test_verifying_all_finds_every_wrong_answer(shop, tmp_path):
     configs = [config(1), config(20, "wrong"), config(30)]
-    _, kept = run(shop, tmp_path, *configs)
-    assert kept[configs[1]].failure is None  # slow and wrong: never asked
+    assert run(shop, tmp_path, *configs)[1][configs[1]].failure is None  # slow and wrong: never asked
     _, kept = run(shop, tmp_path, *configs, rules=replace(RULES, verify_all=True))
     assert "wrong answer" in kept[configs[1]].failure
     assert kept[configs[2]].error == 1e-4
@@ -254,20 +246,15 @@ def test_a_problem_that_has_had_its_time_is_screened_no_further(shop, tmp_path):
     assert tuned.best is not None
 
 
-def test_a_search_is_stopped_between_problems(shop, tmp_path):
-    tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(1)])) for i in range(6)]
+def test_several_problems_are_under_way_and_a_search_is_stopped_between_two(shop, tmp_path):
+    tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(i + 1), config(9)])) for i in range(6)]
+    outcomes = {t.problem.kernel: t.best.us for t in tune(tasks, shop, RULES, lambda *_: None)}
+    assert outcomes == {f"p{i}": i + 1.0 for i in range(6)}
     done = list(tune(tasks, shop, RULES, lambda *_: None, keep_on=lambda: False))
     assert done == []
     stopping = iter([True, True, True])
     done = list(tune(tasks, shop, RULES, lambda *_: None, keep_on=lambda: next(stopping, False)))
     assert 1 <= len(done) < 6
-
-
-def test_several_problems_are_compiled_ahead(shop, tmp_path):
-    tasks = [Task(Fake(str(tmp_path), f"p{i}"), Listed([config(i + 1), config(9)])) for i in range(5)]
-    outcomes = list(tune(tasks, shop, RULES, lambda digest, trial: None))
-    assert sorted(t.problem.kernel for t in outcomes) == [f"p{i}" for i in range(5)]
-    assert all(t.best.us == float(t.problem.kernel[1:]) + 1 for t in outcomes)
 
 
 def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():

@@ -117,7 +117,7 @@ def test_the_formula_is_the_same_of_numbers_and_of_tensors():
 def test_every_constant_counts_somewhere(name):
     dice, changed = random.Random(0), set()
     more = replace(Constants(), **{name: 2 * getattr(Constants(), name)})
-    problems = [*drawn("halves-nn", 6, "y"), *drawn("halves-odd", 6, "y")]
+    problems = [*drawn("halves-nn", 4, "y"), *drawn("halves-odd", 4, "y")]
     for problem in problems:
         for config in dice.sample(legal_configs(problem, H200), 25):
             shape, facts = shape_of(config, problem, H200), facts_of(problem, H200, True)
@@ -255,16 +255,6 @@ def test_tables_hold_corrections_by_these_inputs():
     block_m = dict(members().configs[0].kwargs)["BLOCK_M"]
     edge = math.log2(-(-777 // block_m) * block_m / 777)
     assert inputs[[7, 11, 18, 24]] == pytest.approx([edge, math.log2(block_m), math.log2(777) / 8 - 1, 0.0])
-
-
-@pytest.mark.parametrize("name", MEASURED)
-def test_a_formula_tells_how_many_inputs_a_correction_has(name):
-    problem = drawn(name, 1, "inputs")[0]
-    formula, config = FORMULAS[problem.op], legal_configs(problem, H200)[0]
-    shape = formula.shape(config, problem, H200)
-    facts = formula.facts(problem, H200, formula.key(config))
-    parts = formula.parts(shape, facts, formula.begin(shape))
-    assert len(parts) + len(formula.traits(problem)) == formula.inputs
 
 
 def test_traits_beyond_those_that_are_drawn_are_as_of_the_last_of_them():
