@@ -279,8 +279,9 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
     task = Task(KernelSubject(PROBLEM, H200, "0" * 16), Listed([GOOD]))
+    rules = Rules("exhaustive", least_gain=0.0, problem_s=math.inf)
     with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
-        tuned_elsewhere(call, task, Rules("exhaustive", least_gain=0.0), lambda *trial: kept.append(trial))
+        tuned_elsewhere(call, task, rules, lambda *trial: kept.append(trial))
     assert not kept
 
 
@@ -411,6 +412,7 @@ def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypat
 
 
 def test_a_space_is_searched_by_the_rules_of_every_search(monkeypatch):
+    monkeypatch.delenv("TRITILE_TUNE_BUDGET")
     told = []
 
     def tuned(call, task, rules, keep):
