@@ -95,8 +95,7 @@ if TYPE_CHECKING:
     from tritile.lab.bench import BenchResult, bench
     from tritile.lab.capabilities import Capabilities, capabilities
     from tritile.lab.check import CheckResult, check
-    from tritile.lab.explain import Explanation
-    from tritile.lab.explain.asked import explain
+    from tritile.lab.explain import Explanation, explain
     from tritile.lab.tune import TuneResult, tune
     from tritile.lab.warm import warm
     from tritile.tune import kernels
@@ -115,7 +114,7 @@ _LAZY = {
     "bench": "tritile.lab.bench",
     "capabilities": "tritile.lab.capabilities",
     "check": "tritile.lab.check",
-    "explain": "tritile.lab.explain.asked",
+    "explain": "tritile.lab.explain",
     "kernels": "tritile.tune.kernels",
     "tune": "tritile.tune",
     "warm": "tritile.lab.warm",

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.counting import counted
 from tests.reference import assert_product
 from tritile.core.device import INTERPRETER
-from tritile.lab.counting import counted
 from tritile.lab.ladder.running import matrices, run_interpreted
 from tritile.lab.ladder.steps import ITEMSIZE, LADDERS, Kernel
 

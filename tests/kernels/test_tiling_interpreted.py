@@ -10,6 +10,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
+from tests.counting import counted
 from tests.reference import values
 from tests.tilings import turns_of
 from tritile.core.config import Config
@@ -19,7 +20,6 @@ from tritile.core.threads import library_lock
 from tritile.core.views import posed
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.lab.counting import counted
 from tritile.lab.report.tiling import move_of, step_of, tiling_of
 from tritile.lab.report.tiling.steps import covered, whole_rows
 from tritile.ops.described import described

@@ -5,12 +5,13 @@ import threading
 import pytest
 import torch
 
+from tests.counting import counted
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.lab import traffic
-from tritile.lab.counting import SECTOR, counted
 from tritile.lab.ladder.matmul import matmul_naive
 from tritile.lab.ladder.transpose import transpose_rows
+from tritile.lab.traffic import SECTOR
 from tritile.ops import permute as permute_op
 from tritile.ops.described import described
 from tritile.planning import model
@@ -36,7 +37,7 @@ def test_products_ask_for_just_what_is_said(sizes, layout, dtype):
     config = Config.of(family="tile", **SMALL)
     with counted() as found:
         launch.run_interpreted(call, config)
-    assert traffic.tiled(call.problem, config) == traffic.Traffic(found.read, found.written)
+    assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
 
 
 @pytest.mark.parametrize("sizes", [(70, 48, 64), (70, 51, 65), (33, 16, 200)])
@@ -47,7 +48,7 @@ def test_copies_and_partial_sums_are_among_it(sizes, layout, how):
     config = Config.of(family="descriptor", **SMALL | {"PERSISTENT": False, "SUBTILES": 1} | how)
     with counted() as found:
         launch.run_interpreted(call, config)
-    assert traffic.tiled(call.problem, config) == traffic.Traffic(found.read, found.written)
+    assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
 
 
 def test_a_batch_asks_for_each_of_its_products():
@@ -55,7 +56,7 @@ def test_a_batch_asks_for_each_of_its_products():
     config = Config.of(family="tile", **SMALL)
     with counted() as found:
         launch.run_interpreted(call, config)
-    assert traffic.tiled(call.problem, config) == traffic.Traffic(found.read, found.written)
+    assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
 
 
 def sectors_of(shape, dims, dtype, which=slice(0, 400, 133)):
@@ -63,9 +64,9 @@ def sectors_of(shape, dims, dtype, which=slice(0, 400, 133)):
     x = torch.zeros(shape, dtype=dtype)
     call = permute_op.described(x, x.permute(dims).contiguous(), dims)
     for config in model.ranked(call.problem, H200)[which]:
-        with counted(programs=True) as found:
+        with counted() as found:
             launch.run_interpreted(call, config)
-        said = traffic.tiled(call.problem, config)
+        said = traffic.tiled(call.problem, config, H200)
         yield config, said.read / SECTOR / found.read_sectors, said.written / SECTOR / found.written_sectors
 
 
@@ -118,7 +119,7 @@ def test_other_threads_are_counted_and_not_held_up():
         thread = threading.Thread(target=launch.run_interpreted, args=(call, config))
         thread.start()
         thread.join()
-    assert found.read == traffic.tiled(call.problem, config).read
+    assert found.read == traffic.tiled(call.problem, config, H200).read
 
 
 def test_elements_with_gaps_touch_the_sectors_that_are_said():
@@ -126,21 +127,17 @@ def test_elements_with_gaps_touch_the_sectors_that_are_said():
     out = torch.empty(64, 64, dtype=torch.uint8)
     call = permute_op.described(x, out, (0, 1))
     for config in model.ranked(call.problem, H200)[:400:100]:
-        with counted(programs=True) as found:
+        with counted() as found:
             launch.run_interpreted(call, config)
-        said = traffic.tiled(call.problem, config)
+        said = traffic.tiled(call.problem, config, H200)
         assert said.read / SECTOR == pytest.approx(found.read_sectors, rel=0.1), config
 
 
 def test_a_sector_that_a_program_reads_again_counts_once_for_the_program():
     call = product(16, 16, 64, "NN", torch.float16)
     config = Config.of(family="tile", **SMALL | {"BLOCK_M": 16})
-    with counted() as each:
-        launch.run_interpreted(call, config)
-    with counted(programs=True) as once:
-        launch.run_interpreted(call, config)
-    assert each.read_sectors == once.read_sectors == (16 * 64 * 2 + 64 * 16 * 2) // SECTOR
-    with counted(programs=True) as twice:
+    with counted() as found:
         launch.run_interpreted(call, config)
         launch.run_interpreted(call, config)
-    assert twice.read == 2 * each.read
+    assert found.read_sectors == (16 * 64 * 2 + 64 * 16 * 2) // SECTOR
+    assert found.read == 2 * traffic.tiled(call.problem, config, H200).read

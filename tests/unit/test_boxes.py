@@ -10,7 +10,7 @@ from tritile.families.permute import boxes, family
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.lab import traffic
-from tritile.lab.explain import bounds
+from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
 from tritile.lab.report.tiling import tiling_of
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
@@ -99,16 +99,12 @@ def test_mode_tune_races_boxes_and_they_are_compiled_ahead():
 
 def test_boxes_are_explained_and_not_drawn():
     config = boxed(4096, 64, 32)
-    parts = bounds.parts(SHORT, config, H200)
-    assert set(parts) == {bounds.MEMORY, bounds.SHARED, bounds.INSTRUCTIONS, bounds.START}
-    work = bounds.work_of(SHORT, config, H200)
+    assert set(parts_us(SHORT, config, H200)) == {MEMORY, SHARED, INSTRUCTIONS, LATENCY}
+    work = traffic.tiling(SHORT, config, H200)
     assert work.tiles == boxes.boxes_of(boxes.box_of(config, SHORT), SHORT)
     assert 0.9 < work.filled <= 1
-    asked = traffic.tiled(SHORT, config)
+    asked = traffic.tiled(SHORT, config, H200)
     assert SHORT.bytes <= asked.total < 1.2 * SHORT.bytes
-    other = plans.by_portfolio(SHORT, H200).config
-    assert bounds.why_slower(SHORT, other, config, H200)
-    assert bounds.why_slower(SHORT, config, other, H200)
     with pytest.raises(UnsupportedError, match="no tiles to draw"):
         tiling_of(SHORT, config, H200)
 

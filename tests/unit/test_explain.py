@@ -1,5 +1,7 @@
-"""Explanations: figures worked out by hand, what compiled kernels take, words, and bad input."""
+"""`tritile.explain`: figures worked out by hand, what compiled kernels take, and bad input."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,15 +11,17 @@ import tritile
 from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
+from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
 from tritile.families.common.rates import peak_tflops
+from tritile.families.work import work_of
+from tritile.lab import explain as explaining
 from tritile.lab import traffic
-from tritile.lab.explain import bounds, config_like, explanation
-from tritile.lab.explain.bounds import Waves, occupancy
-from tritile.lab.explain.texts import bytes_text
-from tritile.lab.report.tiling import tiling_of
-from tritile.planning import gpu_tables, model, plans
+from tritile.lab.explain import config_like, occupancy, parts_us
+from tritile.planning import gpu_tables, model
+from tritile.planning.plans import Plan
+from tritile.planning.trial import Trial
 from tritile.runtime.offline import Resources
 
 H200, A100, MI300 = map(target_device, ("nvidia-h200", "sm_80", "gfx942"))
@@ -34,7 +38,7 @@ def square():
 def test_bytes_of_a_product_by_hand(square):
     assert square.untiled.total == 1024**3 * 2 * 2 + 1024**2 * 2
     assert square.tiled.total == 2 * (8 * 1024**2 * 2) + 1024**2 * 2
-    assert square.least.total == 3 * 1024**2 * 2
+    assert square.unique.total == 3 * 1024**2 * 2
     assert square.reuse == pytest.approx(square.untiled.total / square.tiled.total)
 
 
@@ -45,25 +49,24 @@ def test_roofline_by_hand(square):
     assert square.ridge == pytest.approx(peak / 4800e9)
     assert square.roof_us == pytest.approx(2 * 1024**3 / peak * 1e6)
     thin = tritile.explain(MatmulProblem(1, 1, 8192, 8192, "bfloat16", "bfloat16"), device=H200)
-    assert thin.roof_us == pytest.approx(thin.least.total / 4800e3)
-    assert thin.bound == bounds.MEMORY
+    assert thin.roof_us == pytest.approx(thin.unique.total / 4800e3)
+    assert thin.bound == explaining.MEMORY
 
 
 def test_a_gpu_whose_peak_is_not_known_has_the_roof_of_memory():
     unknown = replace(A100, name="Orin", arch=87)
     found = tritile.explain(SQUARE, device=unknown)
     assert (found.peak_tflops, found.ridge) == (None, None)
-    assert found.roof_us == pytest.approx(found.least.total / (unknown.memory_gbps * 1e3))
+    assert found.roof_us == pytest.approx(found.unique.total / (unknown.memory_gbps * 1e3))
     assert "not known" in repr(found)
 
 
 def test_tiles_and_waves(square):
-    assert (square.work.tiles, square.work.units, square.work.filled) == (64, 64, 1.0)
-    assert square.waves.count == 1
-    assert square.waves.idle == pytest.approx(1 - 64 / square.waves.at_once)
-    assert Waves(265, 132).count == 3
-    assert Waves(265, 132).idle == pytest.approx(131 / 132)
-    ragged = bounds.work_of(MatmulProblem(2, 129, 100, 65, "bfloat16", "bfloat16"), TILE, H200)
+    assert square.tiling == traffic.Tiling(tiles=64, programs=64, filled=1.0)
+    assert (square.waves, square.idle) == (1, pytest.approx(1 - 64 / square.at_once))
+    more = replace(square, tiling=traffic.Tiling(265, 265, 1.0), at_once=132)
+    assert (more.waves, more.idle) == (3, pytest.approx(131 / 132))
+    ragged = traffic.tiling(MatmulProblem(2, 129, 100, 65, "bfloat16", "bfloat16"), TILE, H200)
     assert ragged.tiles == 4
     assert ragged.filled == pytest.approx(129 / 256 * 100 / 128 * 65 / 128)
 
@@ -71,7 +74,7 @@ def test_tiles_and_waves(square):
 def test_a_persistent_kernel_has_one_program_a_multiprocessor():
     config = config_like("warpgroups PERSISTENT=True", SQUARE, H200)
     found = tritile.explain(SQUARE, device=H200, config=config)
-    assert found.waves.at_once == 132
+    assert found.at_once == 132
 
 
 @pytest.mark.parametrize(
@@ -116,87 +119,47 @@ def test_peaks_are_the_makers(device, dtype, precision, peak):
 )
 def test_kernels_are_really_compiled_for_targets_that_are_not_here(target):
     found = tritile.explain(SQUARE, device=target_device(target))
-    assert found.taken.registers > 16
-    assert found.taken.shared > 1024
-    assert found.occupancy.warps <= found.occupancy.most
+    assert found.resources.registers > 16
+    assert found.resources.shared > 1024
+    assert found.occupancy.warps <= found.occupancy.most_warps
     assert found.source in ("model", "table")
-    assert len(found.others) == 4
-    tiles = [(one.config.family, one.config["BLOCK_M"], one.config["BLOCK_N"]) for one in found.others]
-    assert len(set(tiles)) == 4
-    assert all(other.why for other in found.others)
+    tiles = [(one.config["BLOCK_M"], one.config["BLOCK_N"]) for one in (found, *found.alternatives)]
+    assert len(set(tiles)) == 5
 
 
 def test_the_longest_part_bounds_unless_none_explains_the_time():
-    assert bounds.bound({"a": 2.0, "b": 1.0}, 2.9) == "a"
-    assert bounds.bound({"a": 2.0, "b": 1.0}, 3.1) == bounds.START
+    assert explaining.bound_of({"a": 2.0, "b": 1.0}, 2.9) == "a"
+    assert explaining.bound_of({"a": 2.0, "b": 1.0}, 3.1) == explaining.LATENCY
 
 
-def test_why_a_config_loses_names_what_is_worse():
-    large = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16")
-    best = model.pick(large, H200)
-    small = config_like("descriptor BLOCK_M=64 BLOCK_N=64", large, H200)
-    assert bounds.why_slower(large, small, best, H200).startswith(("L2 cache: ", "shared memory: "))
-    ragged = MatmulProblem(1, 65536, 136, 8192, "bfloat16", "bfloat16")
-    best = model.pick(ragged, H200)
-    wide = config_like("descriptor BLOCK_N=256", ragged, H200)
-    assert "beyond the edge" in bounds.why_slower(ragged, wide, best, H200)
-    best = model.pick(large, H200)
-    told = bounds.beside(large, best, small, H200, (None, None))
-    speed = model.predict_us(small, large, H200) / model.predict_us(best, large, H200)
-    assert told == f"predicted to be faster: {speed:.2f} times the speed; only measuring tells"
-    assert bounds.beside(large, small, best, H200, (2.0, 3.0)) == "faster: 1.50 times the speed"
-    assert "faster" not in bounds.beside(large, small, best, H200, (3.0, 2.0))
+def test_alternatives_have_figures_of_their_own(square):
+    for one in square.alternatives:
+        own = tritile.explain(SQUARE, device=H200, config=one.config)
+        names = ("tiled", "tiling", "parts_us", "bound", "predicted_us", "measured_us")
+        assert [getattr(one, name) for name in names] == [getattr(own, name) for name in names]
+        assert str(one.config) in repr(square)
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "told"),
-    [
-        (10.5, 10.0, "predicted to be as fast, within the 10%"),
-        (9.5, 10.0, "predicted to be as fast, within the 10%"),
-        (8.0, 10.0, "predicted to be faster: 1.25 times the speed"),
-        (11.5, 10.0, "a reason"),
-    ],
-)
-def test_reasons_are_given_only_beyond_what_predictions_err_by(mine, theirs, told, monkeypatch):
-    times = {TILE: mine, None: theirs}
-    monkeypatch.setattr(bounds.model, "predict_us", lambda config, problem, device: times[config])
-    monkeypatch.setattr(bounds, "why_slower", lambda *_: "a reason")
-    assert bounds.beside(SQUARE, TILE, None, H200, (None, None)).startswith(told)
-    measured = bounds.beside(SQUARE, TILE, None, H200, (10.05, 10.0))
-    assert measured == "as fast, as far as timing tells"
-
-
-def test_what_was_measured_is_told_and_is_not_taken_for_now(square):
+def test_what_tuning_measured_is_shown_and_comes_first(square, monkeypatch):
     assert square.measured_us is None
-    assert "not measured here" in repr(square)
-    plan = plans.Plan(SQUARE, TILE, "exact", H200, 7.5, "")
-    tuned = explanation.explained(plan)
+    assert "see `tritile tune`" in repr(square)
+    slow = Config.of(family="tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, GROUP_M=8, num_warps=4, num_stages=3)
+    trials = [Trial(SQUARE, TILE, 7.5), Trial(SQUARE, slow, 9.0)]
+    monkeypatch.setattr(explaining, "trials", lambda problem, device: trials)
+    tuned = tritile.explain(SQUARE, device=H200, config=TILE)
     assert tuned.measured_us == 7.5
-    assert "when it was tuned" in repr(tuned)
-    timed = explanation.explained(plan, measure=lambda given: {c: 5.0 if c == TILE else 6.0 for c in given})
-    assert (timed.measured_us, timed.live) == (5.0, True)
-    assert {other.measured_us for other in timed.others} == {6.0}
-    assert "now: " in repr(timed)
-    slow = explanation.explained(plan, measure=lambda given: {c: 5.0 if c == TILE else 4.0 for c in given})
-    assert {other.why for other in slow.others} == {"faster: 1.25 times the speed"}
-
-
-def test_configs_that_do_not_run_are_told_without_a_time():
-    plan = plans.Plan(SQUARE, TILE, "exact", H200, 7.5, "")
-    alone = explanation.explained(plan, measure=lambda given: {TILE: 5.0})
-    assert {other.measured_us for other in alone.others} == {None}
-    others = explanation.explained(plan, measure=lambda given: {c: 6.0 for c in given if c != TILE})
-    assert (others.measured_us, others.live) == (7.5, False)  # as it was when tuned
-    assert {other.measured_us for other in others.others} == {None}
+    assert "7.5 us, " in repr(tuned)
+    assert (tuned.alternatives[0].config, tuned.alternatives[0].measured_us) == (slow, 9.0)
+    assert {one.measured_us for one in tuned.alternatives[1:]} == {None}
 
 
 def test_a_kernel_that_does_not_compile_is_said_to(monkeypatch):
     def refuse(*_):
         raise TuningError("it does not compile")
 
-    monkeypatch.setattr(explanation, "_compiled", refuse)
+    monkeypatch.setattr(explaining, "compiled_for", refuse)
     found = tritile.explain(SQUARE, device=H200, config=TILE)
-    assert found.taken is None
+    assert (found.resources, found.occupancy, found.failure) == (None, None, "it does not compile")
     assert "it does not compile" in repr(found)
 
 
@@ -204,10 +167,10 @@ def test_transposes_count_sectors():
     found = tritile.explain(PermuteProblem.turned(1, 4096, 4096, 4), device=H200)
     elements = 4096**2
     assert found.untiled.total == elements * 4 + elements * 32
-    assert found.least.total == found.tiled.total == elements * 8
+    assert found.unique.total == found.tiled.total == elements * 8
     assert found.intensity == 0
     assert found.roof_us == pytest.approx(elements * 8 / 4800e3)
-    assert (found.work.filled, found.reuse) == (1.0, 4.5)
+    assert (found.tiling.filled, found.reuse) == (1.0, 4.5)
 
 
 @pytest.mark.parametrize(("width", "size"), [(3, 1), (8, 1), (2, 8)])
@@ -219,7 +182,7 @@ def test_a_thin_transpose_writes_few_sectors_even_untiled(width, size):
 
 def test_what_is_stretched_is_read_once():
     wide = PermuteProblem.of((4096, 512), (1, 0), (512, 1), 4)
-    assert traffic.least(wide) == traffic.Traffic(4096 * 4, 4096 * 512 * 4)
+    assert traffic.unique(wide) == traffic.Traffic(4096 * 4, 4096 * 512 * 4)
 
 
 def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
@@ -228,7 +191,7 @@ def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
     turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
     for problem in (gaps, turned, PermuteProblem.turned(3, 37, 391, 2)):
         for config in model.ranked(problem, H200)[:200:40]:
-            assert traffic.tiled(problem, config).total < 1.35 * traffic.untiled(problem).total, config
+            assert traffic.tiled(problem, config, H200).total < 1.35 * traffic.untiled(problem).total, config
 
 
 @pytest.mark.parametrize(
@@ -237,10 +200,8 @@ def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
 def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
     problem = PermuteProblem.turned(2, m, n, size)
     for config in model.ranked(problem, H200)[::97]:
-        tiling = tiling_of(problem, config, H200)
-        of = traffic.covers(problem, config)
-        assert (of.m, of.n) == tiling.covers, config
-        assert bounds.work_of(problem, config, H200).tiles == tiling.tiles, config
+        (step,) = work_of(posed(problem), config, H200.processors, early=False).steps
+        assert traffic.tiling(problem, config, H200).tiles == math.prod(step.grid), config
 
 
 def test_no_part_of_a_product_takes_longer_than_was_measured():
@@ -248,33 +209,38 @@ def test_no_part_of_a_product_takes_longer_than_was_measured():
     checked = 0
     for entry in gpu_tables.shipped(H200)[0].entries:
         if isinstance(entry.problem, MatmulProblem) and entry.us:
-            times = bounds.parts(entry.problem, entry.config, H200)
-            for part in (bounds.TENSOR_CORES, bounds.FMA):
+            times = parts_us(entry.problem, entry.config, H200)
+            for part in (explaining.TENSOR_CORES, explaining.FMA):
                 assert times.get(part, 0) < entry.us, entry
             if entry.problem.bytes > 4 * H200.l2_bytes:  # else some of it may be found in L2
-                assert times[bounds.MEMORY] < entry.us, entry
+                assert times[explaining.MEMORY] < entry.us, entry
             checked += 1
     assert checked > 200
 
 
 def test_tensors_are_explained_for_the_gpu_that_is_named():
     a, b = torch.empty(96, 64), torch.empty(64, 80)
-    found = tritile.explain(a, b, device=H200)
+    found = tritile.explain("matmul", a, b, device=H200)
     assert found.problem == tritile.plan(tritile.matmul, a, b, device=H200).problem
-    assert tritile.explain(a, device=H200).problem.op == "permute"
     assert tritile.explain(tritile.permute, a, (1, 0), device=H200).problem.op == "permute"
     if not torch.cuda.is_available():
-        with pytest.raises(InvalidValueError, match="target_device"):
-            tritile.explain(a, b)
+        with pytest.raises(InvalidValueError, match="name one"):
+            tritile.explain("matmul", a, b)
 
 
 def test_notebooks_get_tables_that_are_escaped(square):
-    text = square._repr_html_()
-    assert text.count("<table>") == 2
-    assert "tiling cut them" in text
-    plan = plans.Plan(SQUARE, TILE, "model", H200, 1.0, "<script>alert(1)</script>")
+    assert "<td>bytes with these tiles</td>" in square._repr_html_()
+    plan = Plan(SQUARE, TILE, "model", H200, 1.0, "<script>alert(1)</script>")
     assert "<script>" not in plan._repr_html_()
     assert "&lt;script&gt;" in plan._repr_html_()
+
+
+def test_json_holds_an_explanation(square):
+    found = json.loads(json.dumps(square.to_dict()))
+    assert Config.from_dict(found["config"]) == TILE
+    assert found["untiled"]["read"] == square.untiled.read
+    assert problem_from_dict(found["problem"]) == SQUARE
+    assert Config.from_dict(found["alternatives"][0]["config"]) == square.alternatives[0].config
 
 
 @pytest.mark.parametrize(
@@ -308,7 +274,7 @@ def test_what_cannot_be_explained_is_refused():
     with pytest.raises(InvalidValueError, match="in place"):
         tritile.explain(tritile.transpose, input=x, out=x[:], device=H200)
     with pytest.raises(InvalidValueError, match="config=7"):
-        tritile.explain(x, x, config=7, device=H200)
+        tritile.explain("matmul", x, x, config=7, device=H200)
     config = Config.of(family="warpgroups", BLOCK_M=128, BLOCK_N=64, BLOCK_K=64)
     with pytest.raises(InvalidValueError, match="A100"):
         tritile.explain(SQUARE, device=A100, config=config)
@@ -316,7 +282,7 @@ def test_what_cannot_be_explained_is_refused():
 
 def test_bytes_are_written_as_people_do():
     given = {0: "0 B", 999: "999 B", 1000: "1 KB", 134_217_728: "134 MB", 2.2e12: "2.2 TB", 5e17: "500 PB"}
-    assert {count: bytes_text(count) for count in given} == given
+    assert {count: traffic.bytes_text(count) for count in given} == given
 
 
 def test_the_command_takes_sizes_apart_or_joined():
@@ -326,7 +292,7 @@ def test_the_command_takes_sizes_apart_or_joined():
     ]
     assert told[0].exit_code == 0, told[0].output
     assert told[0].output == told[1].output
-    for words in ("1001x1003x1007 NT bfloat16", "untiled", "ridge", "waves", "registers", "bound by"):
+    for words in ("1001x1003x1007 NT bfloat16", "without tiles", "ridge", "waves", "registers", "bound by"):
         assert words in told[0].output
     turned = run("explain", "511", "513", "--op", "transpose", "--target", "sm_80")
-    assert "in sectors" in turned.output
+    assert "sectors, element by" in turned.output

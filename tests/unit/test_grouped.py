@@ -26,12 +26,11 @@ from tritile.families.grouped import kernel_tma
 from tritile.families.grouped.family import FAR, tiles
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
-from tritile.lab.explain import explained
 from tritile.lab.report import baselines
 from tritile.lab.report.results import case_of, result
 from tritile.lab.report.summary import sizes_label
 from tritile.ops.grouped import Operands, described
-from tritile.planning import model, plans
+from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers
 from tritile.tune.subject.matrices import groups_of
@@ -104,9 +103,8 @@ def test_a_plan_of_a_call():
 
 
 def test_products_of_groups_are_not_explained_but_even_ones_are():
-    plan = plans.plan_for(ROWS, H200, "off")
-    with pytest.raises(InvalidValueError, match="`even`"):
-        explained(plan)
+    with pytest.raises(UnsupportedError, match="`even`"):
+        tritile.explain(ROWS, device=H200)
     assert ROWS.even.sizes == (64, 256, 2048, 4096)
     assert ROWS.even.flops == ROWS.flops
 

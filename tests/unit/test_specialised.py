@@ -26,7 +26,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import traffic
-from tritile.lab.explain import bounds
+from tritile.lab.explain import SHARED, TENSOR_CORES, parts_us
 from tritile.lab.report.tiling import step_of, tiling_of
 from tritile.lab.report.tiling.texts import notes
 from tritile.planning import model
@@ -438,10 +438,10 @@ def test_reports_count_the_operand_that_a_cluster_shares_once(name, down):
     assert traffic.tile_of(own, EVEN) == (high, wide)
     assert traffic.own_tile_of(own, EVEN) == traffic.tile_of(alone, EVEN) == (m, n)
     assert traffic.tiled(EVEN, own, H200).read == EVEN.k * 2 * (EVEN.m * columns + EVEN.n * rows)
-    assert bounds.work_of(EVEN, own, H200).units == 2 * rows * columns
+    assert traffic.tiling(EVEN, own, H200).programs == 2 * rows * columns
     if not by_columns:
-        for part in (bounds.TENSOR_CORES, bounds.SHARED):  # of a program each
-            assert bounds.parts(SQUARE, own, H200)[part] == bounds.parts(SQUARE, alone, H200)[part]
+        for part in (TENSOR_CORES, SHARED):  # of a program each
+            assert parts_us(SQUARE, own, H200)[part] == parts_us(SQUARE, alone, H200)[part]
     tiling = tiling_of(EVEN, own, H200)
     assert (tiling.covers, tiling.tiles, tiling.at_once) == ((high, wide), rows * columns, 66)
     assert tiling.by_columns == by_columns

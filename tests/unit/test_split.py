@@ -20,7 +20,7 @@ from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab import traffic
-from tritile.lab.explain import bounds
+from tritile.lab.explain import TENSOR_CORES, parts_us
 from tritile.planning import model
 from tritile.planning.formula import FORMULAS
 
@@ -127,7 +127,7 @@ def test_parts_shorten_what_is_predicted_and_are_told():
     assert (split.rest, split.split) == (40, 3)
     whole = Config.of(4, 6, "warpgroups", **dict(config().kwargs), PERSISTENT=False)
     assert model.predict_us(config(), DEEP, H200) < model.predict_us(whole, DEEP, H200)
-    own, other = (bounds.parts(DEEP, each, H200)[bounds.TENSOR_CORES] for each in (config(), whole))
+    own, other = (parts_us(DEEP, each, H200)[TENSOR_CORES] for each in (config(), whole))
     assert own == pytest.approx(other / 3)
     asked = traffic.tiled(DEEP, config(), H200).written - traffic.tiled(DEEP, whole, H200).written
     assert asked == 120 * 128 * 128 * 4

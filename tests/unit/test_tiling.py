@@ -25,7 +25,7 @@ from tests.tilings import (
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.explain.wanted import config_like
+from tritile.lab.explain import config_like
 from tritile.lab.report import tiling as tilings
 from tritile.lab.report.tiling import Place, move_of, page, step_of, svg, tiling_of, total_bytes
 from tritile.lab.report.tiling.still import first_tiles

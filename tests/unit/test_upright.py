@@ -15,7 +15,7 @@ from tritile.families.few_rows import family as few
 from tritile.families.odd_rows import family as odd
 from tritile.families.space import illegal, legal_configs
 from tritile.lab import traffic
-from tritile.lab.explain import bounds
+from tritile.lab.explain import FMA, parts_us
 from tritile.lab.report.tiling import tiling_of
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
@@ -240,9 +240,9 @@ def test_few_columns_count_as_the_transpose_does(name):
     row, _, column = POSED[name]
     config = own(name, column)[0]
     assert config in own(name, row)
-    assert bounds.work_of(column, config, H200) == bounds.work_of(row, config, H200)
+    assert traffic.tiling(column, config, H200) == traffic.tiling(row, config, H200)
     assert traffic.tiled(column, config, H200) == traffic.tiled(row, config, H200)
-    assert bounds.FMA in bounds.parts(column, config, H200)
+    assert FMA in parts_us(column, config, H200)
 
 
 @by_family
@@ -311,9 +311,9 @@ def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
     assert made.args["parts_ptr"] == added.args["parts_ptr"] == Buffer("parts")
     assert (made.args["EPILOGUE"], made.args["extra"]) == (None, None)
     shared = across.parts(config, ODD_N, H200.processors)
-    more = traffic.tiled(ODD_N, config, H200).total - traffic.tiled(ODD_N, config).total
     assert shared == made.args["split"] > 1
-    assert more == 2 * 4 * shared * ODD_N.n
+    assert traffic.tiling(ODD_N, config, H200).partials == 4 * shared * ODD_N.n
+    assert traffic.tiled(ODD_N, config, H200).written == (4 * shared + ODD_N.itemsize) * ODD_N.n
     work = across.work(rows._posed(short), own(across.NAME, short)[0], H200.processors, True)
     assert work.steps[0].args["parts_ptr"] is None
     assert (len(work.steps), work.scratch) == (1, {})
@@ -323,8 +323,8 @@ def test_tiles_of_odd_rows_count_by_where_rows_begin():
     """Of 300 rows 38 begin alike: each of 8 places in a word has a tile of 64 rows."""
     problem = sized(odd.NAME, 64, 300, 8191)
     config = next(c for c in own(odd.NAME, problem) if c["BLOCK_N"] == 64 and c["SPLIT_K"] == 16)
-    work = bounds.work_of(problem, config, H200)
-    assert (work.tiles, work.units) == (8, 128)
+    work = traffic.tiling(problem, config, H200)
+    assert (work.tiles, work.programs) == (8, 128)
 
 
 def test_copies_and_parts_of_odd_rows_count_as_traffic():

@@ -1,4 +1,4 @@
-"""tritile explain: explain what a problem costs, what bounds it, and why other configs are slower."""
+"""tritile explain: what a problem costs, what bounds it, and how other configs compare."""
 
 import tritile
 from tritile.cli import shared
@@ -19,8 +19,7 @@ def explain(
 ) -> None:
     """Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its time.
 
-    The kernel is compiled for the GPU that is here, or for a --target. On a GPU it is also measured, beside
-    the next best configs.
+    The kernel is compiled for the GPU that is here, or for a --target; nothing is launched.
     """
     shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
     device = shared.device_of(target)

@@ -12,7 +12,7 @@ from tritile.core.device import Device
 from tritile.core.gpus import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.explain.wanted import config_like
+from tritile.lab.explain import config_like
 from tritile.planning import plans
 from tritile.tune import suites
 

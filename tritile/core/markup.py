@@ -1,4 +1,4 @@
-"""Print values as lines, and as tables in HTML for notebooks; all contents are escaped."""
+"""Print values as aligned lines, and in notebooks as tables in HTML, where all contents are escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -16,21 +16,24 @@ def table_html(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]
     return f"<table>{caption}{heading}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
 
 
-class Told:
-    """Print a value as a title and a line for each name: as text, and in notebooks as a table."""
+class Tabular:
+    """A value that prints as a title and rows of cells, below headings if it has any."""
+
+    _head: tuple[str, ...] = ()
 
     @property
     def _title(self) -> str:
         raise NotImplementedError
 
     @property
-    def _told(self) -> tuple[tuple[str, str], ...]:
+    def _rows(self) -> Sequence[tuple[str, ...]]:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        told = self._told
-        width = max(len(name) for name, _ in told)
-        return "\n".join((self._title, *(f"  {name:{width}}  {text}" for name, text in told)))
+        lines = [self._head, *self._rows] if self._head else list(self._rows)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        texts = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
+        return "\n".join((self._title, *(f"  {text.rstrip()}" for text in texts)))
 
     def _repr_html_(self) -> str:
-        return table_html(self._title, ("", ""), self._told)
+        return table_html(self._title, self._head, self._rows)

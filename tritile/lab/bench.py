@@ -12,7 +12,7 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.markup import Told
+from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.lab.report.bench import host_us, measured
 from tritile.lab.tune import gpu_for, problem_of
@@ -32,7 +32,7 @@ _BATCHES: Final = 20
 
 
 @dataclass(frozen=True, repr=False)
-class BenchResult(Told):
+class BenchResult(Tabular):
     """Tell how long a call takes, and torch's.
 
     - `tritile_us`, `torch_us`: microseconds on the GPU, medians, on cold operands, by turns; `torch_us` is of
@@ -61,7 +61,7 @@ class BenchResult(Told):
         return None if self.torch_us is None else self.torch_us / self.tritile_us
 
     @property
-    def _told(self) -> tuple[tuple[str, str], ...]:
+    def _rows(self) -> tuple[tuple[str, str], ...]:
         found = [("tritile", f"{self.tritile_us:.1f} us, spread {self.spread:.1%}")]
         if self.torch_us is not None:
             found.append(

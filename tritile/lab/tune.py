@@ -12,7 +12,7 @@ import triton
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.markup import Told
+from tritile.core.markup import Tabular
 from tritile.core.problem import Known, Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
@@ -33,7 +33,7 @@ _REMEMBERED: Final = "remembered"
 
 
 @dataclass(frozen=True, repr=False)
-class TuneResult(Told):
+class TuneResult(Tabular):
     """Tell what tuning a call found.
 
     - `config`: the best config; of a decorated kernel a `triton.Config`.
@@ -60,7 +60,7 @@ class TuneResult(Told):
         return self.torch_us / self.us if self.torch_us and self.us else None
 
     @property
-    def _told(self) -> tuple[tuple[str, str], ...]:
+    def _rows(self) -> tuple[tuple[str, str], ...]:
         tried = f"{self.tried} configs, {self.failed} of them failed, in {self.seconds:.1f} s"
         found = [
             ("config", str(self.config)),

@@ -6,12 +6,12 @@ from typing import Protocol, runtime_checkable
 import triton
 
 from tritile.core.device import Device
-from tritile.core.markup import Told
+from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem
 
 
 @dataclass(frozen=True, repr=False)
-class KernelPlan(Told):
+class KernelPlan(Tabular):
     """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
 
     - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
@@ -31,7 +31,7 @@ class KernelPlan(Told):
     why: str = ""
 
     @property
-    def _told(self) -> tuple[tuple[str, str], ...]:
+    def _rows(self) -> tuple[tuple[str, str], ...]:
         time = "" if self.us is None else f", {self.us:.1f} us"
         return ("config", str(self.config)), ("source", f"{self.source}{time}: {self.why}")
 

@@ -24,7 +24,7 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.events import Event, tell
 from tritile.core.forgetting import new_memo
-from tritile.core.markup import Told
+from tritile.core.markup import Tabular
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
@@ -61,7 +61,7 @@ class Alternative(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Told):
+class Plan(Tabular):
     """Tell which config runs for a problem, and why.
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
@@ -121,7 +121,7 @@ class Plan(Told):
         return f"Plan for {self.problem.label} on {self.device.name}"
 
     @property
-    def _told(self) -> tuple[tuple[str, str], ...]:
+    def _rows(self) -> tuple[tuple[str, str], ...]:
         time = "" if self.us is None else f", {self.us:.1f} us"
         return (
             ("config", str(self.config)),

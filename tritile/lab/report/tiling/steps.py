@@ -7,8 +7,8 @@ import numpy as np
 
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.permute import family as permute
-from tritile.lab.counting import SECTOR
 from tritile.lab.report.tiling.order import Place, Tiling
+from tritile.lab.traffic import SECTOR
 
 
 class Block(NamedTuple):

@@ -1,0 +1,413 @@
+"""`tritile.explain`: what a call costs with a config, what bounds its time, and how other configs compare.
+
+Bytes and times are computed; the kernel is compiled for the GPU, which need not be here. Nothing is launched.
+"""
+
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from tritile.core import device as devices
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.markup import Tabular
+from tritile.core.problem import GroupedProblem, Known, MatmulProblem, PermuteProblem, Tiled, problem_to_dict
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.families.common import upright
+from tritile.families.common.products import uses_tensor_cores
+from tritile.families.common.rates import peak_tflops, rate
+from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.matmul_split import family as split
+from tritile.families.permute import boxes
+from tritile.families.permute import family as permute
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal
+from tritile.lab import traffic
+from tritile.lab.traffic import Tiling, Traffic, bytes_text
+from tritile.ops.plan import IN_PLACE, plan
+from tritile.planning import model
+from tritile.planning.plans import trials
+from tritile.runtime.ahead import compiled_for
+from tritile.runtime.offline import Resources, check_fits, resources
+
+MEMORY: Final = "device memory"
+L2: Final = "L2 cache"
+TENSOR_CORES: Final = "tensor cores"
+FMA: Final = "multiply-adds"
+INSTRUCTIONS: Final = "instructions"
+SHARED: Final = "shared memory"
+LATENCY: Final = "latency"
+_ALTERNATIVES: Final = 4
+_UNEXPLAINED: Final = 1.5  # no unit explains a time that is longer than its longest part by this factor
+# Most warps and blocks of one SM, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
+# Programming Guide. A compute unit of AMD's CDNA has 4 SIMDs of 8 waves each: "CDNA3 ISA", AMD.
+_MOST = {
+    70: (64, 32), 72: (64, 32), 75: (32, 16), 80: (64, 32), 86: (48, 16), 87: (48, 16), 89: (48, 24),
+    90: (64, 32), 100: (64, 32), 101: (64, 32), 103: (64, 32), 120: (48, 32), 121: (48, 32),
+}  # fmt: skip
+_MOST_ELSEWHERE = (48, 16)  # the least of recent GPUs, except 7.5
+_AMD_WAVES = 32
+_REGISTERS = 65536  # of an SM, in four partitions; a warp takes them in units of 256
+_RESERVED = 1024  # bytes of shared memory that the system takes for each block
+_SHARED_BYTES = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many programs of a kernel an SM holds at once, their warps, and what keeps it from more."""
+
+    programs: int
+    warps: int
+    most_warps: int
+    limit: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The best config with another tile; its fields are as those of `Explanation`.
+
+    Predictions err by some 10% in the median: smaller differences say nothing.
+    """
+
+    config: Config
+    predicted_us: float
+    measured_us: float | None
+    tiled: Traffic
+    tiling: Tiling
+    parts_us: dict[str, float]
+    bound: str
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Tabular):
+    """What is known of one problem with one config on one device. It prints as a table.
+
+    - `untiled`, `tiled`, `unique`: bytes that loads (`read`) and stores (`written`) request from global
+      memory: element by element, with this config's tiles, and each byte once. Of a permutation whole
+      32-byte sectors count. Divide by `problem.itemsize` for elements.
+    - `tiling`: how many `tiles` and `programs` there are, and which share of them is `filled`.
+    - `at_once`: programs that the whole GPU holds; `waves` follow from it.
+    - `resources`: registers, spills and shared memory of the compiled kernel, and with them `occupancy`; both
+      None where it does not compile, with the reason in `failure`.
+    - `parts_us`: microseconds that each unit of the GPU needs by itself, the longest first; `bound`: the one
+      that sets the time, or "latency" where none explains it.
+    - `measured_us`: None where neither tuning on this GPU nor its table has measured the config.
+    """
+
+    problem: Known
+    config: Config
+    source: str
+    device: Device
+    untiled: Traffic
+    tiled: Traffic
+    unique: Traffic
+    tiling: Tiling
+    at_once: int
+    resources: Resources | None
+    occupancy: Occupancy | None
+    failure: str
+    predicted_us: float
+    measured_us: float | None
+    parts_us: dict[str, float]
+    bound: str
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def reuse(self) -> float:
+        """The factor by which tiling cuts the requested bytes."""
+        return self.untiled.total / self.tiled.total
+
+    @property
+    def waves(self) -> int:
+        """How often the GPU fills up with programs, the last, perhaps partial, wave included."""
+        return -(-self.tiling.programs // self.at_once)
+
+    @property
+    def idle(self) -> float:
+        """The share of the last wave that has no program."""
+        return self.waves - self.tiling.programs / self.at_once
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each unique byte; 0 for a permutation."""
+        return self.problem.flops / self.unique.total if isinstance(self.problem, MatmulProblem) else 0.0
+
+    @property
+    def peak_tflops(self) -> float | None:
+        """Peak TFLOP/s of the product's dtype; None for a permutation and where it is not known."""
+        return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
+
+    @property
+    def ridge(self) -> float | None:
+        """The intensity above which multiplying, not device memory, is the roof."""
+        return 1e3 * self.peak_tflops / self.device.memory_gbps if self.peak_tflops else None
+
+    @property
+    def roof_us(self) -> float:
+        """The least time of any kernel on this GPU: by memory, and by arithmetic where its peak is known."""
+        memory = self.unique.total / (self.device.memory_gbps * 1e3)
+        if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
+            return memory
+        return max(memory, self.problem.core.flops / (self.peak_tflops * 1e6))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same by name, as JSON holds it: bytes and microseconds."""
+        configs = [asdict(each) | {"config": each.config.to_dict()} for each in self.alternatives]
+        found: dict[str, Any] = asdict(self) | {"config": self.config.to_dict(), "alternatives": configs}
+        found |= {"problem": problem_to_dict(self.problem), "device": self.device.name}
+        names = ("waves", "idle", "intensity", "ridge", "peak_tflops", "roof_us")
+        return found | {name: getattr(self, name) for name in names}
+
+    @property
+    def _title(self) -> str:
+        return f"{self.problem.label} on {self.device.name}: {self.config} ({self.source})"
+
+    @property
+    def _rows(self) -> list[tuple[str, str]]:
+        product, work = isinstance(self.problem, MatmulProblem), self.tiling
+        idle = math.floor(100 * self.idle)
+        how = "each element reads a row and a column" if product else "sectors, element by element along x"
+        fewer = f"{self.reuse:.3g} times fewer" if self.reuse >= 1.005 else "tiling saves none here"
+        if self.reuse < 0.995:
+            fewer = f"{1 / self.reuse:.3g} times as many: sectors at edges of tiles, or copies"
+        shared = f", each shared by {work.programs // work.tiles} programs" * (work.programs > work.tiles)
+        rows = [
+            ("bytes without tiles", f"{bytes_text(self.untiled.total)}: {how}"),
+            ("bytes with these tiles", f"{bytes_text(self.tiled.total)}: {fewer}"),
+            ("unique bytes", f"{bytes_text(self.unique.total)}: inputs once, output once"),
+            ("roof", f"{self.roof_us:.1f} us: no kernel is faster on this GPU"),
+            ("tiles", f"{work.tiles}{shared}{self._lost(work)}"),
+            ("waves", f"{self.waves} of {self.at_once} programs; {idle}% of the last one is idle"),
+        ]
+        if isinstance(self.problem, MatmulProblem):
+            text = "; the peak rate of this GPU is not known: memory is the only roof"
+            if self.ridge is not None:
+                roof = "memory" if self.intensity < self.ridge else "multiplying"
+                text = (
+                    f"; {roof} is the roof: the ridge is at {self.ridge:.0f} ({self.peak_tflops:.0f} TFLOP/s)"
+                )
+            rows.insert(3, ("intensity", f"{self.intensity:.1f} op/byte{text}"))
+        used, held = self.resources, self.occupancy
+        if used is None or held is None:
+            rows.append(("kernel", self.failure))
+        else:
+            spilled = f", {used.spills} bytes spilled to memory" * (used.spills > 0)
+            room = self.device.shared_memory / 1024
+            rows.append(("registers", f"{used.registers} a thread{spilled}"))
+            rows.append(("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"))
+            programs = "1 program" if held.programs == 1 else f"{held.programs} programs"
+            of_sm = f"{programs}, {held.warps} of {held.most_warps} warps on an SM"
+            rows.append(("occupancy", f"{of_sm}; limited by {held.limit}"))
+        parts = ", ".join(f"{name} {us:.1f} us" for name, us in self.parts_us.items())
+        rows.append(("bound by", f"{self.bound}; each unit by itself: {parts}"))
+        rows.append(("predicted", f"{self.predicted_us:.1f} us"))
+        if self.measured_us is None:
+            rows.append(("measured", "never on this GPU: see `tritile tune`"))
+        else:
+            ratio, share = self.measured_us / self.predicted_us, self.roof_us / self.measured_us
+            text = f"{self.measured_us:.1f} us, {ratio:.2f} of the prediction; {share:.0%} of the roof's rate"
+            rows.append(("measured", text))
+        for one in self.alternatives:
+            times = f"predicted {one.predicted_us:.1f} us" if one.measured_us is None else (
+                f"measured {one.measured_us:.1f} us, predicted {one.predicted_us:.1f}"
+            )  # fmt: skip
+            part = "" if one.bound == LATENCY else f" {one.parts_us[one.bound]:.1f} us"
+            cost = f"{bytes_text(one.tiled.total)}{self._lost(one.tiling)}"
+            rows.append(("or", f"{one.config}: {times}; {one.bound}{part}; {cost}"))
+        return rows
+
+    def _lost(self, work: Tiling) -> str:
+        where = "lies beyond the edge" if isinstance(self.problem, MatmulProblem) else "is moved twice"
+        return f"; {1 - work.filled:.1%} of what they cover {where}" if work.filled < 0.9995 else ""
+
+
+def occupancy(used: Resources, warps: int, device: Device) -> Occupancy:
+    """Return the occupancy of a kernel from its resources and its warps per program."""
+    if device.backend == "cuda":
+        most, blocks = _MOST.get(device.nvidia, _MOST_ELSEWHERE)
+        of_warp = max(256, -(-used.registers * device.warp_size // 256) * 256)
+        by_registers = _REGISTERS // of_warp // 4 * 4 // warps  # whole warps in each of four partitions
+        by_shared = (device.shared_memory + _RESERVED) // (used.shared + _RESERVED)
+    else:
+        most, blocks = _AMD_WAVES, _AMD_WAVES
+        by_registers = 4 * (512 // max(1, -(-used.registers // 8) * 8)) // warps
+        by_shared = device.shared_memory // max(1, used.shared)
+    counts = {
+        "registers": by_registers,
+        "shared memory": by_shared,
+        "warps": most // warps,
+        "programs": blocks,
+    }
+    least = min(counts.values())
+    limit = " and ".join(name for name, count in counts.items() if count == least)
+    return Occupancy(max(1, least), max(1, least) * warps, most, limit)
+
+
+def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]:
+    """Return the microseconds that each unit of the GPU needs by itself, the longest first.
+
+    For a product these are lower bounds, except the L2 cache's. Device memory moves every operand once, and
+    the busiest SM multiplies whole tiles, both at peak rate. Shared memory is written and read once for each
+    tile of a and b. The L2 cache moves all that tiles request, at a rate fitted on an H200. For a permutation
+    all parts are estimates, by its family's formula.
+    """
+    if isinstance(problem, PermuteProblem):
+        box = config.family == boxes.BOX
+        found = (boxes.parts_us if box else permute.parts_us)(config, problem, device)
+        named = dict(zip((MEMORY, SHARED if box else L2, INSTRUCTIONS, LATENCY), found, strict=True))
+    else:
+        named = _product_us(problem.core, config, device)
+    return dict(sorted(named.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _product_us(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
+    clocks_us = device.clock_ghz * 1e3
+    m, n = traffic.own_tile_of(config, problem)
+    work, iterations = traffic.tiling(problem, config, device), -(-problem.k // config["BLOCK_K"])
+    busiest = -(-work.programs // device.processors) * iterations / (work.programs / work.tiles)
+    if config.family == split.NAME:
+        tail = split.tail(config, problem, device)
+        busiest = (tail.whole // device.processors + 1 / tail.split) * iterations
+    # tl.dot without tensor cores sums in float32.
+    summed = replace(problem, dtype="float32") if config.family in upright.FAMILIES else problem
+    known = peak_tflops(summed, device)
+    peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
+    requested = traffic.tiled(problem, config, device).total
+    passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
+    return {
+        MEMORY: traffic.unique(problem).total / (device.memory_gbps * 1e3),
+        L2: requested / (TMA_FITTED.l2_bytes * device.processors * clocks_us),
+        TENSOR_CORES if uses_tensor_cores(summed) else FMA: (
+            2.0 * m * n * config["BLOCK_K"] * busiest / peak / clocks_us
+        ),
+        SHARED: passed / _SHARED_BYTES / clocks_us,
+    }
+
+
+def bound_of(parts: dict[str, float], us: float) -> str:
+    """Return the unit whose part is the longest, or "latency" where no part explains the time."""
+    name = max(parts, key=lambda part: parts[part])
+    return name if us < _UNEXPLAINED * parts[name] else LATENCY
+
+
+def config_like(text: str, problem: Tiled, device: Device) -> Config:
+    """Return the fastest predicted config that has what `text` names: "tile BLOCK_M=128, num_warps=8".
+
+    Raises InvalidValueError, listing the values there are, where no config has it, and UnsupportedError where
+    no config is legal at all.
+    """
+
+    def parameters(config: Config) -> dict[str, str]:
+        options = {name: str(getattr(config, name)) for name in ("num_warps", "num_stages", "num_ctas")}
+        return {"family": config.family, **{name: str(value) for name, value in config.kwargs}, **options}
+
+    found, seen = model.ranked(problem, device), set[str]()
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=") if "=" in word else ("family", "=", word)
+        if not (name.isidentifier() and value) or name in seen:
+            raise InvalidValueError(f"config {text!r}, at {word!r}: wanted NAME=VALUE, each name once")
+        seen.add(name)
+        names = sorted({each for config in found for each in parameters(config)})
+        values = {own[name] for config in found if name in (own := parameters(config))}
+        found = [config for config in found if parameters(config).get(name) == value]
+        if not values:
+            families = ", ".join(FAMILIES[problem.op])
+            raise InvalidValueError(
+                f"config {text!r}: there is no {name}; there are {', '.join(names)}; families are {families}"
+            )
+        if not found:
+            among = ", ".join(sorted(values, key=lambda v: (int(v) if v.isdecimal() else 0, v)))
+            raise InvalidValueError(
+                f"config {text!r}: of the configs legal for {problem.label} on {device.name} that have what "
+                f"is named before, none has {name} = {value}; there are {among}"
+            )
+    return found[0]
+
+
+def explain(
+    what: Callable[..., Any] | str | Tiled,
+    *args: Any,
+    device: Device | torch.device | str | None = None,
+    config: Config | str | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Explain what a call costs with its config, what bounds its time, and how other configs compare.
+
+        print(tritile.explain(tritile.matmul, a, b, config="tile BLOCK_M=64"))
+
+    The kernel is compiled for the GPU, which need not be here; nothing is launched. Times are predicted, and
+    measured ones are those that `tritile.tune` or `tritile tune` found, or the GPU's table has.
+
+    Args:
+        what: an operation, as `tritile.matmul`, or its name, followed by the arguments of the call, which may
+            be on the meta device; or a problem alone.
+        args: the call's positional arguments.
+        device: the GPU to explain for, as `tritile.plan` takes it. Default: the GPU of the tensors, else the
+            current one.
+        config: the config to explain, or a text that names some of its parameters, of which the fastest
+            predicted config is taken. Default: the plan's config.
+        kwargs: the call's keyword arguments.
+
+    Raises:
+        TritileError: as `tritile.plan` raises it.
+        InvalidValueError: the config is not legal for the problem, or the call is in place.
+        UnsupportedError: a product with packed weights, or of groups, whose sizes only the GPU knows; or a
+            decorated kernel, of whose bytes nothing is known.
+    """
+    if config is not None and not isinstance(config, str | Config):
+        raise InvalidValueError(f"explain: config={config!r}: wanted a Config, or a text of parameters")
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if device is None and not any(tensor.is_cuda for tensor in tensors):
+        device = devices.current_gpu()
+        if device is None:
+            raise InvalidValueError("explain: there is no GPU here: name one, as device='nvidia-h200'")
+    chosen = plan(what, *args, device=device, **kwargs)
+    problem, gpu = chosen.problem, chosen.device
+    if chosen.why == IN_PLACE:
+        raise InvalidValueError("explain: a call in place has one kernel and one config: leave out= away")
+    if not isinstance(problem, Known):
+        hint = ", as its `even`, whose groups have one size" * isinstance(problem, GroupedProblem)
+        wanted = f"wanted a product or permutation of plain operands{hint}"
+        raise UnsupportedError(f"explain: {problem.label}: {wanted}")
+    own = config_like(config, problem, gpu) if isinstance(config, str) else config or chosen.config
+    fault = illegal(own, problem, gpu)
+    if fault is not None:
+        raise InvalidValueError(f"explain: {own} for {problem.label} on {gpu.name}: {fault}")
+
+    used, held, failure = None, None, ""
+    try:
+        kernel = compiled_for(problem, own, gpu)
+        check_fits(kernel, gpu)
+        used = resources(kernel)
+        held = occupancy(used, int(kernel.metadata.num_warps), gpu)  # specialised warps included
+    except (TuningError, OSError, subprocess.SubprocessError) as error:
+        failure = str(error)
+    persistent = dict(own.kwargs).get("PERSISTENT") is True
+    at_once = gpu.processors * (1 if persistent or held is None else held.programs)
+
+    legal = (t for t in trials(problem, gpu) if t.works and illegal(t.config, problem, gpu) is None)
+    measured = {trial.config: trial.time for trial in legal}
+    if chosen.us is not None and chosen.source in ("exact", "table"):
+        measured.setdefault(chosen.config, chosen.us)
+    # The next best, no two with the same tile: first by measured, then by predicted times.
+    by_tile: dict[tuple[int, int], Config] = {}
+    fastest = sorted(measured, key=lambda each: (measured[each], each.key))
+    for each in (own, *fastest, *model.ranked(problem, gpu)):
+        by_tile.setdefault((each["BLOCK_M"], each["BLOCK_N"]), each)
+
+    def of(each: Config) -> Alternative:
+        predicted, us = model.predict_us(each, problem, gpu), measured.get(each)
+        parts, requested = parts_us(problem, each, gpu), traffic.tiled(problem, each, gpu)
+        tiling, bound = traffic.tiling(problem, each, gpu), bound_of(parts, us or predicted)
+        return Alternative(each, predicted, us, requested, tiling, parts, bound)
+
+    mine, *others = map(of, list(by_tile.values())[: _ALTERNATIVES + 1])
+    return Explanation(
+        problem, own, chosen.source if own == chosen.config else "given", gpu,
+        traffic.untiled(problem), mine.tiled, traffic.unique(problem), mine.tiling, at_once,
+        used, held, failure, mine.predicted_us, mine.measured_us, mine.parts_us, mine.bound, tuple(others),
+    )  # fmt: skip
