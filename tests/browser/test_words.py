@@ -6,8 +6,6 @@ import pytest
 
 from tests.tilings import H200, mover, product, tile, warped
 from tritile.core.problem import PermuteProblem
-from tritile.lab.ladder import climbing
-from tritile.lab.report import ladder_picture
 from tritile.lab.report.tiling import page, svg
 
 TUNING = Path(__file__).parents[2] / "tuning"
@@ -77,19 +75,3 @@ def test_pages_of_tilings(visit, tmp_path, drawn, width):
     opened = visit(path, width=width)
     assert unreadable(opened, "#picture text, #close text", width) == []
     assert opened.evaluate("document.documentElement.scrollWidth") == width
-
-
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_of_the_ladder(visit, tmp_path, width, dark):
-    climb = climbing.read(TUNING / "ladder" / "nvidia-h200.json")
-    path = tmp_path / "ladder.html"
-    path.write_text(ladder_picture.page(climb), encoding="utf-8")
-    opened = visit(path, width=width, dark=dark)
-    assert unreadable(opened, "h1, p, li > :not(div), .axis span", width) == []
-    assert opened.evaluate("document.documentElement.scrollWidth") == width
-    widths = opened.locator(".track i").evaluate_all("bars => bars.map((bar) => bar.clientWidth)")
-    assert len(widths) == len(climb.readings)
-    assert max(widths) <= opened.locator(".track").first.evaluate("track => track.clientWidth")
-    colour = opened.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (colour == "rgb(255, 255, 255)") == (not dark)

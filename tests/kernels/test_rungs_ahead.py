@@ -10,24 +10,24 @@ from tests.ahead import later
 from tritile.core.device import target_device
 from tritile.core.pointer import Pointer
 from tritile.lab.ladder import transpose
-from tritile.lab.ladder.running import arguments, matrices, planned, reading_of, resources_of
-from tritile.lab.ladder.steps import LADDERS, Kernel
+from tritile.lab.ladder.results import described, matrices
+from tritile.lab.ladder.rungs import LADDERS
 from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall
 from tritile.tune.measure.shipping import StandIn, pack, unpack
 
 H200 = target_device("nvidia-h200")
-RUNGS = [rung for ladder in LADDERS.values() for rung in ladder if not rung.yardstick]
-KERNELS = [rung for rung in RUNGS if isinstance(rung.runs, Kernel)]
+RUNGS = [rung for ladder in LADDERS.values() for rung in ladder if not rung.is_baseline]
+KERNELS = [rung for rung in RUNGS if rung.kernel is not None]
 named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{rung.name}".replace(" ", "_"))
 
 
 def compiled(rung, n=1024, device=H200):
     pointers = [Pointer(getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
-    config = rung.runs.configs[0]
+    config = rung.configs[0]
     with compiling_for(device):
-        given = arguments(rung.runs, pointers, n, config)
-        return rung.runs.jitted.warmup(*given, grid=(1,), **config.to_triton().all_kwargs())
+        given = rung.arguments(pointers, n, config)
+        return rung.kernel.warmup(*given, grid=(1,), **config.to_triton().all_kwargs())
 
 
 def of(op, name):
@@ -38,7 +38,7 @@ def of(op, name):
 @named
 def test_rungs_compile_and_fit_or_say_why_not(rung, target):
     device = target_device(target)
-    reading = reading_of(rung, 1024, planned(rung, 1024, device), device)
+    reading = described(rung, 1024, rung.config(1024, device), device)
     assert (reading.note, reading.failed) == (rung.unfit(device, 1024), False)
     if reading.note is None:
         assert 0 < reading.registers <= 512
@@ -63,16 +63,16 @@ def test_what_runs_where():
 @pytest.mark.parametrize("n", [1, later(31), 1000, 1001])
 @named
 def test_rungs_compile_at_any_size(rung, n):
-    reading = reading_of(rung, n, planned(rung, n, H200), H200)
+    reading = described(rung, n, rung.config(n, H200), H200)
     assert reading.note == rung.unfit(H200, n)
     assert (reading.registers is None) == (reading.note is not None)
 
 
-@pytest.mark.parametrize("rung", [rung for rung in KERNELS if len(rung.runs.configs) > 1], ids=lambda r: r.op)
+@pytest.mark.parametrize("rung", [rung for rung in KERNELS if len(rung.configs) > 1], ids=lambda r: r.op)
 def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung):
-    assert len(set(rung.runs.configs)) == len(rung.runs.configs)
-    for config in rung.runs.configs:
-        found = resources_of(rung, 1024, config, H200)
+    assert len(set(rung.configs)) == len(rung.configs)
+    for config in rung.configs:
+        found = rung.resources(1024, config, H200)
         assert (found.spills, found.excess(H200)) == (0, None), config
 
 
@@ -88,7 +88,7 @@ def test_threads_hold_as_many_sums_as_is_said():
     """Expect one sum of a 32 x 32 tile over 1,024 threads, 64 of a 128 x 128 tile over 256."""
     for name, sums in (("shared tiles", 1), ("register blocks", 64)):
         rung = of("matmul", name)
-        config = rung.runs.configs[0]
+        config = rung.configs[0]
         assert config["BLOCK_M"] * config["BLOCK_N"] == sums * 32 * config.num_warps
         assert compiled(rung).metadata.num_warps == config.num_warps
 
@@ -102,12 +102,18 @@ def test_the_copy_engine_is_used():
 def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch):
     """Include a helper whose annotations alone name triton.language."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cold"))
-    kernel, grid = of(op, "autotuned").runs, of(op, "autotuned").runs.grid
+    rung = of(op, "autotuned")
+    kernel, grid = rung.kernel, rung.grid
     args = (*matrices(op, 64, "float32", "cpu"), 64)
-    call = KernelCall(kernel.jitted, kernel.jitted.arg_names, args, {"grid": lambda v: grid(64, v, 8)}, {})
+    call = KernelCall(kernel, kernel.arg_names, args, {"grid": lambda v: grid(64, v, 8)}, {})
     back = unpack(pack(call, tmp_path, 2**30, host_too=True), StandIn)
     with compiling_for(H200):
-        assert back.launch(kernel.configs[0], grid=(1,), warmup=True).name == kernel.jitted.__name__
+        assert back.launch(rung.configs[0], grid=(1,), warmup=True).name == kernel.__name__
+
+
+@pytest.mark.parametrize(("n", "fits"), [(8, True), (12, False), (31, False), (64, True)])
+def test_what_tma_cannot_see_is_refused(n, fits):
+    assert (of("matmul", "persistent, TMA").unfit(H200, n) is None) == fits
 
 
 @gluon.jit

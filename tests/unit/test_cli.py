@@ -161,14 +161,13 @@ USAGE = {
     "picture 300x200x150 --output notes.txt/tiling.html": "cannot be written",
     "picture 300x200x150 --tile 100000": "tile 100000",
     "picture 300x200x150 --step 0": "step 0",
-    "ladder 0": "n = 0: wanted 1 to 512",
-    "ladder -- -3": "n = -3: wanted 1 to 512",
-    "ladder 513": "n = 513: wanted 1 to 512",
-    "ladder 8 --op conv": "op 'conv': wanted one of matmul, transpose, both",
+    "ladder 0": "n = 0: wanted 1 to 16,384",
+    "ladder -- -3": "n = -3: wanted 1 to 16,384",
+    "ladder 16385": "n = 16385: wanted 1 to 16,384",
+    "ladder 8 --op conv": "op 'conv': wanted one of matmul, transpose",
     "ladder 8 --target sm_1": "unknown GPU 'sm_1'",
     "ladder 8 --output notes.txt/x.json": "notes.txt/x.json cannot be written",
-    "ladder 8 --output x.txt": "x.txt: wanted a name that ends in .json",
-    "ladder 8 --output x.json --output x.pdf": "x.pdf: wanted a name that ends in .json or .svg",
+    "ladder 8 --output x.pdf": "x.pdf: wanted a name that ends in .json or .svg",
     "ladder 8 --from x.json": "leave out N",
     "accuracy --dtype ''": "dtype '': wanted",
     "accuracy --dtype float128": "'float128': wanted one or more of float32",
@@ -201,8 +200,8 @@ FAILURES = {
     "report cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
     "report notes.sqlite3 --target h200": "notes.sqlite3",
     "ladder --from missing.json": "missing.json",
-    "ladder --from empty": "empty holds no climb",
-    "ladder --from notes.txt": "notes.txt holds no climb",
+    "ladder --from empty": "empty holds no ladder",
+    "ladder --from notes.txt": "notes.txt holds no ladder",
     "replay missing.sqlite3": "missing.sqlite3",
     "replay empty": "empty is not a store",
     "replay notes.txt": "notes.txt is not a store",
@@ -346,7 +345,7 @@ WRITES = (
     "picture 300x200 --op transpose --output {}.html",
     "export --target h200 --output {}.json",
     "report results --output {}.html",
-    "ladder --from climb.json --output {}.svg",
+    "ladder --from ladder.json --output {}.svg",
     "accuracy --dtype float16 --n 32 --k 16 --output {}.jsonl",
     "tune 64x48x32 --target h100 --output {}.json",
 )
@@ -363,7 +362,7 @@ def prepared(tmp_path, monkeypatch):
     remember(store_of(H200))
     Path("store.sqlite3").write_bytes(store_of(H200).path.read_bytes())
     results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
-    Path("climb.json").write_bytes((results.parents[1] / "ladder" / "nvidia-h200.json").read_bytes())
+    Path("ladder.json").write_bytes((results.parents[1] / "ladder" / "nvidia-h200.json").read_bytes())
     Path("results").mkdir()
     for name in ("grouped.jsonl", "permute.jsonl", "fp32.jsonl", "host.jsonl"):
         Path("results", name).write_bytes((results / name).read_bytes())

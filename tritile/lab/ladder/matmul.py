@@ -1,6 +1,6 @@
 """Tutorial kernels that multiply n x n row-major matrices, one idea each.
 
-Offsets have 32 bits: n is 46,340 at most. Traffic counts what a kernel asks of global memory, cached or not.
+Offsets have 32 bits: n is 46,340 at most. Requests count whether or not a cache answers them.
 """
 
 import triton
@@ -13,7 +13,7 @@ from tritile.families.common.tiles import grouped_tile
 def matmul_naive(a_ptr, b_ptr, out_ptr, n, BLOCK: tl.constexpr):
     """Make an element of out in each lane: each reads its row of a and its column of b, and shares nothing.
 
-    Asks for 2 n^3 elements: every row of a, and every column of b, n times.
+    Requests 2 n^3 elements: every row of a, and every column of b, n times.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK], of the n * n elements of out
     row = index // n
@@ -34,7 +34,7 @@ def matmul_tiles(
 ):  # fmt: skip
     """Make a tile of out in each program: tiles of a and b pass through shared memory, for all its threads.
 
-    Asks for n^3 / BLOCK_N elements of a and n^3 / BLOCK_M of b. A thread holds BLOCK_M * BLOCK_N / threads
+    Requests n^3 / BLOCK_N elements of a and n^3 / BLOCK_M of b. A thread holds BLOCK_M * BLOCK_N / threads
     sums in registers: the more, the less often it reads shared memory for each product. Elements of 16
     bits are multiplied on tensor cores; those of 32 bits, with "ieee", one by one.
     """
@@ -64,7 +64,7 @@ def matmul_persistent(
     """Run as many programs as there are SMs, each making tile after tile; TMA moves and masks whole tiles.
 
     No thread computes an address, and one tile is stored while the next one's operands are under way.
-    Asks for as much as `matmul_tiles` does. Rows have to start on 16 bytes.
+    Requests as much as `matmul_tiles` does. Rows have to start on 16 bytes.
     """
     tiles_m = tl.cdiv(n, BLOCK_M)
     tiles_n = tl.cdiv(n, BLOCK_N)

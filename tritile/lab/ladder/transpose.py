@@ -49,7 +49,7 @@ SWIZZLED = gl.constexpr(gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=32
 
 @gluon.jit
 def transpose_shared(x_ptr, out_ptr, n, SWIZZLE: gl.constexpr):
-    """Copy a tile in each program: read by rows of x, turned over in shared memory, written by rows of out.
+    """Copy a tile in each program: read by rows of x, transposed in shared memory, written by rows of out.
 
     Whole sectors both ways. Shared memory has 32 banks of 4 bytes, which give a warp one word each at a
     time. Without SWIZZLE the lanes of a warp read a column of the tile, 32 words of one bank, one after the
@@ -61,15 +61,15 @@ def transpose_shared(x_ptr, out_ptr, n, SWIZZLE: gl.constexpr):
     j = column + gl.arange(0, TILE, gl.SliceLayout(0, ALONG_ROWS))[None, :]  # [1, TILE]
     x = gl.load(x_ptr + i * n + j, mask=(i < n) & (j < n))
     shared = gl.allocate_shared_memory(x.dtype, [TILE, TILE], SWIZZLED if SWIZZLE else PLAIN, x)
-    turned = shared.load(ALONG_COLUMNS)
+    columns = shared.load(ALONG_COLUMNS)
     i = row + gl.arange(0, TILE, gl.SliceLayout(1, ALONG_COLUMNS))[:, None]
     j = column + gl.arange(0, TILE, gl.SliceLayout(0, ALONG_COLUMNS))[None, :]
-    gl.store(out_ptr + j * n + i, turned, mask=(i < n) & (j < n))
+    gl.store(out_ptr + j * n + i, columns, mask=(i < n) & (j < n))
 
 
 @triton.jit
 def transpose_tiles(x_ptr, out_ptr, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Do the same in Triton, which finds a layout of shared memory without conflicts by itself.
+    """Copy a tile in each program in Triton, which finds a layout of shared memory without conflicts itself.
 
     What is left to choose is the tile: large ones have more reads under way, long ones longer runs.
     """

@@ -1,0 +1,239 @@
+"""Readings of a ladder: timed side by side on a GPU, or compiled for one elsewhere; kept as JSON."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from tritile.core.config import Config
+from tritile.core.device import Device
+from tritile.core.files import write_whole
+from tritile.core.settings import mode
+from tritile.errors import FileError, InvalidValueError, TuningError, brief
+from tritile.lab.ladder.rungs import ITEMSIZE, Dtype, Op, Rung
+from tritile.lab.traffic import tiled
+from tritile.tune.autotuner import autotune
+from tritile.tune.measure.timing import Timed, copies_wanted, graph_of, interleaved, timing_of
+
+LARGEST: Final = 16384  # at which the naive product takes seconds
+_BUDGET_MS: Final = 60.0  # for timing each rung
+_ROUNDING: Final = {"float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3}  # half a step, of elements near 1
+_CHECKED_ROWS: Final = 256
+Matrices = tuple[torch.Tensor, ...]  # the last is written
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known of a rung; a field is None where it was not measured, for the reason in `note`.
+
+    `requested`: bytes, as `Rung.requested` has them. `us`: the median time of a launch in microseconds;
+    `spread`: that of its samples; `error`: the relative error of the answer. `registers` and `spills` (bytes)
+    are per thread, `shared` (bytes) per program. `failed` marks a rung that does not run or answers wrongly.
+    """
+
+    op: Op
+    name: str
+    idea: str
+    dtype: Dtype
+    baseline: bool
+    config: str | None = None
+    requested: int | None = None
+    us: float | None = None
+    spread: float | None = None
+    error: float | None = None
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+    note: str | None = None
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Ladders:
+    """Readings of ladders on n x n matrices: on the GPU `device` if `timed`, else compiled for it."""
+
+    n: int
+    device: str
+    timed: bool
+    env: Mapping[str, str]
+    readings: tuple[Reading, ...]
+
+    @property
+    def by_op(self) -> dict[Op, list[Reading]]:
+        """The readings of each ladder, from the first rung up."""
+        found: dict[Op, list[Reading]] = {}
+        for reading in self.readings:
+            found.setdefault(reading.op, []).append(reading)
+        return found
+
+    def rate(self, reading: Reading) -> float | None:
+        """TFLOP/s of a product; GB/s, read and written, of a transpose; None if not timed."""
+        if not reading.us:
+            return None
+        if reading.op == "matmul":
+            return 2 * self.n**3 / reading.us / 1e6
+        return 2 * self.n**2 * ITEMSIZE[reading.dtype] / reading.us / 1e3
+
+    def gains(self, reading: Reading) -> tuple[float, float] | None:
+        """Speed compared with the first timed rung of its ladder, and with the fastest; None if not timed."""
+        times = [each.us for each in self.by_op[reading.op] if each.us]
+        return (times[0] / reading.us, min(times) / reading.us) if reading.us else None
+
+    def save(self, path: Path) -> None:
+        """Write JSON. Raises OSError where the file cannot be written."""
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def unit(op: Op) -> str:
+    """Unit of `Ladders.rate`."""
+    return "TFLOP/s" if op == "matmul" else "GB/s"
+
+
+def read(path: Path) -> Ladders:
+    """Read what `Ladders.save` wrote. Raises FileError for others, and for no file."""
+    from pydantic import TypeAdapter, ValidationError  # late: slow to import
+
+    if not path.is_file():
+        raise FileError(f"{path} is not there, or no regular file")
+    try:
+        found: Ladders = TypeAdapter(Ladders).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise FileError(f"{path} holds no ladder: {place}: {first['msg']}") from error
+    if found.n < 1 or not found.readings or any(r.us is not None and r.us <= 0 for r in found.readings):
+        raise FileError(f"{path} holds no ladder: wanted n of 1 or more, and times above 0")
+    return found
+
+
+def check_size(n: int) -> None:
+    """Raise InvalidValueError for sizes that no ladder takes."""
+    if not 1 <= n <= LARGEST:
+        raise InvalidValueError(f"n = {n}: wanted 1 to {LARGEST:,}")
+
+
+def matrices(op: str, n: int, dtype: str, where: str, seed: int = 0) -> Matrices:
+    """Return random n x n matrices, the same for the same seed, and one full of NaN for the answer."""
+    generator, kind = torch.Generator(where).manual_seed(seed), getattr(torch, dtype)
+    count = 2 if op == "matmul" else 1
+    operands = [torch.randn(n, n, device=where, dtype=kind, generator=generator) for _ in range(count)]
+    return (*operands, torch.full_like(operands[0], math.nan))
+
+
+def allowed_error(dtype: str, n: int) -> float:
+    """Return the largest error of a right product: rounding of the answer, and of n sums in fp32.
+
+    A running sum errs by about sqrt(n) roundings of its own, twice as much in the adders of tensor cores.
+    """
+    return _ROUNDING[dtype] + 4e-7 * math.sqrt(n)
+
+
+def error_of(op: str, given: Matrices) -> float:
+    """Return the relative error of the last matrix: |out - a b| / |a b| in float64 over up to 256 rows.
+
+    A transpose has to be exact. Raises TuningError for a wrong answer.
+    """
+    *operands, out = given
+    n = out.shape[0]
+    if op == "transpose":
+        if not torch.equal(operands[0].t(), out):
+            raise TuningError("wrong answer: elements differ")
+        return 0.0
+    rows = torch.linspace(0, n - 1, min(n, _CHECKED_ROWS), device=out.device).round().long()
+    right = operands[0][rows].double() @ operands[1].double()
+    error = float((out[rows].double() - right).norm() / right.norm())
+    finite = math.isfinite(float(out.sum(dtype=torch.float32)))
+    allowed = allowed_error(str(out.dtype).removeprefix("torch."), n)
+    if not (finite and error <= allowed):
+        raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}, or not a number")
+    return error
+
+
+def described(rung: Rung, n: int, config: Config | None, device: Device) -> Reading:
+    """Return what is known of a rung without a GPU: requested bytes, and resources on a device."""
+    reading = Reading(rung.op, rung.name, rung.idea, rung.dtype, rung.is_baseline)
+    if config is None:
+        return reading
+    if rung.problem is not None:
+        requested = round(tiled(rung.problem(n), config, device).total)
+    else:
+        requested = rung.requested(n, ITEMSIZE[rung.dtype], config)
+    reading = replace(reading, config=str(config), requested=requested)
+    unfit = rung.unfit(device, n)
+    if unfit is not None:
+        return replace(reading, note=unfit)
+    try:
+        found = rung.resources(n, config, device)
+    except Exception as error:  # a compiler may raise anything
+        return replace(reading, note=brief(error))
+    return replace(reading, registers=found.registers, spills=found.spills, shared=found.shared)
+
+
+def compiled(rungs: Iterable[Rung], n: int, device: Device) -> Iterator[Reading]:
+    """Yield readings without times of all rungs but torch's calls, for a GPU that need not be here."""
+    return (described(rung, n, rung.config(n, device), device) for rung in rungs if not rung.is_baseline)
+
+
+def _tuned(rung: Rung, given: Matrices, device: Device) -> Config | None:
+    """Return the config that a rung runs with: of several, the fastest by `tritile.autotune`."""
+    n = given[0].shape[0]
+    if len(rung.configs) < 2:
+        return rung.config(n, device)
+    tuner = autotune([config.to_triton() for config in rung.configs], key=["n"])(rung.kernel)
+    grid, processors = rung.grid, device.processors  # all that the measuring process is sent
+    with mode("tune"):
+        tuner[lambda values: grid(n, values, processors)](*given, n)
+    return Config.from_triton(tuner.best_config)
+
+
+def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Timed]:
+    """Run a rung and check its answer; return its reading, and the graph that times it."""
+    config = _tuned(rung, calls[0], device)
+    reading = described(rung, calls[0][0].shape[0], config, device)
+
+    def run(given: Matrices) -> None:
+        rung.run(given, config, device.processors)
+
+    calls[0][-1].fill_(math.nan)
+    run(calls[0])
+    torch.cuda.synchronize()
+    if rung.checked:
+        reading = replace(reading, error=error_of(rung.op, calls[0]))
+    return reading, graph_of(run, calls)
+
+
+def timed(
+    rungs: Iterable[Rung], n: int, device: Device, done: Callable[[str], None] = lambda name: None
+) -> list[Reading]:
+    """Check and time every rung on the current GPU, those of one dtype in turns; `done` gets each name.
+
+    A rung that fails has the reason in its note.
+    """
+    readings: list[Reading] = []
+    for (op, dtype), group in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
+        copies = copies_wanted(3 * n * n * ITEMSIZE[dtype], device.l2_bytes)
+        calls = [matrices(op, n, dtype, "cuda", i) for i in range(copies)]
+        own, graphs = list[Reading](), dict[int, Timed]()
+        for rung in group:
+            try:
+                if rung.unfit(device, n) is None:
+                    reading, graphs[len(own)] = _checked(rung, calls, device)
+                else:
+                    reading = described(rung, n, rung.config(n, device), device)
+            except Exception as error:  # a rung that raises costs itself alone
+                reading = replace(described(rung, n, None, device), note=brief(error), failed=True)
+            own.append(reading)
+            done(rung.name)
+        samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
+        for i, times in zip(graphs, samples, strict=True):
+            timing = timing_of(times)
+            own[i] = replace(own[i], us=timing.us, spread=timing.spread)
+        readings += own
+        del calls, graphs
+        torch.cuda.empty_cache()
+    return readings
