@@ -136,10 +136,7 @@ def test_a_reference_that_returns_no_tensors_is_no_fault_or_proof_of_a_config(an
         tritile.check(decorated(*GOOD), *arguments(40), grid=(1,), reference=lambda x: answer)
 
 
-def test_further_calls_and_declared_ragged_arguments_are_checked_too():
-    found = tritile.check(decorated(UNMASKED), *arguments(64), grid=(1,), more=[arguments(30)])
-    assert found.calls == ("summed n=64", "summed n=30")
-    assert len(found.wrong) == 1
+def test_declared_ragged_arguments_are_checked_too():
     ragged = decorated(
         UNMASKED, ragged=lambda named: {"n": 50, "x": named["x"][:50], "out": named["out"][:50]}
     )
@@ -187,11 +184,6 @@ def test_arguments_are_left_as_they_are():
         (decorated(*GOOD), {"grid": (1,), "n": 8}, "summed: multiple values for argument 'n'"),
         (decorated(*GOOD), {"grid": (1,), "BLOCK": 16}, "summed: BLOCK given, but configs set it"),
         (decorated(*GOOD), {"grid": (1,), "num_warps": 8}, "summed: num_warps given, but configs set it"),
-        (
-            decorated(*GOOD),
-            {"grid": (1,), "more": [{"x": 1}]},
-            "summed: missing a required argument: 'out': wanted x, out, n",
-        ),
         (torch.relu, {"grid": (1,)}, "tritile.autotune"),
         (summed, {"grid": (1,)}, "configs="),
         (summed, {"grid": (1,), "configs": GOOD}, "reference="),
@@ -199,8 +191,6 @@ def test_arguments_are_left_as_they_are():
         (decorated(*GOOD), {"grid": (1,), "configs": 5}, "configs is 5"),
         (decorated(*GOOD), {"grid": (1,), "make": arguments}, "sizes"),
         (decorated(*GOOD), {"grid": (1,), "make": 5}, "make is 5"),
-        (decorated(*GOOD), {"grid": (1,), "more": None}, "more is None"),
-        (decorated(*GOOD), {"grid": (1,), "more": [5]}, r"more is \[5\]"),
         (decorated(*GOOD), {"grid": (1,), "tolerance": -1}, "tolerance"),
         (decorated(*GOOD), {"grid": (1,), "reference": lambda y: {}}, "reference"),
     ],
@@ -208,6 +198,13 @@ def test_arguments_are_left_as_they_are():
 def test_bad_requests_are_refused(kernel, words, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
         tritile.check(kernel, *arguments(8), **words)
+
+
+def test_arguments_that_are_made_are_checked_too():
+    with pytest.raises(
+        InvalidValueError, match="summed: missing a required argument: 'out': wanted x, out, n"
+    ):
+        tritile.check(decorated(*GOOD), 8, make=lambda n: {"x": torch.zeros(n)}, grid=(1,))
 
 
 class Shop:

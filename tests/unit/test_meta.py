@@ -192,5 +192,5 @@ def test_another_tensor_on_the_meta_device_is_not_in_place():
 
 
 def test_explanations_of_meta_tensors_are_those_of_tensors():
-    found = tritile.explain(meta(P), meta(Q), device="nvidia-h200", measure=False)
-    assert found == tritile.explain(P, Q, device=H200, measure=False)
+    found = tritile.explain("matmul", meta(P), meta(Q), device="nvidia-h200")
+    assert found == tritile.explain("matmul", P, Q, device=H200)

@@ -71,7 +71,7 @@ def ladder(
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Climb from a naive matmul and a naive transpose to tritile's own, one idea a rung.
+    """Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.
 
     On a GPU every rung is checked, timed and compared. Without one, or for a --target, its requests to memory
     are counted by formula, and it is compiled for that GPU.

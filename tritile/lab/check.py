@@ -1,9 +1,9 @@
-"""`tritile.check`: run every config of a kernel against a reference, and tell which are right."""
+"""`tritile.check`: run every config of a kernel against a reference."""
 
-import contextlib
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
-from tritile.core.markup import table_html
+from tritile.core.markup import Tabular
 from tritile.errors import (
     InvalidValueError,
     IsolationWarning,
@@ -27,17 +27,15 @@ from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import identified
 from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workshop import Workshop, borrowed
+from tritile.tune.measure.workshop import borrowed
 from tritile.tune.measuring import call_of, room_of
 
 Outcome = Literal["right", "wrong", "failed"]
-Reference = Callable[..., Mapping[str, torch.Tensor]]
-Make = Callable[..., Sequence[Any] | Mapping[str, Any]]
-Arguments = Sequence[Any] | Mapping[str, Any]
+Results = Iterator[tuple[triton.Config, float | TuningError | None]]
 
 
 class CheckedConfig(NamedTuple):
-    """Tell how a config did: "right", "wrong", or "failed", where it does not compile or run.
+    """How a config did: "right", "wrong", or "failed", where it does not compile or run.
 
     `error`: the largest relative error of the calls that were right. `reason`: why it is wrong or failed,
     with the first wrong element; "" where it is right.
@@ -48,16 +46,10 @@ class CheckedConfig(NamedTuple):
     error: float | None
     reason: str = ""
 
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """Return what a table shows."""
-        error = "" if self.error is None else f"relative error {self.error:.2g}"
-        return self.outcome, str(self.config), self.reason or error
 
-
-@dataclass(frozen=True)
-class CheckResult:
-    """Tell which configs of a kernel were right on every call. It is true where all were, and one at least.
+@dataclass(frozen=True, repr=False)
+class CheckResult(Tabular):
+    """Which configs of a kernel were right on every call. It is true where all were, and one at least.
 
     `calls` names the calls, by the kernel and the values of its key. `on` is where they ran.
     """
@@ -75,17 +67,17 @@ class CheckResult:
 
     @property
     def right(self) -> tuple[CheckedConfig, ...]:
-        """Return the configs that were right on every call."""
+        """The configs that were right on every call."""
         return self._of("right")
 
     @property
     def wrong(self) -> tuple[CheckedConfig, ...]:
-        """Return the configs that gave a wrong answer, or wrote outside their memory."""
+        """The configs that gave a wrong answer, or wrote outside their memory."""
         return self._of("wrong")
 
     @property
     def failed(self) -> tuple[CheckedConfig, ...]:
-        """Return the configs that did not compile or run."""
+        """The configs that did not compile or run."""
         return self._of("failed")
 
     @property
@@ -93,157 +85,73 @@ class CheckResult:
         counts = f"{len(self.right)} right, {len(self.wrong)} wrong, {len(self.failed)} failed"
         return f"{self.kernel} on {self.on.name}: {counts}; checked at {'; '.join(self.calls)}"
 
-    def __repr__(self) -> str:
-        order = (*self.wrong, *self.failed, *self.right)
-        lines = ("  {:6}  {}: {}".format(*each.cells).removesuffix(": ") for each in order)
-        return "\n".join((self._title, *lines))
-
-    def _repr_html_(self) -> str:
-        rows = (each.cells for each in (*self.wrong, *self.failed, *self.right))
-        return table_html(self._title, ("outcome", "config", "reason"), rows)
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (each.outcome, str(each.config), each.reason or f"relative error {each.error or 0.0:.2g}")
+            for each in (*self.wrong, *self.failed, *self.right)
+        ]
 
 
-def tuner_of(who: str, kernel: Any, configs: Any = None) -> Autotuner:
+def _tuner_of(kernel: Any, configs: list[Any] | None) -> Autotuner:
     """Return a decorated kernel, or a bare one with configs. Raise InvalidValueError for anything else."""
     if isinstance(kernel, Autotuner):
         return kernel
     if hasattr(kernel, "arg_names") and configs and not hasattr(kernel, "configs"):
-        return autotune(list(configs), [])(kernel)
+        return autotune(configs, [])(kernel)
     raise InvalidValueError(
-        f"{who}: kernel is {kernel!r}: wanted a kernel that tritile.autotune decorates"
-        + (", or one of triton.jit with configs=" if who == "check" else "")
+        f"check: kernel is {kernel!r}: wanted a kernel that tritile.autotune decorates, or one of triton.jit "
+        "with configs="
     )
 
 
-def _listed(tuner: Autotuner, configs: Any) -> list[triton.Config]:
-    """Return the configs to check, for all calls; empty for those that a kernel's pruning leaves."""
-    if configs is None:
-        return [] if tuner.space is None else [config.to_triton() for config in tuner.space.configs()]
-    found = [config.to_triton() if isinstance(config, Config) else config for config in configs]
-    if not found or not all(isinstance(config, triton.Config) for config in found):
-        raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
-    return found
-
-
-def _less(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Return sizes one less: of two neighbours one at least ends amid a tile."""
+def _sizes(sizes: Sequence[Any]) -> Iterator[tuple[int, ...]]:
+    """Yield sizes, and sizes one less: one of two neighbours is no multiple of the tile."""
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise InvalidValueError(f"check: with make= the arguments are sizes, not {tuple(sizes)!r}")
-    return tuple(max(1, size - 1) for size in sizes)
+    yield from dict.fromkeys((tuple(sizes), tuple(max(1, size - 1) for size in sizes)))
 
 
-def _given(
-    args: Sequence[Any], make: Make | None, more: Iterable[Sequence[Any]]
-) -> list[Arguments]:  # fmt: skip
-    """Return the arguments of every call: as given, or as `make` returns them for sizes."""
-    further = list(more) if isinstance(more, Iterable) else [more]
-    if not all(isinstance(each, Sequence | Mapping) for each in further):
-        raise InvalidValueError(f"check: more is {more!r}: wanted a list of arguments of calls")
-    if make is None:
-        return [args, *further]
-    if not callable(make):
-        raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
-    return [make(*sizes) for sizes in dict.fromkeys((tuple(args), _less(args), *map(tuple, further)))]
-
-
-def _call(
-    tuner: Autotuner, configs: Any, given: Arguments, kwargs: dict[str, Any], how: dict[str, Any]
-) -> KernelCall:
-    """Return one call, `ragged` left to it where `how` does. Raise InvalidValueError for bad arguments."""
-    by_name = dict(given) if isinstance(given, Mapping) else {}
-    args = () if by_name else tuple(given)
-    named = {"warmup": False} | kwargs | by_name
-    check_grid("check", named.get("grid"))
-    check_arguments(tuner.fn, configs, args, named)
-    return replace(call_of(tuner, args, named, {}), **how)
-
-
-class _Checks:
-    """Check configs on one call after the other, and hold what was found of each."""
-
-    def __init__(self, tuner: Autotuner) -> None:
-        self._tuner = tuner
-        self.found: dict[str, CheckedConfig] = {}
-        self.labels: list[str] = []
-
-    def _note(self, label: str, config: triton.Config, result: float | TuningError | None) -> None:
-        key, known = str(config), self.found.get(str(config))
-        if isinstance(result, TuningError):
-            wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
-            reason = f"at {label}: {result}"
-            self.found[key] = CheckedConfig(config, "wrong" if wrong else "failed", None, reason)
-        else:
-            errors = [e for e in (result, known.error if known else None) if e is not None]
-            self.found[key] = CheckedConfig(config, "right", max(errors, default=None))
-
-    def run(self, call: KernelCall, configs: list[triton.Config], device: Device) -> None:
-        """Check those of the configs that were right so far."""
-        kwargs = {name: value for name, value in call.kwargs.items() if name != "grid"}
-        offered = configs or list(self._tuner.offered(call.args, kwargs).values())
-        label = self._tuner.problem(call.args, kwargs).label.strip()
-        self.labels.append(label)
-        left = [c for c in offered if str(c) not in self.found or self.found[str(c)].outcome == "right"]
-        results = self._here if device == INTERPRETER else self._elsewhere
-        for config, result in results(call, left, device):
-            self._note(label, config, result)
-
-    def _here(
-        self, call: KernelCall, configs: list[triton.Config], device: Device
-    ) -> Iterable[tuple[triton.Config, float | TuningError | None]]:
-        """Check in this process. In the interpreter configs differ by what the kernel is given alone."""
-        known: dict[Any, float | TuningError | None] = {}
-        for config in configs:
-            same = (
-                str(sorted(config.kwargs.items())),
-                config.pre_hook,
-                str(config) * (device != INTERPRETER),
-            )
-            if same not in known:
-                try:
-                    known[same] = checked_here(call, config)
-                except TuningError as wrong:
-                    known[same] = wrong
-            yield config, known[same]
-
-    def _elsewhere(
-        self, call: KernelCall, configs: list[triton.Config], device: Device
-    ) -> Iterable[tuple[triton.Config, float | TuningError | None]]:
-        """Check in another process, which a config may crash; here where the call cannot be sent there."""
-        plain = identified(configs)
-        problem = self._tuner.problem(call.args, call.named)
-        subject = KernelSubject(problem, device, self._tuner.digest)
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritile-")))
-            gpu, room = room_of(call)
+def _here(call: KernelCall, configs: list[triton.Config], device: Device) -> Results:
+    """Check in this process. The interpreter needs one run for configs that differ in options alone."""
+    results: dict[Any, float | TuningError | None] = {}
+    for config in configs:
+        options = "" if device == INTERPRETER else str(config)
+        same = str(sorted(config.kwargs.items())), config.pre_hook, options
+        if same not in results:
             try:
-                sent = replace(
-                    subject,
-                    shipment=pack(
-                        replace(call, configs={own.key: c for own, c in plain.items()}), folder, room
-                    ),
-                )
-                shop = stack.enter_context(borrowed(gpu))
-                shop.begin(sent)
-            except (UnsupportedError, TuningError) as error:
-                text = f"{problem.label} is checked in this process, which a config may crash: {error}"
-                warnings.warn(text, IsolationWarning, stacklevel=callers_level())
-                yield from self._here(call, configs, device)
-                return
-            stack.callback(shop.end, sent)
-            yield from _checked_there(shop, sent, plain)
+                results[same] = checked_here(call, config)
+            except TuningError as wrong:
+                results[same] = wrong
+        yield config, results[same]
 
 
-def _checked_there(
-    shop: Workshop, subject: KernelSubject, plain: Mapping[Config, triton.Config]
-) -> Iterable[tuple[triton.Config, float | TuningError | None]]:
-    """Compile configs in parallel, and have the measuring process check one after the other."""
-    compiles = [(config, own, shop.compile(subject, own)) for own, config in plain.items()]
-    for config, own, compiled in compiles:
+def _elsewhere(tuner: Autotuner, call: KernelCall, configs: list[triton.Config], device: Device) -> Results:
+    """Check in another process, which a config may crash; here where the call cannot be sent there."""
+    named = identified(configs)
+    problem = tuner.problem(call.args, call.named)
+    subject = KernelSubject(problem, device, tuner.digest)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritile-")))
+        gpu, room = room_of(call)
         try:
-            compiled.result()
-            yield config, shop.check(subject, own)
-        except TuningError as error:
-            yield config, error
+            sent = replace(call, configs={own.key: config for own, config in named.items()})
+            subject = replace(subject, shipment=pack(sent, folder, room))
+            shop = stack.enter_context(borrowed(gpu))
+            shop.begin(subject)
+        except (UnsupportedError, TuningError) as error:
+            text = f"{problem.label} is checked in this process, which a config may crash: {error}"
+            warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+            yield from _here(call, configs, device)
+            return
+        stack.callback(shop.end, subject)
+        compiles = [(config, own, shop.compile(subject, own)) for own, config in named.items()]
+        for config, own, compiled in compiles:
+            try:
+                compiled.result()
+                yield config, shop.check(subject, own)
+            except TuningError as error:
+                yield config, error
 
 
 def check(
@@ -251,13 +159,12 @@ def check(
     *args: Any,
     grid: Any = None,
     configs: Iterable[triton.Config | Config] | None = None,
-    reference: Reference | None = None,
+    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
     tolerance: float | None = None,
-    make: Make | None = None,
-    more: Iterable[Sequence[Any]] = (),
+    make: Callable[..., Sequence[Any] | Mapping[str, Any]] | None = None,
     **kwargs: Any,
 ) -> CheckResult:
-    """Run every config of a kernel against a reference, and tell which are right, wrong, or failed.
+    """Run every config of a kernel against a reference, and say which are right, wrong, or failed.
 
         tritile.check(softmax, x, out, 5, 300, grid=grid)
         tritile.check(softmax, 64, 512, make=make, grid=grid)  # make(m, n) -> (x, out, m, n)
@@ -267,8 +174,8 @@ def check(
     differs or is not written whole, and where a guard is written. Tensors in host memory run in Triton's
     interpreter. Tensors on a GPU are checked in a process of their own, which a config may hang or crash.
 
-    A fault at the edge of a tile shows only at sizes that end amid one. These come from `make`, from `more`,
-    and from the `ragged` that the kernel was decorated with.
+    A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`, and
+    from the `ragged` that the kernel was decorated with.
 
     Args:
         kernel: a kernel that `tritile.autotune` decorates; or one of `triton.jit`, with `configs`.
@@ -281,12 +188,11 @@ def check(
         tolerance: the allowed relative error. Default: as for `tritile.autotune`.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes given and with each one less, of which one at
-            least ends amid any tile.
-        more: arguments of further calls, or with `make` further sizes.
+            least is no multiple of a tile.
         kwargs: the call's keyword arguments.
 
     Returns:
-        A `tritile.CheckResult`, true where every config was right, which prints as a table.
+        A `CheckResult`, true where every config was right, which prints as a table.
 
     Raises:
         InvalidValueError: an argument is missing or does not fit, there is no reference or no grid.
@@ -295,22 +201,46 @@ def check(
     if configs is not None and not isinstance(configs, Iterable):
         raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
     chosen = None if configs is None else list(configs)
-    tuner = tuner_of("check", kernel, chosen)
+    tuner = _tuner_of(kernel, chosen)
     judge = reference or tuner.reference
     if judge is None:
-        raise InvalidValueError(
-            "check: there is no reference: wanted reference=, or that of tritile.autotune"
-        )
+        raise InvalidValueError("check: there is no reference: wanted reference=, or tritile.autotune's")
     check_kernel(tuner.fn, tuner.space or tuner.configs, tuner.keys, None, None, judge, None)
     allowed = tuner.tolerance if tolerance is None else tolerance
     check_tolerance(allowed, judge)
-    wanted, how = _listed(tuner, chosen), {"reference": judge, "tolerance": allowed}
-    named = kwargs if grid is None else kwargs | {"grid": grid}
-    offered = wanted or tuner.space or tuner.configs
-    calls = [_call(tuner, offered, given, named, how) for given in _given(args, make, more)]
-    checks = _Checks(tuner)
-    for call in calls:
+    if chosen is None:  # of a list each call's pruning decides
+        wanted = [] if tuner.space is None else [config.to_triton() for config in tuner.space.configs()]
+    else:
+        wanted = [config.to_triton() if isinstance(config, Config) else config for config in chosen]
+        if not wanted or not all(isinstance(config, triton.Config) for config in wanted):
+            raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
+    if make is not None and not callable(make):
+        raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
+
+    found: dict[str, CheckedConfig] = {}
+    labels = []
+    for given in [args] if make is None else [make(*sizes) for sizes in _sizes(args)]:
+        by_name = dict(given) if isinstance(given, Mapping) else {}
+        own = () if by_name else tuple(given)
+        named = {"warmup": False, "grid": grid} | kwargs | by_name
+        check_grid("check", named["grid"])
+        check_arguments(tuner.fn, wanted or tuner.space or tuner.configs, own, named)
+        call = replace(call_of(tuner, own, named, {}), reference=judge, tolerance=allowed)
         device = tuner.device_of(call.args, call.kwargs)
-        checks.run(call, wanted, device)
-    labels = [*checks.labels, *[f"{checks.labels[0]}, ragged"] * (tuner.ragged is not None)]
-    return CheckResult(tuner.base_fn.__qualname__, device, tuple(labels), tuple(checks.found.values()))
+        arguments = {name: value for name, value in call.kwargs.items() if name != "grid"}
+        label = tuner.problem(call.args, arguments).label.strip()
+        labels.append(label)
+        offered = wanted or list(tuner.offered(call.args, arguments).values())
+        left = [c for c in offered if str(c) not in found or found[str(c)].outcome == "right"]
+        local = device == INTERPRETER
+        for config, result in _here(call, left, device) if local else _elsewhere(tuner, call, left, device):
+            key, before = str(config), found.get(str(config))
+            if isinstance(result, TuningError):
+                wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
+                reason = f"at {label}: {result}"
+                found[key] = CheckedConfig(config, "wrong" if wrong else "failed", None, reason)
+            else:
+                errors = [each for each in (result, before and before.error) if each is not None]
+                found[key] = CheckedConfig(config, "right", max(errors, default=None))
+    labels += [f"{labels[0]}, ragged"] * (tuner.ragged is not None)
+    return CheckResult(tuner.base_fn.__qualname__, device, tuple(labels), tuple(found.values()))
