@@ -43,14 +43,22 @@ def _digest(texts: list[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def picks_now() -> dict[str, str]:
-    """The pick of each drawn call, by GPU and call."""
+def drawn() -> list[str]:
+    """The drawn calls, for each GPU in turn."""
+    from tests import frozen_picks
+
+    labels = [frozen_picks.label(call) for call in frozen_picks.calls()]
+    return [f"{gpu} {label}" for gpu in frozen_picks.GPUS for label in labels]
+
+
+def picks_now(only: str = "") -> dict[str, str]:
+    """The pick of each drawn call, by GPU and call; of one GPU where that is named."""
     import tritile
     from tests import frozen_picks
 
     tritile.forget()
     calls = list(frozen_picks.calls())
-    devices = {gpu: tritile.target_device(gpu) for gpu in frozen_picks.GPUS}
+    devices = {gpu: tritile.target_device(gpu) for gpu in frozen_picks.GPUS if only in ("", gpu)}
     return {
         f"{gpu} {frozen_picks.label(call)}": frozen_picks.pick(call, device)
         for gpu, device in devices.items()
@@ -118,12 +126,15 @@ def differences(
     return "\n".join(lines)
 
 
-def changed_picks() -> str:
-    old, new = frozen()["picks"], picks_now()
-    if old["calls"] != _digest(list(new)):
-        return "picks: tests/frozen_picks.py draws other calls than those that were frozen"
+def changed_picks(gpu: str = "") -> str:
+    """What changed of the picks of a GPU, by default of all."""
+    old, new = frozen()["picks"], picks_now(gpu)
     before = [old["different"][int(number)] for number in old["picks"].split()]
-    return differences("picks", dict(zip(new, before, strict=True)), new, str.__eq__)
+    names = drawn()
+    if old["calls"] != _digest(names):
+        return "picks: tests/frozen_picks.py draws other calls than those that were frozen"
+    pairs = zip(names, before, strict=True)
+    return differences("picks", {name: pick for name, pick in pairs if name in new}, new, str.__eq__)
 
 
 def changed_kernels(of: Mapping[str, Any] | None = None) -> str:

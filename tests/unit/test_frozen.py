@@ -3,7 +3,7 @@
 import pytest
 import triton
 
-from tests import freeze, frozen_kernels
+from tests import freeze, frozen_kernels, frozen_picks
 
 pytestmark = pytest.mark.skipif(
     freeze.frozen()["triton"] != triton.__version__,
@@ -12,9 +12,25 @@ pytestmark = pytest.mark.skipif(
 compiling = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="triton.jit interprets in this process")
 
 
-def test_picks_are_the_frozen_ones():
-    changed = freeze.changed_picks()
+@pytest.mark.timeout(900)  # some thousand plans, which a busy machine may take minutes for
+@pytest.mark.parametrize("gpu", frozen_picks.GPUS)
+def test_picks_are_the_frozen_ones(gpu):
+    changed = freeze.changed_picks(gpu)
     assert not changed, changed
+
+
+def test_what_is_gone_is_told_from_what_changed():
+    old = {
+        "a": "predicted: split K=1",
+        "b": "model: tile K=1",
+        "c": "model: tile K=2",
+        "d": "table: tile K=3",
+    }
+    new = {"a": "model: tile K=5", "b": "model: tile K=9", "c": "refused: DtypeError", "d": "table: tile K=3"}
+    told = freeze.differences("picks", old, new, str.__eq__).splitlines()
+    assert told[0] == "picks: 3 of 4 changed, of which 2 gone (1 was split, 1 refused: DtypeError)"
+    assert told[1:4] == ["  b", "    frozen model: tile K=1", "    now    model: tile K=9"]
+    assert freeze.differences("picks", old, old, str.__eq__) == ""
 
 
 @compiling
