@@ -13,7 +13,6 @@ Settings        mode, current_mode, batch_invariant
 Choice          plan, Plan, KernelPlan, explain, Explanation, warm, forget, sync, capabilities,
                 Capabilities, Config, Device, target_device
 Measuring       tune, TuneResult, bench, BenchResult
-In production   on_event, Event (what is planned, compiled and measured)
 Problems        MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem
 Your kernels    autotune (in place of triton.autotune), Space, check, CheckResult, kernels (tritile's own)
 Errors          TritileError, and below it ShapeError, DtypeError, DeviceError, UnsupportedError,
@@ -40,7 +39,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile import errors, nn
     from tritile.core.config import Config
     from tritile.core.device import Device
-    from tritile.core.events import Event
     from tritile.core.gpus import target_device
     from tritile.core.problem import (
         GroupedProblem,
@@ -89,7 +87,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.planning.kernel_plan import KernelPlan
     from tritile.planning.plans import Plan
     from tritile.planning.sync import sync
-    from tritile.runtime.observing import on_event
 
 if TYPE_CHECKING:
     from tritile.lab.bench import BenchResult, bench
@@ -131,7 +128,6 @@ __all__ = [
     "DeviceError",
     "DistributedError",
     "DtypeError",
-    "Event",
     "Explanation",
     "FileError",
     "GradientError",
@@ -181,7 +177,6 @@ __all__ = [
     "mm",
     "mode",
     "nn",
-    "on_event",
     "operators",
     "permute",
     "plan",

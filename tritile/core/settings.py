@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 import platformdirs
 
 from tritile.core.threads import at_fork
-from tritile.errors import InvalidValueError, SettingWarning, StoreWarning, callers_level
+from tritile.errors import InvalidValueError, StoreWarning
 
 torch_alone: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 """Leave torch's calls in the `with` to torch; `use_in_torch` puts its own here."""
@@ -27,8 +27,6 @@ Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 _MODE_OF: Final[dict[bytes, Mode]] = {name.encode(): name for name in MODES}
 _SWITCH: Final = {"1": True, "0": False}
-# Words of TRITILE_LOG, each with the kind of events that it logs.
-_LOGS: Final = {"plan": "plan", "compile": "compile", "tune": "measure"}
 _T = TypeVar("_T")
 
 
@@ -232,19 +230,6 @@ def tune_log() -> Path | None:
     Raises InvalidValueError where that is in the home folder of nobody known.
     """
     return _named_file("TRITILE_TUNE_LOG")
-
-
-def logged_kinds() -> frozenset[str]:
-    """Return the kinds of events that `TRITILE_LOG` wants to be logged; none where it is not set.
-
-    Warns of other words with SettingWarning, and leaves them out: a call must not fail for them.
-    """
-    words = {word.strip() for word in os.environ.get("TRITILE_LOG", "").split(",")} - {""}
-    unknown = words - {*_LOGS, "all"}
-    if unknown:
-        text = f"TRITILE_LOG has {', '.join(sorted(unknown))}: wanted {', '.join(_LOGS)} or all, with commas"
-        warnings.warn(text, SettingWarning, stacklevel=callers_level())
-    return frozenset(kind for word, kind in _LOGS.items() if word in words or "all" in words)
 
 
 def _given(name: str) -> str | None:

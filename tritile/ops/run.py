@@ -1,6 +1,6 @@
 """Take a described call to a launch, as operations do once their arguments are checked."""
 
-import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -11,8 +11,8 @@ import triton
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import capturing
-from tritile.core.events import Event, tell
 from tritile.core.forgetting import drop
+from tritile.core.log import log
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
@@ -152,7 +152,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     fastest = tuned_now(problem, device, index)
     drop()
     # Where the store cannot be written, use what was just measured.
-    return plans.plan_for(problem, device) or plans.told(
+    return plans.plan_for(problem, device) or plans.logged(
         plans.Plan(problem, fastest, "exact", device, None, "the fastest measured just now")
     )
 
@@ -220,6 +220,6 @@ def prepared(call: Call, by_default: bool = False) -> launch.Launch | launch.Spl
                 return launch.prepare(call, config, spare=True)
         except TuningError as error:
             failures.append(why := str(error))
-            facts = call.problem.label, str(config)
-            tell(functools.partial(Event, "compile", *facts, device=device.name, failure=why))
+            facts = {"problem": call.problem.label, "config": str(config), "device": device.name}
+            log("compile", logging.WARNING, **facts, failure=why)
     raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}")

@@ -15,6 +15,7 @@ Mode "tune" measures what the first three do not have: `plan_for` returns None t
 only measurements of the kernels as they are now.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -22,8 +23,8 @@ from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
-from tritile.core.events import Event, tell
 from tritile.core.forgetting import new_memo
+from tritile.core.log import log
 from tritile.core.markup import Tabular
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
@@ -172,18 +173,14 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | 
         plan = _chosen(problem, device, key[2])
         if plan is not None:
             _memo[key] = plan
-            told(plan, perf_counter() - since)
+            logged(plan, perf_counter() - since)
     return plan
 
 
-def told(plan: Plan, seconds: float | None = None) -> Plan:
-    """Return a plan that was made just now, once subscribers know of it."""
-    tell(
-        lambda: Event(
-            "plan", plan.problem.label, str(plan.config), plan.source, plan.device.name,
-            us=plan.us, seconds=seconds,
-        )
-    )  # fmt: skip
+def logged(plan: Plan, seconds: float | None = None) -> Plan:
+    """Log a plan that was made just now, and return it."""
+    facts = {"problem": plan.problem.label, "config": str(plan.config), "source": plan.source}
+    log("plan", logging.INFO, **facts, device=plan.device.name, us=plan.us, seconds=seconds)
     return plan
 
 

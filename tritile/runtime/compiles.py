@@ -1,6 +1,7 @@
 """Set how Triton compiles tritile's kernels, and listen to compiles."""
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from triton import knobs
 
-from tritile.core.events import Event, tell
+from tritile.core.log import is_logged, log
 from tritile.core.of_triton import FileCacheManager
 from tritile.core.settings import current_mode
 from tritile.core.threads import library_lock
@@ -27,7 +28,8 @@ _others: Callable[..., Any] | None = None  # what listened to Triton before
 
 @contextlib.contextmanager
 def asking(problem: str, config: str) -> Iterator[None]:
-    """Have compiles inside the `with` be told as asked for by a problem with a config."""
+    """Have compiles inside the `with` be logged as asked for by a problem with a config."""
+    listen()
     token = _asking.set((problem, config))
     try:
         yield
@@ -36,33 +38,38 @@ def asking(problem: str, config: str) -> Iterator[None]:
 
 
 def count_as_ours(function: Callable[..., Any]) -> None:
-    """Have compiles of a user's own kernel be told, too. `function` is what was jitted."""
+    """Have compiles of a user's own kernel be logged, too. `function` is what was jitted."""
     _decorated.add(function)
+    listen()
 
 
-def tell_compiles() -> None:
-    """Have Triton report each kernel of ours that it compiles, or reads from its cache, as an event."""
+def listen() -> None:
+    """Set Triton's listener, for as long as the process lives, once somebody wants compiles logged."""
     global _listening, _others
+    if _listening or not is_logged("compile", logging.INFO):
+        return
     with library_lock:
         if not _listening:
             _listening, _others = True, knobs.compilation.listener
-            knobs.compilation.listener = _told
+            knobs.compilation.listener = _heard
 
 
-def _told(**told: Any) -> None:
+def _heard(**compiled: Any) -> None:
     if _others is not None:
-        _others(**told)
-    function = getattr(told["src"], "fn", None)  # a source in another language than Python has none
+        _others(**compiled)
+    function = getattr(compiled["src"], "fn", None)  # a source in another language than Python has none
     if function is None or not (function.__module__.startswith("tritile.") or function.fn in _decorated):
         return
     problem, config = _asking.get()
-    seconds, source = told["times"].total / 1e6, "cache" if told["cache_hit"] else "compiled"
-    tell(
-        lambda: Event(
-            "compile", problem, config or _config_text(told["src"], told["metadata"]), source,
-            kernel=function.__name__, seconds=seconds,
-        )
-    )  # fmt: skip
+    log(
+        "compile",
+        logging.INFO,
+        kernel=function.__name__,
+        problem=problem or None,
+        config=config or _config_text(compiled["src"], compiled["metadata"]),
+        source="cache" if compiled["cache_hit"] else "compiled",
+        seconds=compiled["times"].total / 1e6,
+    )
 
 
 def _config_text(source: Any, metadata: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ miss `choose` finds a config: remembered, measured now (`measuring`), or a guess
 import contextlib
 import copy
 import heapq
+import logging
 import math
 import os
 import warnings
@@ -25,8 +26,8 @@ import triton.language as tl
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device, capturing
-from tritile.core.events import Event, tell
 from tritile.core.forgetting import Memo, also_forgets
+from tritile.core.log import log
 from tritile.core.of_torch import TracingContext
 from tritile.core.of_triton import Autotuner as TritonAutotuner
 from tritile.core.of_triton import AutotunerError, InterpretedFunction, JITFunction
@@ -40,7 +41,7 @@ from tritile.planning.kernel_plan import KernelPlan
 from tritile.planning.kernel_table import kernel_facts, kernel_problem, kernel_tables
 from tritile.planning.store import is_frozen, store_of
 from tritile.planning.trial import rank
-from tritile.runtime.compiles import compiles_refused, count_as_ours
+from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.runtime.interpreter import HostAware
 from tritile.tune import declared, measuring, traced
 from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
@@ -339,6 +340,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         warn_untested()
         mode = mode or self.mode or requested_mode() or "tune"
+        listen()
         since, device = perf_counter(), self.device_of(args, kwargs)
         problem, offered = self.problem(args, kwargs), self.offered(args, kwargs)
         fixed = self.space is None and len(self._configs) == len(offered) == 1
@@ -354,11 +356,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             unsure = plan.source == "model" and self.perf_model is None and not fixed
             if unsure and measurable and mode != "off":
                 self.warn_untuned(problem, device)
-        seconds, config, source = perf_counter() - since, plan.config, plan.source
-        tell(
-            lambda: Event("plan", problem.label, str(identity(config)), source, device.name, seconds=seconds)
-        )
-        return config
+        facts = {"problem": problem.label, "config": str(identity(plan.config)), "source": plan.source}
+        log("plan", logging.INFO, **facts, device=device.name, seconds=perf_counter() - since)
+        return plan.config
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
         """Warn that nothing tells which config is fast; `where` ends the warning's advice."""

@@ -21,6 +21,7 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
+from tritile.core.log import log
 from tritile.core.of_triton import time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 _MOST: Final = 96  # the most configs of a space that a search tries
 _FLUSH_S: Final = 1.0
 _LEAST_US: Final = 1e-6
-_LOGGER: Final = logging.getLogger("tritile.tune")
 
 
 class _Session:
@@ -84,11 +84,11 @@ class _Session:
         waiting, self._waiting, self._flushed = self._waiting, [], time.monotonic()
         self._store.add(self.tuner.digest, *waiting)
 
-    def _say(self, text: str, level: int) -> None:
+    def _say(self, text: str, level: int, **facts: str | float | None) -> None:
         if self._terminal:
             sys.stderr.write(f"\r\x1b[Ktritile: {text}\n")
         else:
-            _LOGGER.log(level, "%s", text)
+            log("tune", level, text, problem=self.problem.label, **facts)
 
     def report(self, call: KernelCall, rules: Rules) -> None:
         best, seconds = best_of(self.known.values()), time.monotonic() - self._since
@@ -97,7 +97,7 @@ class _Session:
             return
         won, what = self.config_of(best.config), self.problem.label
         how = f"in {seconds:.1f} s, {self._count} configs: {won}, {best.us:.1f} us"
-        self._say(f"tuned {what} {how}", logging.INFO)
+        self._say(f"tuned {what} {how}", logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
         if left := len(self.listed.keys() - self.known.keys()):
             text = f"{what}: {left} configs were not measured within {rules.problem_s:g} s"
             self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)

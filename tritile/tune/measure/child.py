@@ -103,7 +103,7 @@ class ForkServer:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        # The last lines that a process writes tell why it died: it logs no events there.
+        # The last lines that a process writes tell why it died: nothing is logged there.
         environment = {name: value for name, value in os.environ.items() if name != "TRITILE_LOG"}
         with theirs:
             number = theirs.fileno()

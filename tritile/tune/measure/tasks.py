@@ -4,6 +4,7 @@ Each trial goes to a store as it is measured, and to a log: JSON lines.
 """
 
 import json
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tritile.core.config import Config
-from tritile.core.events import Event, tell
+from tritile.core.log import log as log_facts
 from tritile.core.problem import Problem, problem_to_dict
 from tritile.core.settings import tune_log
 from tritile.errors import StoreWarning, TuningError
@@ -118,25 +119,20 @@ def _line_of(digest: str, trial: Trial) -> str:
     return json.dumps(named | facts)
 
 
-def tell_measured(trial: Trial, before: Trial | None) -> None:
-    """Tell subscribers of a trial, unless it only adds to the trial before it, as a check does."""
-    if before is not None and (before.us, before.failure) == (trial.us, trial.failure):
-        return
-    tell(lambda: Event("measure", trial.problem.label, str(trial.config), us=trial.us, failure=trial.failure))
-
-
 def logged(keep: Keep, log: Path | None = None) -> Keep:
-    """Return a `keep` that also tells of each trial, and appends it to a log.
+    """Return a `keep` that also logs each trial, at level DEBUG, and appends it to a file.
 
-    The default log is `TRITILE_TUNE_LOG`, if set. Warns with StoreWarning of a log that cannot be written.
+    The default file is `TRITILE_TUNE_LOG`, if set. Warns with StoreWarning of a log that cannot be written.
     """
     path, last = log or tune_log(), dict[tuple[Problem, Config], Trial]()
 
     def both(digest: str, trial: Trial) -> None:
         keep(digest, trial)
         key = trial.problem, trial.config
-        tell_measured(trial, last.get(key))
-        last[key] = trial
+        before, last[key] = last.get(key), trial
+        if before is None or (before.us, before.failure) != (trial.us, trial.failure):  # else it was checked
+            facts = {"problem": trial.problem.label, "config": str(trial.config)}
+            log_facts("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
         if path is None:
             return
         try:
