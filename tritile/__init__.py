@@ -8,18 +8,12 @@
 Products        matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul
 Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
-In models       nn (layers, convert), use_in_torch (torch's own calls), operators (torch.ops.tritile)
-Settings        mode, current_mode, batch_invariant
-Choice          plan, Plan, KernelPlan, explain, Explanation, warm, forget, sync, capabilities,
-                Capabilities, Config, Device, target_device
-Measuring       tune, TuneResult, bench, BenchResult
-Problems        MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem
-Your kernels    autotune (in place of triton.autotune), Space, check, CheckResult, kernels (tritile's own)
-Errors          TritileError, and below it ShapeError, DtypeError, DeviceError, UnsupportedError,
-                OverlapError, GradientError, NotTunedError, NotCompiledError, InvalidValueError,
-                FileError, TuningError, DistributedError
-Warnings        SettingWarning, StoreWarning, UntunedWarning, UntestedWarning, IsolationWarning,
-                ConversionWarning, PrecisionWarning, InterpreterWarning; all are in errors, too
+In models       nn (layers, convert), use_in_torch (torch's own calls), torch.ops.tritile
+Settings        mode, batch_invariant
+Choice          plan, Plan, Config, explain, warm, forget, sync, capabilities, Device, target_device
+Measuring       tune, bench
+Your kernels    autotune (in place of triton.autotune), Space, check, kernels (tritile's own)
+Errors          TritileError, and below it those of errors, which has the warnings, too
 """
 
 import os
@@ -40,41 +34,12 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.core.config import Config
     from tritile.core.device import Device
     from tritile.core.gpus import target_device
-    from tritile.core.problem import (
-        GroupedProblem,
-        KernelProblem,
-        MatmulProblem,
-        PermuteProblem,
-        QuantizedProblem,
-    )
     from tritile.core.quantized import QuantizedWeight
-    from tritile.core.settings import batch_invariant, current_mode, mode
+    from tritile.core.settings import batch_invariant, mode
     from tritile.core.version import __version__ as __version__
-    from tritile.errors import (
-        ConversionWarning,
-        DeviceError,
-        DistributedError,
-        DtypeError,
-        FileError,
-        GradientError,
-        InterpreterWarning,
-        InvalidValueError,
-        IsolationWarning,
-        NotCompiledError,
-        NotTunedError,
-        OverlapError,
-        PrecisionWarning,
-        SettingWarning,
-        ShapeError,
-        StoreWarning,
-        TritileError,
-        TuningError,
-        UnsupportedError,
-        UntestedWarning,
-        UntunedWarning,
-    )
+    from tritile.errors import TritileError
     from tritile.in_torch import use_in_torch
-    from tritile.ops import operators
+    from tritile.ops import operators as _operators  # noqa: F401, registers torch.ops.tritile
     from tritile.ops.fused import addmm, baddbmm, linear
     from tritile.ops.gated import gated_linear
     from tritile.ops.grouped import grouped_matmul
@@ -84,16 +49,15 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.ops.quantize import quantize
     from tritile.ops.run import forget
     from tritile.ops.scaled import scaled_matmul
-    from tritile.planning.kernel_plan import KernelPlan
     from tritile.planning.plans import Plan
     from tritile.planning.sync import sync
 
 if TYPE_CHECKING:
-    from tritile.lab.bench import BenchResult, bench
-    from tritile.lab.capabilities import Capabilities, capabilities
-    from tritile.lab.check import CheckResult, check
-    from tritile.lab.explain import Explanation, explain
-    from tritile.lab.tune import TuneResult, tune
+    from tritile.lab.bench import bench
+    from tritile.lab.capabilities import capabilities
+    from tritile.lab.check import check
+    from tritile.lab.explain import explain
+    from tritile.lab.tune import tune
     from tritile.lab.warm import warm
     from tritile.tune import kernels
     from tritile.tune.autotuner import autotune
@@ -101,12 +65,7 @@ if TYPE_CHECKING:
 
 # Resolved when asked for (PEP 562): a process that only launches loads no tuner.
 _LAZY = {
-    "BenchResult": "tritile.lab.bench",
-    "Capabilities": "tritile.lab.capabilities",
-    "CheckResult": "tritile.lab.check",
-    "Explanation": "tritile.lab.explain",
     "Space": "tritile.tune.spaces",
-    "TuneResult": "tritile.lab.tune",
     "autotune": "tritile.tune.autotuner",
     "bench": "tritile.lab.bench",
     "capabilities": "tritile.lab.capabilities",
@@ -119,43 +78,12 @@ _LAZY = {
 _MODULES = ("kernels", "tune")  # the package `tune` can be called: it calls `tritile.lab.tune.tune`
 
 __all__ = [
-    "BenchResult",
-    "Capabilities",
-    "CheckResult",
     "Config",
-    "ConversionWarning",
     "Device",
-    "DeviceError",
-    "DistributedError",
-    "DtypeError",
-    "Explanation",
-    "FileError",
-    "GradientError",
-    "GroupedProblem",
-    "InterpreterWarning",
-    "InvalidValueError",
-    "IsolationWarning",
-    "KernelPlan",
-    "KernelProblem",
-    "MatmulProblem",
-    "NotCompiledError",
-    "NotTunedError",
-    "OverlapError",
-    "PermuteProblem",
     "Plan",
-    "PrecisionWarning",
-    "QuantizedProblem",
     "QuantizedWeight",
-    "SettingWarning",
-    "ShapeError",
     "Space",
-    "StoreWarning",
     "TritileError",
-    "TuneResult",
-    "TuningError",
-    "UnsupportedError",
-    "UntestedWarning",
-    "UntunedWarning",
     "addmm",
     "autotune",
     "baddbmm",
@@ -165,7 +93,6 @@ __all__ = [
     "capabilities",
     "check",
     "contiguous",
-    "current_mode",
     "errors",
     "explain",
     "forget",
@@ -177,7 +104,6 @@ __all__ = [
     "mm",
     "mode",
     "nn",
-    "operators",
     "permute",
     "plan",
     "quantize",

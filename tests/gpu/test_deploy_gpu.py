@@ -41,7 +41,7 @@ import torch, triton, tritile
 from tritile.errors import NotCompiledError
 
 products, orders = json.loads(sys.argv[1])
-assert tritile.current_mode() == "strict"
+assert tritile.core.settings.current_mode() == "strict"
 heard = []
 triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
 torch.manual_seed(0)

@@ -10,6 +10,7 @@ import tritile
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile import errors
 from tritile.core import settings
+from tritile.core.problem import MatmulProblem
 from tritile.core.settings import cache_dir, tune_budget_s
 from tritile.ops import checks
 
@@ -340,8 +341,8 @@ def test_unknown_modes(value):
 
 def test_unknown_mode_from_outside(monkeypatch):
     monkeypatch.setenv("TRITILE_MODE", "fastest")
-    problem = tritile.MatmulProblem(1, 8, 8, 8, "float16", "float16")
-    for call in (tritile.current_mode, lambda: tritile.plan(problem, device=tritile.target_device("sm_90"))):
+    problem = MatmulProblem(1, 8, 8, 8, "float16", "float16")
+    for call in (settings.current_mode, lambda: tritile.plan(problem, device=tritile.target_device("sm_90"))):
         with pytest.raises(
             errors.InvalidValueError, match=r"TRITILE_MODE.*'fastest'.*cached, tune, strict, off"
         ):
@@ -349,16 +350,16 @@ def test_unknown_mode_from_outside(monkeypatch):
 
 
 def test_the_innermost_mode_wins(monkeypatch):
-    assert tritile.current_mode() == "cached"
+    assert settings.current_mode() == "cached"
     monkeypatch.setenv("TRITILE_MODE", "off")
-    assert tritile.current_mode() == "off"
+    assert settings.current_mode() == "off"
     with tritile.mode("strict"):
         with tritile.mode("tune"):
-            assert tritile.current_mode() == "tune"
-        assert tritile.current_mode() == "strict"
+            assert settings.current_mode() == "tune"
+        assert settings.current_mode() == "strict"
     with pytest.raises(KeyError), tritile.mode("tune"):
         raise KeyError
-    assert tritile.current_mode() == "off"
+    assert settings.current_mode() == "off"
 
 
 @pytest.mark.parametrize("value", ["soon", "", "0", "-1", "nan", "1s"])

@@ -247,7 +247,7 @@ def test_a_call_that_cannot_be_sent_is_checked_here_with_a_warning(monkeypatch):
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: target_device("nvidia-h200"))
     monkeypatch.setattr(checking, "room_of", lambda call: (0, 1))  # bytes
     kernel = decorated(*GOOD, UNMASKED)
-    refused = tritile.UnsupportedError("its tensors take too much")
+    refused = tritile.errors.UnsupportedError("its tensors take too much")
     monkeypatch.setattr(checking, "pack", lambda *given: (_ for _ in ()).throw(refused))
     with pytest.warns(IsolationWarning, match="take too much"):
         found = tritile.check(kernel, *arguments(63), grid=(1,))

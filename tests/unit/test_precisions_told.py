@@ -105,7 +105,7 @@ def launched(monkeypatch):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             tritile.matmul(torch.empty(m, k), torch.empty(k, n), **words)
-        return [each for each in caught if each.category is tritile.PrecisionWarning]
+        return [each for each in caught if each.category is tritile.errors.PrecisionWarning]
 
     return told
 

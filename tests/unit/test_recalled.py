@@ -150,7 +150,7 @@ def test_a_damaged_table_is_left_out_with_a_warning(tmp_path):
     path = tmp_path / "kernels.json"
     path.write_text("{")
     kernel, bench = decorated(table=path, mode="cached")
-    with pytest.warns(tritile.StoreWarning, match=r"kernels\.json"):
+    with pytest.warns(tritile.errors.StoreWarning, match=r"kernels\.json"):
         assert run(kernel, bench, 64) == 16
     entry = {"config": {"kwargs": {"B": [1]}}, "us": 1.0}
     problem = json.dumps({"op": "kernel", "kernel": "fill"})

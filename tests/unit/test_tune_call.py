@@ -113,7 +113,7 @@ def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
         (PROBLEM, (), {"strategy": "luck"}, InvalidValueError, "screening"),
         (PROBLEM, (), {"strategy": ["random"]}, InvalidValueError, "screening"),
         (PROBLEM, (), {"budget": 0}, InvalidValueError, "budget is 0"),
-        ("matmul", (torch.zeros(3, 4), torch.zeros(5, 6)), {}, tritile.ShapeError, "K is 4"),
+        ("matmul", (torch.zeros(3, 4), torch.zeros(5, 6)), {}, tritile.errors.ShapeError, "K is 4"),
     ],
 )
 def test_bad_requests_are_refused(asked, what, args, words, error, wanted):

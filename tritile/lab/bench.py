@@ -126,7 +126,7 @@ def bench(
     The time on the host is told of calls with tensors on the GPU that take less than a millisecond there.
 
     Returns:
-        A `tritile.BenchResult`, which prints as a table.
+        A `BenchResult`, which prints as a table.
 
     Raises:
         TritileError: as the call itself raises it for its arguments.

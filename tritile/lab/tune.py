@@ -218,7 +218,7 @@ def tune(
         kwargs: keyword arguments of the call.
 
     Returns:
-        A `tritile.TuneResult`, which prints as a table.
+        A `TuneResult`, which prints as a table.
 
     Raises:
         TritileError: as the call itself raises it for its arguments.

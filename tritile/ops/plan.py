@@ -140,7 +140,7 @@ def plan(
         kwargs: keyword arguments of the call.
 
     Returns:
-        A `tritile.Plan`; of a decorated kernel a `tritile.KernelPlan`.
+        A `tritile.Plan`; of a decorated kernel a `KernelPlan`, which has a `problem`, `config` and `source`.
 
     Raises:
         TritileError: as the call itself raises it for its arguments.
