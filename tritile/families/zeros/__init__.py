@@ -1,1 +1,0 @@
-"""Make int8 products with zero points."""
