@@ -22,7 +22,7 @@ from tests.reference import (
     placed,
     values,
 )
-from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
+from tests.scales import assert_block_scaled, assert_exact, blocks_of, scale
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
 from tritile.errors import OverlapError
@@ -281,12 +281,12 @@ def test_calls_met_again_prepare_nothing(monkeypatch):
     x, weight, bias = gpu((130, 260)), gpu((140, 260), seed=1), gpu((140,), seed=2)
     eight, wide = gpu((128, 256), E4M3), gpu((128, 256), E4M3, 1).mT
     scales = scale(128, 1).cuda(), scale(1, 128).cuda()
-    whole, one = gpu((128, 256), INT8), zero().cuda()
+    whole, one = gpu((128, 256), INT8), torch.ones((), device="cuda")
     calls = [
         lambda: tritile.linear(x, weight, bias, activation="gelu"),
         lambda: tritile.addmm(bias, x, weight.mT, beta=2),
         lambda: tritile.scaled_matmul(eight, wide, *scales),
-        lambda: tritile.scaled_matmul(whole, whole.mT, *scales, zero_a=one),
+        lambda: tritile.scaled_matmul(whole, whole.mT, one, one),
         lambda: tritile.gated_linear(x, weight, weight + 1, bias_gate=bias),
     ]
     first = [bytes_of(call()) for call in calls]
@@ -407,33 +407,28 @@ def test_products_by_pieces_with_epilogues(config, how):
 
 
 @pytest.mark.parametrize("size", [(256, 320, 512), (77, 515, 259), (16, 256, 4100)], ids=str)
-@pytest.mark.parametrize("kind", [INT8, torch.int32], ids=name)
 @pytest.mark.parametrize("turned", [True, False])
-def test_zero_points(size, kind, turned):
+def test_int8_with_scales(size, turned):
     m, n, k = size
     a, b = gpu((m, k), INT8), gpu((k, n), INT8, 1)
     a, b = (placed(a, "column"), b) if turned else (a, placed(b, "column"))
     scales, bias = (scale(m, 1).cuda() / 64, scale(1, n).cuda() / 64), gpu((n,), FP32, 2)
-    given = (None, zero(kind=kind).cuda()), (zero(m, 1, kind=kind).cuda(), zero(1, n, kind=kind).cuda())
-    for zero_a, zero_b in ((given[0][1], None), (None, given[0][1]), given[1], (given[1][0], given[0][1])):
-        for out in (None, torch.empty(n, m, dtype=FP32, device="cuda").mT):
-            how = {"zero_a": zero_a, "zero_b": zero_b, "bias": bias, "out": out}
-            for _ in range(2):
-                got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32, **how)
-                assert_zeroed(got, a, b, zero_a, zero_b, Sides(*scales, bias))
-    extras = Extras(*scales, zero_a=given[1][0], zero_b=given[1][1])
-    call = described(a, b, torch.empty(m, n, device="cuda"), "ieee", extras)
+    for out in (None, torch.empty(n, m, dtype=FP32, device="cuda").mT):
+        for _ in range(2):
+            got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32, bias=bias, out=out)
+            assert_exact(got, a, b, Sides(*scales, bias))
+    call = described(a, b, torch.empty(m, n, device="cuda"), "ieee", Extras(*scales))
     for config in model.screened(call.problem, devices.gpu(0), 6):
         launch.prepare(call, config)(*call.tensors)
-        assert_zeroed(call.out.tensor, a, b, *given[1], Sides(*scales))
+        assert_exact(call.out.tensor, a, b, Sides(*scales))
 
 
 def test_one_tensor_as_both_operands_and_then_two():
     a, b = gpu((128, 128), INT8), gpu((128, 128), INT8, 1)
-    one, zeros = torch.ones((), device="cuda"), (zero(128, 1).cuda(), zero(1, 128).cuda())
+    one = torch.ones((), device="cuda")
     for left, right in ((a, a), (a, b), (b, b)):
-        got = tritile.scaled_matmul(left, right, one, one, zero_a=zeros[0], zero_b=zeros[1], out_dtype=FP32)
-        assert_zeroed(got, left, right, *zeros, Sides())
+        got = tritile.scaled_matmul(left, right, one, one, out_dtype=FP32)
+        assert_exact(got, left, right, Sides())
 
 
 GATED = [config for config in CONFIGS if config.family in ("tile", "descriptor")]
@@ -508,7 +503,7 @@ PROBLEMS = [
     {"epilogue": "bias=full weighted silu", "batch": 3},
     {"epilogue": "gated silu"},
     {"epilogue": "bias=row bias_up=row gated gelu", "a_align": 2, "b_align": 2},
-    {"dtype": "int8", "epilogue": "scale_a=column scale_b=row zero_a=column zero_b=row"},
+    {"dtype": "int8", "epilogue": "scale_a=column scale_b=row"},
     {"dtype": "float8_e4m3fn", "block_scales": "1x128"},
     {"dtype": "float8_e4m3fn", "b_dtype": "float8_e5m2", "epilogue": "scale_a=one scale_b=row"},
     {"dtype": "float64", "out_dtype": "float64", "epilogue": "bias=row weighted gated silu"},

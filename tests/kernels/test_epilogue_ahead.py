@@ -22,7 +22,6 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.runtime import ahead
-from tritile.runtime.offline import resources
 
 PLAIN = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 ODD = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_align=2, b_align=2, out_align=4)
@@ -288,38 +287,6 @@ def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     assert model.families(problem, device) == ["tile", "descriptor"]
     plain, gated = (ahead.compile_resources(p, tma(64, 64, 64, 4, 4), device) for p in (PLAIN, problem))
     assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
-
-
-ZEROS = ("zero_a=one", "zero_b=row", "zero_a=column zero_b=row", "zero_a=one zero_b=one")
-
-
-def with_zero_points(zeros):
-    return replace(INT8, epilogue=f"scale_a=column scale_b=row bias=row {zeros} silu")
-
-
-@pytest.mark.parametrize(
-    ("zeros", "config"),
-    [
-        (ZEROS[2], tma(64, 128, 128, 4, 3, persistent=True)),
-        (ZEROS[3], tma(64, 64, 128, 4, 3, split=4)),
-        *(later(zeros, tma(64, 128, 128, 4, 3, persistent=True)) for zeros in (*ZEROS[:2], ZEROS[3])),
-        *(later(zeros, tma(64, 64, 128, 4, 3, split=4)) for zeros in ZEROS[:3]),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-def test_zero_points_by_descriptor(name, zeros, config):
-    fits(with_zero_points(zeros), config, name)
-
-
-@pytest.mark.parametrize("zeros", ZEROS)
-@pytest.mark.parametrize("name", NAMES)
-def test_zero_points(name, zeros):
-    problem, device = with_zero_points(zeros), target_device(name)
-    fits(problem, tile(64, 64, 64, 4, 3), name)
-    kernels = kernels_of(problem, tile(64, 64, 64, 4, 3), device)
-    assert [kernel.name for kernel in kernels] == ["add_up", "matmul_tile"]
-    assert resources(kernels[0]).excess(device) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ import torch
 import tritile
 from tests.configs import tile, tma
 from tests.reference import FP8, Sides, assert_fused, frame, guard_intact, name, placed, values
-from tests.scales import assert_block_scaled, assert_zeroed, blocks_of, scale, zero
+from tests.scales import assert_block_scaled, assert_exact, blocks_of, scale
 from tritile.families.common.work import Buffer
 from tritile.families.work import work_of
 from tritile.ops.described import Extras, described
@@ -132,77 +132,43 @@ def test_operands_lie_in_any_way():
         assert_block_scaled(got, a, b, *scales, (1, 128))
 
 
-ZEROS = {
-    "none": (None, None),
-    "one": (zero(), zero(1, seed=12)),
-    "one of a": (zero(1, 1, kind=torch.int32), None),
-    "one of b": (None, zero(kind=torch.int32)),
-    "rows": (zero(19, 1), None),
-    "columns": (None, zero(1, 23, kind=torch.int32)),
-    "rows and columns": (zero(19, 1, kind=torch.int32), zero(1, 23)),
-    "one and columns": (zero(), zero(1, 23)),
-}
-
-
-@pytest.mark.parametrize(
-    ("zeros", "k"), [*((zeros, 41) for zeros in ZEROS), *(("one and columns", k) for k in (1, 1100))]
-)
-def test_zero_points(zeros, k):
+@pytest.mark.parametrize("k", [1, 41, 1100])
+@pytest.mark.parametrize("shapes", [((), ()), ((19, 1), (1, 23)), ((1, 1), (1, 23))], ids=str)
+def test_int8(shapes, k):
     a, b = values((19, k), INT8), values((k, 23), INT8, 1)
-    scales, (zero_a, zero_b) = (scale(19, 1), scale(1, 23)), ZEROS[zeros]
-    got = tritile.scaled_matmul(a, b, *scales, zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
-    assert_zeroed(got, a, b, zero_a, zero_b, Sides(*scales))
+    scales = [scale(*shape) for shape in shapes]
+    got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32)
+    assert_exact(got, a, b, Sides(*scales))
 
 
 @pytest.mark.parametrize("layout", ["column", "sliced", "sparse"])
-def test_zero_points_of_operands_that_lie_in_any_way(layout):
+def test_int8_that_lies_in_any_way(layout):
     a, b = placed(values((19, 141), INT8), layout), placed(values((141, 23), INT8, 1), layout)
-    zero_a, zero_b = (placed(z, layout) for z in ZEROS["rows and columns"])
     bias, residual = values((23,), FP32, 2), values((19, 23), torch.float16, 3)
     how = {"bias": bias, "residual": residual, "activation": "gelu"}
-    got = tritile.scaled_matmul(a, b, scale(), scale(), zero_a=zero_a, zero_b=zero_b, **how)
-    assert_zeroed(got, a, b, zero_a, zero_b, Sides(scale(), scale(), bias, residual, "gelu"))
+    got = tritile.scaled_matmul(a, b, scale(), scale(), **how)
+    assert_exact(got, a, b, Sides(scale(), scale(), bias, residual, "gelu"))
 
 
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=str)
-@pytest.mark.parametrize(
-    ("zeros", "layout"),
-    [
-        ("one of a", "row"),
-        ("one of b", "column"),
-        *(("rows and columns", each) for each in ("row", "column")),
-    ],
-)
-def test_every_family_takes_zero_points(config, zeros, layout):
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_every_family_takes_int8(config, layout):
     m, n, k = 19, 23, 300
     a, b = values((m, k), INT8), values((k, n), INT8, 1)
-    zero_a, zero_b = ZEROS[zeros]
     scales, bias = (scale(m, 1), scale(1, n)), values((n,), FP32, 2)
     buffer, out = frame((m, n), FP32, layout)
-    call = described(a, b, out, "ieee", Extras(*scales, bias, zero_a=zero_a, zero_b=zero_b))
+    call = described(a, b, out, "ieee", Extras(*scales, bias))
     assert call.swapped == (layout == "column")
     launch.run_interpreted(call, config)
-    assert_zeroed(out, a, b, zero_a, zero_b, Sides(*scales, bias))
+    assert_exact(out, a, b, Sides(*scales, bias))
     assert guard_intact(buffer, out)
-
-
-def test_zero_points_are_exact_where_float32_is_not():
-    """All sums are near 2^25 before zero points take them away, down to small odd numbers."""
-    k = 2100
-    a = torch.full((3, k), 127, dtype=INT8)
-    a[:, 0] = torch.tensor([126, 125, 124])
-    b = torch.full((k, 2), 127, dtype=INT8)
-    one, zero_a = torch.ones(()), torch.tensor(127, dtype=torch.int32)
-    got = tritile.scaled_matmul(a, b, one, one, zero_a=zero_a, out_dtype=FP32)
-    assert torch.equal(got, torch.tensor([[-127.0] * 2, [-254.0] * 2, [-381.0] * 2]))
 
 
 def test_one_tensor_as_both_operands():
     a = values((23, 23), INT8)
-    zero_a, zero_b = zero(23, 1), zero(1, 23)
-    got = tritile.scaled_matmul(a, a, scale(), scale(), zero_a=zero_a, zero_b=zero_b, out_dtype=FP32)
-    assert_zeroed(got, a, a, zero_a, zero_b, Sides(scale(), scale()))
-    extras = Extras(scale(), scale(), zero_a=zero_a, zero_b=zero_b)
+    got = tritile.scaled_matmul(a, a, scale(), scale(), out_dtype=FP32)
+    assert_exact(got, a, a, Sides(scale(), scale()))
+    extras = Extras(scale(), scale())
     call = described(a, a, torch.empty(23, 23), "ieee", extras)
     step = work_of(call, CONFIGS[0], 1, False).steps[-1]
     assert step.values[:3] == (Buffer("a"), Buffer("b"), Buffer("out"))  # not one buffer for both

@@ -56,14 +56,10 @@ def test_every_operation(sample, recorded, compared):
 
 def scaled_calls():
     eight, scale = torch.empty(16, 256, dtype=torch.float8_e4m3fn), torch.empty(16, 2)
-    whole, zero = torch.empty(16, 32, dtype=torch.int8), torch.empty(16, 1, dtype=torch.int8)
-    one = torch.empty(())
+    whole, one = torch.empty(16, 32, dtype=torch.int8), torch.empty(())
     return {
         "fp8": (lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1].mT), (eight, scale)),
-        "int8": (
-            lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1], zero_a=t[2]),
-            (whole, one, zero),
-        ),
+        "int8": (lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1]), (whole, one)),
         "fp8 matmul": (lambda *t: tritile.matmul(t[0], t[0].mT), (eight,)),
         "int8 matmul": (lambda *t: tritile.matmul(t[0], t[0].mT), (whole,)),
     }

@@ -14,13 +14,12 @@ from tritile.families.complex import lowering as complexes
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.ozaki import lowering as ozaki
 from tritile.families.rows import lowering as rows
-from tritile.families.zeros import lowering as zeros
 
 __all__ = ["Lowered", "joined", "lowered"]
 
 
 # A product takes the first that it wants; the core may want another.
-LOWERINGS: Final = (complexes, zeros, fp16x3, ozaki, rows)
+LOWERINGS: Final = (complexes, fp16x3, ozaki, rows)
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:

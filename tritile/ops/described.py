@@ -28,8 +28,6 @@ class Extras(NamedTuple):
     alpha: complex = 1.0
     beta: complex = 1.0
     bias_up: torch.Tensor | None = None
-    zero_a: torch.Tensor | None = None
-    zero_b: torch.Tensor | None = None
     up: torch.Tensor | None = None
     blocks: tuple[torch.Tensor, torch.Tensor] | None = None
     shared: str = ""

@@ -42,7 +42,6 @@ _OUT_DTYPES: Final = {
     torch.complex128: (torch.complex128,),
 }  # the operands' own dtype is the default where it is listed, else the first
 _BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
-_ZEROS: Final = ("zero_a", "zero_b")  # integers, checked by `scaled_matmul` itself
 
 
 def _check_dtypes(
@@ -204,7 +203,7 @@ class Product(Asked):
             raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
         for role in SIDES:
             tensor = getattr(extras, role)
-            if tensor is not None and role not in _ZEROS:
+            if tensor is not None:
                 _check_side(op, name_of_role(op, role), tensor, a, shape)
         if out is not None:
             check_out(op, out, shape, dtype, a)

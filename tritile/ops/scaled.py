@@ -63,21 +63,6 @@ def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: to
     return Extras(blocks=(scale_a, scale_b), shared=f"{of_a}x{of_b}")
 
 
-def _zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Any, zero_b: Any) -> dict[str, Any]:
-    """Return the given zero points by the names of `Extras`. Raise a TritileError where they do not fit."""
-    found = {}
-    for name, zero, rows in (("zero_a", zero_a, (a.shape[0], 1)), ("zero_b", zero_b, (1, b.shape[1]))):
-        if zero is None:
-            continue
-        check_beside(_OP, a, name, zero, (torch.int32, torch.int8))
-        if a.dtype != torch.int8:
-            raise DtypeError(f"{_OP}: {name} is given for {name_of(a.dtype)} operands: wanted int8")
-        if zero.numel() != 1 and tuple(zero.shape) != rows:
-            raise ShapeError(f"{_OP}: {name} has shape {tuple(zero.shape)}: wanted one element or {rows}")
-        found[name] = zero.reshape(()) if zero.numel() == 1 else zero
-    return found
-
-
 def scaled_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -90,8 +75,6 @@ def scaled_matmul(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     use_fast_accum: bool = False,
-    zero_a: torch.Tensor | None = None,
-    zero_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return activation((a * scale_a) @ (b * scale_b) + bias) + residual, as `torch._scaled_mm` does.
 
@@ -111,12 +94,8 @@ def scaled_matmul(
         out: as for `tritile.linear`.
         use_fast_accum: leave sums of fp8 to the tensor cores, which on Hopper keep 14 bits. Otherwise, and
             always where each 128 of K has a scale, sums are moved to fp32 block by block.
-        zero_a: for int8 operands: int32 or int8, one element or (M, 1), subtracted from a before it is
-            scaled.
-        zero_b: the same for b: one element or (1, N).
 
-    int8 sums, with their zero points, are exact in int32 and scaled in float32. A sum of (a - zero_a) (b -
-    zero_b) beyond int32 is undefined.
+    int8 sums are exact in int32 and scaled in float32.
 
     Differentiable with respect to bias and residual only.
 
@@ -126,7 +105,7 @@ def scaled_matmul(
     Raises:
         TritileError: as `tritile.matmul` raises it.
     """
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    tensors = (a, b, scale_a, scale_b, bias, residual)
     options = (out_dtype, activation, use_fast_accum)
     done = recall(_OP, tensors, out, options)
     return computed(_OP, tensors, out, options) if done is None else done
@@ -135,13 +114,12 @@ def scaled_matmul(
 @asks(_OP)
 def scaled_of(
     a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
-    use_fast_accum: bool, zero_a: Any, zero_b: Any,
+    use_fast_accum: bool,
 ) -> Product:  # fmt: skip
     """Return the product that `scaled_matmul` computes. Raise a TritileError for bad arguments."""
     _check_operands(a, b, scale_a, scale_b)
     extras = _extras(a, b, scale_a, scale_b)
-    extras = extras._replace(**_zeros(a, b, zero_a, zero_b))
     extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))
     fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
-    tensors = (a, b, scale_a, scale_b, bias, residual, zero_a, zero_b)
+    tensors = (a, b, scale_a, scale_b, bias, residual)
     return Product(_OP, tensors, a, b, extras, out_dtype, "fast" if fast else None)

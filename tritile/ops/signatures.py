@@ -21,8 +21,7 @@ SCHEMAS: Final = {
     "gated_linear": "Tensor input, Tensor weight_gate, Tensor weight_up, str? activation=\"silu\", "
     f"Tensor? bias_gate=None, Tensor? bias_up=None, *, {_HOW}",
     "scaled_matmul": "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, "
-    "Tensor? bias=None, str? activation=None, Tensor? residual=None, bool use_fast_accum=False, "
-    "Tensor? zero_a=None, Tensor? zero_b=None",
+    "Tensor? bias=None, str? activation=None, Tensor? residual=None, bool use_fast_accum=False",
     "grouped_matmul": "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, "
     f"*, {_HOW}",
     "permute": "Tensor input, int[] dims",

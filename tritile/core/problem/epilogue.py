@@ -15,7 +15,7 @@ REMAINDER: Final = "remainder"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Describe activation(alpha * scale_a * scale_b * (a - zero_a) @ (b - zero_b) + beta * bias) + residual.
+    """Describe activation(alpha * scale_a * scale_b * a @ b + beta * bias) + residual.
 
     With `gated` it is activation(...) * (a @ up + bias_up) + residual, for a second matrix `up` of the size
     of b.
@@ -23,7 +23,6 @@ class Epilogue:
     - Each operand says how it is spread over the result (see SPREADS), "" where there is none.
     - `activation` is one of ACTIVATIONS or "".
     - `weighted`: alpha and beta are given.
-    - Zero points are for integers, of a by row and of b by column.
 
     For int32 sums of lowered products, `activation` may be REMAINDER: sums modulo scale_a, as near 0 as
     possible, where scale_a differs by matrix alone.
@@ -39,8 +38,6 @@ class Epilogue:
     activation: str = ""
     weighted: bool = False
     bias_up: str = ""
-    zero_a: str = ""
-    zero_b: str = ""
     gated: bool = False
 
     def __post_init__(self) -> None:
@@ -51,11 +48,8 @@ class Epilogue:
             raise InvalidValueError(
                 f"{self!r}: wanted spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
             )
-        zeros = self.zero_a in ("", "one", "column") and self.zero_b in ("", "one", "row")
-        if not zeros or (self.bias_up and not self.gated):
-            raise InvalidValueError(
-                f"{self!r}: wanted zero_a of one or column, zero_b of one or row, bias_up only where gated"
-            )
+        if self.bias_up and not self.gated:
+            raise InvalidValueError(f"{self!r}: wanted bias_up only where gated")
 
     def __str__(self) -> str:
         sides = [f"{name}={getattr(self, name)}" for name in SIDES if getattr(self, name)]
@@ -76,8 +70,8 @@ class Epilogue:
 
 
 # Operands in the order kernels take them, and those that are exchanged in out^T = b^T a^T.
-SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up", "zero_a", "zero_b")
-TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a", "zero_a": "zero_b", "zero_b": "zero_a"}
+SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up")
+TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a"}
 _FLAGS: Final = ("weighted", "gated")
 
 

@@ -114,9 +114,6 @@ class MatmulProblem(Laid):
             check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
         fused = epilogue_of(self.epilogue)
         check(not fused.gated or self._gateable, self, "gated products of real floating types")
-        zeros = fused.zero_a or fused.zero_b
-        whole = self.dtype == "int8" and self.batch == 1
-        check(not zeros or whole, self, "zero points of int8, in one product")
 
     @property
     def _gateable(self) -> bool:

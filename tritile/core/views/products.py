@@ -99,8 +99,7 @@ def spread(view: View | None) -> str:
 class Fused:
     """Describe what is done to a call's sums before they are stored: see `tritile.core.problem.Epilogue`.
 
-    Operands are stretched to the size of the result by strides of 0. With zero points, kernels also take sums
-    of rows of a and of columns of b (see `tritile.families.zeros.lowering`).
+    Operands are stretched to the size of the result by strides of 0.
     """
 
     scale_a: View | None = None
@@ -111,21 +110,17 @@ class Fused:
     alpha: float = 1.0
     beta: float = 1.0
     bias_up: View | None = None
-    zero_a: View | None = None
-    zero_b: View | None = None
-    sums_a: View | None = None
-    sums_b: View | None = None
     gated: bool = False
 
     @property
     def views(self) -> tuple[View | None, ...]:
         """Return the operands, None where there is none."""
-        return tuple(getattr(self, name) for name in _VIEWS)
+        return tuple(getattr(self, name) for name in SIDES)
 
     @property
     def named(self) -> tuple[tuple[str, View | None], ...]:
         """Return the same with their names."""
-        return tuple(zip(_VIEWS, self.views, strict=True))
+        return tuple(zip(SIDES, self.views, strict=True))
 
     @property
     def epilogue(self) -> Epilogue:
@@ -137,7 +132,7 @@ class Fused:
     def mapped(self, change: Callable[[View], View]) -> "Fused":
         """Return the same with every operand changed."""
         changed = (view and change(view) for view in self.views)
-        views: dict[str, Any] = dict(zip(_VIEWS, changed, strict=True))
+        views: dict[str, Any] = dict(zip(SIDES, changed, strict=True))
         return replace(self, **views)
 
     @property
@@ -147,7 +142,6 @@ class Fused:
         return replace(turned, **{other: getattr(turned, name) for name, other in TURNED.items()})
 
 
-_VIEWS: Final = (*SIDES, "sums_a", "sums_b")
 UNFUSED: Final = Fused()
 
 
@@ -282,13 +276,13 @@ def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
 
 
 def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
-    """Return an operand of an epilogue: scales in float32, zero points in int8, others in the result's type.
+    """Return an operand of an epilogue: scales in float32, others in the result's type.
 
     Full ones are a matrix each.
     """
     if not how:
         return None
-    dtype = {"scale": "float32", "zero": "int8"}.get(name.partition("_")[0], problem.out_dtype)
+    dtype = "float32" if name.startswith("scale") else problem.out_dtype
     strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (problem.n, 1)}[how]
     elements = {"one": 1, "row": problem.n, "column": problem.m, "full": problem.m * problem.n}[how]
     each = elements if how == "full" else 0

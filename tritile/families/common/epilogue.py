@@ -10,7 +10,7 @@ def side_tile(
 ):  # fmt: skip
     """Return the part of operand WHICH that goes with a tile, zero past the result's edges.
 
-    In fp32 (fp64 stays), whole numbers in int32.
+    In fp32; fp64 stays.
 
     SPREAD says whether it differs by row and column. `index` is the matrix of the batch, as one number or as
     many as `shape` has.
@@ -36,9 +36,7 @@ def side_tile(
     else:
         inside = (rows[:, None] < M) & (columns[None, :] < N)
         part = tl.load(ptr + by_row + by_column, mask=inside, other=0.0)
-    if part.dtype.is_int():
-        part = part.to(tl.int32)
-    elif part.dtype != tl.float64:
+    if part.dtype != tl.float64:
         part = part.to(tl.float32)
     return part
 
@@ -103,11 +101,9 @@ def remainder(acc, modulus):
 def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexpr, up):
     """activation(alpha * scale_a * scale_b * acc + beta * bias) + residual, of a tile (see `finished`).
 
-    Zero points are taken out of acc first, exactly: (a - zero_a) (b - zero_b) sums to what a b does, less
-    zero_a times sums of columns of b, less zero_b times those of rows of a, plus K zero_a zero_b, which is
-    already in the sums of b. Gated: what is activated is multiplied by `up` + bias_up.
+    Gated: what is activated is multiplied by `up` + bias_up.
     """
-    WEIGHTS: tl.constexpr = 9 * (3 + len(shape))
+    WEIGHTS: tl.constexpr = 5 * (3 + len(shape))
     SCALE_A: tl.constexpr = EPILOGUE[0]
     SCALE_B: tl.constexpr = EPILOGUE[1]
     BIAS: tl.constexpr = EPILOGUE[2]
@@ -115,14 +111,6 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
     ACTIVATION: tl.constexpr = EPILOGUE[4]
     WEIGHTED: tl.constexpr = EPILOGUE[5]
     BIAS_UP: tl.constexpr = EPILOGUE[6]
-    ZERO_A: tl.constexpr = EPILOGUE[7]
-    ZERO_B: tl.constexpr = EPILOGUE[8]
-    if ZERO_A != "":
-        of_b = side_tile(extra, 8, "row", rows, columns, M, N, index, shape)
-        acc = acc - side_tile(extra, 5, ZERO_A, rows, columns, M, N, index, shape) * of_b
-    if ZERO_B != "":
-        of_a = side_tile(extra, 7, "column", rows, columns, M, N, index, shape)
-        acc = acc - side_tile(extra, 6, ZERO_B, rows, columns, M, N, index, shape) * of_a
     if acc.dtype != tl.float64:
         acc = acc.to(tl.float32)
     if SCALE_A != "":

@@ -102,18 +102,8 @@ def _fused_inputs(call: MatmulCall) -> Inputs:
     return found
 
 
-def _without_zeros(a: torch.Tensor, b: torch.Tensor, zero_a: Side, zero_b: Side) -> torch.Tensor:
-    """Return (a - zero_a) @ (b - zero_b) in int32, of matrices in int8."""
-    sums, kind = of_torch.int_mm(a, b), torch.int32
-    if zero_a is not None:
-        of_b = b.sum(0, keepdim=True, dtype=kind)
-        of_b = of_b if zero_b is None else of_b - a.shape[1] * zero_b.to(kind)
-        sums = sums - zero_a.to(kind) * of_b
-    return sums if zero_b is None else sums - zero_b.to(kind) * a.sum(1, keepdim=True, dtype=kind)
-
-
 def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """Return a @ b with its scales and zero points, in the result's dtype, as a function."""
+    """Return a @ b with its scales, in the result's dtype, as a function."""
     kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
     one = torch.ones((), device=call.a.tensor.device)
 
@@ -125,7 +115,7 @@ def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
             of_a, of_b = scales if len(scales) == 2 else (one, one)
             return of_torch.scaled_mm(a, b, of_a, of_b, out_dtype=kind, use_fast_accum=fast)
         if call.dtype == "int8":
-            sums = _without_zeros(a, b, given.get("zero_a"), given.get("zero_b")).float()
+            sums = of_torch.int_mm(a, b).float()
             for scale in scales:
                 sums.mul_(scale)
             return sums.to(kind)

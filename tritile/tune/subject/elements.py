@@ -166,12 +166,8 @@ def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Pa
     whole = in_pieces(batch, m * (n + k) + k * n)
     for some in (slice(i, i + 1) for i in numbers) if sample else whole:
         right = [each[some].to(wide) for each in rights]
-        if fused.zero_b is not None:
-            right = [right[0] - matrix(fused.zero_b, 1)[:, :1].to(wide)]
         for rows, first in _rows(m, n + k, sample, out.device):
             left = a[some, rows].to(wide)
-            if fused.zero_a is not None:
-                left = left - matrix(fused.zero_a, 1)[:, rows, :1].to(wide)
             parts = [summed(left, each, grown) for each in right]
             wanted, bound = parts[0]
             if fused != UNFUSED:
