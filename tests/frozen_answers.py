@@ -183,9 +183,6 @@ def _others() -> dict[str, Callable[[], Any]]:
         ),
         "scaled_matmul blocks of columns": lambda: tritile.scaled_matmul(a, b, powers(M, 3), powers(3, N)),
         "scaled_matmul int8": lambda: tritile.scaled_matmul(i, j, powers(M, 1), powers(1, N), out_dtype=FP32),
-        "scaled_matmul zero points": lambda: tritile.scaled_matmul(
-            i, j, one, one, zero_a=integers(M, 1).to(torch.int32), zero_b=ends(3), out_dtype=FP32
-        ),
     }
     for bits, group, zeros in ((4, 32, False), (4, 128, True), (8, 64, False), (8, 128, True)):
         name = f"int{bits} in groups of {group}{' with zeros' * zeros}"

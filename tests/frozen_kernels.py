@@ -79,7 +79,6 @@ def _products() -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
         "scaled": ("scaled_matmul", [e, e.mT, one, one], {}),
         "scaled rowwise": ("scaled_matmul", [e, e.mT, rows, rows.mT], {"bias": bias}),
         "scaled int8": ("scaled_matmul", [i, i.mT, rows, rows.mT], {}),
-        "scaled zero points": ("scaled_matmul", [i, i.mT, one, one], {"zero_a": meta(4096, 1, dtype=INT32)}),
         "scaled blocks": (
             "scaled_matmul", [e, e.mT, meta(4096, 32, dtype=FP32), meta(32, 32, dtype=FP32)], {},
         ),

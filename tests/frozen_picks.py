@@ -190,8 +190,8 @@ def _scaled(draw: Drawing, name: str) -> Made:
         words["use_fast_accum"] = True
     if draw.often(0.3):
         words["bias"] = torch.empty(n, dtype=torch.bfloat16, device="meta")
-    if integers and draw.often(0.3):
-        words["zero_a"] = torch.empty(m, 1, dtype=torch.int32, device="meta")
+    if integers:
+        draw.often(0.3)  # read by nothing: the draws after it stay those that are frozen
     if draw.often(0.3):
         words["out_dtype"] = draw.one((torch.float32, torch.float16))
     a = tensor(draw, m, k, dtype=kinds[0], odd=0.05)
