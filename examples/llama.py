@@ -1,7 +1,7 @@
-"""Run a Llama-like model on tritile's kernels by one `with`: python examples/llama.py
+"""Train a Llama-like model whose layers tritile multiplies where it is faster: python examples/llama.py
 
-`tritile.use_in_torch` has an effect on CUDA tensors only. On a CPU the model runs by torch alone, and the
-report counts no call. On a GPU each product is measured beside torch's when it is first met (mode "tune").
+On a GPU tritile and torch are measured at the layers that one step calls (mode "tune"). On a CPU an H200 is
+decided for, by predictions, and torch multiplies.
 """
 
 import torch
@@ -12,7 +12,7 @@ import tritile
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-# An odd vocabulary and an odd number of tokens: use_in_torch gains most at such sizes.
+# An odd vocabulary: tritile gains most at such a head.
 VOCABULARY, TOKENS, WIDTH, HIDDEN, HEADS, LAYERS = (
     (50257, 1501, 2048, 5632, 16, 4) if ON_GPU else (97, 13, 32, 80, 4, 2)
 )
@@ -60,13 +60,13 @@ def main() -> None:
         return loss.item()
 
     expected = step()
-    with tritile.mode("tune"), tritile.use_in_torch() as report:  # the mode first: backward passes go by it
-        loss = step()
-    print(f"loss by torch {expected:.4f}, with use_in_torch {loss:.4f}")
-    print(report)
-    if not ON_GPU:
-        print("use_in_torch handles CUDA tensors only: on this CPU torch computed everything")
+    with tritile.mode("tune"):
+        print(tritile.nn.convert(model, forward=step, device=None if ON_GPU else "nvidia-h200"))
+    loss = step()
+    print(f"loss by torch {expected:.4f}, converted {loss:.4f}")
     assert abs(loss - expected) < 0.02 * expected
+    restored = tritile.nn.restore(model)
+    print(f"{restored} layers are torch's again")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def main() -> None:
     with torch.no_grad():
         expected, before = layer(x), size(layer)
 
-        model = tritile.nn.convert(torch.nn.Sequential(layer), "int4", group_size=GROUP)  # in place
+        model = torch.nn.Sequential(layer)
+        print(tritile.nn.convert(model, "int4", group_size=GROUP))  # in place
         y = model(x)
         error = (y - expected).norm() / expected.norm()
         print(f"{model[0]}: {before} bytes became {size(model)}; error of rounding {error:.1%}")

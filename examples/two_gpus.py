@@ -32,7 +32,7 @@ def run() -> None:
     torch.manual_seed(0)  # the same weights and data on every rank
     up, down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
     model = nn.Sequential(OrderedDict(up=up, down=down))
-    model = tritile.nn.convert(model.to("cuda", torch.bfloat16), "linear")
+    tritile.nn.convert(model.to("cuda", torch.bfloat16), always=True)
     x = torch.randn(TOKENS, WIDTH, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         expected = model(x)

@@ -12,9 +12,6 @@ for _library in ("OMP", "OPENBLAS"):  # small products, several test processes: 
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from tritile.in_torch import building  # noqa: E402
-from tritile.in_torch.crossing import Crossing  # noqa: E402
-
 # What tests compile is kept from run to run: Triton's own keys hold a kernel's source and the compiler's.
 KEPT = Path(__file__).parents[1] / ".triton"
 os.environ.setdefault("TRITON_CACHE_DIR", str(KEPT / triton.__version__))
@@ -48,7 +45,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITILE_CROSSING", "0")  # nothing is built behind a test
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "inf")  # however slow the machine is
     for name in ("TRITILE_MODE", "TRITILE_BATCH_INVARIANT", "TRITILE_COMMIT"):
         monkeypatch.delenv(name, raising=False)
@@ -65,16 +61,6 @@ def cuda_matmul():
     yield settings
     for name, value in before.items():
         setattr(settings, name, value)
-
-
-@pytest.fixture(scope="session")
-def crossing():
-    """The switch's library in C++, built once for all test processes and kept: its name holds its digest."""
-    if building._compiler() is None:
-        pytest.skip("no C++ compiler here")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITILE_CACHE_DIR", str(KEPT))
-        return Crossing(building.build())
 
 
 @pytest.fixture(scope="session")

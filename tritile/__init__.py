@@ -8,7 +8,7 @@
 Products        matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul
 Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
-In models       nn (layers, convert), use_in_torch (torch's own calls), torch.ops.tritile
+In models       nn (layers; convert, restore), torch.ops.tritile
 Settings        mode, batch_invariant
 Choice          plan, Plan, Config, explain, warm, forget, sync, capabilities, Device, target_device
 Measuring       tune, bench
@@ -38,7 +38,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.core.settings import batch_invariant, mode
     from tritile.core.version import __version__ as __version__
     from tritile.errors import TritileError
-    from tritile.in_torch import use_in_torch
     from tritile.ops import operators as _operators  # noqa: F401, registers torch.ops.tritile
     from tritile.ops.fused import addmm, baddbmm, linear
     from tritile.ops.gated import gated_linear
@@ -112,7 +111,6 @@ __all__ = [
     "target_device",
     "transpose",
     "tune",
-    "use_in_torch",
     "warm",
 ]
 

@@ -79,10 +79,6 @@ class IsolationWarning(UserWarning):
     """Issued where a kernel cannot run in another process: it is measured in this one."""
 
 
-class ConversionWarning(UserWarning):
-    """Issued where `tritile.nn.convert` leaves layers of a model as they are."""
-
-
 class PrecisionWarning(UserWarning):
     """Issued where float32 runs in precision "ieee" by default, and torch is known to be faster."""
 

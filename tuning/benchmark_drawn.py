@@ -95,11 +95,13 @@ def models(lines: list[Line]) -> Iterator[str]:
         worst = min(group, key=lambda line: line["ratio"])
         shown = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**worst)
         mean = f"{geomean(line['ratio'] for line in group):.2f}"
-        off, on = (statistics.median(line[f"first_{side}_s"] for line in group) for side in ("off", "on"))
-        made.append((*names, str(len(group)), mean, shown, worst["model"], f"{off:.1f}", f"{on:.1f}"))
+        before, after = (
+            statistics.median(line[f"first_{side}_s"] for line in group) for side in ("torch", "tritile")
+        )
+        made.append((*names, str(len(group)), mean, shown, worst["model"], f"{before:.1f}", f"{after:.1f}"))
     yield table(
-        "process | mode | pass | models: | geometric mean: | worst: | of | first iteration without, s: "
-        "| with, s:",
+        "process | mode | pass | models: | geometric mean: | worst: | of | first iteration, torch, s: "
+        "| converted, s:",
         made,
     )
 

@@ -35,7 +35,11 @@ ADVICE = (
     ("drawn, aligned", "", TUNE),
     ("invariance, untuned", "", TUNE),
     ("one weight", "", TUNE),
-    ("model", "", "Leave `use_in_torch` off, or tune what the model calls (`tritile tune --model`)."),
+    (
+        "model",
+        "",
+        "Convert it in mode `tune`, which measures (`tritile tune --model`), or keep torch's layers.",
+    ),
     ("complex", "complex128", "Call torch."),
     ("complex", "", 'Call torch, or take `precision="fp16x3"` for hundreds of rows and more.'),
     ("fp64", "float64", "Call torch."),

@@ -14,7 +14,7 @@ import jinja2
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 from benchmark_kinds import DEVICE, HERE, RESULTS
-from benchmark_tables import Cells, Line, latest, measured_on, read, span, table
+from benchmark_tables import Cells, Line, measured_on, read, span, table
 from tritile.core.problem import MatmulProblem
 from tritile.lab.report import recorded
 from tritile.lab.report.results import stored
@@ -25,11 +25,6 @@ PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 TEMPLATE: Final = HERE / "pages" / "benchmarks.md"
 DATA: Final = ("normal", "uniform", "log-normal", "cancelling", "graded", "badly ranged")
 DEPTH: Final = 8192  # terms of a sum, of the errors that the page shows
-TASKS: Final = {
-    "prefill": "prefill, 2x2048", "train": "training step, 2x2048", "decode1": "decoding, batch 1",
-    "decode16": "decoding, batch 16",
-}  # fmt: skip
-HOW: Final = {"eager": "eager", "graphs": "CUDA graph", "compiled": "torch.compile"}
 README_HEAD: Final = "on one H200 | problems: | torch's time / tritile's: | worst:"
 README_ROWS: Final = """
 bf16, ragged, untuned | kind == "drawn, ragged"
@@ -62,20 +57,6 @@ def errors(lines: list[Line]) -> Iterator[Cells]:
         yield name, *(by_data.get(data, "") for data in DATA)
 
 
-def llama(lines: list[Line]) -> Iterator[Cells]:
-    """Yield tokens a second of both models without and with tritile, a row for each task."""
-    found = {(line["model"], line["how"], line["task"]): line for line in lines}
-    for how, how_text in HOW.items():
-        for task, task_text in TASKS.items():
-            own = [found.get((name, how, task)) for name in ("ordinary", "odd")]
-            cells = [
-                (f"{x['torch']:,.0f}", f"{x['tritile']:,.0f}", f"{x['ratio']:.2f}") if x else ("",) * 3
-                for x in own
-            ]
-            if any(own):
-                yield f"{task_text}, {how_text}", *cells[0], *cells[1]
-
-
 def predictions() -> Iterator[Cells]:
     """Yield the median error of predicted times, by store of trials and by operation."""
     for path in sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz")):
@@ -94,18 +75,16 @@ def page(results: Path = HERE / "results") -> str:
     """Return the whole page."""
     lines = stored([RESULTS], print)
     cases = [kinds.told(line) for line in of_cases(lines)]
-    models = read(HERE / "llama" / f"{DEVICE.slug}.json")
     accuracy = read(HERE / "accuracy" / f"{DEVICE.slug}.jsonl")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["spans"] = lambda text: table(kinds.SPAN_HEAD, kinds.spans(cases, text)) + "\n"
     return environment.from_string(TEMPLATE.read_text()).render(
         drawn=drawn, kinds=kinds, results=results, lines=lines, cases=cases, DATA=DATA, DEPTH=DEPTH,
         table=table, measured_on=measured_on, power=power, median=statistics.median,
-        errors=errors, llama=llama, predictions=predictions,
+        errors=errors, predictions=predictions,
         pick=lambda condition: kinds.picked(cases, condition),
         span=lambda values: " | ".join(span(values)),
         accuracy=[line for line in accuracy if line["k"] == DEPTH and line["data"] in DATA],
-        models=latest(models, ("model", "how", "task")),
         ladder=read(HERE / "ladder" / f"{DEVICE.slug}.json"),
         autotune=read(RESULTS / "autotune.json"), study=read(RESULTS / "study.json"),
     )  # fmt: skip

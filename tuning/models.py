@@ -1,25 +1,29 @@
-"""Measure eight models of transformers with and without `tritile.use_in_torch`, which nothing is tuned to.
+"""Measure eight models of transformers before and after `tritile.nn.convert`, which nothing is tuned to.
 
     python tuning/models.py --output tuning/results/GPU     # eager: forward passes and training steps
+    python tuning/models.py --tune --output tuning/results/GPU  # layers are measured, not predicted
     python tuning/models.py --compiled --models gpt2 bert    # by torch.compile, which takes much longer
     python tuning/models.py --small --turns 3                # tiny models on the CPU: does the script run?
 
 Weights are random and in bfloat16: models are made from configs, and nothing is downloaded. A training step
 is a forward pass with its loss, the backward pass, and gradients set to None: an optimizer would be the same
-on both sides. Under torch.compile the side with the switch does not pad odd sizes (`shape_padding`).
+on both sides. One run of it is recorded and converts a copy of the model (`convert(model, forward=...)`).
 
 Each model runs in two processes. The *first* finds no compiled kernel, as on a new machine; a *later* one
-finds those of the first. The very first of all builds the library in C++ as it turns the switch on.
+finds those of the first.
 
 Both sides take turns in one process. A time is the host's, around as many iterations as take 0.1 s. `ratio`
-is that of the medians, off by on: above 1 the switch is faster. `low` and `high` are its 95% interval, by a
-percentile bootstrap: pairs of a turn are drawn with replacement, 2000 times, from a fixed seed. `taken` and
-`left` count what the switch decided in one iteration. `first_off_s` and `first_on_s` are the very first
-iterations, with all that is loaded, planned and compiled for them; "off" comes first, and starts cuBLAS.
+is that of the medians, torch's by tritile's: above 1 the converted model is faster. `low` and `high` are its
+95% interval, by a percentile bootstrap: pairs of a turn are drawn with replacement, 2000 times, from a fixed
+seed. `exchanged` counts the layers of `layers` that were exchanged, and `won` has their rows of the table
+that `convert` returns. `convert_s` is its time. `first_torch_s` and `first_tritile_s` are the very first
+iterations, with all that is loaded, planned and compiled for them; torch's comes first, and starts cuBLAS.
 """
 
 import argparse
 import contextlib
+import copy
+import dataclasses
 import functools
 import json
 import os
@@ -36,13 +40,12 @@ from typing import Any, NamedTuple
 import torch
 
 import tritile
-from tritile.in_torch import building
 from tritile.lab.report.environment import environment
 
 SECONDS = 0.1  # that a time is taken over
 DRAWS = 2000
 PROCESSES = ("first", "later")
-SIDES: dict[str, Callable[[], Any]] = {"off": contextlib.nullcontext, "on": tritile.use_in_torch}
+SIDES = ("torch", "tritile")
 
 
 class Model(NamedTuple):
@@ -151,34 +154,38 @@ def seconds(call: Callable[[], None], count: int = 1) -> float:
 
 def measured(calls: dict[str, Callable[[], None]], turns: int) -> dict[str, Any]:
     """Time the call of each side in turns, each of which begins with an iteration that does not count."""
-    first = {}
-    for side, within in SIDES.items():
-        with within():
-            first[f"first_{side}_s"] = seconds(calls[side])
-    with SIDES["on"]() as report:
-        calls["on"]()
-    count = max(1, round(SECONDS / min(seconds(calls["off"]) for _ in range(3))))
+    count = max(1, round(SECONDS / min(seconds(calls["torch"]) for _ in range(3))))
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for turn in range(turns):
-        for side in sorted(SIDES, reverse=turn % 2 == 0):
-            with SIDES[side]():
-                calls[side]()
-                times[side].append(1e3 * seconds(calls[side], count))
-    counted = {"taken": report.taken, "left": report.left, "turns": turns, "iterations": count}
-    return compared(times["off"], times["on"]) | counted | first
+        for side in sorted(SIDES, reverse=turn % 2 == 1):
+            calls[side]()
+            times[side].append(1e3 * seconds(calls[side], count))
+    return compared(times["torch"], times["tritile"]) | {"turns": turns, "iterations": count}
 
 
-def compared(off: list[float], on: list[float]) -> dict[str, float]:
+def compared(torch_ms: list[float], tritile_ms: list[float]) -> dict[str, float]:
     """Compare the times of pairs: the medians, their ratio, and the ends of its 95% interval."""
-    dice, pairs = random.Random(0), list(zip(off, on, strict=True))
+    dice, pairs = random.Random(0), list(zip(torch_ms, tritile_ms, strict=True))
 
     def ratio(of: list[tuple[float, float]]) -> float:
         return statistics.median(pair[0] for pair in of) / statistics.median(pair[1] for pair in of)
 
     ratios = [ratio(dice.choices(pairs, k=len(pairs))) for _ in range(DRAWS)]
     low, *_, high = statistics.quantiles(ratios, n=40)
-    medians = {"off_ms": statistics.median(off), "on_ms": statistics.median(on)}
+    medians = {"torch_ms": statistics.median(torch_ms), "tritile_ms": statistics.median(tritile_ms)}
     return medians | {"ratio": ratio(pairs), "low": low, "high": high}
+
+
+def converted(net: torch.nn.Module, step: Callable[[torch.nn.Module], None], asked: Any) -> dict[str, Any]:
+    """Convert a model by one run of a step, and say what was exchanged, and in how many seconds."""
+    within = tritile.mode("tune") if asked.tune else contextlib.nullcontext()
+    begun = time.perf_counter()
+    with within:
+        device = "nvidia-h200" if asked.small else None
+        made = tritile.nn.convert(net, forward=lambda: step(net), device=device)
+    took = time.perf_counter() - begun
+    won = [dataclasses.asdict(row) for row in made.rows if row.by == "tritile"]
+    return {"exchanged": len(made.exchanged), "layers": made.layers, "convert_s": took, "won": won}
 
 
 def one(name: str, asked: argparse.Namespace) -> None:
@@ -188,24 +195,28 @@ def one(name: str, asked: argparse.Namespace) -> None:
     given, beside = drawn(name, net, asked.small, device)
     facts = {
         "mode": "compiled" if asked.compiled else "eager",
-        "library": "C++" if building.library() else "Python",
+        "decided": "measured" if asked.tune else "predicted",
         "parameters": sum(parameter.numel() for parameter in net.parameters()),
         "env": environment() | {"transformers": transformers().__version__},
     }
     for what in asked.what:
         net.train(what == "train")
-        nets = dict.fromkeys(SIDES, net)
-        if asked.compiled:
-            torch.compiler.reset()
-            nets = {side: torch.compile(net, options={"shape_padding": side == "off"}) for side in SIDES}
-        calls = {side: functools.partial(iterate, what, nets[side], given, beside) for side in SIDES}
-        print(json.dumps({"what": what} | facts | measured(calls, asked.turns)), flush=True)
+        torch.compiler.reset()
+        step, calls, first = functools.partial(iterate, what, given=given, beside=beside), {}, {}
+        told: dict[str, Any] = {}
+        for side, own in zip(SIDES, (net, copy.deepcopy(net)), strict=True):
+            if side == "tritile":
+                told = converted(own, step, asked)
+            calls[side] = functools.partial(step, torch.compile(own) if asked.compiled else own)
+            first[f"first_{side}_s"] = seconds(calls[side])
+        line = {"what": what} | facts | told | measured(calls, asked.turns) | first
+        print(json.dumps(line), flush=True)
 
 
 def lines_of(name: str, process: str, asked: argparse.Namespace, folder: str) -> tuple[list[dict], bool]:
     """Measure one model in a process of its own: its lines, and whether it came to its end."""
     command = [sys.executable, __file__, "--one", name, "--turns", str(asked.turns), "--what", *asked.what]
-    command += [f"--{option}" for option in ("compiled", "small") if getattr(asked, option)]
+    command += [f"--{option}" for option in ("compiled", "small", "tune") if getattr(asked, option)]
     caches = {f"{kind}_CACHE_DIR": f"{folder}/{name}/{kind}" for kind in ("TRITON", "TORCHINDUCTOR")}
     caches["TRITILE_CACHE_DIR"] = f"{folder}/TRITILE"
     environ = {**os.environ, **caches, "HF_HUB_OFFLINE": "1"}
@@ -238,6 +249,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", choices=("forward", "train"), default=["forward", "train"])
     parser.add_argument("--processes", nargs="+", choices=PROCESSES, default=PROCESSES)
     parser.add_argument("--compiled", action="store_true", help="by torch.compile, and not eager")
+    parser.add_argument("--tune", action="store_true", help="measure layers (mode tune), do not predict")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--output", type=Path, help="the folder of models.jsonl")
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")

@@ -82,8 +82,6 @@ CONCERNS = {
     ),
     "test_rows_gpu.py": ("matmul/",),
     "test_rungs_gpu.py": ("lab/ladder",),
-    "test_switch_gpu.py": ("matmul/", "permute/", "in_torch"),
-    "test_switch_moduledb_gpu.py": ("matmul/", "permute/", "in_torch"),
     "test_tf32_gpu.py": ("matmul/",),
     "test_tuner_gpu.py": ("matmul/", "permute/", "tune"),
 }

@@ -226,9 +226,8 @@ FAILURES = {
         for words in ("explain 8x8x8", "picture 8x8x8", "show")
         for name in ("notes.txt", "empty")
     },
-    "TRITILE_CACHE_DIR=notes.txt build": "notes.txt",
 }
-READ_NO_SUCH = {("accuracy", "damaged"), ("build", "empty")}
+READ_NO_SUCH = {("accuracy", "damaged")}
 
 
 def parsed(words):
@@ -284,7 +283,7 @@ def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, i
 
 # What takes other words than one line of ours, by status.
 FAULTS_TOLD = {
-    **{f"{name} nothing": (2, "extra argument") for name in ("doctor", "build", "show", "export")},
+    **{f"{name} nothing": (2, "extra argument") for name in ("doctor", "show", "export")},
     "tune 8x8x8 --dtyp int8": (2, "--dtype"),
     "merge": (2, "Missing argument"),
     "ladder many": (2, "integer"),
@@ -351,7 +350,7 @@ WRITES = (
 )
 
 
-GOOD_ELSEWHERE = ("merge", "build", "compile")  # tested with what they make
+GOOD_ELSEWHERE = ("merge", "compile")  # tested with what they make
 
 
 @pytest.fixture
@@ -634,7 +633,6 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
     result = run("doctor")
     assert result.exit_code == 0, result.output
     assert "runs on" in result.output
-    assert "not wanted" in result.output  # a library for use_in_torch, by tests
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(blocked / "cache"))
@@ -856,17 +854,6 @@ def test_a_command_that_fails_leaves_no_process_behind(monkeypatch):
     monkeypatch.setattr(tune_module.ForkServer, "close", lambda server: closed.append(server))
     assert "guess" in refused("tune", "64x64x64", "--strategy", "guess")
     assert len(closed) == 1
-
-
-def test_build_says_where_the_library_is_and_why_there_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr("tritile.in_torch.building.build", lambda: tmp_path / "crossing.so")
-    assert f"{tmp_path}/crossing.so" in run("build").output.replace("\n", "")
-
-    def fail():
-        raise errors.UnsupportedError("there is no C++ compiler")
-
-    monkeypatch.setattr("tritile.in_torch.building.build", fail)
-    assert refused("build", status=1) == "there is no C++ compiler"
 
 
 def test_a_check_that_finds_nothing_names_the_other_place(tmp_path):

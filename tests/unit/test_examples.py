@@ -14,7 +14,7 @@ from tests.commands import run
 ROOT = Path(tritile.__file__).parents[1]
 SAID = {
     "container": "compiled, checked and planned",
-    "llama": "0 calls handled",
+    "llama": "0 of 11 linear layers exchanged",
     "mixture_of_experts": "relative error",
     "quantized_layer": "24768 bytes became 6720",
     "rms_norm": "5x300 runs with BLOCK",

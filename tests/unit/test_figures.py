@@ -137,15 +137,15 @@ def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
     assert weight[:9] == (
         "nvidia-x", "one weight, any rows", "bfloat16", "NT", "2", "0.671", "2", "0.50", "3x64x64",
     )  # fmt: skip
-    assert "use_in_torch" in models[-1]
+    assert "mode `tune`" in models[-1]
     assert kinds.advice(("new", "float16", "NN")) == kinds.OTHERWISE
 
 
 def test_models_are_told_by_process_mode_and_pass(tmp_path):
     line = {
         "op": "models", "process": "later", "mode": "eager", "what": "train", "model": "gpt2", "ratio": 2.0,
-        "low": 1.9, "high": 2.1, "first_off_s": 1.0, "first_on_s": 2.0, "env": ENV,
+        "low": 1.9, "high": 2.1, "first_torch_s": 1.0, "first_tritile_s": 2.0, "env": ENV,
     }  # fmt: skip
-    worst = line | {"model": "bert", "ratio": 0.5, "low": 0.4, "high": 0.6, "first_on_s": 4.0}
+    worst = line | {"model": "bert", "ratio": 0.5, "low": 0.4, "high": 0.6, "first_tritile_s": 4.0}
     text = written(tmp_path, "models", [line | {"ratio": 8.0}, line, worst])
     assert "| later | eager | train | 2 | 1.00 | 0.50 (0.40 to 0.60) | bert | 1.0 | 3.0 |" in text

@@ -37,7 +37,7 @@ def step(x: torch.Tensor, net: Net) -> torch.Tensor:
     ratio: float | None = tritile.bench(tritile.matmul, x, x).ratio
     source: str = tritile.plan("matmul", x, x).source
     runs: bool = tritile.capabilities("sm_90").runs("matmul", torch.float16)
-    print(same.inner, seconds, ratio, source, runs, tritile.errors.NotTunedError)
+    print(net.inner, seconds, ratio, source, runs, tritile.errors.NotTunedError)
     return tritile.linear(y, weight)
 """
 
@@ -58,7 +58,7 @@ def test_a_type_checker_finds_misspelt_names_in_a_users_file_and_nothing_else(tm
     assert [int(line.split(":")[1]) for line in lines] == list(places), done.stdout
     for line, text in zip(lines, places.values(), strict=True):
         assert f"'{text}'" in line
-    assert 'Revealed type is "user.Net"' in done.stdout
+    assert 'Revealed type is "tritile.nn.convert.Conversion"' in done.stdout
 
 
 def test_what_a_call_takes_is_what_its_type_says():

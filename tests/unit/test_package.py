@@ -19,7 +19,7 @@ ROWS = (
     ("planning",),
     ("runtime",),
     ("ops", "tune"),
-    ("in_torch", "nn"),
+    ("nn",),
     ("lab",),
     ("cli",),
 )
@@ -27,7 +27,7 @@ RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # Imports from beside or above: ops import the tuner where something is to be measured, and the package `tune`
 # is the function of its name where it is called.
 ALSO_ALLOWED = {("ops/run.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
-FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("in_torch", "tune"), ("nn", "tune")}
+FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
 ADAPTERS = {"tritile.core.of_torch", "tritile.core.of_triton"}
 IMPORTS_NOTHING = {
     "errors.py",
@@ -157,10 +157,10 @@ def test_optional_packages_stay_in_their_rooms():
         ("runtime/native.py", "from ..ops.run import prepared"),
         ("ops/new.py", "from tritile.tune.tuner import tune"),
         ("ops/new.py", "from tritile.tune.now import tuned_now"),
-        ("ops/new.py", "from ..in_torch import routes"),
+        ("ops/new.py", "from ..nn import convert"),
         ("tune/new.py", "from tritile.ops.run import prepared"),
         ("nn/new.py", "from tritile.lab import explain"),
-        ("in_torch/new.py", "from tritile.tune.autotuner import autotune"),
+        ("nn/new.py", "from tritile.tune.autotuner import autotune"),
         ("core/source.py", "from tritile.errors import TritileError"),
         ("errors.py", "import tritile"),
         ("errors.py", "from tritile.core.of_torch import neg_view"),
@@ -181,7 +181,7 @@ def test_the_rule_catches(where, source):
         ("runtime/launch.py", "from tritile.runtime.native import NativeLaunch"),
         ("ops/run.py", "from tritile.tune.now import tuned_now"),
         ("tune/new.py", "from tritile.planning import plans\nfrom tritile.runtime import launch"),
-        ("lab/new.py", "from tritile.in_torch import peers"),
+        ("lab/new.py", "from tritile.nn import peers"),
         ("cli/tune.py", "import tritile"),
     ],
 )

@@ -15,7 +15,7 @@ from tritile.core.precision import error_words, explained, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, error_bound
 from tritile.errors import InvalidValueError
 from tritile.ops import asked, products, run
-from tritile.planning import beside, plans
+from tritile.planning import plans, torch_times
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1024, 1024, 1024, "float32", "float32")  # in the H200's table
@@ -126,13 +126,14 @@ def test_a_precision_that_torch_is_set_to_is_no_default(launched, monkeypatch):
 
 def test_what_was_measured_of_a_product_says_whether_torch_is_faster(monkeypatch):
     small = replace(PROBLEM, m=600, n=600, k=600)
-    assert beside.slower_than_torch(PROBLEM, HOPPER)
-    assert not beside.slower_than_torch(PROBLEM, target_device("sm_80")), "nobody measured there"
+    assert torch_times.slower_than_torch(PROBLEM, HOPPER)
+    assert not torch_times.slower_than_torch(PROBLEM, target_device("sm_80")), "nobody measured there"
     for tritile_us, torch_us, slower in ((100, 70, True), (100, 90, False), (30, 15, False)):
-        monkeypatch.setattr(beside, "measured", lambda *given, us=(tritile_us, torch_us): beside.Times(*us))
+        times = torch_times.Times(tritile_us, torch_us)
+        monkeypatch.setattr(torch_times, "measured", lambda *given, times=times: times)
         for device in (HOPPER, target_device("sm_80")):
-            assert [beside.slower_than_torch(each, device) for each in (PROBLEM, small)] == [slower] * 2
-    assert not beside.slower_than_torch(replace(PROBLEM, invariant=True), HOPPER)
+            assert [torch_times.slower_than_torch(each, device) for each in (PROBLEM, small)] == [slower] * 2
+    assert not torch_times.slower_than_torch(replace(PROBLEM, invariant=True), HOPPER)
 
 
 def test_on_hopper_torch_was_faster_at_every_large_size_that_was_measured():
@@ -143,7 +144,7 @@ def test_on_hopper_torch_was_faster_at_every_large_size_that_was_measured():
             plain = {"op": "matmul", "dtype": "float32", "precision": "ieee"}.items() <= line.items()
             if plain and line["torch_us"]:
                 sizes = (line[name] for name in ("batch", "m", "n", "k"))
-                large = beside.slower_than_torch(MatmulProblem(*sizes, "float32", "float32"), HOPPER)
+                large = torch_times.slower_than_torch(MatmulProblem(*sizes, "float32", "float32"), HOPPER)
                 found += [line["torch_us"] / line["tritile_us"]] * large
     assert len(found) > 20
     assert max(found) < 0.81

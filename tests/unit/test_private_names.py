@@ -279,21 +279,14 @@ MAY_LACK = ("current_gpu", "current_raw_stream", "empty_strided_on_gpu")  # buil
 def test_names_that_an_adapter_may_do_without_are_there():
     """Importing the adapters asks for all others, but for those inside functions."""
     wanted = ["fp32_precision", *(MAY_LACK if torch.backends.cuda.is_built() else ())]
-    wanted += ["remove_from_thread"] * (versions.parsed(torch.__version__) >= (2, 13))
     assert [name for name in wanted if getattr(of_torch, name) is None] == []
 
 
 def test_functions_of_the_adapters_find_what_they_set():
     """What they would set in vain, or suppress, if torch had renamed it."""
-    frames = torch._C._dynamo.eval_frame
-    assert hasattr(torch.ops.aten.mm.default, "_dispatch_cache")
     assert hasattr(torch.nn.Module, "_apply")
-    assert frames._FrameAction.SKIP
-    assert frames._FrameExecStrategy
-    folder = Path(torch.__file__).parent / "_dynamo"
-    source = "".join((folder / name).read_text() for name in ("decorators.py", "symbolic_convert.py"))
-    for name in ("_torchdynamo_disable", "_dynamo_marked_constant"):
-        assert re.search(rf"\b{name}\b", source)
+    source = (Path(torch.__file__).parent / "_dynamo" / "decorators.py").read_text()
+    assert re.search(r"\b_dynamo_marked_constant\b", source)
     assert all(hasattr(tl.standard, name) for name in of_triton.REDUCTIONS)
     assert "_repr" in inspect.getsource(of_triton.JITFunction)
 

@@ -7,12 +7,10 @@ import tritile
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families import numerics
-from tritile.in_torch import deciding
 from tritile.ops import products
 from tritile.ops.fused import linear_of
 from tritile.ops.gated import gated_of
 from tritile.ops.products import matmul_of
-from tritile.planning.beside import Judgement
 from tritile.tune.deploy import rows
 
 LARGE = (2048, 2048, 384)
@@ -65,18 +63,6 @@ def test_batch_invariant_gated_and_other_gpus_products_have_no_parts(monkeypatch
     assert gated_of(x, weight, weight).checked(None)[2] == "ieee"
     monkeypatch.setattr(products, "_is_hopper", lambda device: False)
     assert precision_of(*operands(*LARGE)) == "ieee"
-
-
-def test_torchs_own_calls_choose_alike(monkeypatch):
-    """`use_in_torch` describes a call by the same rule."""
-    found = []
-    monkeypatch.setattr(deciding, "check_gpu", lambda *args: None)
-    monkeypatch.setattr(
-        deciding, "_judged", lambda policy, call: found.append(call.precision) or Judgement(False, "")
-    )
-    for setting in ("none", "ieee"):
-        deciding.decide_product("mm", "always", operands(*LARGE), (1, 1), None, setting, False)
-    assert found == ["fp16x3", "ieee"]
 
 
 def test_a_problem_says_the_same():

@@ -28,7 +28,6 @@ COMMANDS: Final = {
     "compile": "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile "
     "nothing.",
     "doctor": "Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing.",
-    "build": "Build the library in C++ that tritile.use_in_torch uses, into the cache (TRITILE_CACHE_DIR).",
     "explain": "Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its "
     "time.",
     "ladder": "Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.",
@@ -45,7 +44,7 @@ COMMANDS: Final = {
     "picture.",
     "tune": "Measure configs for problems on this GPU and remember the best; or predict them for a --target.",
 }
-_MODULES: Final = {"build": "doctor", "show": "remembered", "export": "remembered", "merge": "remembered"}
+_MODULES: Final = {"show": "remembered", "export": "remembered", "merge": "remembered"}
 _LISTING: Final = "tritile.cli.listing"  # set while help lists the commands
 
 

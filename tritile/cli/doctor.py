@@ -1,4 +1,4 @@
-"""Show what is here and what is missing, and build what is built ahead: `tritile doctor` and `build`."""
+"""Show what is here and what is missing: `tritile doctor`."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ import typer
 
 from tritile.cli.shared import Json, app, console, print_json, working
 from tritile.core.settings import cache_dir
-from tritile.in_torch import building
 from tritile.lab.report import doctor as diagnosis
 
 _WIDTH = 20  # of the names
@@ -35,15 +34,3 @@ def _tell(finding: diagnosis.Finding) -> None:
     lines = [*(wrap(finding.found) or [""]), *(wrap(f"-> {finding.advice}") if finding.advice else [])]
     for name, line in zip((finding.name, *[""] * len(lines)), lines, strict=False):
         console.print(f"{name:{_WIDTH}} {line}", style=None if finding.good else "red", soft_wrap=True)
-
-
-@app.command("build")
-def build() -> None:
-    """Build the library in C++ that tritile.use_in_torch uses, into the cache (TRITILE_CACHE_DIR).
-
-    Run it in a container's image, for example: else the first process there builds it, which takes 10
-    seconds.
-    """
-    with working("building"):
-        path = building.build()
-    console.print(f"the library is in {path}", soft_wrap=True)

@@ -204,8 +204,8 @@ Sweeps = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="module:function. Measure each call of torch's in that function, a step of a model, beside "
-        "tritile's; then tell what tritile.use_in_torch gains."
+        help="module:function. Measure tritile and torch at the linear layers that this function, a step of "
+        "a model, calls; then time the step with tritile.nn.convert and without."
     ),
 ]
 Output = Annotated[Path | None, typer.Option(help="With --target or --calibrate: the table to write.")]

@@ -1,6 +1,5 @@
 """Do what `tritile tune` does besides a search on this GPU: --model and --target."""
 
-import contextlib
 import importlib.util
 import statistics
 import sys
@@ -10,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tritile.cli import calibrating
 from tritile.cli.shared import console, gpu_here, print_json, progress, working
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
+from tritile.core.settings import mode
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
-from tritile.in_torch import use_in_torch
-from tritile.lab.report.environment import environ
+from tritile.nn import convert
+from tritile.nn.exchanged import assign, is_linear, original_of
 from tritile.planning import table
 from tritile.planning.export import completed
 from tritile.tune import tuner
@@ -72,29 +73,39 @@ def _seconds(step: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def tune_model(name: str, as_json: bool = False) -> None:
-    """Measure each call of torch's in a step of a model beside tritile's, and say what `use_in_torch` gains.
+def _layers_of(step: Callable[[], Any]) -> torch.nn.ModuleList:
+    """Return the linear layers that a step calls, of whatever models."""
+    found: dict[torch.nn.Module, None] = {}
+    handle = register_module_forward_pre_hook(lambda layer, args: found.setdefault(layer))
+    try:
+        step()
+    finally:
+        handle.remove()
+    return torch.nn.ModuleList(layer for layer in found if is_linear(original_of(layer)))
 
-    The step runs once to measure, in mode "tune", then by turns without and with `use_in_torch`.
+
+def tune_model(name: str, as_json: bool = False) -> None:
+    """Measure the linear layers that a step of a model calls; time the step with those that win exchanged.
+
+    The step runs twice to record and measure, then in turns without and with exchanged layers.
     """
     _module_of(name)  # a name that is wrong is told first
     gpu_here()
     step = step_of(name)
     with working("measuring"):
-        step()  # what the model itself loads at a first call does not count
-        with environ(TRITILE_MODE="tune"), use_in_torch():  # of the threads of backward passes too
-            step()
-        switch = use_in_torch()
+        layers = _layers_of(step)  # the first call, which also loads what the model needs
+        with mode("tune"):
+            conversion = convert(layers, forward=step)
+        exchanged = [layers.get_submodule(each) for each in conversion.exchanged]
         times: dict[bool, list[float]] = {False: [], True: []}
-        with switch:
-            step()
+        step()  # compiles what the exchanged layers launch
         for number in range(ROUNDS):
             for side in (number % 2 == 0, number % 2 == 1):
-                with switch if side else contextlib.nullcontext():
-                    times[side].append(_seconds(step))
-    console.print(switch.report)
-    off, on = times[False], times[True]
-    alone, taken = statistics.median(off), statistics.median(on)
+                for layer in exchanged:
+                    assign(layer, side)
+                times[side].append(_seconds(step))
+    console.print(conversion)
+    alone, taken = statistics.median(times[False]), statistics.median(times[True])
     if as_json:
         return print_json({"model": name, "torch_ms": 1e3 * alone, "tritile_ms": 1e3 * taken})
     console.print(

@@ -20,7 +20,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.lab.report import columns
 from tritile.lab.report.columns import number
-from tritile.planning.beside import measured
+from tritile.planning.torch_times import measured
 from tritile.planning.trial import Trial
 from tritile.tune.measure.tasks import Tuned
 

@@ -3,7 +3,6 @@
 A function that every launch calls is an alias of torch's own, and not wrapped in another.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 from torch._subclasses.fake_tensor import is_fake as _is_fake
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
-from torch.utils import _contextlib, _python_dispatch
+from torch.utils import _python_dispatch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 CHECKED_ON: Final = ("2.11", "2.13")  # versions of torch on which these names were checked
@@ -71,18 +70,11 @@ OpOverload: TypeAlias = _OpOverload  # represent an overload of an operator
 schema_of: Final[Callable[[Any], Any]] = attrgetter("_schema")  # return the schema of an overload
 DispatchKey: TypeAlias = torch._C.DispatchKey  # name a key of the dispatcher
 DispatchKeySet: TypeAlias = torch._C.DispatchKeySet  # hold a set of keys
-keys_of: Final = torch._C._dispatch_keys  # return the dispatch keys of a tensor
 KEYS_BELOW_AUTOGRAD: Final = torch._C._after_autograd_keyset  # hold all keys below autograd
 below_autograd: Final = torch._C._AutoDispatchBelowAutograd  # dispatch below autograd for a `with`
 without_keys: Final = torch._C._ExcludeDispatchKeyGuard  # leave keys out of dispatch for a `with`
 SingleLevelFunction: TypeAlias = _SingleLevelFunction  # record a derivative at one level of transforms
 single_level: Final = utils.enable_single_level_autograd_function  # allow SingleLevelFunction for a `with`
-destroy: Final = torch.library.Library._destroy  # remove all that a library registered
-
-
-def forget_dispatches(overload: Any) -> None:
-    """Make tracing look up the kernels of an overload again: clear `OpOverload._dispatch_cache`."""
-    getattr(overload, "_dispatch_cache", {}).clear()
 
 
 def know_words(operator: Any, words: Sequence[str]) -> None:
@@ -122,30 +114,7 @@ class Moved(torch.nn.Module):
         tensors()
 
 
-# Objects of a thread, which torch carries to the threads that work for it.
-
-kept_in_thread: Final = torch._C._get_obj_in_tls  # return the object that this thread keeps under a name
-is_kept_in_thread: Final = torch._C._is_key_in_tls  # tell whether this thread keeps an object under a name
-keep_in_thread: Final = torch._C._stash_obj_in_tls  # keep an object in this thread
-# Remove an object from this thread; None in torch 2.11.
-remove_from_thread: Any = getattr(torch._C, "_remove_obj_from_tls", None)
-
 # torch.compile.
-
-context_decorator: Final = _contextlib.context_decorator  # run each call of a function in a context
-
-
-def untraced(function: _Function) -> _Function:
-    """Make torch.compile run a function as it is: `_torchdynamo_disable`, and skipped frames."""
-    # torch.compiler.disable would cost a microsecond at every call and import the compiler. A call inside a
-    # compiled function is a graph break, and an error under fullgraph=True.
-    marked: Any = function
-    marked._torchdynamo_disable = True
-    with contextlib.suppress(AttributeError):  # without these names some frames are compiled needlessly
-        frames = torch._C._dynamo.eval_frame
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(marked.__code__, frames._FrameExecStrategy(skip, skip))
-    return function
 
 
 def trace_as_constant(function: Any) -> None:

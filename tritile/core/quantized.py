@@ -30,7 +30,7 @@ from tritile.core.problem import (
 )
 from tritile.errors import DeviceError, DtypeError, InvalidValueError, ShapeError
 
-WeightKind = Literal["linear", "fp8", "int8", "int4"]  # how a layer keeps its weight
+WeightKind = Literal["linear", "int8", "int4"]  # how a layer keeps its weight
 SCALE_DTYPES: Final = tuple(getattr(torch, name) for name in ACTIVATION_DTYPES)
 
 

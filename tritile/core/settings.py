@@ -1,33 +1,24 @@
 """Read settings: how a call chooses its config and sums, what it may measure, where results are kept."""
 
 import contextlib
-import ctypes
 import functools
 import math
 import os
 import tempfile
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import platformdirs
 
-from tritile.core.threads import at_fork
 from tritile.errors import InvalidValueError, StoreWarning
-
-torch_alone: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-"""Leave torch's calls in the `with` to torch; `use_in_torch` puts its own here."""
 
 Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 _MODE_OF: Final[dict[bytes, Mode]] = {name.encode(): name for name in MODES}
 _SWITCH: Final = {"1": True, "0": False}
-_T = TypeVar("_T")
 
 
 class Rules(NamedTuple):
@@ -43,28 +34,8 @@ _DEFAULT: Final = _RULES["cached", False]
 
 # The dictionary behind os.environ, by names in bytes: read at every call, and twenty times faster.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
-# The number of `_Chosen` that are alive, where code without Python can read it.
-CONTEXTS: Final = ctypes.c_int64(0)
-_contexts_lock: Final = threading.RLock()  # garbage collection may run anywhere
-at_fork(_contexts_lock)
-
-
-def _count(by: int) -> None:
-    with _contexts_lock:
-        CONTEXTS.value += by
-
-
-class _Chosen(Generic[_T]):
-    """Hold what a `with` chose, for as long as any context refers to it: a task may outlive the `with`."""
-
-    def __init__(self, value: _T) -> None:
-        self.value = value
-        _count(1)
-        weakref.finalize(self, _count, -1).atexit = False
-
-
-_mode: ContextVar[_Chosen[Mode] | None] = ContextVar("tritile_mode", default=None)
-_invariant: ContextVar[_Chosen[bool] | None] = ContextVar("tritile_batch_invariant", default=None)
+_mode: ContextVar[Mode | None] = ContextVar("tritile_mode", default=None)
+_invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", default=None)
 
 
 @contextlib.contextmanager
@@ -89,7 +60,7 @@ def requested_mode() -> Mode | None:
     """Return the mode of the innermost `mode(...)`, else `TRITILE_MODE`; None where neither is set."""
     chosen = _mode.get()
     if chosen is not None:
-        return chosen.value
+        return chosen
     if _ENVIRON is not None:
         raw = _ENVIRON.get(b"TRITILE_MODE")
         if not raw or raw in _MODE_OF:
@@ -115,10 +86,10 @@ def mode(name: Mode) -> Iterator[None]:
         kernels Triton would have to compile raises `NotCompiledError`, before anything is compiled.
     off: the prediction only; remembered results are not even read.
 
-    Raises InvalidValueError for any other name. It applies to the current thread or task, to the backward
-    passes of tritile's calls made inside, and to backward passes under a `use_in_torch` turned on inside.
+    Raises InvalidValueError for any other name. It applies to the current thread or task, and to the
+    backward passes of tritile's calls made inside.
     """
-    with _choosing((_mode, _Chosen(_checked_mode(name, "mode")))):
+    with _choosing((_mode, _checked_mode(name, "mode"))):
         yield
 
 
@@ -136,7 +107,7 @@ def is_batch_invariant() -> bool:
     """
     chosen = _invariant.get()
     if chosen is not None:
-        return chosen.value
+        return chosen
     if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
         return False
     return _switched("TRITILE_BATCH_INVARIANT", "0")
@@ -162,25 +133,7 @@ def under(found: Rules) -> Iterator[None]:
     if rules() == found:
         yield
         return
-    with _choosing((_mode, _Chosen(found.mode)), (_invariant, _Chosen(found.invariant))):
-        yield
-
-
-Chosen = tuple[_Chosen[Mode] | None, _Chosen[bool] | None]
-
-
-def chosen() -> Chosen | None:
-    """Return what `mode` and `batch_invariant` chose in this thread or task, None where neither did."""
-    found = _mode.get(), _invariant.get()
-    return None if found == (None, None) else found
-
-
-@contextlib.contextmanager
-def carried(choices: Chosen) -> Iterator[None]:
-    """Have the choices of another thread count inside the `with`, each where this thread made none."""
-    variables: tuple[ContextVar[Any], ...] = (_mode, _invariant)
-    pairs = zip(variables, choices, strict=True)
-    with _choosing(*((each, choice) for each, choice in pairs if each.get() is None)):
+    with _choosing((_mode, found.mode), (_invariant, found.invariant)):
         yield
 
 
@@ -205,7 +158,7 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     """
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
-    with _choosing((_invariant, _Chosen(on))):
+    with _choosing((_invariant, on)):
         yield
 
 
@@ -273,11 +226,3 @@ def _folder(given: str | None, *environment: str | None) -> Path:
     text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
     warnings.warn(text, StoreWarning, stacklevel=4)
     return folder
-
-
-def wants_crossing() -> bool:
-    """Tell whether `use_in_torch` may build and use its library in C++: `TRITILE_CROSSING`, by default 1.
-
-    Raises InvalidValueError where that is neither 0 nor 1.
-    """
-    return _switched("TRITILE_CROSSING", "1")

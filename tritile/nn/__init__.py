@@ -1,10 +1,10 @@
-"""Offer layers that multiply by tritile, and `convert`, which converts the layers of a model to them.
+"""Layers that multiply by tritile, and `convert`, which exchanges the layers of a model for them.
 
 On several GPUs: `Linear` is a subclass of torch's, with the same parameters, so that `fully_shard`, DDP, and
 `parallelize_module` with `ColwiseParallel` and `RowwiseParallel` take it. Parameters that are DTensors go
 through tritile's operators, which have sharding rules (`tritile.ops.sharding`), forward and backward:
 
-    model = tritile.nn.convert(model, "linear")
+    tritile.nn.convert(model, always=True)
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     tritile.sync()  # once, on every rank
 
@@ -13,9 +13,8 @@ on all where they run the same configs, which `tritile.sync` ensures. Quantized 
 rank holds their weights whole.
 """
 
-from tritile.nn.convert import convert
-from tritile.nn.float8 import Float8Linear
+from tritile.nn.convert import Conversion, ConversionRow, convert, restore
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 
-__all__ = ["Float8Linear", "Linear", "QuantizedLinear", "convert"]
+__all__ = ["Conversion", "ConversionRow", "Linear", "QuantizedLinear", "convert", "restore"]

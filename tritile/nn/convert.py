@@ -1,27 +1,43 @@
-"""Offer `tritile.nn.convert`: convert a model's linear layers to tritile's, in place."""
+"""Offer `tritile.nn.convert` and `restore`: exchange a model's linear layers, in place, and undo it."""
 
-import warnings
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, get_args
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, get_args
 
 import torch
 
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.markup import table_html
+from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
-from tritile.errors import ConversionWarning, InvalidValueError, TritileError, brief
-from tritile.nn.float8 import Float8Linear
+from tritile.errors import InvalidValueError, TritileError, brief
+from tritile.nn.exchanged import (
+    LayerCall,
+    assign,
+    is_conv1d,
+    is_exchanged,
+    is_linear,
+    judged,
+    original_of,
+)
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of, names_of
+from tritile.ops.plan import gpu_of
+from tritile.planning.torch_times import NOISE, UNKNOWN
 
-Filter = Callable[[str, torch.nn.Linear], bool]
-Model = TypeVar("Model", bound=torch.nn.Module)
+Filter = Callable[[str, torch.nn.Module], bool]
 
 _HALF: Final = (torch.bfloat16, torch.float16)
+_FLOATS: Final = (*_HALF, torch.float32, torch.float64)
 # Dtypes of the weights that each kind converts.
 _DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {
-    "linear": (*_HALF, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    "fp8": (*_HALF, torch.float32),
+    "linear": (*_FLOATS, torch.complex64, torch.complex128),
     "int8": _HALF,
     "int4": _HALF,
 }
@@ -29,34 +45,122 @@ _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 _DEVICES: Final = ("cuda", "cpu", "meta")
 
 
-def _become(layer: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Turn a module into another one, except for its hooks and whether it is in training.
+class Seen(NamedTuple):
+    """Describe calls of a layer. `dtype` is the input's; None under autocast, which casts it."""
 
-    Whatever refers to the module, one parent or several, sees the new one.
+    rows: int
+    dtype: torch.dtype | None
+    grad_input: bool
+    grad_weight: bool
+
+
+@dataclass(frozen=True)
+class ConversionRow:
+    """Say what became of layers that are alike, at one number of rows.
+
+    - `layers`: their name in the model, numbers in it as *; `count`: how many they are.
+    - `features`: K and N.
+    - `rows`: rows of the input; None if it did not count, as no call was seen or nothing was compared.
+    - `dtype`: of the input; "" if it did not count. `training`: gradients are computed.
+    - `exchanged`: True if the layers were exchanged.
+    - `by`: who multiplies at these rows, "tritile" or "torch".
+    - `ratio`: torch's time over tritile's, with the products of gradients in training; None if unknown.
+    - `source`: "measured", "predicted", or "" without a ratio.
+    - `why`: why torch multiplies; "" otherwise.
     """
-    layer.__class__ = type(new)
-    own = {name for name in vars(layer) if "hook" in name} | {"training"}
-    vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
+
+    layers: str
+    features: tuple[int, int]
+    count: int = 0
+    rows: int | None = None
+    dtype: str = ""
+    training: bool = False
+    exchanged: bool = False
+    by: str = "torch"
+    ratio: float | None = None
+    source: str = ""
+    why: str = ""
 
 
-def _changed(
-    layer: torch.nn.Linear, kind: WeightKind, group_size: GroupSize, zero_points: bool
-) -> str | None:
-    """Convert a layer; return why that failed, None where it did not."""
-    if kind == "linear":
-        layer.__class__, layer.activation = Linear, None  # type: ignore[assignment]
-        return None
-    new: torch.nn.Module
+_HEAD: Final = ("layers", "count", "features", "rows", "dtype", "pass", "by", "torch / tritile", "why")
+
+
+@dataclass(frozen=True, repr=False)
+class Conversion:
+    """Show what `convert` did as a table: `print` it, or look at it in a notebook.
+
+    - `kind`: as given. `exchanged`: names of the layers that were exchanged.
+    - `device`: name of the GPU that was decided for; "" if nothing was compared.
+    - `rows`: a `ConversionRow` for each kind of layer and number of rows.
+    """
+
+    kind: str
+    device: str
+    exchanged: tuple[str, ...]
+    layers: int
+    rows: tuple[ConversionRow, ...]
+
+    @property
+    def _title(self) -> str:
+        where = f" for {self.device}" if self.device else ""
+        return f"tritile.nn.convert: {len(self.exchanged)} of {self.layers} linear layers exchanged{where}"
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.layers,
+                str(row.count),
+                "{} -> {}".format(*row.features),
+                "" if row.rows is None else str(row.rows),
+                row.dtype,
+                "" if row.rows is None else "training" if row.training else "forward",
+                row.by,
+                "" if row.ratio is None else f"{row.ratio:.2f} {row.source}",
+                row.why,
+            )
+            for row in self.rows
+        ]
+
+    def __repr__(self) -> str:
+        cells = [_HEAD, *self._cells()] if self.rows else []
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+        return "\n".join([self._title, *(f"  {line}" for line in lines)])
+
+    def _repr_html_(self) -> str:
+        return table_html(self._title, _HEAD, self._cells())
+
+
+@contextlib.contextmanager
+def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[Seen]]]:
+    """Record the calls of a model's linear layers inside the `with`."""
+    found: dict[torch.nn.Module, Counter[Seen]] = {}
+
+    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        given = next(iter((*args, *kwargs.values())), None)
+        if isinstance(given, torch.Tensor) and given.ndim:
+            grad = torch.is_grad_enabled()
+            grads = grad and given.requires_grad, grad and bool(layer.weight.requires_grad)
+            dtype = None if is_any_autocast_on() else given.dtype
+            rows = given.numel() // max(1, given.shape[-1])
+            found.setdefault(layer, Counter())[Seen(rows, dtype, *grads)] += 1
+
+    layers = [layer for layer in model.modules() if is_linear(original_of(layer))]
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
-        if kind == "fp8":
-            new = Float8Linear.from_linear(layer, activation=getattr(layer, "activation", None))
-        else:
-            how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
-            new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
-    except TritileError as error:
-        return brief(error)
-    _become(layer, new)
-    return None
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _in_adapters(model: torch.nn.Module) -> set[int]:
+    """Return the ids of the modules inside adapters such as PEFT's, which read and merge weights."""
+    found: set[int] = set()
+    for module in model.modules():
+        if any(name == "base_layer" or name.startswith("lora_") for name, _ in module.named_children()):
+            found.update(id(inner) for child in module.children() for inner in child.modules())
+    return found
 
 
 def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
@@ -76,97 +180,215 @@ def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
     return found
 
 
-def _unfit(layer: torch.nn.Linear, kind: WeightKind) -> str | None:
-    """Return why a layer cannot be converted to this kind, None where it can."""
-    if type(layer) not in (torch.nn.Linear, Linear):
-        return f"it is a subclass, {type(layer).__name__}"
+def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
+    """Return why a layer cannot be converted to this kind, "" if it can."""
+    cls = original_of(layer)
+    if kind == "linear" and cls is Linear:
+        return "it is a tritile.nn.Linear"
+    if cls not in (torch.nn.Linear, Linear) and not (kind == "linear" and is_conv1d(cls)):
+        return f"it is a {cls.__name__}" if is_conv1d(cls) else f"it is a subclass, {cls.__name__}"
     if "forward" in vars(layer):
         return "its forward was replaced"
-    weight = layer.weight
-    if weight.dtype not in _DTYPES[kind]:
-        return f"its weight is {name_of(weight.dtype)}: wanted {names_of(_DTYPES[kind])}"
-    if weight.device.type not in _DEVICES:
-        return f"its weight is on {weight.device}: wanted cuda or cpu"
-    if kind == "linear":
-        return None
-    if type(dict(layer.named_parameters(recurse=False)).get("weight")) is not torch.nn.Parameter:
-        return f"its weight is computed, or a {type(weight).__name__}: wanted a plain parameter"
+    parameter = dict(layer.named_parameters(recurse=False)).get("weight")
+    if parameter is None or (type(parameter) is not torch.nn.Parameter and not always):
+        return f"its weight is computed, or a {type(layer.weight).__name__}: wanted a plain parameter"
+    if parameter.dtype not in _DTYPES[kind]:
+        return f"its weight is {name_of(parameter.dtype)}: wanted {names_of(_DTYPES[kind])}"
+    if parameter.device.type not in _DEVICES:
+        return f"its weight is on {parameter.device}: wanted cuda or cpu"
     if kind in _BITS and getattr(layer, "activation", None) is not None:
         return f"its activation {layer.activation!r} is not fused with packed weights"
-    return None
+    return ""
 
 
-def _check(model: Any, kind: Any, group_size: Any) -> None:
+def _quantized(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
+    """Quantize a layer, which stays the same object; return why that failed, "" if it did not."""
+    how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
+    try:
+        new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
+    except TritileError as error:
+        return brief(error)
+    layer.__class__ = QuantizedLinear
+    own = {name for name in vars(layer) if "hook" in name} | {"training"}
+    vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
+    return ""
+
+
+def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
+    """Return the GPU to decide for, and its number if it is here. InvalidValueError if there is none."""
+    if given is not None:
+        return gpu_of("convert", given), None
+    used = {each.device.index for each in model.parameters() if each.device.type == "cuda"}
+    index = min(used) if used else devices.current_index()
+    if index is None:
+        raise InvalidValueError("convert: there is no GPU here: name one with device=, as 'nvidia-h200'")
+    return devices.gpu(index), index
+
+
+def _decided(layer: Any, row: ConversionRow, calls: Iterable[Seen], gpu: Any) -> Iterator[ConversionRow]:
+    """Yield what becomes of a layer at each of its calls, by comparing tritile with torch."""
+    weight, bias, conv1d = layer.weight, layer.bias, is_conv1d(original_of(layer))
+    of_weight, of_bias = (
+        (tuple(weight.shape), weight.stride(), weight.dtype),
+        bias if bias is None else bias.dtype,
+    )
+    for rows, dtype, *grads in calls:
+        row = replace(row, rows=rows, training=any(grads), dtype="" if dtype is None else name_of(dtype))
+        if dtype is None:
+            yield replace(row, why="under autocast torch keeps the weights that it casts")
+            continue
+        try:
+            found, why = judged(LayerCall(conv1d, rows, dtype, of_weight, of_bias, *grads), *gpu), ""
+        except TritileError as error:
+            found, why = UNKNOWN, brief(error)
+        if not (found.wins or why):
+            near = "not by enough to be sure" if (found.ratio or 0) > NOISE else "torch is as fast, or faster"
+            why = f"torch was not timed at such sizes on {gpu[0].name}" if found.ratio is None else near
+        by = "torch" if why else "tritile"
+        yield replace(row, by=by, ratio=found.ratio, source=found.source, why=why)
+
+
+def _checked_rows(rows: Any) -> tuple[int, ...]:
+    given = (rows,) if isinstance(rows, int) else rows
+    try:
+        numbers = tuple(dict.fromkeys(given))
+    except TypeError:
+        numbers = ()
+    if not numbers or not all(type(each) is int and each > 0 for each in numbers):
+        raise InvalidValueError(f"convert: rows is {rows!r}: wanted a whole number above 0, or several")
+    return numbers
+
+
+def _check(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InvalidValueError(f"convert: model is a {type(model).__name__}: wanted a torch.nn.Module")
     if kind not in get_args(WeightKind):
         raise InvalidValueError(f"convert: kind is {kind!r}: wanted one of {', '.join(get_args(WeightKind))}")
     if group_size not in GROUP_SIZES:
         raise InvalidValueError(f"convert: group_size is {group_size!r}: wanted one of {GROUP_SIZES}")
+    if forward is not None and not callable(forward):
+        wanted = "a function without arguments that calls the model"
+        raise InvalidValueError(f"convert: forward is a {type(forward).__name__}: wanted {wanted}")
+    given = [rows is not None, forward is not None, bool(always)]
+    if kind == "linear" and sum(given) != 1:
+        raise InvalidValueError(
+            "convert: wanted one of rows=, the numbers of rows that matter; forward=, a function that calls "
+            "the model once; and always=True"
+        )
+    if kind != "linear" and any(given):
+        raise InvalidValueError(f"convert: rows, forward and always are for kind 'linear', not {kind!r}")
 
 
-def _tell(unconverted: dict[str, str], converted: int) -> None:
-    if unconverted:
-        each = "; ".join(f"{name or 'the model itself'} ({why})" for name, why in unconverted.items())
-        total = converted + len(unconverted)
-        message = f"convert: {len(unconverted)} of {total} linear layers stay as they are: {each}"
-        warnings.warn(message, ConversionWarning, stacklevel=3)
+def _seen(layer: Any, rows: tuple[int, ...], trains: bool) -> list[Seen]:
+    """Return the calls of a layer with these numbers of rows, of a forward pass or a training step."""
+    grads = trains and layer.training, trains and layer.training and layer.weight.requires_grad
+    return [Seen(each, layer.weight.dtype, *grads) for each in rows]
 
 
 def convert(
-    model: Model,
-    kind: WeightKind,
+    model: torch.nn.Module,
+    kind: WeightKind = "linear",
     *,
+    rows: int | Iterable[int] | None = None,
+    forward: Callable[[], Any] | None = None,
+    always: bool = False,
+    device: Device | torch.device | str | None = None,
     filter: Filter | None = None,
     group_size: GroupSize = 128,
     zero_points: bool = False,
     untie: bool = False,
-) -> Model:
-    """Convert a model's `torch.nn.Linear` layers to layers that multiply by tritile, in place.
+) -> Conversion:
+    """Exchange a model's linear layers, in place, for layers that tritile multiplies where it is faster.
 
-    A layer stays the same object, with its hooks, bias, device and training flag; its class changes. It
-    becomes a `Linear` with the same parameters, or a `Float8Linear` or `QuantizedLinear`, whose weight is a
-    buffer and is not trained. torch reads the weights of `torch.nn.MultiheadAttention`, and of
-    `TransformerEncoderLayer` on its fused path, without calling the layers.
+        print(tritile.nn.convert(model, rows=(1, 2048)))
+        print(tritile.nn.convert(model, forward=lambda: model(tokens)))
+
+    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear" a layer is exchanged if
+    tritile is predicted to be faster than torch at one of the numbers of rows at least; in mode "tune" both
+    are measured instead. The layer stays the same object, of a subclass of its class, so its parameters (also
+    shared ones), hooks, names, state dict, dtype and training flag stay. At each call it takes whichever is
+    predicted to be faster at that call's rows, so a layer may go on by torch at other rows. Under autocast
+    and for tensors that are not on a GPU it is torch's own; under torch.compile it is tritile's at any rows.
+    `restore` undoes it.
+
+    With "int8" and "int4" a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer and is
+    not trained. Make optimizers that hold quantized weights anew.
 
     Args:
         model: any module, also a linear layer itself.
-        kind: "linear" (keeps weights of float16, bfloat16, float32, float64 or complex dtype), "fp8" (a scale
-            for each row, for weights of float16, bfloat16 or float32), "int8" or "int4" (for float16 or
-            bfloat16).
-        filter: function of a layer's name and the layer; the layer is converted where it returns True.
+        kind: "linear"; or "int8" or "int4", for weights of float16 or bfloat16.
+        rows: for "linear", numbers of rows, all dimensions of a layer's input but the last multiplied.
+            Products of gradients count too for layers in training mode whose model has trainable parameters.
+        forward: for "linear", instead of rows: a function without arguments that calls the model once. Rows
+            and dtypes of each layer's calls, and whether gradients are recorded, are read from this one run.
+        always: for "linear", instead of both: exchange every layer that fits, and multiply by tritile at
+            every call. For batch-invariant models and sharded layers.
+        device: GPU to decide for, as `tritile.plan` takes it; nothing is measured then. Default: the GPU of
+            the model's parameters, or the current one.
+        filter: function of a layer's name and the layer; other layers are left out where it returns False.
         group_size: for "int8" and "int4", number of columns that share a scale: 32, 64 or 128.
         zero_points: for "int8" and "int4", give each group a zero point.
         untie: also quantize layers whose weight another module holds, such as a head that shares it with an
-            embedding, which keeps its own. By default such layers are left as they are. "linear" keeps
-            weights shared.
+            embedding, which keeps its own. By default such layers are left as they are.
 
-    Layers that are of the kind already are skipped, so that a second call changes nothing. Other subclasses
-    of `torch.nn.Linear`, and layers that do not fit, stay as they are. One ConversionWarning lists them with
-    reasons, without those that `filter` excluded. Layers on the meta device get their buffers there, for a
-    state dict to fill after `to_empty`.
-
-    Make optimizers that hold quantized weights, and results of torch.compile, anew.
+    Other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight is computed from
+    other parameters (parametrizations, weight norm) and layers whose forward was replaced are left as they
+    are. Layers that were exchanged before are decided anew.
 
     Returns:
-        The model itself.
+        A table of what was exchanged and why.
 
     Raises:
-        InvalidValueError: an argument does not fit. Nothing is changed.
+        InvalidValueError: an argument does not fit, or there is no GPU to decide for. Nothing is changed.
     """
-    _check(model, kind, group_size)
-    bound = {} if kind == "linear" else _bound(model, untie)
-    unconverted, converted = dict[str, str](), 0
+    _check(model, kind, rows, forward, always, group_size)
+    numbers = () if rows is None else _checked_rows(rows)
+    compares = kind == "linear" and not always
+    gpu = _target(model, device) if compares else None
+    calls: dict[torch.nn.Module, Counter[Seen]] = {}
+    if forward is not None:
+        with recorded(model) as calls:
+            forward()
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    adapters, bound = _in_adapters(model), {} if kind == "linear" else _bound(model, untie)
+    names, found, total = list[str](), Counter[ConversionRow](), 0
     for name, layer in list(model.named_modules()):
-        if not isinstance(layer, torch.nn.Linear) or (kind == "linear" and type(layer) is Linear):
+        if not (isinstance(layer, torch.nn.Linear) or is_conv1d(original_of(layer))):
             continue
         if filter is not None and not filter(name, layer):
             continue
-        why = _unfit(layer, kind) or bound.get(id(layer))
-        why = why or _changed(layer, kind, group_size, zero_points)
-        if why is None:
-            converted += 1
-        else:
-            unconverted[name] = why
-    _tell(unconverted, converted)
-    return model
+        label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
+        conv1d, total = is_conv1d(original_of(layer)), total + 1
+        row = ConversionRow(
+            label, tuple(layer.weight.shape) if conv1d else (layer.in_features, layer.out_features)
+        )
+        why = "it is inside an adapter" if id(layer) in adapters else _unfit(layer, kind, always)
+        why = why or bound.get(id(layer), "")
+        if not why and kind != "linear":
+            why = _quantized(layer, kind, group_size, zero_points)
+        rows_of = [replace(row, why=why, by="torch" if why else "tritile")]
+        if not why and gpu is not None:
+            seen = _seen(layer, numbers, trains) if forward is None else calls.get(layer, ())
+            rows_of = list(_decided(layer, row, seen, gpu)) or [replace(row, why="forward did not call it")]
+        wins = any(each.by == "tritile" for each in rows_of)
+        if kind == "linear":
+            assign(layer, wins, always)
+        names += [name] * wins
+        found.update(replace(each, exchanged=wins) for each in rows_of)
+    rows_found = tuple(replace(each, count=count) for each, count in found.items())
+    return Conversion(kind, "" if gpu is None else gpu[0].name, tuple(names), total, rows_found)
+
+
+def restore(model: torch.nn.Module) -> int:
+    """Undo `convert` of kind "linear" in place; return the number of layers that are torch's own again.
+
+    Quantized layers stay: their weights are gone.
+
+    Raises InvalidValueError if `model` is not a module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidValueError(f"restore: model is a {type(model).__name__}: wanted a torch.nn.Module")
+    exchanged = [layer for layer in model.modules() if is_exchanged(layer)]
+    for layer in exchanged:
+        assign(layer, False)
+    return len(exchanged)

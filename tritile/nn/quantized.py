@@ -1,19 +1,20 @@
 """Offer `tritile.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from tritile.core.of_torch import Moved
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
-from tritile.errors import InvalidValueError
-from tritile.nn.packed import PackedLinear
+from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.asked import computed
 from tritile.ops.memo import recall
 from tritile.ops.quantize import quantize
 
 
-class QuantizedLinear(PackedLinear):
+class QuantizedLinear(Moved):
     """Multiply by a weight that `tritile.quantize` made, unpacked on the way, as a linear layer.
 
     The weight is three buffers, `packed`, `scales` and `zeros` (None without zero points), as in
@@ -41,7 +42,6 @@ class QuantizedLinear(PackedLinear):
     packed: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
-    _types: ClassVar = {"scales": SCALE_DTYPES}
 
     def __init__(
         self,
@@ -60,7 +60,13 @@ class QuantizedLinear(PackedLinear):
                 f"QuantizedLinear: bits is {bits!r} and group_size {group_size!r}: "
                 f"wanted one of {WEIGHT_BITS} and one of {GROUP_SIZES}"
             )
-        super().__init__(in_features, out_features, bias, device, dtype)
+        if in_features < 1 or out_features < 1:
+            sizes = f"in_features is {in_features} and out_features {out_features}"
+            raise ShapeError(f"QuantizedLinear: {sizes}: wanted 1 or more")
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        given = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
+        self.bias = None if given is None else torch.nn.Parameter(given)
         groups = scales_shape(out_features, in_features, bits, group_size)
         words = torch.zeros(words_shape(out_features, in_features, bits), dtype=torch.int32, device=device)
         scales = torch.zeros(groups, dtype=dtype, device=device)
@@ -102,6 +108,12 @@ class QuantizedLinear(PackedLinear):
         for name in ("packed", "scales", "zeros"):
             self.register_buffer(name, getattr(weight, name))
 
+    def _moved(self, tensors: Callable[[], Any]) -> None:
+        before = self.scales
+        super()._moved(tensors)
+        if self.scales.dtype not in SCALE_DTYPES:  # `.to(dtype)` casts every floating tensor
+            self.scales = before.to(self.scales.device)
+
     @property
     def weight(self) -> QuantizedWeight:
         """Return the buffers as a `tritile.QuantizedWeight`: a new one at each access, of the same memory.
@@ -120,5 +132,6 @@ class QuantizedLinear(PackedLinear):
 
     def extra_repr(self) -> str:
         """Return the sizes, and how the weight is quantized."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         how = f"bits={self.bits}, group_size={self.group_size}, zero_points={self.zeros is not None}"
-        return f"{super().extra_repr()}, {how}"
+        return f"{sizes}, bias={self.bias is not None}, {how}"

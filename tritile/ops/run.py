@@ -21,7 +21,7 @@ from tritile.core.views import Call, PermuteCall
 from tritile.errors import PrecisionWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import beside, gpu_tables, model, plans
+from tritile.planning import gpu_tables, model, plans, torch_times
 from tritile.planning.store import end_stand_ins, is_frozen, store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
@@ -131,7 +131,7 @@ def _warn_of_default(problem: Tiled, device: devices.Device) -> None:
     """Warn, once, of a float32 product whose precision nobody named, where torch is known to be faster."""
     if "ieee" in _warned or not isinstance(problem, MatmulProblem) or problem.precision != "ieee":
         return
-    if problem.dtype != "float32" or not beside.slower_than_torch(problem, device):
+    if problem.dtype != "float32" or not torch_times.slower_than_torch(problem, device):
         return
     _warned.add("ieee")
     warnings.warn(

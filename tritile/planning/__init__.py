@@ -9,6 +9,6 @@
 | Which table serves a GPU, and how is a GPU added? | `gpu_tables` |
 | What does a class's portfolio predict? | `classes`, `portfolio`, `formula`, `correction` |
 | What if nothing is known? | `model` ranks all configs by their family's own estimate |
-| Is torch faster? | `beside`, by times of both or by a `lead` |
+| Is torch faster? | `torch_times`, by times of both or by a `lead` |
 | How do all ranks plan the same? | `sync` |
 """

@@ -173,28 +173,6 @@ class Launch:
         except ValueError:
             self._steps = list(self._triton)
 
-    def words(self) -> list[int] | None:
-        """Return the numbers by which code without Python launches this on the default stream.
-
-        They are the offset of each workspace in one piece of memory, its size, the addresses of buffers that
-        never change, and the steps: see `tritile/in_torch/launch.h`. The addresses are valid as long as this
-        lives. None where Triton's own launcher is used.
-        """
-        steps = [step.words() for step in self._steps if isinstance(step, NativeLaunch)]
-        if len(steps) < len(self._steps):
-            return None
-        fixed = []
-        if self._counted:
-            fixed.append(counters_of(self.device).take(self._counted, 0).data_ptr())
-        parts = (
-            [self._bytes],
-            [len(self._offsets), *self._offsets],
-            [len(fixed), *fixed],
-            [len(steps)],
-            *steps,
-        )
-        return [word for part in parts for word in part]
-
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Run on the current stream of the GPU that the kernels were compiled for."""
         self.at([tensor.data_ptr() for tensor in tensors])

@@ -24,7 +24,6 @@ _SPREAD: Final = 1  # CUclusterSchedulingPolicy: as Triton's launcher asks for
 _NO_CONTEXT: Final = (3, 201, 400)
 _INVALID_VALUE: Final = 1  # CUDA_ERROR_INVALID_VALUE
 _L2_PROMOTION_256B: Final = 3
-_VALUE, _BUFFER, _MAP = range(3)  # kinds of parameters
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
 TFLOAT32: Final = 11  # CUtensorMapDataType of fp32 that is rounded to TF32 as it is copied
 _NUMBERS: Final = {
@@ -63,16 +62,6 @@ def _driver() -> ctypes.CDLL | None:
         return library if hasattr(library, "cuTensorMapEncodeTiled") else None
     except (OSError, AttributeError):
         return None
-
-
-def entry_points() -> tuple[int, int] | None:
-    """Return the addresses of cuLaunchKernelEx and cuTensorMapReplaceAddress, None without a driver."""
-    library = _driver()
-    if library is None:
-        return None
-    functions = (library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress)
-    launch, replace = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
-    return (launch, replace) if launch and replace else None
 
 
 def _checked(code: int, doing: str) -> None:
@@ -183,8 +172,6 @@ class NativeLaunch:
         self._enter(self._context)  # a thread that has not used the GPU yet has no context
         self._kernel, self._lock = kernel, threading.Lock()
         function = loaded(kernel, metadata.shared).function
-        self._function = function
-        self._described: list[tuple[int, int, int]] = []  # each parameter, as `words` has them
         self._buffers = (ctypes.c_uint64 * len(pointers))(*pointers.values())
         self._maps: list[tuple[_TensorMap, int]] = []
         self._values: list[Any] = []
@@ -218,7 +205,6 @@ class NativeLaunch:
             self._values.append(value)
             addresses.append(ctypes.addressof(value))
             sizes.append(ctypes.sizeof(value))
-            self._described.append((_VALUE, 0, addresses[-1]))
 
         for kind, value in _flat(kernel.src.signature.values(), args):
             if isinstance(value, Descriptor):
@@ -226,7 +212,6 @@ class NativeLaunch:
                 self._maps.append((tensor_map, places[value.buffer]))
                 addresses.append(tensor_map.address)
                 sizes.append(128)
-                self._described.append((_MAP, places[value.buffer], tensor_map.address))
                 for size in value.shape:
                     put(ctypes.c_int32(size))
                 for stride in value.strides:
@@ -234,7 +219,6 @@ class NativeLaunch:
             elif isinstance(value, Buffer):
                 addresses.append(ctypes.addressof(self._buffers) + 8 * places[value.buffer])
                 sizes.append(8)
-                self._described.append((_BUFFER, places[value.buffer], 0))
             elif kind[0] == "*" and value is None:
                 put(ctypes.c_uint64(0))
             elif kind in _NUMBERS:
@@ -244,16 +228,6 @@ class NativeLaunch:
         put(ctypes.c_uint64(0))  # scratch memory, which this kernel does not need
         put(ctypes.c_uint64(0))
         return addresses, sizes
-
-    def words(self) -> list[int]:
-        """Return how code without Python launches this; the addresses in it are valid as long as this lives.
-
-        These are the function, the address of its `CUlaunchConfig` and the number of its parameters; then for
-        each the kind, the buffer, and the address of its value or its tensor map. See
-        `tritile/in_torch/launch.h`.
-        """
-        parameters = [word for parameter in self._described for word in parameter]
-        return [self._function, ctypes.addressof(self._config), len(self._described), *parameters]
 
     def __call__(self, pointers: Sequence[int], stream: int, entered: bool = False) -> None:
         """Launch with the buffers at these addresses. Raises RuntimeError where the driver refuses."""

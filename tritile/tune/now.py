@@ -84,8 +84,8 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
 
 @contextlib.contextmanager
 def _alone(gpu: int) -> Iterator[None]:
-    """Measure alone: one thread at a time, torch's calls made by torch, the program's random state kept."""
-    with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]), settings.torch_alone():
+    """Measure alone: one thread at a time, the program's random state kept."""
+    with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]):
         try:
             yield
         finally:

@@ -21,7 +21,6 @@ from tritile.core import settings
 from tritile.core.extras import EXTRAS, extra_advice
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
-from tritile.in_torch import building
 from tritile.lab.report import tested
 from tritile.lab.report.environment import environment
 from tritile.planning import gpu_tables
@@ -69,7 +68,6 @@ def _settings() -> list[Finding]:
     for check in (
         settings.current_mode,
         settings.is_batch_invariant,
-        settings.wants_crossing,
         settings.tune_log,
         lambda: settings.tune_budget_s(1.0),
         lambda: gpu_tables.pinned(devices.current_gpu() or devices.INTERPRETER),
@@ -174,13 +172,11 @@ def _tested(records: Path) -> list[Finding]:
 
 
 def examine(cache: Path) -> list[Finding]:
-    """Look at versions, GPU, cache, the library of use_in_torch and GPU tests, and run a kernel."""
-    found, advice = building.state()
-    library = Finding("use_in_torch in C++", found, True, advice)
+    """Look at versions, GPU, cache and GPU tests, and run a kernel."""
     wrong = _settings()
     gpu = [*_gpu(), *([] if wrong else _portfolios(devices.current_gpu()))]
     kernel = wrong or [_kernel()]  # it would say the same once more
     # Beside an installed tritile, a folder of tests is another package's.
     checkout = (tested.PACKAGE.parent / "pyproject.toml").is_file()
     records = _tested(tested.RECORDS) if checkout else []
-    return [*_versions(), *gpu, _cache(cache), library, *records, *kernel]
+    return [*_versions(), *gpu, _cache(cache), *records, *kernel]

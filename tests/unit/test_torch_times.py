@@ -1,4 +1,4 @@
-"""Which calls tritile is expected to win beside torch: by what was measured, and by leads of classes."""
+"""Whether tritile is faster than torch at a problem: by what was measured, and by leads of classes."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
-from tritile.planning import beside, export, gpu_tables, plans, table
+from tritile.planning import export, gpu_tables, plans, table, torch_times
 from tritile.planning.lead import Lead, lead_of, terms
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
@@ -46,48 +46,46 @@ def ship(monkeypatch, *entries, **leads):
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (made,) if device == H200 else ())
 
 
-def judged(problem, source="table", us=50.0, device=H200):
+def compared(problem, source="table", us=50.0, device=H200):
     plan = plans.Plan(problem, CONFIG, source, device, us)
-    return beside.judged(problem, device, lambda: plan)
+    return torch_times.compared(problem, device, lambda: plan)
 
 
-def never(problem, device=H200):
-    return beside.judged(problem, device, lambda: pytest.fail("planned"))
+def unplanned(problem, device=H200):
+    return torch_times.compared(problem, device, lambda: pytest.fail("planned"))
 
 
 @pytest.mark.parametrize(
-    ("us", "torch_us", "source", "take", "captured"),
+    ("us", "torch_us", "source", "found"),
     [
-        (100, 110, "table", True, False),
-        (100, 110, "predicted", True, False),
-        (100, 110, "model", False, False),  # of another config than the one that was measured
-        (100, 101, "table", False, False),
-        (100, 90, "exact", False, False),
-        (5, 10, "table", True, True),
-        (100, None, "table", False, False),
+        (100, 110, "table", (1.1, True, "measured", 110)),
+        (100, 110, "predicted", (1.1, True, "measured", 110)),
+        (100, 110, "model", (None, False, "", None)),  # of another config than the one that was measured
+        (100, 101, "table", (1.01, False, "measured", 101)),
+        (100, 90, "exact", (0.9, False, "measured", 90)),
+        (100, None, "table", (None, False, "", None)),
     ],
 )
-def test_what_was_measured_is_judged_by_that(us, torch_us, source, take, captured, monkeypatch):
+def test_what_was_measured_is_compared_by_that(us, torch_us, source, found, monkeypatch):
     ship(monkeypatch, Entry(HALF, CONFIG, us, torch_us))
     for problem in (HALF, BIASED):
-        found = judged(problem, source)
-        assert (found.take, found.captured) == (take, captured)
+        assert compared(problem, source) == found
 
 
 def test_a_bias_that_was_measured_counts_before_the_bare_product(monkeypatch):
     ship(monkeypatch, Entry(HALF, CONFIG, 100, 110), Entry(BIASED, CONFIG, 100, 90))
-    assert judged(HALF).take
-    assert not judged(BIASED).take
+    assert compared(HALF).wins
+    assert not compared(BIASED).wins
 
 
 def test_what_was_measured_here_goes_before_what_ships(monkeypatch):
     ship(monkeypatch, Entry(HALF, CONFIG, 100, 90))
     store = store_of(H200)
     store.add(TORCH, Trial(HALF, AS_TORCH, 30.0))
-    assert beside.measured(HALF, H200) == (100, 90)  # of tritile nothing is known here
+    assert torch_times.measured(HALF, H200) == (100, 90)  # of tritile nothing is known here
     store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
-    assert beside.measured(HALF, H200) == (20, 30)
-    assert judged(HALF, "exact").take
+    assert torch_times.measured(HALF, H200) == (20, 30)
+    assert compared(HALF, "exact").wins
     assert plans.plan_for(HALF, H200).config == CONFIG  # torch's time is no config of ours
 
 
@@ -96,7 +94,7 @@ def test_what_another_torch_took_does_not_count(monkeypatch):
     store = store_of(H200)
     store.add("torch 1.0", Trial(HALF, AS_TORCH, 30.0))
     store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
-    assert beside.measured(HALF, H200) is None
+    assert torch_times.measured(HALF, H200) is None
 
 
 UNLIKE = [
@@ -115,8 +113,8 @@ LARGER = [{"m": 16384, "n": 32768, "k": 32768}, {"n": 65536, "m": 64}, {"m": 100
 def test_a_lead_says_nothing_of_what_is_unlike_all_that_it_was_measured_for(change, monkeypatch):
     leads = {name: lead(HALF, 9.0, 1.0) for name in ("halves_nn", "halves_nt", "halves_odd")}
     ship(monkeypatch, **leads)
-    assert judged(HALF, "predicted").take
-    assert not never(replace(HALF, **change)).take
+    assert compared(HALF, "predicted").wins
+    assert not unplanned(replace(HALF, **change)).wins
 
 
 @pytest.mark.parametrize("change", LARGER, ids=str)
@@ -124,7 +122,7 @@ def test_a_product_larger_than_those_that_were_measured_counts_as_the_largest_of
     seen = []
     monkeypatch.setattr(Lead, "ratio", lambda self, problem: seen.append(problem) or 9.0)
     ship(monkeypatch, halves_nn=lead(HALF, 9.0, 1.0))
-    assert judged(replace(HALF, **change), "predicted").take
+    assert compared(replace(HALF, **change), "predicted").wins
     wanted = replace(HALF, **change)
     n, k = (min(side, 32768) for side in (wanted.n, wanted.k))
     assert all(given.m <= 16384 and 2 * given.m * n * k <= 2e12 for given in seen)
@@ -134,16 +132,16 @@ def test_a_product_larger_than_those_that_were_measured_counts_as_the_largest_of
 @pytest.mark.parametrize(("m", "n"), [(500, 400), (40_000, 10_000)])
 def test_nor_of_tensors_smaller_or_larger_than_those_that_were_permuted(m, n, monkeypatch):
     ship(monkeypatch, turned_4=lead(TURN, 9.0, 1.0))
-    assert judged(TURN, "predicted").take
-    assert not never(PermuteProblem.turned(1, m, n, 4)).take
+    assert compared(TURN, "predicted").wins
+    assert not unplanned(PermuteProblem.turned(1, m, n, 4)).wins
 
 
 def test_more_is_asked_of_a_lead_where_the_model_picks(monkeypatch):
     ship(monkeypatch, halves_nn=lead(HALF, 1.3, 1.2))
-    assert judged(HALF, "predicted").take
-    assert not judged(HALF, "model").take
+    assert compared(HALF, "predicted").wins
+    assert not compared(HALF, "model").wins
     ship(monkeypatch, halves_nn=lead(HALF, 1.6, 1.2))
-    assert judged(HALF, "model").take
+    assert compared(HALF, "model").wins
 
 
 def test_times_of_another_gpu_or_of_other_kernels_do_not_count_and_of_leads_more_is_asked(monkeypatch):
@@ -151,63 +149,42 @@ def test_times_of_another_gpu_or_of_other_kernels_do_not_count_and_of_leads_more
     led = replace(made, leads={"halves-nn": lead(HALF, 1.5, 1.25)})
     like = replace(H200, name="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (led,))
-    assert beside.measured(HALF, H200) == (10, 20)
-    assert beside.measured(HALF, like) is None
-    assert judged(HALF, "predicted").take
-    assert not judged(HALF, "predicted", device=like).take
+    assert torch_times.measured(HALF, H200) == (10, 20)
+    assert torch_times.measured(HALF, like) is None
+    assert compared(HALF, "predicted").wins
+    assert not compared(HALF, "predicted", device=like).wins
     surer = replace(led, leads={"halves-nn": lead(HALF, 1.6, 1.25)})
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (surer,))
-    assert judged(HALF, "predicted", device=like).take
+    assert compared(HALF, "predicted", device=like).wins
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (replace(led, entries=(), kernels={}),))
-    assert not never(HALF).take
+    assert not unplanned(HALF).wins
 
 
 @pytest.mark.parametrize(
-    ("ratio", "least", "us", "take", "captured"),
-    [
-        (1.3, 1.2, 50.0, True, False),
-        (1.01, 1.0, 50.0, False, False),
-        (1.3, 1.2, 10.0, True, True),
-        (1.3, 1.4, 50.0, False, False),
-        (1.3, 1e9, 50.0, False, False),
-    ],
+    ("ratio", "least", "wins"), [(1.3, 1.2, True), (1.01, 1.0, False), (1.3, 1.4, False), (1.3, 1e9, False)]
 )
-def test_what_was_not_is_judged_by_the_lead_of_its_class(ratio, least, us, take, captured, monkeypatch):
+def test_what_was_not_is_compared_by_the_lead_of_its_class(ratio, least, wins, monkeypatch):
     ship(monkeypatch, halves_nn=lead(HALF, ratio, least), turned_4=lead(TURN, ratio, least))
     for problem in (HALF, BIASED, TURN):
-        found = judged(problem, "predicted", us)
-        assert (found.take, found.captured) == (take, captured)
-        assert found.why.startswith("not measured")
+        found = compared(problem, "predicted")
+        assert found.ratio == pytest.approx(ratio)
+        assert (found.wins, found.source) == (wins, "predicted")
+        assert found.torch_us == pytest.approx(50 * ratio)
 
 
 def test_what_was_never_measured_is_left_unplanned(monkeypatch):
     ship(monkeypatch, halves_nn=lead(HALF, 9.0, 1.0))
     full = replace(HALF, dtype="float32", out_dtype="float32")
     for problem, device in ((HALF, A100), (full, H200), (replace(HALF, b_layout="column"), H200)):
-        found = never(problem, device)
-        assert (found.take, found.why) == (False, "torch was not measured beside its like on this GPU")
+        assert unplanned(problem, device) == torch_times.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("problem", "why"),
-    [
-        (PermuteProblem.turned(1, 511, 256, 2), "less than 512 KiB"),
-        (PermuteProblem.of((4096, 4096), (4096, 1), (4096, 1), 4), "no dimension"),
-        (PermuteProblem.of((4096, 4096), (1, 5000), (4096, 1), 4), "a part of a tensor"),
-        (PermuteProblem.of((4096, 4096), (0, 1), (4096, 1), 4), "a part of a tensor"),
-    ],
-)
-def test_copies_unlike_those_that_were_measured_are_left(problem, why, monkeypatch):
-    ship(monkeypatch, turned_4=lead(TURN, 9.0, 1.0), turned_2=lead(TURN, 9.0, 1.0))
-    assert why in never(problem).why
-
-
-def test_what_ships_is_judged_as_it_was_measured():
-    """What is taken of it was ahead, and what was ahead is taken."""
+def test_what_ships_is_compared_as_it_was_measured():
+    """What wins of it was ahead, and what was ahead wins."""
     known = [entry for entry in gpu_tables.shipped(H200)[0].entries if entry.torch_us]
     assert len(known) > 300
     for entry in known:
-        assert judged(entry.problem).take == (entry.torch_us >= beside.NOISE * entry.us), entry
+        assert compared(entry.problem).wins == (entry.torch_us / entry.us >= torch_times.NOISE), entry
 
 
 def test_a_lead_is_fitted_to_ratios_and_knows_where_it_can_tell():

@@ -1,0 +1,707 @@
+"""`tritile.nn.convert` and `restore`: which layers are exchanged, what stays of them, who multiplies a call.
+
+Predictions are those of the H200's shipped table. Calls that decide are made on tensors without memory that
+say that they are on a GPU.
+"""
+
+import copy
+import importlib
+import io
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+
+import tritile
+from tests.layers import layer_of
+from tests.mock_gpu import mock_gpu
+from tests.reference import values
+from tritile.core.device import target_device
+from tritile.errors import InvalidValueError, NotTunedError
+from tritile.nn import convert, exchanged, restore
+from tritile.nn.convert import recorded
+from tritile.nn.exchanged import AlwaysLinear, ConvertedLinear, LayerCall
+from tritile.ops.dispatch import PLAIN
+from tritile.planning.torch_times import Comparison
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+CONVERT = importlib.import_module("tritile.nn.convert")  # the package has the function of this name
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+H200, HERE = "nvidia-h200", target_device("nvidia-h200")
+WINS = Comparison(1.5, True, "predicted", 1000.0)
+LOSES = Comparison(0.9, False, "predicted", 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+@pytest.fixture
+def wins(monkeypatch):
+    """Every layer wins, and tritile multiplies each call of an exchanged one, in the interpreter."""
+    monkeypatch.setattr(CONVERT, "judged", lambda *call: WINS)
+    monkeypatch.setattr(exchanged, "by_tritile", lambda *call: True)
+
+
+def large(k, n, dtype=BF16, bias=False):
+    return nn.Linear(k, n, bias, "meta", dtype)
+
+
+# Which layers are exchanged.
+
+
+@pytest.mark.parametrize(
+    ("layer", "rows", "by"),
+    [
+        (large(768, 50257), 8000, "tritile"),  # GPT-2's head
+        (large(2304, 256001), 2042, "tritile"),  # Gemma's, with a token added
+        (large(768, 30522, bias=True), 6160, "tritile"),  # BERT's
+        (large(768, 50257, FP16), 8000, "tritile"),
+        (large(4096, 4096, FP32), 8000, "tritile"),  # made of parts in fp16
+        (large(768, 3072, bias=True), 8000, "torch"),
+        (large(4096, 4096), 4096, "torch"),
+        (large(512, 512, FP64), 4096, "torch"),  # of no class that was timed with torch
+    ],
+    ids=str,
+)
+def test_layers_whose_rows_are_predicted_to_win_are_exchanged(layer, rows, by):
+    found = convert(layer.eval(), rows=rows, device=H200)
+    (row,) = found.rows
+    assert (row.by, row.rows, row.training, row.count) == (by, rows, False, 1)
+    assert row.features == (layer.in_features, layer.out_features)
+    assert row.exchanged == (by == "tritile") == (type(layer) is ConvertedLinear) == bool(found.exchanged)
+    assert (row.why == "") == (by == "tritile")
+    assert found.device == HERE.name
+
+
+def test_rows_are_of_a_forward_pass_or_of_a_training_step():
+    layer = large(768, 50257)
+    training, forward = (convert(layer.train(on), rows=8000, device=H200).rows[0] for on in (True, False))
+    assert (training.training, forward.training) == (True, False)
+    assert 1 < training.ratio < forward.ratio  # the gradient of the weight counts as 1
+    layer.weight.requires_grad_(False)
+    assert not convert(layer.train(), rows=8000, device=H200).rows[0].training
+
+
+def test_a_layer_is_exchanged_if_some_of_its_rows_win_and_the_table_says_which():
+    found = convert(large(768, 50257).eval(), rows=(1, 8000, 8000), device=H200)
+    assert [(row.rows, row.by, row.exchanged) for row in found.rows] == [
+        (1, "torch", True),
+        (8000, "tritile", True),
+    ]
+
+
+def test_nothing_is_predicted_for_a_gpu_on_which_torch_was_not_timed():
+    (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows
+    assert (row.by, row.ratio, row.source) == ("torch", None, "")
+    assert "torch was not timed at such sizes on NVIDIA A100" in row.why
+
+
+class Lora(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base_layer, self.lora_A = layer_of(), nn.ModuleDict({"default": layer_of()})
+
+
+class Subclass(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def replaced():
+    layer = layer_of()
+    layer.forward = lambda x: x
+    return layer
+
+
+LEFT = {
+    "a subclass": (lambda: Subclass(8, 8), "it is a subclass, Subclass"),
+    "parametrized": (lambda: parametrizations.orthogonal(nn.Linear(8, 8)), "it is a subclass, Parametrized"),
+    "weight norm": (lambda: parametrizations.weight_norm(layer_of()), "it is a subclass, Parametrized"),
+    "old weight norm": (lambda: weight_norm(layer_of()), "its weight is computed"),
+    "spectral norm": (lambda: spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
+    "pruned": (lambda: prune.identity(layer_of(), "weight"), "its weight is computed"),
+    "lazy": (lambda: nn.LazyLinear(8), "it is a subclass, LazyLinear"),
+    "attention": (lambda: nn.MultiheadAttention(8, 2).out_proj, "it is a subclass"),
+    "replaced": (replaced, "its forward was replaced"),
+    "adapter": (Lora, "it is inside an adapter"),
+    "tritile's": (lambda: tritile.nn.Linear(8, 8), "it is a tritile.nn.Linear"),
+    "fp8": (lambda: nn.Linear(8, 8).to(torch.float8_e4m3fn), "its weight is float8_e4m3fn"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize(("make", "why"), LEFT.values(), ids=LEFT)
+def test_what_is_not_torchs_plain_layer_is_left_alone(wins, make, why, always):
+    model = nn.Sequential(make())
+    before = [type(module) for module in model.modules()]
+    found = convert(model, always=True) if always else convert(model, rows=8, device=H200)
+    assert [type(module) for module in model.modules()] == before
+    assert found.exchanged == ()
+    assert all(why in row.why for row in found.rows)
+    assert found.rows
+
+
+def test_a_filter_leaves_layers_out(wins):
+    model = nn.Sequential(layer_of(), layer_of())
+    assert convert(model, rows=8, device=H200, filter=lambda name, layer: name == "1").exchanged == ("1",)
+    assert [type(each) for each in model] == [nn.Linear, ConvertedLinear]
+
+
+def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
+    model = nn.Sequential(layer_of())
+    for _ in range(2):
+        assert convert(model, rows=8, device=H200).exchanged == ("0",)
+        assert type(model[0]) is ConvertedLinear
+    assert convert(model, always=True).exchanged == ("0",)
+    assert type(model[0]) is AlwaysLinear
+    monkeypatch.setattr(CONVERT, "judged", lambda *call: LOSES)
+    assert convert(model, rows=8, device=H200).exchanged == ()
+    assert type(model[0]) is nn.Linear
+    convert(model, always=True)
+    convert(model, "int8")
+    assert type(model[0]) is tritile.nn.QuantizedLinear
+
+
+# What stays.
+
+
+class Net(nn.Module):
+    """An embedding whose weight the head shares, a block of layers, and one layer under two names."""
+
+    def __init__(self, dtype=FP64):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8, dtype=dtype)
+        self.up, self.down = nn.Linear(8, 16, dtype=dtype), nn.Linear(16, 8, bias=False, dtype=dtype)
+        self.again = self.up
+        self.head = nn.Linear(8, 11, bias=False, dtype=dtype)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.down(torch.relu(self.up(self.embed(tokens)))))
+
+
+TOKENS = torch.tensor([[1, 4, 10], [0, 0, 7]])
+LAYERS = ("up", "down", "head")
+
+
+def assert_same(got, wanted):
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins):
+    wanted, kept, state = net(TOKENS), list(net.named_parameters()), net.state_dict()
+    modules, calls = list(net.modules()), []
+    net.up.bias.requires_grad_(False)
+    net.up.register_forward_pre_hook(lambda module, args: calls.append("before"))
+    net.up.register_forward_hook(lambda module, args, out: calls.append("after"))
+    net.up.register_full_backward_hook(lambda module, inner, outer: calls.append("backward"))
+    net.up.register_state_dict_post_hook(lambda module, state, prefix, rest: calls.append("state"))
+    net.down.eval()
+    changes = {ConvertedLinear: lambda: convert(net, rows=6, device=H200), nn.Linear: lambda: restore(net)}
+    for cls, change in changes.items():
+        change()
+        assert [type(getattr(net, name)) for name in LAYERS] == [cls] * 3
+        assert net.again is net.up
+        assert all(a is b for a, b in zip(net.modules(), modules, strict=True))
+        assert all(a is b for (_, a), (_, b) in zip(net.named_parameters(), kept, strict=True))
+        assert net.head.weight is net.embed.weight
+        assert (net.up.bias.requires_grad, net.up.training, net.down.training) == (False, True, False)
+        calls.clear()
+        out = net(TOKENS)
+        assert_same(out, wanted)
+        out.sum().backward()
+        assert net.state_dict().keys() == state.keys()
+        assert calls == ["before", "after", "backward", "state", "state"]  # under two names
+    assert restore(net) == 0
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_gradients_are_torchs(net, wins, always):
+    found = []
+    for change in (
+        lambda: None,
+        lambda: convert(net, always=True) if always else convert(net, rows=6, device=H200),
+    ):
+        change()
+        net.zero_grad()
+        net(TOKENS).square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in net.parameters()])
+    for got, wanted in zip(*reversed(found), strict=True):
+        assert_same(got, wanted)
+
+
+def saved(net):
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), saved])
+def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins, copied):
+    convert(net, rows=6, device=H200)
+    other = copied(net)
+    assert [type(getattr(other, name)) for name in LAYERS] == [ConvertedLinear] * 3
+    assert other.head.weight is other.embed.weight is not net.embed.weight
+    assert other.again is other.up
+    assert_same(other(TOKENS), net(TOKENS))
+    restore(other)
+    assert type(other.up) is nn.Linear
+    assert type(net.up) is ConvertedLinear
+
+
+def test_state_dicts_go_both_ways(net, wins):
+    other = Net()
+    convert(other, rows=6, device=H200)
+    other.load_state_dict(net.state_dict(), strict=True)
+    assert_same(other(TOKENS), net(TOKENS))
+    net.load_state_dict(other.state_dict(), strict=True)
+
+
+def test_moving_and_casting(net, wins):
+    convert(net, rows=6, device=H200)
+    assert net.float()(TOKENS).dtype == FP32
+    assert {each.device.type for each in net.to("meta").parameters()} == {"meta"}
+    assert type(net.up) is ConvertedLinear
+    empty = net.to_empty(device="cpu")
+    assert empty(TOKENS).shape == (2, 3, 11)
+
+
+def test_a_model_inside_another_or_compiled_is_converted(net, wins):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = net
+
+        def forward(self, tokens):
+            return self.module(tokens)
+
+    wanted = net(TOKENS)
+    model = torch.compile(Wrapped(), backend="aot_eager", fullgraph=True)
+    assert_same(model(TOKENS), wanted)
+    convert(model, rows=6, device=H200)
+    for _ in range(2):
+        assert_same(model(TOKENS), wanted)
+    restore(model)
+    assert_same(model(TOKENS), wanted)
+
+
+def test_what_is_parametrized_after_conversion_works_and_is_not_restored(net, wins):
+    convert(net, rows=6, device=H200)
+    wanted = net(TOKENS)
+    parametrize.register_parametrization(net.up, "weight", nn.Identity())
+    assert_same(net(TOKENS), wanted)
+    assert restore(net) == 2
+    assert isinstance(net.up, ConvertedLinear)
+    parametrize.remove_parametrizations(net.up, "weight")
+    assert restore(net) == 1
+
+
+def test_exchanged_layers_are_traced_whole(net, wins):
+    convert(net, always=True)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (TOKENS, TOKENS[:1], TOKENS[:, :2]):
+        assert_same(compiled(tokens), net(tokens))
+
+
+# transformers' Conv1D.
+
+
+class Conv1D(nn.Module):
+    """As transformers has it: a linear layer whose weight is (K, N)."""
+
+    def __init__(self, n, k):
+        super().__init__()
+        self.nf, self.nx = n, k
+        self.weight, self.bias = nn.Parameter(torch.empty(k, n)), nn.Parameter(torch.zeros(n))
+        nn.init.normal_(self.weight)
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+@pytest.fixture
+def conv1d(monkeypatch):
+    """The class Conv1D of a transformers that is not installed."""
+    module = types.ModuleType("transformers.pytorch_utils")
+    made = type("Conv1D", (Conv1D,), {"__module__": module.__name__, "__qualname__": "Conv1D"})
+    module.Conv1D = made
+    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
+    yield made
+    for name in ("ConvertedConv1D", "AlwaysConv1D"):
+        vars(exchanged).pop(name, None)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_conv1d_is_exchanged_too(conv1d, wins, always):
+    layer, x = conv1d(12, 8), values((2, 3, 8), FP32).requires_grad_()
+    wanted = layer(x)
+    wanted.sum().backward()
+    grads = [each.grad.clone() for each in (x, layer.weight, layer.bias)]
+    found = convert(layer, always=True) if always else convert(layer, rows=6, device=H200)
+    assert (found.layers, found.rows[0].features, found.rows[0].by) == (1, (8, 12), "tritile")
+    assert isinstance(layer, conv1d)
+    assert type(layer) is not conv1d
+    for each in (x, layer.weight, layer.bias):
+        each.grad = None
+    got = layer(x)
+    got.sum().backward()
+    torch.testing.assert_close(got, wanted)
+    for each, grad in zip((x, layer.weight, layer.bias), grads, strict=True):
+        torch.testing.assert_close(each.grad, grad)
+        assert each.grad.stride() == grad.stride()
+    other = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    assert type(other) is type(layer)
+    assert restore(layer) == 1
+    assert type(layer) is conv1d
+    torch.testing.assert_close(layer(x), wanted)
+    (row,) = convert(layer, "int8").rows
+    assert row.why == "it is a Conv1D"
+
+
+def test_conv1d_is_predicted_by_its_own_layout(conv1d):
+    with torch.device("meta"):
+        layer = conv1d(50257, 768).to(BF16).eval()
+    assert convert(layer, rows=8000, device=H200).exchanged == ("",)
+
+
+def test_there_is_no_other_name():
+    with pytest.raises(AttributeError, match="ConvertedConv2D"):
+        exchanged.ConvertedConv2D  # noqa: B018
+
+
+# What one forward pass shows.
+
+
+def seen(layer, calls):
+    return [tuple(call) for call in calls[layer]]
+
+
+def test_rows_dtypes_and_gradients_of_a_forward_pass_are_recorded(net):
+    frozen = nn.Linear(8, 4, dtype=FP64).requires_grad_(False)
+    with recorded(nn.ModuleList([net, frozen])) as calls:
+        net(TOKENS)
+        with torch.no_grad():
+            net(TOKENS[:1])
+        frozen(input=torch.ones(3, 8, dtype=FP64))
+        frozen(torch.ones(2, 3, 8, dtype=FP64, requires_grad=True))
+        with torch.autocast("cpu", BF16):
+            frozen(torch.ones(5, 8, dtype=FP64))
+    net(TOKENS[:, :1])
+    assert seen(net.up, calls) == [(6, FP64, True, True), (3, FP64, False, False)]
+    assert seen(frozen, calls) == [(3, FP64, False, False), (6, FP64, True, False), (5, None, False, False)]
+    assert calls[net.up].total() == 2
+    assert net.embed not in calls
+
+
+def test_a_recorded_forward_decides(net, monkeypatch):
+    asked = []
+    monkeypatch.setattr(CONVERT, "judged", lambda call, *gpu: asked.append((call, gpu)) or WINS)
+    extra = nn.ModuleDict({"net": net, "idle": layer_of()})
+    found = convert(extra, forward=lambda: net(TOKENS).sum().backward(), device=H200)
+    assert found.exchanged == ("net.up", "net.down", "net.head")
+    assert {gpu for _, gpu in asked} == {(HERE, None)}
+    of_up = LayerCall(False, 6, FP64, ((16, 8), (8, 1), FP64), FP64, True, True)
+    assert asked[0][0] == of_up
+    rows = {row.layers: row for row in found.rows}
+    assert (rows["idle"].why, rows["idle"].rows, rows["idle"].by) == (
+        "forward did not call it",
+        None,
+        "torch",
+    )
+    assert (rows["net.up"].training, rows["net.up"].rows, rows["net.up"].dtype) == (True, 6, "float64")
+
+
+def test_autocast_leaves_layers_to_torch(net, wins):
+    def forward():
+        with torch.autocast("cpu", BF16):
+            net(TOKENS)
+
+    found = convert(net, forward=forward, device=H200)
+    assert found.exchanged == ()
+    assert {row.why for row in found.rows} == {"under autocast torch keeps the weights that it casts"}
+
+
+# Who multiplies in a call.
+
+
+class Runs(list):
+    """Who multiplied, call by call."""
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Calls on a GPU that is not there; `judged` counts decisions: tritile wins from 100 rows on."""
+    made = Runs()
+    made.judged = []
+
+    def judged(call, device, index):
+        made.judged.append(call)
+        return WINS if call.rows >= 100 else LOSES
+
+    monkeypatch.setattr(exchanged, "judged", judged)
+    monkeypatch.setattr(exchanged, "linear", lambda *given: made.append("tritile"))
+    monkeypatch.setattr(exchanged, "torch_linear", lambda *given: made.append("torch"))
+    with mock_gpu("nvidia-h200"):
+        yield made
+
+
+def exchanged_layer(k=8, n=16):
+    layer = nn.Linear(k, n, device="meta", dtype=BF16)
+    convert(layer, always=True)
+    layer.__class__ = ConvertedLinear
+    return layer
+
+
+def on_meta(*shape, dtype=BF16, **how):
+    return torch.empty(*shape, dtype=dtype, device="meta", **how)
+
+
+def test_each_number_of_rows_is_decided_once(runs):
+    layer = exchanged_layer()
+    with torch.no_grad():
+        for _ in range(3):
+            layer(on_meta(200, 8))
+            layer(on_meta(3, 8))
+            layer(on_meta(2, 100, 8))
+    assert runs == ["tritile", "torch", "tritile"] * 3
+    assert [call.rows for call in runs.judged] == [200, 3, 200]
+    tritile.forget()
+    layer(on_meta(200, 8))
+    assert len(runs.judged) == 4
+
+
+def test_gradients_modes_and_settings_are_decided_apart(runs, cuda_matmul):
+    layer, x = exchanged_layer(), on_meta(200, 8)
+    layer(x)
+    layer(on_meta(200, 8, requires_grad=True))
+    with torch.no_grad():
+        layer(x)
+    assert [(call.grad_input, call.grad_weight) for call in runs.judged] == [
+        (False, True),
+        (True, True),
+        (False, False),
+    ]
+    with torch.no_grad(), tritile.mode("off"):
+        layer(x)
+    assert len(runs.judged) == 4
+    layer.float()
+    with torch.no_grad():
+        for setting in ("ieee", "tf32", "ieee"):
+            cuda_matmul.fp32_precision = setting
+            layer(x.float())
+    assert len(runs.judged) == 6
+
+
+def test_torch_multiplies_what_is_not_a_plain_call(runs):
+    layer, x = exchanged_layer(), on_meta(200, 8)
+
+    class Mine(torch.Tensor):
+        pass
+
+    assert Mine not in PLAIN
+    layer(x.as_subclass(Mine))
+    with torch.autocast("cpu", BF16):
+        layer(x)
+    layer(on_meta(0, 8))
+    layer(on_meta(8, 200).mT)
+    layer(on_meta(200, 9))
+    assert runs == ["torch"] * 5
+    assert runs.judged == []
+
+
+def test_what_tritile_does_not_compute_is_torchs(runs, monkeypatch):
+    def refuse(*call):
+        raise NotTunedError("no")
+
+    monkeypatch.setattr(exchanged, "judged", refuse)
+    exchanged_layer()(on_meta(200, 8))
+    assert runs == ["torch"]
+
+
+def test_batch_invariant_calls_are_always_tritiles(runs):
+    layer = exchanged_layer()
+    with tritile.batch_invariant():
+        layer(on_meta(3, 8))
+    assert runs == ["tritile"]
+
+
+def test_a_call_in_host_memory_is_torchs(monkeypatch):
+    monkeypatch.setattr(exchanged, "linear", lambda *given: pytest.fail("tritile's"))
+    layer = layer_of()
+    convert(layer, always=True)
+    layer.__class__ = ConvertedLinear
+    x = values((3, 40), BF16)
+    assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+    inside = torch.vmap(layer)(x)
+    assert inside.shape == (3, 7)
+
+
+def test_what_mode_tune_finds_during_a_capture_is_not_kept(runs, monkeypatch):
+    monkeypatch.setattr(exchanged, "may_be_kept", lambda: False)
+    layer = exchanged_layer()
+    for _ in range(2):
+        layer(on_meta(200, 8))
+    assert len(runs.judged) == 2
+
+
+# How a call is compared.
+
+CALL = LayerCall(False, 8000, BF16, ((50257, 768), (768, 1), BF16), None)
+
+
+def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
+    found = []
+    monkeypatch.setattr(exchanged, "compared", lambda problem, device, plan: found.append(problem) or WINS)
+    exchanged.judged(CALL._replace(grad_input=True, grad_weight=True, bias=BF16), HERE)
+    assert [(each.m, each.n, each.k) for each in found] == [
+        (8000, 50257, 768),
+        (8000, 768, 50257),
+        (50257, 768, 8000),
+    ]
+    assert [each.b_layout for each in found] == ["column", "row", "row"]
+    assert found[0].epilogue
+    found.clear()
+    conv = CALL._replace(conv1d=True, weight=((768, 50257), (50257, 1), BF16), bias=BF16)
+    exchanged.judged(conv._replace(grad_input=True, grad_weight=True), HERE)
+    assert [(each.m, each.n, each.k) for each in found] == [
+        (8000, 50257, 768),
+        (8000, 768, 50257),
+        (768, 50257, 8000),
+    ]
+    assert [each.b_layout for each in found] == ["row", "column", "row"]
+
+
+@pytest.mark.parametrize(
+    ("products", "ratio", "win"),
+    [
+        ([WINS], 1.5, True),
+        ([LOSES], 0.9, False),
+        ([Comparison()], None, False),
+        ([WINS, Comparison(), Comparison()], 3.5 / 3, True),
+        ([WINS, LOSES, LOSES], 1.1, True),
+        ([Comparison(1.03, True, "measured", 500.0), LOSES, LOSES], 2.83 / 3, False),
+        ([Comparison(1.2, False, "predicted", 500.0)], 1.2, False),  # near, and not sure
+        ([Comparison(1.5, True, "predicted", 20.0)] * 2, 1.5, False),  # the host would be slower
+    ],
+)
+def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products, ratio, win):
+    given = iter(products)
+    monkeypatch.setattr(exchanged, "compared", lambda *problem: next(given))
+    grads = {"grad_input": len(products) > 1, "grad_weight": len(products) > 2}
+    found = exchanged.judged(CALL._replace(**grads), HERE)
+    assert found.ratio == pytest.approx(ratio)
+    assert found.wins == win
+
+
+def test_short_calls_are_exchanged_without_gradients(monkeypatch):
+    monkeypatch.setattr(exchanged, "compared", lambda *problem: Comparison(1.5, True, "predicted", 20.0))
+    assert exchanged.judged(CALL, HERE).wins
+
+
+def test_mode_tune_measures_both_before_they_are_compared(monkeypatch):
+    done = []
+    monkeypatch.setattr(exchanged, "planned", lambda problem, index: done.append(("tritile", problem.m)))
+    monkeypatch.setattr(
+        exchanged, "measure_beside_torch", lambda problem, index: done.append(("torch", problem.m))
+    )
+    monkeypatch.setattr(exchanged, "compared", lambda problem, *rest: done.append("compared") or WINS)
+    with tritile.mode("tune"):
+        exchanged.judged(CALL, HERE)  # a GPU that is not here
+        exchanged.judged(CALL, HERE, 0)
+        monkeypatch.setattr(exchanged, "capturing", lambda: True)
+        exchanged.judged(CALL, HERE, 0)
+    assert done == ["compared", ("tritile", 8000), ("torch", 8000), "compared", "compared"]
+
+
+def test_mode_strict_refuses_no_decision():
+    with tritile.mode("strict"):
+        assert exchanged.judged(CALL, HERE).wins
+
+
+def test_fp32_follows_torchs_setting(cuda_matmul):
+    call = CALL._replace(dtype=FP32, weight=((4096, 4096), (4096, 1), FP32))
+    problems = {}
+    for setting in ("none", "ieee", "tf32"):
+        cuda_matmul.fp32_precision = setting
+        problems[setting] = next(exchanged._problems(call, HERE)).precision
+    assert problems == {"none": "fp16x3", "ieee": "ieee", "tf32": "tf32"}
+
+
+# The table, and what is refused.
+
+
+def test_the_table_groups_layers_that_are_alike_and_prints():
+    blocks = nn.ModuleList(nn.ModuleDict({"up": large(768, 3072)}) for _ in range(3))
+    model = nn.ModuleDict({"h": blocks, "head": large(768, 50257)}).eval()
+    found = convert(model, rows=8000, device=H200)
+    assert [(row.layers, row.count) for row in found.rows] == [("h.*.up", 3), ("head", 1)]
+    text, html = repr(found), found._repr_html_()
+    assert text.startswith("tritile.nn.convert: 1 of 4 linear layers exchanged for NVIDIA H200\n")
+    assert "768 -> 50257" in text
+    assert "predicted" in text
+    assert "torch is as fast, or faster" in text
+    assert html.startswith("<table><caption>")
+    assert html.count("<tr>") == 3
+    assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"model": "net"}, "model is a str: wanted a torch.nn.Module"),
+        ({"kind": "fp8"}, "kind is 'fp8': wanted one of linear, int8, int4"),
+        ({}, "wanted one of rows=, "),
+        ({"rows": 8, "always": True}, "wanted one of rows=, "),
+        ({"rows": 8, "forward": lambda: None}, "wanted one of rows=, "),
+        ({"rows": 0}, "rows is 0: wanted a whole number above 0"),
+        ({"rows": True}, "rows is True"),
+        ({"rows": (8, 2.5)}, "rows is "),
+        ({"rows": ()}, "rows is "),
+        ({"rows": 2.5}, "rows is 2.5"),
+        ({"forward": 8}, "forward is a int: wanted a function"),
+        ({"rows": 8, "device": "tpu"}, "device is 'tpu'"),
+        ({"kind": "int8", "rows": 8}, "rows, forward and always are for kind 'linear', not 'int8'"),
+        ({"kind": "int4", "group_size": 16}, "group_size is 16"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_changes(given, why):
+    net = Net()
+    with pytest.raises(InvalidValueError, match="convert: ") as told:
+        convert(**({"model": net} | given))
+    assert why in str(told.value)
+    assert type(net.up) is nn.Linear
+
+
+def test_without_a_gpu_one_has_to_be_named():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InvalidValueError, match="there is no GPU here: name one with device="):
+        convert(Net(), rows=8)
+
+
+def test_a_forward_that_fails_changes_nothing_and_leaves_no_hook(net, wins):
+    with pytest.raises(ZeroDivisionError):
+        convert(net, forward=lambda: 1 / 0, device=H200)
+    assert type(net.up) is nn.Linear
+    assert not net.up._forward_hooks
+
+
+def test_restore_wants_a_module():
+    with pytest.raises(InvalidValueError, match="restore: model is a dict"):
+        restore({})

@@ -1,0 +1,248 @@
+"""Layers that `tritile.nn.convert` exchanges: torch's own, with each call multiplied by whoever is faster.
+
+An exchanged layer is the same object with another class, so parameters, hooks, names and state dict stay.
+"""
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+from torch.nn.functional import linear as torch_linear
+
+from tritile.core import device as devices
+from tritile.core.device import Device, capturing
+from tritile.core.forgetting import new_memo
+from tritile.core.of_torch import forward_level, innermost_transform, is_any_autocast_on, modes_entered
+from tritile.core.problem import MatmulProblem
+from tritile.core.settings import current_mode, mode, rules
+from tritile.errors import TritileError
+from tritile.families import numerics
+from tritile.ops.dispatch import PLAIN
+from tritile.ops.fused import addmm, linear
+from tritile.ops.memo import IN_FP32, default_precision
+from tritile.ops.plan import call_of
+from tritile.ops.run import may_be_kept, measure_beside_torch, planned
+from tritile.planning import plans
+from tritile.planning.classes import class_of
+from tritile.planning.torch_times import NOISE, UNKNOWN, Comparison, compared
+
+# torch's time for the products of a training step from which tritile is called for them: autograd calls its
+# operators through Python, which takes the host longer than torch's by up to so many microseconds.
+TRAINING_US: Final = 150.0
+
+
+class LayerCall(NamedTuple):
+    """Describe a call of a layer, by all that decides who multiplies.
+
+    `weight` is (shape, strides, dtype) of the weight, (N, K) or for a Conv1D (K, N). `bias` is its dtype,
+    None without one. `grad_input` and `grad_weight` say which gradients a backward pass will compute.
+    """
+
+    conv1d: bool
+    rows: int
+    dtype: torch.dtype
+    weight: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+    bias: torch.dtype | None
+    grad_input: bool = False
+    grad_weight: bool = False
+
+    @property
+    def features(self) -> tuple[int, int]:
+        """K and N."""
+        first, second = self.weight[0]
+        return (first, second) if self.conv1d else (second, first)
+
+
+def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
+    """Yield the product of a call, then those of its gradients. Raise TritileError if tritile has no such."""
+    (k, n), (shape, strides, weight_dtype) = call.features, call.weight
+    empty = partial(torch.empty, device="meta")
+    x, grad = empty(call.rows, k, dtype=call.dtype), empty(call.rows, n, dtype=call.dtype)
+    weight = torch.empty_strided(shape, strides, dtype=weight_dtype, device="meta")
+    bias = None if call.bias is None else empty(n, dtype=call.bias)
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+    calls.append(("addmm", (bias, x, weight)) if call.conv1d else ("linear", (x, weight, bias)))
+    if call.grad_input:
+        calls.append(("matmul", (grad, weight.mT if call.conv1d else weight)))
+    if call.grad_weight:
+        calls.append(("matmul", (x.mT, grad) if call.conv1d else (grad.mT, x)))
+    for name, tensors in calls:
+        problem = call_of("convert", name, tensors, {}).problem
+        if default_precision() == "none":
+            problem = numerics.unnamed(problem, device)
+        assert isinstance(problem, MatmulProblem)
+        yield problem
+
+
+def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
+    if index is None:
+        return compared(problem, device, lambda: plans.plan_for(problem, device, "cached"))  # type: ignore[arg-type, return-value]
+    if current_mode() == "tune" and not capturing() and class_of(problem) is not None:
+        planned(problem, index)
+        measure_beside_torch(problem, index)
+    return compared(problem, device, lambda: planned(problem, index))
+
+
+def judged(call: LayerCall, device: Device, index: int | None = None) -> Comparison:
+    """Compare tritile with torch at a call of a layer, with the products of its gradients.
+
+    The ratio is the mean over the products, which take as many operations each; one without a ratio counts as
+    1. In mode "tune" they are measured on GPU `index` first, unless a graph is being captured.
+
+    Raises TritileError if tritile does not compute such a call.
+    """
+    if current_mode() == "strict":  # in which plans that nobody measured raise
+        with mode("cached"):
+            return judged(call, device, index)
+    found = [_compared(problem, device, index) for problem in _problems(call, device)]
+    known = [each for each in found if each.ratio is not None]
+    if not known:
+        return UNKNOWN
+    ratio = sum(each.ratio or 1.0 for each in found) / len(found)
+    # A predicted win that is not sure counts as none.
+    sure = sum(min(each.ratio or 1.0, 1.0 if not each.wins else 1e9) for each in found) / len(found)
+    source = "predicted" if any(each.source == "predicted" for each in known) else "measured"
+    us = None if any(each.torch_us is None for each in known) else sum(each.torch_us or 0.0 for each in known)
+    trains = call.grad_input or call.grad_weight
+    worth_it = not trains or us is None or us >= TRAINING_US
+    return Comparison(ratio, sure >= NOISE and worth_it, source, us)
+
+
+_WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
+
+
+def by_tritile(conv1d: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """True if tritile multiplies in this call of a layer: found in a memo, or decided now.
+
+    Under torch.compile and in batch-invariant calls on a GPU it is always tritile. It is torch for tensors
+    that are not plain ones on a GPU, and under autocast, because torch keeps the weights that it casts.
+    """
+    if is_dynamo_compiling():
+        return True
+    if not x.is_cuda:
+        return False
+    now = rules()
+    if now.invariant:
+        return True
+    if (
+        type(x) not in PLAIN
+        or type(weight) not in PLAIN
+        or is_any_autocast_on()
+        or modes_entered()
+        or forward_level() >= 0
+        or innermost_transform() is not None
+    ):
+        return False
+    dtype, grad = x.dtype, is_grad_enabled()
+    grads = (grad and x.requires_grad, grad and weight.requires_grad)
+    of_weight = (weight.shape, weight.stride(), weight.dtype)
+    of_bias = None if bias is None else bias.dtype
+    setting = default_precision() if dtype in IN_FP32 else None
+    key = (conv1d, x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, x.get_device(), now, setting)
+    wins = _WINS.get(key)
+    if wins is None:
+        k = x.shape[-1] if x.ndim else 0
+        call = LayerCall(conv1d, x.numel() // max(k, 1), dtype, of_weight, of_bias, *grads)
+        wins = call.features[0] == k and _decided(x, call)
+        if may_be_kept():
+            _WINS[key] = wins
+    return wins
+
+
+def _decided(x: torch.Tensor, call: LayerCall) -> bool:
+    if not call.rows or not x.is_contiguous():
+        return False
+    index = x.get_device()
+    try:
+        return judged(call, devices.gpu(index), index).wins
+    except TritileError:  # a dtype that tritile does not multiply, for example
+        return False
+
+
+class ConvertedLinear(torch.nn.Linear):
+    """Multiply as `torch.nn.Linear`, by tritile or torch, whichever is faster."""
+
+    exchanged_from: ClassVar[type[torch.nn.Module]] = torch.nn.Linear
+    always: ClassVar[bool] = False
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
+        weight, bias = self.weight, self.bias
+        if self.always or by_tritile(False, input, weight, bias):
+            return linear(input, weight, bias)
+        return torch_linear(input, weight, bias)
+
+
+class AlwaysLinear(ConvertedLinear):
+    """Multiply as `torch.nn.Linear`, by tritile at every call."""
+
+    exchanged_from = torch.nn.Linear
+    always = True
+
+
+class _Conv1D:
+    """Multiply as `transformers.pytorch_utils.Conv1D`, a linear layer with a weight (K, N)."""
+
+    always = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight + bias, (..., N), for an x (..., K)."""
+        weight, bias = self.weight, self.bias  # type: ignore[attr-defined]
+        if self.always or by_tritile(True, x, weight, bias):
+            rows = x.view(-1, x.shape[-1])
+            return addmm(bias, rows, weight).view(*x.shape[:-1], weight.shape[1])
+        out: torch.Tensor = super().forward(x)  # type: ignore[misc]
+        return out
+
+
+_CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
+
+
+def __getattr__(name: str) -> type:
+    """Make the classes of exchanged Conv1D layers, which need transformers, when they are first named.
+
+    Unpickling such a layer names them.
+    """
+    if name not in ("ConvertedConv1D", "AlwaysConv1D"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _CONV1D[0] not in sys.modules:
+        __import__(_CONV1D[0])
+    original = getattr(sys.modules[_CONV1D[0]], _CONV1D[1])
+    own = {"exchanged_from": original, "always": name.startswith("Always"), "__module__": __name__}
+    made = globals()[name] = type(name, (_Conv1D, original), own)
+    return made
+
+
+def is_exchanged(layer: torch.nn.Module) -> bool:
+    """True if a layer was exchanged, and its class is still the one that it was given then."""
+    return "exchanged_from" in vars(type(layer))
+
+
+def original_of(layer: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return the class that a layer had before it was exchanged, its own if it was not."""
+    found: type[torch.nn.Module] = vars(type(layer)).get("exchanged_from", type(layer))
+    return found
+
+
+def is_linear(cls: type) -> bool:
+    """True for the classes whose layers can be exchanged."""
+    return cls is torch.nn.Linear or is_conv1d(cls)
+
+
+def is_conv1d(cls: type) -> bool:
+    """True for transformers' Conv1D."""
+    return (cls.__module__, cls.__qualname__) == _CONV1D
+
+
+def assign(layer: torch.nn.Module, exchanged: bool, always: bool = False) -> None:
+    """Give a layer the class of an exchanged one, or its own back. Nothing else about it changes."""
+    cls = original_of(layer)
+    if exchanged:
+        name = f"{'Always' if always else 'Converted'}{cls.__name__}"
+        layer.__class__ = getattr(sys.modules[__name__], name)
+    elif is_exchanged(layer):
+        layer.__class__ = cls
