@@ -24,6 +24,7 @@ from tests.mock_gpu import mock_gpu
 from tests.reference import values
 from tritile.cli import tune_modes
 from tritile.core.device import target_device
+from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError, NotTunedError
 from tritile.nn import convert, exchanged, restore
 from tritile.nn.convert import recorded
@@ -717,7 +718,7 @@ def test_tune_model_measures_the_layers_of_a_step_and_times_both_sides_in_turns(
     asked = []
 
     def compared(call, *gpu):
-        asked.append((call.rows, tritile.current_mode()))
+        asked.append((call.rows, current_mode()))
         return WINS if call.features[1] == 16 else LOSES
 
     (tmp_path / "train_of_test_convert.py").write_text("def step(): calls.append(net(tokens))\n")
