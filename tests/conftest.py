@@ -67,6 +67,5 @@ def cuda_matmul():
 def server():
     """Starts ranks: processes that are fresh but for torch, which takes seconds to import."""
     context = multiprocessing.get_context("forkserver")
-    helpers = ("helpers_for_shards", "helpers_for_sync", "helpers_for_parallel")
-    context.set_forkserver_preload([f"tests.unit.{name}" for name in helpers])
+    context.set_forkserver_preload(["tests.unit.helpers_for_ranks", "tests.unit.helpers_for_parallel"])
     return context

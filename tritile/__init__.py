@@ -10,7 +10,7 @@ Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
 In models       nn (layers; convert, restore), torch.ops.tritile
 Settings        mode, batch_invariant
-Choice          plan, Plan, Config, explain, warm, forget, sync, capabilities, Device, target_device
+Choice          plan, Plan, Config, explain, warm, forget, capabilities, Device, target_device
 Measuring       tune, bench
 Your kernels    autotune (in place of triton.autotune), Space, check, kernels (tritile's own)
 Errors          TritileError, and below it those of errors, which has the warnings, too
@@ -49,7 +49,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.ops.run import forget
     from tritile.ops.scaled import scaled_matmul
     from tritile.planning.plans import Plan
-    from tritile.planning.sync import sync
 
 if TYPE_CHECKING:
     from tritile.lab.bench import bench
@@ -107,7 +106,6 @@ __all__ = [
     "plan",
     "quantize",
     "scaled_matmul",
-    "sync",
     "target_device",
     "transpose",
     "tune",

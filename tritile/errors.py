@@ -55,10 +55,6 @@ class TuningError(TritileError, RuntimeError):
     """Raised where no config of a space compiled, ran and gave the right answer."""
 
 
-class DistributedError(TritileError, RuntimeError):
-    """Raised where ranks of a distributed run differ, or one that the others need is lost."""
-
-
 class StoreWarning(UserWarning):
     """Issued where remembered results cannot be read or written; calls go on without them."""
 

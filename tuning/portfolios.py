@@ -91,7 +91,7 @@ def main() -> None:
     torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
     swept = read_all(asked.files, asked.least)
     device = next(iter(swept.values()))[0]
-    old = table.Table(device.to_dict(), True, digests(), ())
+    old = table.Table(device.to_dict(), digests(), ())
     if asked.table:
         old = table.read(asked.table) if asked.table.exists() else old
         if others := {each.name for each, _ in swept.values()} - {old.device["name"]}:

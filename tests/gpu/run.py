@@ -53,7 +53,7 @@ CONCERNS = {
         "planning/portfolio",
     ),
     "test_complex_gpu.py": ("matmul/",),
-    "test_deploy_gpu.py": ("matmul/", "tune/deploy", "planning/table", "planning/export"),
+    "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table", "planning/export"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),
     "test_families_gpu.py": ("matmul/",),
     "test_few_rows_gpu.py": ("matmul/",),

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         for warning in QUIET:
             item.add_marker(pytest.mark.filterwarnings(warning), append=False)
-        if INTERPRETING and (item.path.stem.endswith("_ahead") or item.path.stem == "test_deploy"):
+        if INTERPRETING and item.path.stem.endswith("_ahead"):
             item.add_marker(pytest.mark.skip(reason="triton.jit interprets in this process"))
 
 

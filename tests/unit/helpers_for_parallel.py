@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import tritile
 
 RANKS = 2
-WORKS = ["mlp", "attention", "operators", "few_bits", "two_dimensions", "fully_sharded", "synced"]
+WORKS = ["mlp", "attention", "operators", "few_bits", "two_dimensions", "fully_sharded"]
 
 
 def whole(*shape, seed=0, most=2, device="cpu"):
@@ -206,13 +206,6 @@ def fully_sharded(mesh, device):
     for each in (model.up, model.down, model):
         fully_shard(each, mesh=mesh)
     assert_same(steps(model, whole(2, 3, 6, device=device)), wanted)
-
-
-def synced(mesh, device):
-    """Plans are one rank's on all, and layers are spread as before."""
-    tritile.sync()
-    mlp(mesh, device)
-    tritile.forget()
 
 
 def enter_rank(works, rank, device, folder):

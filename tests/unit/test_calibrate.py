@@ -21,11 +21,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
 from tritile.core.views import posed
-from tritile.errors import InvalidValueError, TuningError
-from tritile.families.space import illegal
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.planning import gpu_tables, model, plans, table
-from tritile.planning.classes import class_of
-from tritile.runtime.offline import Resources
 from tritile.tune.calibrate import fit, run, sweep
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.subject import answers, torch_calls
@@ -215,85 +212,14 @@ def test_the_command_writes_what_plans_then_take(timed, hasty, tmp_path, monkeyp
     plans.forget()
 
 
-@pytest.fixture
-def predict(monkeypatch, tmp_path):
-    """Runs the command for a GPU elsewhere; of `refuses` none compiles, `compiled` has the others."""
-    configs = few_candidates(30, device=A100)
-    refuses, compiled = set(configs[::3]), {}
-
-    def compile_all(wanted, device, tell, one):
-        assert (device, one) == (A100, sweep.fit_at)
-        compiled.update((config, problems) for config, problems in wanted.items() if config not in refuses)
-        return refuses & wanted.keys()
-
-    monkeypatch.setattr(run, "candidates", lambda *asked: configs)
-    monkeypatch.setattr(sweep, "compile_all", compile_all)
-
-    def invoke(*options):
-        asked = ["tune", "--calibrate", "halves-nt", "--target", "sm_80", "--sizes", "24", *options]
-        return typer.testing.CliRunner().invoke(app, [*asked, "--output", str(tmp_path / "a100.json")])
-
-    invoke.refuses, invoke.compiled, invoke.path = refuses, compiled, tmp_path / "a100.json"
-    return invoke
-
-
-def test_classes_that_a_gpu_cannot_run_are_left_out(predict, hasty):
-    done = predict("--configs", "10", "--calibrate", "fp8")
-    assert done.exit_code == 0, done.output
-    assert "fp8 is left out: no config" in done.output
-    assert table.read(predict.path).portfolios.keys() == {"halves-nt"}
-    asked = ["tune", "--calibrate", "fp8", "--target", "sm_80", "--output", str(predict.path)]
-    alone = typer.testing.CliRunner().invoke(app, asked)  # the command alone: its error is not printed
-    assert "runs none of fp8" in str(alone.exception)
-
-
-def test_a_portfolio_is_predicted_for_a_gpu_elsewhere_of_what_compiles(predict, monkeypatch):
-    monkeypatch.setattr(fit, "_STEPS", 15)
-    done = predict("--configs", "10")
-    assert done.exit_code == 0, done.output
-    made = table.read(predict.path)
-    own = made.portfolios["halves-nt"]
-    assert (made.measured, made.leads, len(own.configs)) == (False, {}, 10)
-    assert set(own.configs) <= predict.compiled.keys()
-    assert not predict.refuses & set(own.configs)
-    for config, problems in predict.compiled.items():
-        assert [class_of(problem) for problem in problems] == ["halves-nt"]
-        assert illegal(config, problems[0], A100) is None
-    for problem in drawn("halves-nt", 24, "sizes"):
-        (_, pick), *_ = own.ranked(problem, A100, 1)
-        useful = sweep.useful(own.configs, problem, A100) or [
-            config for _, config in own.ranked(problem, A100, 10)
-        ]
-        fastest = min(model.predict_us(config, problem, A100) for config in useful)
-        assert model.predict_us(pick, problem, A100) < 1.5 * fastest
-
-
-def test_a_predicted_table_keeps_what_it_has_and_a_measured_one_is_left(predict, hasty):
-    assert predict("--configs", "8").exit_code == 0
-    made = table.read(predict.path)
-    problem = drawn("fp8", 1, "entry")[0]
-    entry = table.Entry(problem, next(iter(made.portfolios["halves-nt"].configs)), None)
-    other = replace(made.portfolios["halves-nt"], name="halves-nn")
-    table.write(replace(made, entries=(entry,), portfolios={"halves-nn": other}), predict.path)
-    assert predict("--configs", "8").exit_code == 0
-    again = table.read(predict.path)
-    assert (again.entries, set(again.portfolios)) == ((entry,), {"halves-nn", "halves-nt"})
-    with pytest.raises(InvalidValueError, match="predicted, not measured"):
-        calibrating.calibrate(["halves-nt"], A100, 40, 20, math.inf, predict.path, None)
-    table.write(replace(again, measured=True, entries=()), predict.path)
-    assert "measured, not predicted" in str(predict().exception)
-    assert "--sweeps" in str(predict("--sweeps", "folder").exception)
-
-
-def test_what_spills_or_needs_too_much_is_refused(monkeypatch):
-    found = Resources(64, 0, 1024)
-    monkeypatch.setattr(sweep, "compile_resources", lambda *asked: found)
-    problem = drawn("halves-nt", 1, "fit")[0]
-    sweep.fit_at(model.pick(problem, A100), [problem], A100)
-    for excess in (Resources(64, 8, 1024), Resources(64, 0, 1 << 20)):
-        found = excess
-        with pytest.raises(TuningError, match="compiled to"):
-            sweep.fit_at(model.pick(problem, A100), [problem], A100)
+def test_classes_that_a_gpu_cannot_run_are_left_out(timed, hasty, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6, device=A100))
+    path = tmp_path / "a100.json"
+    calibrating.calibrate(["halves-nt", "fp8"], A100, 24, 6, math.inf, path, None)
+    assert "fp8 is left out: no config" in capsys.readouterr().err
+    assert table.read(path).portfolios.keys() == {"halves-nt"}
+    with pytest.raises(UnsupportedError, match="runs none of fp8"):
+        calibrating.calibrate(["fp8"], A100, 24, 6, math.inf, path, None)
 
 
 def test_classes_by_name():

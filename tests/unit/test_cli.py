@@ -32,8 +32,6 @@ from tritile.lab.report import columns, doctor
 from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
-from tritile.tune import tuner
-from tritile.tune.deploy import fill as deployment
 from tritile.tune.measure.tasks import Tuned, logged
 from tritile.tune.subject.space import ProblemSpace
 
@@ -124,25 +122,24 @@ def test_a_warning_is_one_line(capsys, monkeypatch):
 USAGE = {
     "tun 8x8x8": "no command 'tun': did you mean tune?",
     "tune ''": "shape ''",
-    "tune 8x8 --target sm_90": "8x8",
-    "tune 8 8 --target sm_90": "MxNxK",
-    "tune 8x8x8 --dtype int5 --target sm_90": "'int5': matmul takes float64, float32, float16",
-    "tune 8x8x8 --layout NS --target sm_90": "'NS': matmul takes NN, NT, TN, TT",
-    "tune --suite nothing --target sm_90": "nothing",
-    "tune 8x8x8 --target sm_1": "h200 (nvidia-h200), h100 (sm_90), a100 (sm_80)",
-    "tune 8x8x8 --strategy fast --target sm_90": "screening",
-    "tune 8x8x8 --verify some --target sm_90": "winner, all",
-    "tune 8x8x8 --only NT --target sm_90": "'NT'",
-    "tune --suites no/such/folder --target sm_90": "no/such/folder",
-    "tune 8x8x8 --output t.json": "--output is for --target",
-    "tune 8x8x8 --output notes.txt/t.json --target h100": "notes.txt is not a folder",
-    "tune --calibrate nothing --target h100": "nothing",
+    "tune 8x8": "8x8",
+    "tune 8 8": "MxNxK",
+    "tune 8x8x8 --dtype int5": "'int5': matmul takes float64, float32, float16",
+    "tune 8x8x8 --layout NS": "'NS': matmul takes NN, NT, TN, TT",
+    "tune --suite nothing": "nothing",
+    "tune 8x8x8": "there is no GPU here",
+    "tune 8x8x8 --no-search --budget 5": "--no-search takes neither",
+    "explain 8x8x8 --target sm_1": "h200 (nvidia-h200), h100 (sm_90), a100 (sm_80)",
+    "tune 8x8x8 --strategy fast": "screening",
+    "tune 8x8x8 --verify some": "winner, all",
+    "tune 8x8x8 --only NT": "'NT'",
+    "tune --suites no/such/folder": "no/such/folder",
+    "tune 8x8x8 --output t.json": "--output is for --calibrate",
+    "tune --calibrate all --output notes.txt/t.json": "notes.txt is not a folder",
     "tune --calibrate nothing": "'nothing': wanted all or one of halves-nn",
     "tune --model nothing": "wanted module:function",
     "tune --model no_such_module:step": "there is no module no_such_module here",
     "tune --model os:getcwd": "there is no GPU here",
-    "tune 8x8x8 --target h200 --output h100.json": "h100.json is of NVIDIA H100 80GB HBM3, not NVIDIA H200",
-    "tune 8x8x8 --target h100 --output h100.json": "h100.json is of what was measured, not predicted",
     "bench 8x8": "MxNxK",
     "bench ''": "shape ''",
     "explain '' --target sm_90": "shape ''",
@@ -180,11 +177,11 @@ USAGE = {
     "export --output notes.txt/t.json": "cannot be written",
     "bench": "there is no GPU here",
     "bench 64x64x64 --output notes.txt": "notes.txt is not a folder",
-    "compile 64x64x64 --target h200 --output notes.txt": "notes.txt is not a folder",
-    "tune --calibrate all --target h100 --output t.json --sweeps notes.txt": "notes.txt is not a folder",
-    "compile --target h200": "--output to fill, or --check",
-    "compile --weight 8x8 --activation slu --check .": "--activation 'slu': wanted one of relu",
-    "compile --target sm_1 --check .": "unknown GPU",
+    "tune --calibrate all --output t.json --sweeps notes.txt": "notes.txt is not a folder",
+    "compile --target h200": "nothing to compile",
+    "compile 8x8x8": "there is no GPU here: name one",
+    "compile 8x8x8 --activation slu": "--activation 'slu': wanted one of relu",
+    "compile 8x8x8 --target sm_1": "unknown GPU",
     "report --figure nothing": "nothing",
 }
 FAILURES = {
@@ -212,13 +209,12 @@ FAILURES = {
     "merge notes.txt": "notes.txt is not a store",
     "merge other.sqlite3 cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
     "merge other.sqlite3 --target a100": "trials of NVIDIA H200, not of NVIDIA A100",
-    "compile --table missing.json --check .": "missing.json",
-    "compile --table empty --check .": "empty is not JSON",
-    "compile --table notes.txt --check .": "notes.txt is not JSON",
+    "TRITILE_TABLE=missing.json compile --target h200": "missing.json",
+    "TRITILE_TABLE=empty compile --target h200": "empty is not JSON",
+    "TRITILE_TABLE=notes.txt compile --target h200": "notes.txt is not JSON",
     "export --target h200 --output notes.txt": "notes.txt is not JSON",
-    "tune --suites . --suite broken --target h100": "broken.toml",
-    "tune --suites . --suite bare --target h100": "bare.toml",
-    "tune 8x8x8 --target h100 --output notes.txt": "notes.txt is not JSON",
+    "tune --suites . --suite broken": "broken.toml",
+    "tune --suites . --suite bare": "bare.toml",
     "ladder --from none": "none is not there, or no regular file",
     "TRITILE_TABLE=empty export --target h200 --output empty": "empty is not JSON",
     **{
@@ -261,7 +257,7 @@ def inputs(tmp_path_factory):
     remember(store)
     (folder / "cut.sqlite3.gz").write_bytes(gzip.compress(store.path.read_bytes())[:-50])
     (folder / "other.sqlite3").write_bytes(store.path.read_bytes())
-    table.write(table.Table(target_device("sm_90").to_dict(), True, {}, ()), folder / "h100.json")
+    table.write(table.Table(target_device("sm_90").to_dict(), {}, ()), folder / "h100.json")
     return folder
 
 
@@ -320,11 +316,9 @@ def test_torchrun_is_left_the_message_of_a_rank_that_failed(tmp_path, monkeypatc
 )
 def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, label, prepared):
     given = shlex.split(words) if "--target" in words else [*shlex.split(words), "--target", "h100"]
-    found = run("tune", *given, "--output", "t.json")
+    found = run("explain", *given)
     assert found.exit_code == 0, found.output
-    assert f"{label}: tile" in found.stdout
-    assert run("tune", "8x8x8", "--target", "h100", "--output", "t.json").exit_code == 0
-    assert len(table.read(Path("t.json")).entries) == 2  # what the table knew stays
+    assert label in found.stdout
 
 
 # Commands that print a table; each takes --json.
@@ -336,7 +330,6 @@ TABLES = {
     "accuracy --dtype float16 --n 32 --k 16": "float16",
     "replay store.sqlite3 --strategy screening": "screening",
     "ladder 8 --op transpose": "row by row",
-    "tune 64 48 32 --target h100 --output t.json": "64x48x32 NN bfloat16: tile",
 }
 # Commands that write where --output says.
 WRITES = (
@@ -346,18 +339,16 @@ WRITES = (
     "report results --output {}.html",
     "ladder --from ladder.json --output {}.svg",
     "accuracy --dtype float16 --n 32 --k 16 --output {}.jsonl",
-    "tune 64x48x32 --target h100 --output {}.json",
 )
 
 
-GOOD_ELSEWHERE = ("merge", "compile")  # tested with what they make
+GOOD_ELSEWHERE = ("merge", "compile", "tune")  # tested with what they make
 
 
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     """Make what the commands of `TABLES` read, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuner, "predict", lambda problem, device, pool: (CONFIG, []))
     remember(store_of(H200))
     Path("store.sqlite3").write_bytes(store_of(H200).path.read_bytes())
     results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
@@ -448,17 +439,6 @@ def test_options_of_several_commands_are_one_and_have_one_spelling():
         assert len(seen[spelling]) == 1 < len(*seen[spelling].values()), seen[spelling]
 
 
-def test_tune_for_a_target_writes_a_predicted_table(tmp_path):
-    output = tmp_path / "predicted.json"
-    result = run("tune", "512x256x128", "--target", "nvidia-h200", "--output", output, "--jobs", "1")
-    assert result.exit_code == 0, result.output
-    made = table.read(output)
-    assert not made.measured
-    assert made.device["name"] == "NVIDIA H200"
-    (entry,) = made.entries
-    assert (entry.problem.m, entry.problem.n, entry.problem.k, entry.us) == (512, 256, 128, None)
-
-
 def test_tune_says_what_is_remembered_and_what_is_lost(tmp_path):
     (tmp_path / "folder").write_text("a file, as of now")
     store = Store(H200, tmp_path / "folder")
@@ -489,31 +469,23 @@ dims = [[1, 0]]
 
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch, by):
-    monkeypatch.setattr(tuner, "predict", lambda problem, device, pool: (CONFIG, []))
-    output, option = tmp_path / "predicted.json", ["--batch-invariant"]
+    raced, option = [], ["--batch-invariant"]
     if by == "environment":
         monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
         option = []
+    monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
+    monkeypatch.setattr(tune_module.now, "tuned_now", lambda problem, *gpu: raced.append(problem) or CONFIG)
     (tmp_path / "mixed.toml").write_text(MIXED)
-    given = ("--target", "nvidia-h200", "--suites", tmp_path, "--suite", "mixed", "--output", output)
-    result = run("tune", *given, *option)
+    result = run("tune", "--no-search", "--suites", tmp_path, "--suite", "mixed", *option)
     assert result.exit_code == 0, result.output
     assert "fp16x3: left out" in " ".join(result.output.split())
-    assert [getattr(e.problem, "invariant", None) for e in table.read(output).entries] == [True, None]
+    assert [getattr(problem, "invariant", None) for problem in raced] == [True, None]
 
 
-def test_compile_for_batch_invariant_calls(tmp_path, monkeypatch):
-    asked = []
-
-    def check(entries, device, folder, at):
-        asked.extend(entries)
-        return deployment.Found()
-
-    monkeypatch.setattr(deployment, "check", check)
-    run("compile", "64x48x32", "--batch-invariant", "--target", "nvidia-h200", "--check", tmp_path)
-    assert [problem.invariant for problem, _ in asked] == [True]
-    told = refused("compile", "--batch-invariant", "--target", "h", "--check", tmp_path)
-    assert "--batch-invariant is for shapes or suites" in told
+@pytest.mark.parametrize(("option", "value"), [("--calibrate", "fp8"), ("--model", "a:b"), ("--json", "")])
+def test_what_is_for_one_process_is_refused_to_ranks(monkeypatch, option, value):
+    names = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert "are for one process" in refused("tune", "8x8x8", option, *filter(None, [value]), env=names)
 
 
 def test_show_lists_the_best_of_each_problem():
@@ -854,9 +826,3 @@ def test_a_command_that_fails_leaves_no_process_behind(monkeypatch):
     monkeypatch.setattr(tune_module.ForkServer, "close", lambda server: closed.append(server))
     assert "guess" in refused("tune", "64x64x64", "--strategy", "guess")
     assert len(closed) == 1
-
-
-def test_a_check_that_finds_nothing_names_the_other_place(tmp_path):
-    asked = ("compile", "64x48x32", "--target", "nvidia-h200", "--check", tmp_path)
-    assert "the same --at" in run(*asked).output
-    assert "the same --at" not in run(*asked, "--at", "/opt/kernels").output

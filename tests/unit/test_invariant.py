@@ -276,7 +276,7 @@ def test_plans_take_what_was_measured_if_it_sums_so():
 def test_shipped_configs_count_if_they_sum_so(monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
         digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
-        shipped = Table(HOPPER.to_dict(), True, digests, (Entry(FREE, config, 1.0),))
+        shipped = Table(HOPPER.to_dict(), digests, (Entry(FREE, config, 1.0),))
         monkeypatch.setattr(gpu_tables, "shipped", lambda device, shipped=shipped: (shipped,))
         tritile.forget()
         assert planned(HALF)[0] == source

@@ -26,7 +26,6 @@ from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
 from tritile.runtime import launch, loading, offline
 from tritile.runtime.ahead import compiled_for
-from tritile.tune.deploy.folder import writing
 
 HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
@@ -119,8 +118,8 @@ def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_pat
 
     device = target_device(name)
     monkeypatch.setattr(subprocess, "run", recorded)
-    with writing(tmp_path):
-        kernel = compiled_for(SMALL, TINY, device)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = compiled_for(SMALL, TINY, device)
     offline._assembled(kernel)
     compiler_version.__wrapped__("cuda", device.arch)
     compiling, asked = (tool for tool, *rest in called if any("--gpu-name" in word for word in rest))

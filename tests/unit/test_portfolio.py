@@ -356,14 +356,13 @@ def test_what_is_no_portfolio_is_refused(data):
 
 
 def test_a_table_keeps_its_portfolios(tmp_path):
-    made = table.Table(H200.to_dict(), True, {}, (), None, {"halves-nt": members()})
+    made = table.Table(H200.to_dict(), {}, (), None, {"halves-nt": members()})
     table.write(made, tmp_path / "gpu.json")
     read = table.read(tmp_path / "gpu.json")
     assert read.portfolios["halves-nt"].configs == members().configs
-    later = table.Table(H200.to_dict(), True, digests(), (), None, {"fp8": replace(members(), name="fp8")})
+    later = table.Table(H200.to_dict(), digests(), (), None, {"fp8": replace(members(), name="fp8")})
     assert set(export.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
     assert set(export.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
-    assert table.digest(read) != table.digest(replace(read, portfolios={}))
     text = json.loads((tmp_path / "gpu.json").read_text())
     text["portfolios"]["halves-nt"]["members"][0]["constants"] = [1.0]
     (tmp_path / "gpu.json").write_text(json.dumps(text))
@@ -401,7 +400,7 @@ def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
     path = gpu_tables.calibrated_path(A100)
     assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
     own = replace(members(), configs=tuple(legal_configs(PRODUCT, A100)[:6]))
-    table.write(table.Table(A100.to_dict(), True, {}, (), None, {"halves-nt": own}), path)
+    table.write(table.Table(A100.to_dict(), {}, (), None, {"halves-nt": own}), path)
     plans.forget()
     plan = plans.plan_for(PRODUCT, A100, "cached")
     assert plan.source == "predicted"
@@ -424,8 +423,7 @@ def ship(tmp_path, monkeypatch):
         plans.forget()
 
     def shipped(made):
-        folder = tmp_path / "tables" / ("." if made.measured else "predicted")
-        table.write(made, folder / f"{Device.from_dict(made.device).slug}.json")
+        table.write(made, tmp_path / "tables" / f"{Device.from_dict(made.device).slug}.json")
         forget()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
@@ -434,36 +432,27 @@ def ship(tmp_path, monkeypatch):
     forget()
 
 
-def predicted(device, measured=False):
+def of_first(device):
     """A table of a portfolio of the first legal configs of a GPU."""
     own = members(20, device=device)
     weights = (0.0,) * 36
     leads = {"halves-nt": Lead(weights, 1.0, 100)}
-    return table.Table(device.to_dict(), measured, digests(), (), None, {"halves-nt": own}, leads)
+    return table.Table(device.to_dict(), digests(), (), None, {"halves-nt": own}, leads)
 
 
-def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
-    ship(predicted(A100))
+def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     plan = plans.plan_for(PRODUCT, A100, "cached")
-    own, *_ = gpu_tables.portfolio("halves-nt", A100)
-    assert (plan.source, plan.current) == ("model", False)
-    likely = [config for _, config in own.ranked(PRODUCT, A100, RACED)]
-    assert plan.us == min(model.predict_us(config, PRODUCT, A100) for config in likely)
-    assert plan.us == model.predict_us(plan.config, PRODUCT, A100)
-    assert "predicted portfolio of halves-nt for this GPU" in plan.why
-    assert "was not measured on it" in plan.why
+    assert (plan.source, plan.config) == ("model", model.pick(PRODUCT, A100))
     with pytest.raises(NotTunedError, match="no portfolio of measurements"):
         plans.plan_for(PRODUCT, A100, "strict")
     assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
-    assert plans.likely(PRODUCT, A100, RACED) == likely
-    assert plans.plan_for(PRODUCT, A100, "off").config == model.pick(PRODUCT, A100)
+    assert plans.likely(PRODUCT, A100, RACED) == []
     assert not gpu_tables.is_calibrated(A100)
     assert gpu_tables.lead("halves-nt", A100) is None
     (found,) = doctor._portfolios(A100)
     assert found.found.startswith("none: halves-nn, ")
-    assert found.found.endswith("; predicted for this GPU: halves-nt")
     assert "--calibrate all" in found.advice
-    ship(predicted(A100, measured=True))
+    ship(of_first(A100))
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
     assert gpu_tables.lead("halves-nt", A100) is not None
@@ -472,27 +461,27 @@ def test_a_predicted_portfolio_plans_and_counts_as_no_measurement(ship):
     assert not found.advice
 
 
-def test_every_class_that_a_target_runs_has_a_portfolio_measured_or_predicted():
+def test_every_portfolio_that_serves_a_target_has_a_legal_pick():
+    served = 0
     for device in TARGETS.values():
         for name in MEASURED:
-            problem = drawn(name, 1, "any")[0]
-            if not model.families(problem, device):
+            problem, found = drawn(name, 1, "any")[0], gpu_tables.portfolio(name, device)
+            if found is None:
                 continue
-            portfolio, of, _ = gpu_tables.portfolio(name, device)
-            (_, config), *_ = portfolio.ranked(problem, device, 1)
+            served += 1
+            (_, config), *_ = found[0].ranked(problem, device, 1)
             assert illegal(config, problem, device) is None
             plan = plans.plan_for(problem, device, "cached")
             if FAMILIES[problem.op][plan.config.family].margin is not None:
                 assert "the portfolio's pick is predicted to take" in plan.why
                 continue
-            assert plan.config in portfolio.configs or plan.source == "table"
-            assert of.measured or f"by the predicted portfolio of {name}" in plan.why
+            assert plan.config in found[0].configs or plan.source == "table"
+    assert served >= 2 * 7  # classes of the two GPUs that ship
 
 
-def test_a_lead_counts_where_the_portfolio_of_its_class_is_predicted():
-    assert not gpu_tables.portfolio("turned-8", H200)[1].measured
+def test_a_lead_counts_for_a_class_without_a_portfolio():
+    assert gpu_tables.portfolio("turned-8", H200) is None
     assert gpu_tables.lead("turned-8", H200) is not None
-    assert gpu_tables.portfolio("halves-nn", H200)[1].measured
     assert gpu_tables.lead("halves-nn", H200) is not None
 
 
@@ -504,21 +493,17 @@ def test_a_lead_counts_as_long_as_the_kernels_of_its_portfolio_do():
         assert ("halves-nn" in changed.current_leads()) == (family not in own)
 
 
-def test_what_was_measured_goes_before_what_was_predicted(ship):
+def test_a_gpu_takes_the_table_of_its_like(ship):
     h100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory_gbps=3350)
-    ship(predicted(h100))
     assert plans.plan_for(PRODUCT, h100, "cached").source == "model"
-    assert not gpu_tables.shipped(H200)  # nobody takes over what was predicted for another
-    ship(predicted(H200, measured=True))
+    ship(of_first(H200))
     assert "measured for NVIDIA H200" in plans.plan_for(PRODUCT, h100, "strict").why
-    table.write(predicted(A100), gpu_tables.calibrated_path(A100))
-    assert gpu_tables.calibrated(A100) is None
+    assert not gpu_tables.shipped(A100)
 
 
 def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
     monkeypatch.setattr(run, "_warned", set())
     monkeypatch.setattr(run.devices, "gpu", lambda index: (A100, H200)[index])
-    ship(predicted(A100))
 
     def told(index, *problems):
         with warnings.catch_warnings(record=True) as caught:
@@ -533,7 +518,7 @@ def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
     assert A100.name in said
     assert "tritile tune --calibrate all" in said
     assert told(0, replace(PRODUCT, m=5))[1] == []
-    ship(predicted(H200, measured=True))
+    ship(of_first(H200))
     assert told(1, PRODUCT, UNSERVED[2]) == ({"predicted", "model"}, [])  # some classes were measured
 
 
@@ -559,7 +544,7 @@ def test_what_is_pinned_goes_before_what_was_measured(pin, monkeypatch):
     assert plans.plan_for(PRODUCT, H200, "cached").config == measured
     own = replace(members(), constants=members().constants[::-1])
     entries = (table.Entry(PRODUCT, slow, 9.0),)
-    pin(table.Table(H200.to_dict(), True, digests(), entries, None, {"halves-nt": own}))
+    pin(table.Table(H200.to_dict(), digests(), entries, None, {"halves-nt": own}))
     for mode in ("cached", "strict", "tune"):
         plan = plans.plan_for(PRODUCT, H200, mode)
         assert (plan.source, plan.config, plan.us) == ("pinned", slow, 9.0)
@@ -580,7 +565,7 @@ def test_strict_passes_by_a_pin_of_other_kernels(pin):
     kernel = FAMILIES["matmul"][measured.family]
     store_of(H200).add(kernel.digest, Trial(UNSERVED[0], measured, 5.0, error=1e-3))
     older = dict.fromkeys(digests(), "0" * 16)
-    pin(table.Table(H200.to_dict(), True, older, (table.Entry(UNSERVED[0], measured, 9.0),)))
+    pin(table.Table(H200.to_dict(), older, (table.Entry(UNSERVED[0], measured, 9.0),)))
     assert plans.plan_for(UNSERVED[0], H200, "cached").source == "pinned"
     assert plans.plan_for(UNSERVED[0], H200, "strict").source == "exact"
 
@@ -591,7 +576,7 @@ def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):
     with pytest.raises(NotTunedError, match="no portfolio"):
         plans.plan_for(UNSERVED[0], H200, "strict")
     older = dict.fromkeys(digests(), "0" * 16)
-    pin(table.Table(H200.to_dict(), True, older, (), None, {"halves-nt": members()}))
+    pin(table.Table(H200.to_dict(), older, (), None, {"halves-nt": members()}))
     odd = replace(PRODUCT, m=779)
     assert "another version" in plans.plan_for(odd, H200, "cached").why
     with pytest.raises(NotTunedError, match="strict"):

@@ -1,55 +1,54 @@
-"""`tritile tune` by several ranks on one host: the whole tuner, real processes, and one rank killed."""
+"""`tritile tune` by the ranks of torchrun: each takes its share of a list, all write to one store."""
 
-import signal
-import socket
-import time
+import pytest
 
-from tests.unit.helpers_for_ranks import CASES, H200, enter_rank
-from tritile.planning import plans
+from tests.unit.helpers_for_ranks import H200, PROBLEMS, enter_rank
+from tritile.cli.tune import _Ranks
+from tritile.errors import InvalidValueError
 from tritile.planning.store import Store
-from tritile.tune.subject import is_tuned
 
 
-def start(server, rank, size, port, folder, pause="0"):
-    environment = {
-        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TRITILE_CACHE_DIR": folder / f"rank-{rank}",
-        "TRITILE_TEST_PAUSE": pause,
-    }  # fmt: skip
-    environment = {name: str(value) for name, value in environment.items()}
-    process = server.Process(target=enter_rank, args=(environment, folder / f"told-{rank}"))
-    process.start()
-    return process
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def tuned(folder):
-    """Count the problems of which rank 0's store knows a checked winner."""
-    store = Store(H200, folder / "rank-0")
-    found = [trial for _, trial in store.everything()]
-    return len({trial.problem for trial in found if trial.error is not None})
-
-
-def test_ranks_share_a_suite_and_a_killed_ones_problems_are_done_by_others(server, tmp_path, monkeypatch):
-    port = free_port()
-    ranks = [start(server, rank, 3, port, tmp_path, pause="0.02") for rank in range(3)]
-    deadline = time.monotonic() + 120
-    while tuned(tmp_path) < 2:  # all have problems in hand by now
-        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.glob("told-*")]
-        time.sleep(0.05)
-    ranks[2].kill()
+def test_two_ranks_share_a_list_and_one_store(server, tmp_path):
+    ranks = [server.Process(target=enter_rank, args=(rank, 2, tmp_path)) for rank in range(2)]
     for rank in ranks:
-        rank.join(120)
-    told = [(tmp_path / f"told-{rank}").read_text() for rank in range(3)]
-    assert [rank.exitcode for rank in ranks] == [0, 0, -signal.SIGKILL], told
-    assert "0 problems are left" in told[0]
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "rank-0"))
-    plans.forget()
-    assert all(is_tuned(case.problem, H200) for case in CASES)
-    assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-0"]  # no other rank wrote anything
-    assert all("us, " in told[rank] for rank in (0, 1))  # both had a share; what the third told died with it
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    told = [(tmp_path / f"told-{rank}").read_text() for rank in range(2)]
+    assert [rank.exitcode for rank in ranks] == [0, 0], told
+    store = Store(H200, tmp_path)
+    checked = {trial.problem for _, trial in store.everything() if trial.error is not None}
+    assert checked == set(PROBLEMS)
+    for rank, text in enumerate(told):
+        mine = {problem.label for problem in PROBLEMS if f"rank {rank}: {problem.label}: " in text}
+        assert mine == {problem.label for problem in PROBLEMS[rank::2]}, text
+
+
+def environment(monkeypatch, **values):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_one_process_is_no_rank(monkeypatch):
+    environment(monkeypatch)
+    assert _Ranks.from_environment() == _Ranks(0, 1, 0, 1)
+    environment(monkeypatch, WORLD_SIZE="1", RANK="0")
+    assert str(_Ranks.from_environment()) == ""
+
+
+def test_a_rank_is_as_torchrun_says(monkeypatch):
+    environment(monkeypatch, WORLD_SIZE="16", RANK="9", LOCAL_RANK="1", LOCAL_WORLD_SIZE="8")
+    assert _Ranks.from_environment() == _Ranks(9, 16, 1, 8)
+    assert str(_Ranks.from_environment()) == "rank 9: "
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"RANK": "16"}, {"RANK": "-1"}, {"RANK": ""}, {"LOCAL_RANK": "8"}, {"WORLD_SIZE": "many"}]
+)
+def test_what_torchrun_never_says_is_refused(monkeypatch, wrong):
+    given = {"WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+    environment(monkeypatch, **given | wrong)
+    with pytest.raises(InvalidValueError, match="variables that torchrun sets"):
+        _Ranks.from_environment()

@@ -315,10 +315,10 @@ def remember(problem, config, us, device=HOPPER, **rest):
     store_of(device).add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
 
 
-def ship(monkeypatch, *pairs, measured=True, current=True):
-    entries = tuple(Entry(problem, config, 11.0 if measured else None) for problem, config in pairs)
+def ship(monkeypatch, *pairs, current=True):
+    entries = tuple(Entry(problem, config, 11.0) for problem, config in pairs)
     kernels = digests() if current else {}
-    shipped = Table(HOPPER.to_dict(), measured, kernels, entries)
+    shipped = Table(HOPPER.to_dict(), kernels, entries)
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (shipped,) if device == HOPPER else ())
 
 
@@ -355,11 +355,7 @@ def test_a_plan_is_remembered_until_forgotten(problem, config):
 
 
 def test_strict_wants_a_measurement(monkeypatch):
-    for prepare in (
-        lambda: None,
-        lambda: remember(NEIGHBOUR, likely(1), 12.0),
-        lambda: ship(monkeypatch, (SQUARE, TABLED), measured=False),
-    ):
+    for prepare in (lambda: None, lambda: remember(NEIGHBOUR, likely(1), 12.0)):
         prepare()
         with pytest.raises(NotTunedError, match="1024x1024x1024 NN float16 on NVIDIA H200"):
             planned(mode="strict")

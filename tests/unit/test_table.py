@@ -32,7 +32,7 @@ PROBLEMS = (
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
 ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))
 LOSS = {"within": 0.02, "worst": 0.015, "mean": 0.004, "configs": 1}
-TABLE = Table(DEVICE.to_dict(), True, {"matmul/tile": "0123", "permute/tile": "4567"}, ENTRIES)
+TABLE = Table(DEVICE.to_dict(), {"matmul/tile": "0123", "permute/tile": "4567"}, ENTRIES)
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +58,9 @@ def test_round_trip(tmp_path):
     again = read(tmp_path / "new" / "nvidia-h200.json")
     assert again == TABLE
     for entries in ((), (Entry(PROBLEMS[0], CONFIG, None),)):
-        predicted = replace(TABLE, measured=False, entries=entries)
-        write(predicted, tmp_path / "t.json")
-        assert read(tmp_path / "t.json") == predicted
+        made = replace(TABLE, entries=entries)
+        write(made, tmp_path / "t.json")
+        assert read(tmp_path / "t.json") == made
     for entry in ENTRIES:
         assert again.find(entry.problem) == entry
     assert again.find(replace(PROBLEMS[1], m=258)) is None
@@ -83,7 +83,7 @@ def test_what_a_table_lost_is_written_and_kept_where_entries_are_taken_over(tmp_
 def test_the_order_of_entries_and_names_does_not_show(tmp_path):
     backwards = {name: TABLE.device[name] for name in reversed(TABLE.device)}
     write(TABLE, tmp_path / "a.json")
-    write(Table(backwards, True, dict(reversed(TABLE.kernels.items())), ENTRIES[::-1]), tmp_path / "b.json")
+    write(Table(backwards, dict(reversed(TABLE.kernels.items())), ENTRIES[::-1]), tmp_path / "b.json")
     write(read(tmp_path / "a.json"), tmp_path / "c.json")
     text = (tmp_path / "a.json").read_bytes()
     assert text == (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
@@ -114,7 +114,7 @@ BAD = [
 
 
 def document(**changes):
-    facts = {"device": TABLE.device, "measured": True, "kernels": TABLE.kernels, "entries": [entry()]}
+    facts = {"device": TABLE.device, "kernels": TABLE.kernels, "entries": [entry()]}
     return {"format": 3} | facts | changes
 
 
@@ -145,7 +145,6 @@ def test_of_two_entries_for_one_problem_the_first_counts(tmp_path):
         *(json.dumps(document(format=value)) for value in (0, 2, 4, "3", True, None, [3])),
         *(json.dumps(document(device=value)) for value in (None, [], {}, {"name": 1}, {"name": "", "": []})),
         *(json.dumps(document(device={"name": "x", "clock": value})) for value in (float("nan"), None, {})),
-        *(json.dumps(document(measured=value)) for value in (1, None, "true")),
         *(json.dumps(document(kernels=value)) for value in (None, ["x"], {"matmul/tile": 1})),
         *(json.dumps(document(entries=value)) for value in (None, {}, "x")),
         *(json.dumps(document(loss=value)) for value in ([], {}, "x", {**LOSS, "more": 1})),
@@ -274,7 +273,6 @@ def test_the_tables_in_the_package_are_whole_and_legal():
             assert found.device["name"] == device.name or alike
     h200 = target_device("nvidia-h200")
     found = shipped(h200)[0]
-    assert found.measured
     assert len(found.entries) >= 290
     there = replace(h200, triton=found.triton)
     for entry in found.entries:

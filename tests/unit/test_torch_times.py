@@ -42,7 +42,7 @@ def lead(problem, ratio, least):
 
 def ship(monkeypatch, *entries, **leads):
     named = {name.replace("_", "-"): each for name, each in leads.items()}
-    made = Table(H200.to_dict(), True, digests(), entries, leads=named)
+    made = Table(H200.to_dict(), digests(), entries, leads=named)
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (made,) if device == H200 else ())
 
 
@@ -145,7 +145,7 @@ def test_more_is_asked_of_a_lead_where_the_model_picks(monkeypatch):
 
 
 def test_times_of_another_gpu_or_of_other_kernels_do_not_count_and_of_leads_more_is_asked(monkeypatch):
-    made = Table(H200.to_dict(), True, digests(), (Entry(HALF, CONFIG, 10.0, 20.0),))
+    made = Table(H200.to_dict(), digests(), (Entry(HALF, CONFIG, 10.0, 20.0),))
     led = replace(made, leads={"halves-nn": lead(HALF, 1.5, 1.25)})
     like = replace(H200, name="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(gpu_tables, "shipped", lambda device: (led,))
@@ -208,7 +208,7 @@ def test_a_lead_is_fitted_to_ratios_and_knows_where_it_can_tell():
 
 
 def test_leads_of_another_version_are_skipped_and_the_rest_of_the_table_is_read(tmp_path):
-    made = Table(H200.to_dict(), True, digests(), (), leads={"turned-4": lead(TURN, 1.5, 1.25)})
+    made = Table(H200.to_dict(), digests(), (), leads={"turned-4": lead(TURN, 1.5, 1.25)})
     table.write(made, tmp_path / "table.json")
     data = json.loads((tmp_path / "table.json").read_text())
     data["leads"]["fp8"] = {"weights": [0.0] * 28, "least": 1.0, "sizes": 100}

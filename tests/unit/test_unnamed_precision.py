@@ -11,7 +11,6 @@ from tritile.ops import products
 from tritile.ops.fused import linear_of
 from tritile.ops.gated import gated_of
 from tritile.ops.products import matmul_of
-from tritile.tune.deploy import rows
 
 LARGE = (2048, 2048, 384)
 HOPPER = target_device("nvidia-h200")
@@ -74,11 +73,3 @@ def test_a_problem_says_the_same():
     assert numerics.unnamed(small, HOPPER).precision == "ieee"
     halves = MatmulProblem(1, *LARGE, "float16", "float16")
     assert numerics.unnamed(halves, HOPPER) is halves
-
-
-def test_kernels_for_any_rows_cover_both_precisions():
-    problem = MatmulProblem(1, 4, 4096, 1024, "float32", "float32", b_layout="column")
-    found = {each.m: each.precision for each, _ in rows.of_rows(problem, (4, 4096), HOPPER)}
-    assert found == {4: "ieee", 4096: "fp16x3"}
-    both = rows.of_rows(problem, (4096,), HOPPER)
-    assert {each.precision for each, _ in both} == {"ieee", "fp16x3"}

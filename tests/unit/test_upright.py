@@ -7,6 +7,7 @@ import pytest
 
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem, alignment
+from tritile.core.views import posed
 from tritile.errors import UnsupportedError
 from tritile.families.common.upright import sides_of
 from tritile.families.common.work import Buffer
@@ -19,7 +20,6 @@ from tritile.lab.explain import FMA, parts_us
 from tritile.lab.report.tiling import tiling_of
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
-from tritile.tune.deploy import rows
 
 H200 = target_device("nvidia-h200")
 ALONG_N = MatmulProblem(1, 1, 6144, 3072, "bfloat16", "bfloat16")
@@ -191,50 +191,6 @@ def test_a_gpu_of_less_bandwidth_is_predicted_to_take_longer(name):
         assert model.predict_us(config, problem, replace(H200, **change)) > factor * fast
 
 
-LARGE = sized(across.NAME, 4, 8192, 8192)
-COMPILED = {
-    "words": (few.NAME, replace(EVEN, m=3), (2, 3, 4, 7), (300, 5003), (2048, 2055)),
-    "odd": (few.NAME, replace(ODD, m=2), (2, 3, 4, 7), (300, 5003), (2048, 2055)),
-    "across": (
-        across.NAME, sized(across.NAME, 3, 6144, 3072),
-        (2, 3, 4, 7), (300, 303, 5003), (64, 2048, 2055),
-    ),
-    "odd across": (across.NAME, replace(ODD_N, m=2), (2, 3, 4, 7), (300, 303, 5003), (64, 2048, 2055)),
-    "residual": (across.NAME, replace(LARGE, epilogue="residual=full"), (1, 2, 8), (4096,), (4096,)),
-    "batch": (across.NAME, replace(LARGE, batch=8), (1, 2, 8), (4096,), (4096,)),
-    "many": (odd.NAME, ODD_64, (2, 30, 127, 200), (300, 5003), (65, 2047, 20001)),
-    "few columns": (odd.NAME, COLUMN_64, (300, 4096, 8191), (24, 64, 100, 200), (65, 2001, 8191)),
-    "odd residual": (
-        odd.NAME, replace(ODD_64, n=8192, epilogue="residual=full", out_align=16),
-        (20, 32), (1000, 4096), (2001, 8191),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "problem", "m", "n", "k"), COMPILED.values(), ids=COMPILED)
-def test_kernels_of_any_few_rows_are_compiled_ahead(name, problem, m, n, k, monkeypatch):
-    """Whatever a plan of few rows runs at a size is there, by config and compiled values.
-
-    Each number of rows is tried with some numbers of columns and some depths. A portfolio's configs, which
-    `test_warm` tries, are there at one size.
-    """
-    monkeypatch.setattr(rows, "_ROWS", ())
-    most = max(map(len, (m, n, k)))
-    sizes = {
-        (m[i % len(m)], n[(i + j) % len(n)], k[(i + 2 * j) % len(k)]) for i in range(most) for j in (0, 1)
-    }
-    ahead = {(c, rows._compiled(p, c, H200)) for p, c in rows.of_class(problem, H200)}
-    for size in (rows._sized(problem, *each) for each in sizes):
-        for config in own(name, size):
-            assert (config, rows._compiled(size, config, H200)) in ahead, (config, size)
-
-
-def test_rows_of_a_call_are_compiled_as_they_are_planned():
-    found = list(rows.of_rows(replace(ODD, m=2), (1, 2, 3, 4, 64), H200))
-    families = {problem.m: config.family for problem, config in found}
-    assert families[1] == families[2] == few.NAME != families[64]
-
-
 @pytest.mark.parametrize("name", [few.NAME, across.NAME])
 def test_few_columns_count_as_the_transpose_does(name):
     row, _, column = POSED[name]
@@ -305,7 +261,7 @@ def test_a_shape_covers_the_tile(problem):
 
 def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
     config, short = own(across.NAME, ODD_N)[0], sized(across.NAME, 1, 2713, 16)
-    work = across.work(rows._posed(ODD_N), config, H200.processors, True)
+    work = across.work(posed(ODD_N), config, H200.processors, True)
     made, added = work.steps
     assert work.scratch["parts"].elements == made.args["split"] * added.args["across"]
     assert made.args["parts_ptr"] == added.args["parts_ptr"] == Buffer("parts")
@@ -314,7 +270,7 @@ def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
     assert shared == made.args["split"] > 1
     assert traffic.tiling(ODD_N, config, H200).partials == 4 * shared * ODD_N.n
     assert traffic.tiled(ODD_N, config, H200).written == (4 * shared + ODD_N.itemsize) * ODD_N.n
-    work = across.work(rows._posed(short), own(across.NAME, short)[0], H200.processors, True)
+    work = across.work(posed(short), own(across.NAME, short)[0], H200.processors, True)
     assert work.steps[0].args["parts_ptr"] is None
     assert (len(work.steps), work.scratch) == (1, {})
 

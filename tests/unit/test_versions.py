@@ -33,7 +33,7 @@ def forget_tables():
 def shipped(tmp_path, monkeypatch):
     """A table of the present kernels that triton 3.6.0 measured, in the place of those that ship."""
     facts = replace(H200, triton="3.6.0").to_dict()
-    made = table.Table(facts, True, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
+    made = table.Table(facts, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
     table.write(made, tmp_path / "nvidia-h200.json")
     monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
     forget_tables()

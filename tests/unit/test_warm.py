@@ -1,91 +1,143 @@
-"""`tritile.warm`: which kernels are compiled ahead of calls, told before any is."""
+"""`tritile.warm`: which kernels are compiled ahead of calls, by the keys that Triton makes of them."""
 
+import contextlib
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import triton
+from triton import knobs
 
 import tritile
 from tests.unit.test_plan import BLOCKS, _double, meta
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.errors import InvalidValueError, NotTunedError, TuningError, UnsupportedError
+from tritile.errors import InvalidValueError, NotCompiledError, NotTunedError, TuningError, UnsupportedError
 from tritile.families.common.operands import copied
 from tritile.lab import warm as asked
 from tritile.planning import gpu_tables, plans
-from tritile.tune.calibrate.draw import drawn
-from tritile.tune.deploy import rows
-from tritile.tune.deploy.fill import Filled, Found
+from tritile.runtime.ahead import compiles_for
+from tritile.runtime.offline import compiling_for
 
 H200 = target_device("nvidia-h200")
 
 
 @pytest.fixture
-def filled(monkeypatch):
-    """Take the place of compiling: the entries of each request, and what is found."""
-    requests, found = [], Found(kernels={"A", "B"})
+def compiled(monkeypatch):
+    """Take the place of compiling: the calls of each request, and what is said of them."""
+    requests, reasons = [], []
 
-    def fill(entries, device, folder, whole):
-        assert (device, whole) == (H200, True)
-        requests.append(entries)
-        return Filled(found, 1, 0)
+    def compile_calls(calls, device):
+        asked.check_nvidia(device)
+        requests.append(calls)
+        return {"A", "B"}, reasons
 
-    monkeypatch.setattr(asked, "fill", fill)
-    return requests, found
-
-
-def product(m, n, k):
-    return (
-        torch.empty(m, k, dtype=torch.bfloat16, device="meta"),
-        torch.empty(n, k, dtype=torch.bfloat16, device="meta").mT,
-    )
+    monkeypatch.setattr(asked, "compile_calls", compile_calls)
+    return requests, reasons
 
 
-def kernels(entries):
-    return {(config, rows._compiled(problem, config, H200)) for problem, config in entries}
+def product(m, n, k, layout="NT"):
+    sides = (n, k) if layout == "NT" else (k, n)
+    b = torch.empty(*sides, dtype=torch.bfloat16, device="meta")
+    return torch.empty(m, k, dtype=torch.bfloat16, device="meta"), b.mT if layout == "NT" else b
+
+
+def problem_of(*sizes):
+    return tritile.plan(tritile.matmul, *product(*sizes), device=H200).problem
+
+
+@contextlib.contextmanager
+def not_compiling(heard):
+    """Note, for a `with`, Triton's keys of kernels, which are not compiled."""
+
+    def hook(key, fn, **rest):
+        heard.add((fn.name, key))
+        return True
+
+    with knobs.runtime.scope(), compiling_for(H200):
+        knobs.runtime.jit_cache_hook = hook
+        yield
+
+
+def keys(calls):
+    """Triton's keys of all kernels that problems launch with configs."""
+    heard = set()
+    with not_compiling(heard):
+        for config, problems in calls.items():
+            for problem in problems:
+                for compiles in compiles_for(problem, config, H200):
+                    compiles()
+    return heard
 
 
 def planned(problems):
-    return [(each, plans.plan_for(each, H200, "cached").config) for each in problems]
+    found = {}
+    for each in problems:
+        found.setdefault(plans.plan_for(each, H200, "cached").config, []).append(each)
+    return found
 
 
-def test_calls_of_any_size_find_what_was_compiled_for_one(filled):
-    requests, _ = filled
+@pytest.mark.parametrize(
+    "sizes", [(4096, 1024, "NT"), (4104, 1032, "NN"), (6144, 3072, "NN"), (331, 1031, "NT"), (2713, 72, "NN")]
+)
+def test_any_number_of_rows_finds_what_was_compiled_for_one(sizes):
+    """Include sizes whose operands are copied first, few rows, and rows off 16 bytes."""
+    drawn = random.Random(str(sizes))
+    rows = [1, 2, 3, 8, 17, 63, *(drawn.randint(1, 2 ** drawn.randint(1, 14)) for _ in range(40))]
+    ahead = keys(asked.calls_of(problem_of(300, *sizes), H200, "cached", any_rows=True))
+    for m in dict.fromkeys(rows):
+        assert keys(planned([problem_of(m, *sizes)])) <= ahead, m
+
+
+def test_sizes_of_a_layer_share_kernels():
+    """So that all layers of a model take hardly more than one."""
+    first, second = (
+        keys(asked.calls_of(problem_of(300, n, k), H200, "cached", any_rows=True))
+        for n, k in ((4096, 4096), (14336, 4096))
+    )
+    assert len(first) < 250
+    assert len(second - first) < 40
+
+
+def test_operands_are_copied_at_some_numbers_of_rows():
+    """Else the test above shows less than it says."""
+    assert {copied(problem_of(m, 4104, 1032)) for m in asked.ROWS} > {(False, False)}
+
+
+def test_what_a_table_has_for_some_rows_is_compiled():
+    known = [
+        entry for entry in gpu_tables.shipped(H200)[0].entries
+        if isinstance(entry.problem, MatmulProblem) and entry.problem.batch == 1 and entry.problem.m > 1
+        and entry.problem.dtype == "bfloat16" and entry.problem.out_layout == "row"
+    ]  # fmt: skip
+    for entry in known[::40]:
+        first = asked._at_rows(entry.problem, 77)
+        plan = plans.plan_for(entry.problem, H200, "cached")
+        assert entry.problem in asked.calls_of(first, H200, "cached", any_rows=True)[plan.config]
+
+
+def test_a_call_compiles_its_plan(compiled):
+    requests, _ = compiled
     assert tritile.warm(tritile.matmul, *product(300, 4096, 1024), device="nvidia-h200") == 2
-    sizes = drawn("halves-nt", 60, "warm")
-    sizes += [replace(each, m=m) for each in sizes[:10] for m in (1, 2, 8)]
-    tuned = [
-        entry.problem for entry in gpu_tables.shipped(H200)[0].entries if entry.problem.kind == sizes[0].kind
-    ]
-    assert tuned
-    assert kernels(planned(sizes + tuned)) <= kernels(requests[0])
-    assert len(requests[0]) == len(kernels(requests[0])) < 1500
+    assert requests == [planned([problem_of(300, 4096, 1024)])]
 
 
-def test_a_class_without_a_portfolio_compiles_the_plan(filled):
-    requests, _ = filled
+@pytest.mark.parametrize("any_rows", [False, True])
+def test_a_class_without_a_portfolio_compiles_the_plan(compiled, any_rows):
+    requests, _ = compiled
     problem = MatmulProblem(1, 384, 512, 256, "float64", "float64")
-    tritile.warm(problem, device=H200)
+    tritile.warm(problem, device=H200, any_rows=any_rows)
     assert requests == [planned([problem])]
 
 
-def test_mode_off_compiles_what_is_predicted(filled):
-    requests, _ = filled
+def test_mode_off_compiles_what_is_predicted(compiled):
+    requests, _ = compiled
     with tritile.mode("off"):
-        tritile.warm(tritile.matmul, *product(300, 4096, 1024), device=H200)
-    ((problem, config),) = requests[0]
+        tritile.warm(tritile.matmul, *product(300, 4096, 1024), device=H200, any_rows=True)
+    ((config, (problem,)),) = requests[0].items()
     assert config == plans.plan_for(problem, H200, "off").config
-
-
-def test_rows_compile_what_their_plans_pick(filled):
-    requests, _ = filled
-    tritile.warm(tritile.matmul, *product(300, 328, 192), device=H200, rows=(m for m in (1, 17, 640, 641)))
-    problem = tritile.plan(tritile.matmul, *product(300, 328, 192), device=H200).problem
-    picked = planned([replace(problem, m=m) for m in (1, 17, 640, 641)])
-    assert kernels(requests[0]) == kernels(picked)
-    assert {each.m for each, _ in requests[0]} <= {1, 17, 640, 641}
 
 
 @pytest.mark.parametrize(("n", "k"), [(131, 133), (131, 136), (128, 256)])
@@ -94,7 +146,7 @@ def test_the_problem_of_some_rows_is_that_of_their_call(n, k, first):
     problem = tritile.plan(tritile.matmul, *product(first, n, k), device=H200).problem
     for m in (1, 2, 40):
         wanted = tritile.plan(tritile.matmul, *product(m, n, k), device=H200).problem
-        assert rows._with_rows(problem, m) == wanted
+        assert asked._at_rows(problem, m) == wanted
 
 
 def layer(m, n, k, **rest):
@@ -112,32 +164,17 @@ def test_a_linear_layer_is_planned_as_it_is_called():
     assert wide.problem == replace(problem, epilogue="bias=row")
 
 
-@pytest.mark.parametrize("first", [2, 40])
-def test_rows_of_a_linear_layer_are_those_of_its_calls(filled, first):
-    def of(m):
-        return layer(m, 131, 136, residual=torch.empty(m, 131, dtype=torch.bfloat16, device="meta"))
-
-    (arguments, words), numbers = of(first), (1, 2, 40)
-    tritile.warm(tritile.linear, *arguments, **words, device=H200, rows=numbers)
-    calls = [of(m) for m in numbers]
-    problems = [tritile.plan(tritile.linear, *given, **rest, device=H200).problem for given, rest in calls]
-    assert problems[0].epilogue == "bias=row residual=row"
-    assert kernels(filled[0][0]) == kernels(planned(problems))
-
-
 def test_what_is_warmed_of_a_layer_with_a_residual_is_what_one_row_calls_too():
     def of(m):
         rest = {"residual": torch.empty(m, 4096, dtype=torch.bfloat16, device="meta")}
         return tritile.plan(tritile.linear, *layer(m, 4096, 4096)[0], **rest, device=H200).problem
 
-    compiled = kernels(list(rows.of_class(of(300), H200)))
+    ahead = keys(asked.calls_of(of(300), H200, "cached", any_rows=True))
     for m in (1, 2, 8, 300):
-        assert kernels(planned([of(m)])) <= compiled
+        assert keys(planned([of(m)])) <= ahead
     with pytest.raises(InvalidValueError, match="two rows or more"):
-        rows.of_class(of(1), H200)
-    with pytest.raises(InvalidValueError, match="two rows or more"):
-        list(rows.of_rows(of(1), (1, 2), H200))
-    assert list(rows.of_rows(of(1), (1,), H200))
+        asked.calls_of(of(1), H200, "cached", any_rows=True)
+    assert asked.calls_of(of(1), H200, "cached")
 
 
 def test_a_linear_layer_of_a_packed_weight_is_planned():
@@ -154,54 +191,56 @@ def test_columns_begin_as_their_number_of_rows_tells():
     problem = tritile.plan(tritile.matmul, a, b, device=H200).problem
     assert (problem.a_layout, problem.a_align) == ("column", 16)
     odd = torch.empty(64, 41, dtype=torch.bfloat16, device="meta").mT
-    assert rows._with_rows(problem, 41) == tritile.plan(tritile.matmul, odd, b, device=H200).problem
+    assert asked._at_rows(problem, 41) == tritile.plan(tritile.matmul, odd, b, device=H200).problem
 
 
-def test_batch_invariant_calls_are_planned_as_such(filled):
-    requests, _ = filled
+def test_batch_invariant_calls_are_planned_as_such():
     with tritile.batch_invariant():
-        tritile.warm(tritile.matmul, *product(300, 4096, 1024), device=H200, rows=[1, 300])
-    assert {problem.invariant for problem, _ in requests[0]} == {True}
+        calls = asked.calls_of(problem_of(300, 4096, 1024), H200, "cached", any_rows=True)
+        assert {problem.invariant for problems in calls.values() for problem in problems} == {True}
+        ahead = keys(calls)
+        for m in (1, 5, 64, 300, 4096, 9999):
+            assert keys(planned([problem_of(m, 4096, 1024)])) <= ahead
 
 
-@pytest.mark.parametrize("numbers", [[], [0], [True], [2.0], 5, "12", [-3, 4]])
-def test_rows_that_are_none_are_refused(filled, numbers):
-    with pytest.raises(InvalidValueError, match=r"rows=.*whole numbers, 1 and more"):
-        tritile.warm(tritile.matmul, *product(4, 64, 64), device=H200, rows=numbers)
-    assert filled[0] == []
+def test_any_rows_cover_both_precisions_of_a_product_that_names_none():
+    problem = MatmulProblem(1, 4, 4096, 1024, "float32", "float32", b_layout="column")
+    calls = asked.calls_of(replace(problem, precision="fp16x3"), H200, "cached", any_rows=True)
+    found = {(each.m, each.precision) for problems in calls.values() for each in problems}
+    assert {(4, "fp16x3"), (4, "ieee"), (4096, "fp16x3")} <= found
 
 
 @pytest.mark.parametrize(
     ("arguments", "words", "wanted"),
     [
-        ((tritile.transpose, torch.empty(8, 16)), {"device": H200, "rows": [4]}, "product of two matrices"),
         ((tritile.matmul, torch.empty(8, 8), torch.empty(8, 8)), {}, "tensors in host memory"),
         ((torch.addmm, torch.empty(8, 8)), {"device": H200}, "wanted tritile.matmul"),
         ((tritile.addmm, torch.empty(8, 8)), {"device": H200}, "addmm: missing a required argument: 'mat1'"),
         ((MatmulProblem(1, 8, 8, 8, "float16", "float16"),), {"device": "gpu"}, "device is 'gpu'"),
     ],
 )
-def test_other_input_is_refused(filled, arguments, words, wanted):
+def test_other_input_is_refused(compiled, arguments, words, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
         tritile.warm(*arguments, **words)
-    assert filled[0] == []
+    assert compiled[0] == []
 
 
-def test_what_is_done_in_place_is_refused(filled):
+def test_what_is_done_in_place_is_refused(compiled):
     x = torch.empty(8, 8)
     with pytest.raises(InvalidValueError, match="leave out= away"):
         tritile.warm(tritile.transpose, x, out=x, device=H200)
 
 
-def test_strict_refuses_what_was_not_measured(filled):
+def test_strict_refuses_what_was_not_measured(compiled):
     with tritile.mode("strict"), pytest.raises(NotTunedError):
         tritile.warm(MatmulProblem(1, 8, 8, 8, "float64", "float64"), device=H200)
 
 
-def test_refusals_are_told(filled):
-    filled[1].refused["4x4 with a config"] = "too large"
-    with pytest.raises(TuningError, match="2 kernels are there; refused: 4x4 with a config: too large"):
-        tritile.warm(tritile.matmul, *product(4, 64, 64), device=H200, rows=[4])
+def test_what_is_not_there_is_told(compiled):
+    compiled[1].append("4x4 with a config: too large")
+    for mode, error in (("cached", TuningError), ("strict", NotCompiledError)):
+        with tritile.mode(mode), pytest.raises(error, match="2 kernels are there, others are not: 4x4"):
+            tritile.warm(tritile.matmul, *product(4, 64, 64), device=H200)
 
 
 def test_other_gpus_are_refused(monkeypatch, tmp_path):
@@ -209,17 +248,6 @@ def test_other_gpus_are_refused(monkeypatch, tmp_path):
     with pytest.raises(UnsupportedError, match="NVIDIA GPUs only"):
         tritile.warm(PermuteProblem.turned(1, 64, 64, 2), device="gfx942")
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("name", ["halves-nn", "halves-nt"])
-def test_what_is_compiled_of_a_class_is_all_that_its_sizes_launch(name):
-    """Include calls whose operands are copied first."""
-    first, *rest = drawn(name, 600, "compiled ahead")
-    copies = [problem for problem in rest if any(copied(problem))]
-    assert set(map(copied, copies)) == {(True, False), (False, True), (True, True)}
-    compiled = kernels(list(rows.of_class(first, H200)))
-    for problem in rest[:60] + copies:
-        assert kernels(planned([problem])) <= compiled, problem.label
 
 
 def test_a_decorated_kernel_is_compiled_with_its_planned_config(tmp_path, monkeypatch):
@@ -236,6 +264,9 @@ def test_a_decorated_kernel_is_compiled_with_its_planned_config(tmp_path, monkey
         tritile.warm(refused, meta(40), meta(40), 40, device=H200)
     with pytest.raises(UnsupportedError, match="NVIDIA GPUs only"):
         tritile.warm(kernel, meta(40), meta(40), 40, device="gfx942")
-    for words, wanted in (({"rows": [1], "device": H200}, "rows= is for operations"), ({}, "host memory")):
+    for words, wanted in (
+        ({"any_rows": True, "device": H200}, "any_rows is for operations"),
+        ({}, "host memory"),
+    ):
         with pytest.raises(InvalidValueError, match=wanted):
             tritile.warm(kernel, torch.zeros(40), torch.zeros(40), 40, **words)

@@ -25,8 +25,7 @@ COMMANDS: Final = {
     "accuracy": "Measure the errors of tritile's and torch's products, by precision and kind of data.",
     "bench": "Time tritile against torch and other baselines, side by side, with the configs that "
     "calls would use.",
-    "compile": "Fill a folder with compiled kernels, without a GPU, so that first calls elsewhere compile "
-    "nothing.",
+    "compile": "Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.",
     "doctor": "Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing.",
     "explain": "Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its "
     "time.",
@@ -42,7 +41,7 @@ COMMANDS: Final = {
     "regret.",
     "report": "Write results and trials as one HTML page that needs no network, or one figure of it as a "
     "picture.",
-    "tune": "Measure configs for problems on this GPU and remember the best; or predict them for a --target.",
+    "tune": "Measure configs for problems on this GPU and remember the best.",
 }
 _MODULES: Final = {"show": "remembered", "export": "remembered", "merge": "remembered"}
 _LISTING: Final = "tritile.cli.listing"  # set while help lists the commands

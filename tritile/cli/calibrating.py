@@ -1,4 +1,4 @@
-"""Measure or predict portfolios of classes: `tritile tune --calibrate`."""
+"""Measure portfolios of classes: `tritile tune --calibrate`."""
 
 import json
 import time
@@ -17,8 +17,8 @@ from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.lead import Lead
-from tritile.planning.portfolio import MOST, Portfolio
-from tritile.tune.calibrate import predict, run
+from tritile.planning.portfolio import Portfolio
+from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, ready, sweep
 
@@ -45,18 +45,15 @@ def calibrate(
     seconds: float,
     output: Path | None,
     sweeps: Path | None,
-    measured: bool = True,
 ) -> None:
     """Measure the portfolios of classes on the current GPU, and write them where plans look for them.
 
     `count` configs are timed at `sizes` drawn sizes, for at most `seconds` a class. `sweeps` is a folder for
-    all times, a file a class. Without `measured` the model's times stand for a GPU's, and portfolios of
-    `count` configs, all compiled for the device, are written to `output`.
+    all times, a file a class.
     """
-    path = output or default_path(device, measured)
-    old = begun_at(path, device, measured)
+    path = output or gpu_tables.calibrated_path(device)
+    old = begun_at(path, device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = None if measured else min(count or predict.CONFIGS, MOST)
     known, leads = old.current_portfolios(), old.current_leads()
     wanted = [name for name in classes_of(names) if _runs(name, device)]
     if not wanted:
@@ -64,7 +61,7 @@ def calibrate(
     with interruptible() as keep_on, ThreadPoolExecutor(1) as ahead:
 
         def prepare(place: int) -> Future[_Rows]:
-            return ahead.submit(_prepared, wanted[place], device, sizes, count or TIMED, kept)
+            return ahead.submit(_prepared, wanted[place], device, sizes, count or TIMED)
 
         coming = prepare(0)
         for place, name in enumerate(wanted):
@@ -77,7 +74,7 @@ def calibrate(
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                found, lead = _fitted(name, rows, device, kept)
+                found, lead = _fitted(name, rows, device)
                 if found is not None:
                     known[name] = found
                     leads.pop(name, None)  # it belongs to the portfolio that it was measured with
@@ -91,11 +88,6 @@ def calibrate(
     console.print(f"portfolios are in {path}", soft_wrap=True)
 
 
-def default_path(device: Device, measured: bool) -> Path:
-    """Return the table that portfolios are written to where none is named."""
-    return gpu_tables.calibrated_path(device) if measured else gpu_tables.predicted_path(device)
-
-
 def found(path: Path) -> dict[str, Any]:
     """Return what a table's portfolios lose, by class, as JSON holds it."""
     made = table.read(path) if path.exists() else None
@@ -103,14 +95,11 @@ def found(path: Path) -> dict[str, Any]:
     return {"classes": {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in portfolios}}
 
 
-def begun_at(path: Path, device: Device, measured: bool) -> table.Table:
-    """Return the table at a path, empty where there is none. Raises InvalidValueError for another kind."""
-    old = table.read(path) if path.exists() else table.Table(device.to_dict(), measured, {}, ())
+def begun_at(path: Path, device: Device) -> table.Table:
+    """Return the table at a path, empty where there is none. Raises InvalidValueError for another GPU's."""
+    old = table.read(path) if path.exists() else table.Table(device.to_dict(), {}, ())
     if old.device["name"] != device.name:
         raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
-    if old.measured != measured:
-        kinds = ("measured", "predicted") if old.measured else ("predicted", "measured")
-        raise InvalidValueError(f"{path} is of what was {kinds[0]}, not {kinds[1]}: name another")
     return old
 
 
@@ -124,43 +113,32 @@ def _runs(name: str, device: Device) -> bool:
     return True
 
 
-def _fitted(
-    name: str, rows: Sequence[Row], device: Device, kept: int | None
-) -> tuple[Portfolio | None, Lead | None]:
-    """Return portfolio and lead of what was measured, and say what picks lose; None and None of few sizes.
-
-    `kept`: the number of configs of a predicted portfolio; None for a measured one.
-    """
+def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, Lead | None]:
+    """Return portfolio and lead of what was measured, and say what picks lose; None and None of few sizes."""
     try:
-        if kept is not None:
-            rows = predict.compiled(name, rows, device, kept, say)
-        measured = run.Measured(name, rows, device, corrected=kept is None)
+        measured = run.Measured(name, rows, device)
     except TuningError as error:
         say(str(error))
         return None, None
-    left_out = measured.left_out(kept or MOST)
-    found, lead = measured.portfolio(left_out, kept or MOST), measured.lead(left_out)
-    loss, clock = found.loss, "" if kept is None else ", by the model's times"
+    left_out = measured.left_out()
+    found, lead = measured.portfolio(left_out), measured.lead(left_out)
+    loss = found.loss
     console.print(
         f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
-        f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst){clock}",
+        f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)",
         soft_wrap=True,
     )
     return found, lead
 
 
-def _prepared(name: str, device: Device, sizes: int, count: int, kept: int | None) -> _Rows:
+def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:
     """Compile candidates, and return a function that times them at drawn sizes.
 
-    These are other sizes than those that choose the candidates. With `kept`, the number of configs of a
-    predicted portfolio, times are predicted and nothing is compiled.
+    These are other sizes than those that choose the candidates.
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
-    most = count if kept is None else predict.CANDIDATES * kept
-    configs = run.candidates(name, likely, device, gpu_tables.shipped(device), most)
+    configs = run.candidates(name, likely, device, gpu_tables.shipped(device), count)
     console.print(f"{name}: {len(configs)} configs at {sizes} sizes", soft_wrap=True)
-    if kept is not None:
-        return lambda: predict.predicted(problems, configs, device)
     chooser = ready(problems, configs, device, say)
     return lambda: sweep(problems, chooser, device, say)
 

@@ -66,7 +66,6 @@ def _table(made: table.Table, where: str) -> dict[str, Any]:
     return {
         "from": where,
         "gpu": made.device["name"],
-        "measured": made.measured,
         "triton": made.triton,
         "entries": len(made.entries),
         "portfolios": {

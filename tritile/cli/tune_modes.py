@@ -1,4 +1,4 @@
-"""Do what `tritile tune` does besides a search on this GPU: --model and --target."""
+"""Measure a step of a model: `tritile tune --model`."""
 
 import importlib.util
 import statistics
@@ -11,20 +11,11 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from tritile.cli import calibrating
-from tritile.cli.shared import console, gpu_here, print_json, progress, working
-from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.cli.shared import console, gpu_here, print_json, working
 from tritile.core.settings import mode
 from tritile.errors import InvalidValueError
-from tritile.families import registry as families
 from tritile.nn import convert
 from tritile.nn.exchanged import assign, is_linear, original_of
-from tritile.planning import table
-from tritile.planning.export import completed
-from tritile.tune import tuner
-from tritile.tune.measure.child import ForkServer
-from tritile.tune.measure.pool import CompilePool
 
 ROUNDS = 9  # of both sides, after the run that measures
 
@@ -111,35 +102,3 @@ def tune_model(name: str, as_json: bool = False) -> None:
     console.print(
         f"{name}: {1e3 * alone:.2f} ms, with tritile {1e3 * taken:.2f} ms: {alone / taken:.3f} times as fast"
     )
-
-
-def predict(
-    problems: list[Tiled], device: Device, output: Path, jobs: int, fork_server: ForkServer, as_json: bool
-) -> int:
-    """Write predicted configs that compile into a table of such; return how many problems have none.
-
-    What the table knows of other problems stays. Raises InvalidValueError for a table of another kind.
-    """
-    old = calibrating.begun_at(output, device, measured=False)
-    console.print(f"{device.name} is not here: configs are predicted and compiled for it, not timed")
-    entries, failed, told = [], 0, []
-    with CompilePool(jobs or None, fork_server) as pool, progress() as bar:
-        task = bar.add_task("predicting", total=len(problems))
-        for problem in problems:
-            config, refused = tuner.predict(problem, device, pool)
-            bar.update(task, advance=1, description=problem.label)
-            failed += config is None
-            note = f" after {len(refused)} refused" if refused else ""
-            told.append({"problem": problem.label, "config": config and config.to_dict(), "refused": refused})
-            console.print(f"{problem.label}: {config or 'nothing compiles'}{note}", soft_wrap=True)
-            for reason in refused[:2]:
-                console.print(f"  refused {reason}", style="dim", soft_wrap=True)
-            if config is not None:
-                entries.append(table.Entry(problem, config, None))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    made = table.Table(device.to_dict(), False, families.digests(), table.in_order(entries))
-    table.write(completed(made, old), output)
-    console.print(f"predicted configs written to {output}: {len(entries)}", soft_wrap=True)
-    if as_json:
-        print_json({"gpu": device.name, "table": output, "problems": told})
-    return failed

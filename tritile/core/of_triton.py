@@ -7,7 +7,6 @@ import contextlib
 import re
 from collections.abc import Iterator
 from operator import attrgetter
-from types import ModuleType
 from typing import Any, Final
 
 from triton import knobs as _knobs
@@ -15,7 +14,6 @@ from triton._C.libtriton import get_cache_invalidating_env_vars as _variables
 from triton.backends import backends as _backends
 from triton.backends import compiler as _targets
 from triton.runtime import autotuner as _autotuner
-from triton.runtime import build as _build
 from triton.runtime import cache as _cache
 from triton.runtime import errors as _errors
 from triton.runtime import interpreter as _interpreter
@@ -43,11 +41,6 @@ def handles_of(kernel: Any) -> tuple[int, int, int]:
     """Load a kernel; return its function, registers and spilled words: `CompiledKernel._init_handles`."""
     kernel._init_handles()
     return kernel.function, kernel.n_regs, kernel.n_spills
-
-
-def forget_compiled(function: Any, device: Any) -> None:
-    """Drop the kernels that a function compiled for a device: `JITFunction.device_caches`."""
-    function.device_caches.pop(device, None)
 
 
 def options_of(kernel: Any) -> dict[str, Any]:
@@ -118,21 +111,9 @@ def assembler(arch: int) -> Any:
     return get_ptxas(arch)
 
 
-def nvidia_driver() -> ModuleType:
-    """Return the module that builds the driver's C code for NVIDIA: `triton.backends.nvidia.driver`."""
-    from triton.backends.nvidia import driver as module  # a build for AMD alone may lack it
-
-    return module
-
-
 # The cache on disk.
 
-build: Final[ModuleType] = _build  # build C modules, or find them in the cache
-# The owner and the name of the loader of C modules.
-MODULE_LOADER: Final = (_build, "_load_module_from_path")
-CacheManager = _cache.CacheManager  # find and keep the files of a key
 FileCacheManager = _cache.FileCacheManager  # keep the files of a key in a folder, as Triton does by default
-folder_of: Final = _cache._base32  # return the folder name of a key
 read_own_files: Final = _cache.triton_key  # read Triton's own files into a digest that the process keeps
 
 # The interpreter.

@@ -8,7 +8,6 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType, EllipsisType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -171,11 +170,3 @@ def source_hash(*kernels: Any) -> str:
     parts = sorted({str(texts.of(kernel)) for kernel in kernels})
     settings = texts.of(changed_settings())
     return hashlib.sha256(repr((parts, settings)).encode()).hexdigest()[:16]
-
-
-@functools.cache
-def package_hash() -> str:
-    """Return 16 hexadecimal digits that change with any module of tritile."""
-    root = Path(__file__).parents[1]
-    files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*.py")]
-    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
 from tritile.ops.run import fixed, forget
 from tritile.planning import plans
-from tritile.planning.store import is_frozen, store_of
+from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now, tuner
 from tritile.tune.autotuner import Autotuner
@@ -223,8 +223,7 @@ def tune(
     Raises:
         TritileError: as the call itself raises it for its arguments.
         InvalidValueError: an argument does not fit.
-        UnsupportedError: there is no GPU here, a CUDA graph is being captured, or `tritile.sync` fixed all
-            plans.
+        UnsupportedError: there is no GPU here, or a CUDA graph is being captured.
         TuningError: no config works.
     """
     _checked(strategy, budget)
@@ -232,10 +231,6 @@ def tune(
         return _of_kernel(what, args, kwargs, strategy, budget, force)
     problem = problem_of("tune", what, args, kwargs)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
-    if is_frozen(device):
-        raise UnsupportedError(
-            "tune: tritile.sync fixed the plans of all ranks: wanted tritile.forget() first"
-        )
     rules = _bounded(Rules(problem_s=tune_budget_s(Rules.problem_s)), strategy, budget)
     found = _of_problem(problem, device, gpu, search, rules, force)
     store_of(device).flush()

@@ -1,24 +1,225 @@
-"""`tritile.warm`: compile the kernels of calls to come."""
+"""`tritile.warm`: compile the kernels of calls to come into Triton's cache, in parallel processes.
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+Triton finds a kernel by a key of its source, options, target and compiler. The kernels are compiled by the
+code that a call runs, so that the key, and what lies there, are those that the call looks up.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from triton import knobs
 
+from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
-from tritile.core.problem import Tiled
+from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
+from tritile.core.problem.epilogue import SIDES, epilogue_of
 from tritile.core.settings import current_mode
-from tritile.errors import InvalidValueError, TritileError, TuningError, brief
+from tritile.errors import (
+    InvalidValueError,
+    NotCompiledError,
+    TritileError,
+    TuningError,
+    UnsupportedError,
+    brief,
+)
+from tritile.families import numerics
+from tritile.families.registry import FAMILIES
+from tritile.families.space import illegal, invariant
 from tritile.ops.plan import IN_PLACE, plan
+from tritile.planning import gpu_tables, model, plans
+from tritile.planning.classes import class_of
+from tritile.planning.store import store_of
+from tritile.runtime.ahead import compiles_for
+from tritile.runtime.compiles import as_mode_asks, compiles_refused
+from tritile.runtime.offline import compiling_for
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import compile_ahead
-from tritile.tune.deploy.fill import check_nvidia, fill
-from tritile.tune.deploy.rows import of_class, of_rows
+from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
 from tritile.tune.measuring import call_of
 
 _INTERPRETED: Final = "warm: tensors in host memory are interpreted: name a GPU with device="
+# Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
+# the blocks divide them, whether the tiles run at once, which operands are copied first.
+ROWS: Final = (
+    *range(1, 17),
+    24,
+    40,
+    64,
+    72,
+    120,
+    128,
+    248,
+    256,
+    301,
+    512,
+    640,
+    1000,
+    2048,
+    4096,
+    5003,
+    20008,
+)
+
+Calls = dict[Config, list[Tiled]]  # what is compiled: a config, with problems that run it
+
+
+def check_nvidia(device: Device) -> None:
+    """Raise UnsupportedError for a GPU that kernels are not compiled ahead for."""
+    if device.backend != "cuda":
+        raise UnsupportedError(
+            f"{device.name}: kernels are compiled ahead for NVIDIA GPUs only. For AMD GPUs Triton compiles "
+            "other code for tensors below 2 GiB, and a problem does not hold that size"
+        )
+
+
+# --- What calls launch ---
+
+
+def _at_rows(problem: Any, m: int) -> Any:
+    """Return the problem of the same call with another number of rows.
+
+    A single row is aligned as its tensor is, whatever its stride. Columns have no gaps. Raises
+    InvalidValueError where a call of one row does not say whether its residual differs by row.
+    """
+    if not isinstance(problem, MatmulProblem):
+        return replace(problem, m=m)
+    fused = epilogue_of(problem.epilogue)
+    if m == 1:  # one row's epilogue does not differ by row
+        alone = {"full": "row", "column": "one"}
+        fused = replace(
+            fused, **{side: alone.get(how, how) for side in SIDES if (how := getattr(fused, side))}
+        )
+    elif problem.m == 1 and fused.residual:
+        raise InvalidValueError(f"{problem.label}: its residual may differ by row: give two rows or more")
+
+    def alignment_of(layout: str, row: int, itemsize: int, now: int) -> int:
+        if layout == "column":
+            return alignment(m * itemsize)
+        if layout == "strided" or problem.batch > 1 or (m == 1) == (problem.m == 1):
+            return now
+        return 16 if m == 1 else alignment(row * itemsize)
+
+    return replace(
+        problem,
+        m=m,
+        epilogue=str(fused),
+        a_align=alignment_of(problem.a_layout, problem.k, problem.itemsize, problem.a_align),
+        out_align=alignment_of(problem.out_layout, problem.n, ITEMSIZE[problem.out_dtype], problem.out_align),
+    )
+
+
+def _remembered(alike: Sequence[Any], device: Device) -> Iterator[Tiled]:
+    """Yield the stored and tabled problems that are one of these but for the number of rows."""
+    first, among = alike[0], {replace(each, m=1) for each in alike}
+    digests = [family.digest for family in FAMILIES[first.op].values()]
+    cached = [trial.problem for each in digests for trial in store_of(device).bests(each, first.op)]
+    for table in (gpu_tables.pinned(device), *gpu_tables.shipped(device)):
+        cached += [entry.problem for entry in table.entries] if table is not None else []
+    for other in dict.fromkeys(cached):
+        if isinstance(other, type(first)):
+            called = numerics.in_one_way(other) if invariant(first) else other
+            if replace(called, m=1) in among:
+                yield called
+
+
+def _planned(problem: Tiled, device: Device, mode: str) -> tuple[Config, Tiled]:
+    chosen = plans.plan_for(problem, device, mode)
+    assert chosen is not None  # only mode "tune" returns None
+    return chosen.config, problem
+
+
+def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Tiled]]:
+    """Yield what calls with any number of rows run.
+
+    That is a config of their class's portfolio, one that no portfolio holds, or the config that is
+    remembered for just their size.
+    """
+    alike = [_at_rows(problem, m) for m in ROWS]
+    # Whether the precision of `problem` was named is not known: a call may ask for either.
+    alike = list(dict.fromkeys(way for each in alike for way in (each, numerics.unnamed(each, device))))
+    for each in alike:
+        name = class_of(each)
+        found = gpu_tables.portfolio(name, device) if name is not None else None
+        configs = (*(found[0].configs if found else ()), *model.beside(each, device)[:1])
+        yield from ((config, each) for config in configs if illegal(config, each, device) is None)
+    yield from (_planned(other, device, "cached") for other in _remembered(alike, device))
+
+
+def calls_of(problem: Tiled, device: Device, mode: str, any_rows: bool = False) -> Calls:
+    """Return the configs that calls of a problem run in a mode, which is not "tune".
+
+    `any_rows`: of products of two matrices whose class has a portfolio, with any number of rows. Raises
+    NotTunedError in mode "strict" where nothing measured is known.
+    """
+    config, planned = _planned(problem, device, mode)
+    found: Calls = {config: [planned]}
+    name, sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
+    if any_rows and mode != "off" and sized and name is not None and gpu_tables.portfolio(name, device):
+        for config, each in _with_any_rows(problem, device):
+            found.setdefault(config, []).append(each)
+    return found
+
+
+# --- Compiling ---
+
+
+def _compiled(
+    problems: Iterable[Tiled], config: Config, device: Device, folder: str, strict: bool
+) -> tuple[set[str], str | None]:
+    """Compile what these problems launch with a config into a cache; run in a process of a pool.
+
+    Returns Triton's hashes of the kernels, and why one of them cannot be had: `strict` refuses to compile.
+    """
+    refused = compiles_refused("a kernel", "run this in another mode") if strict else contextlib.nullcontext()
+    found = set[str]()
+    with knobs.cache.scope(), compiling_for(device), refused:
+        knobs.cache.dir = folder
+        try:
+            for problem in problems:
+                found.update(compiled().hash for compiled in compiles_for(problem, config, device))
+        except NotCompiledError:
+            return found, "is not compiled"
+        except Exception as error:  # a config that does not fit may raise anything
+            return found, brief(error)
+    return found, None
+
+
+def compile_calls(
+    calls: Mapping[Config, Sequence[Tiled]],
+    device: Device,
+    jobs: int | None = None,
+    done: Callable[[str], None] = lambda label: None,
+) -> tuple[set[str], list[str]]:
+    """Compile what calls launch into Triton's cache on disk, TRITON_CACHE_DIR; the GPU need not be here.
+
+    `jobs`: processes that compile; None: one a core, 16 at most. `done` is called with a label for each
+    config. Returns Triton's hashes of the kernels that are there, and a line for each config that has a
+    kernel which is not. In mode "strict" nothing is compiled. Raises UnsupportedError for a GPU that is not
+    NVIDIA's, TuningError where TRITON_INTERPRET is set.
+    """
+    check_nvidia(device)
+    if knobs.runtime.interpret:
+        raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
+    folder, strict = str(knobs.cache.dir), current_mode() == "strict"
+    kernels, reasons = set[str](), list[str]()
+    with CompilePool(jobs) as pool:
+        futures = {}
+        for config, problems in calls.items():
+            asked = (list(dict.fromkeys(problems)), config, device, folder, strict)
+            limit_s = COMPILE_LIMIT_S * min(len(problems), 8)  # few of the problems take kernels of their own
+            label = f"{problems[0].label} with {config}"
+            futures[pool.submit(_compiled, *asked, limit_s=limit_s)] = label
+        for future in as_completed(futures):
+            label, error = futures[future], future.exception()
+            found, reason = (set[str](), str(error)) if error is not None else future.result()
+            kernels |= found
+            reasons += [f"{label}: {reason}"] if reason else []
+            done(label)
+    return kernels, sorted(reasons)
 
 
 def _kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> int:
@@ -27,56 +228,61 @@ def _kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], de
     if chosen.device == INTERPRETER:
         raise InvalidValueError(_INTERPRETED)
     check_nvidia(chosen.device)
+    label = f"{chosen.problem.label}, {chosen.config}"
     try:
-        compile_ahead(call_of(kernel, args, kwargs, {}), chosen.config, chosen.device)
+        with as_mode_asks(label, "run this in another mode"):
+            compile_ahead(call_of(kernel, args, kwargs, {}), chosen.config, chosen.device)
     except TritileError:
         raise
     except Exception as error:
-        raise TuningError(f"warm: {chosen.problem.label}, {chosen.config}: {brief(error)}") from error
+        raise TuningError(f"warm: {label}: {brief(error)}") from error
     return 1
 
 
 def warm(
     what: Callable[..., Any] | str | Tiled | Autotuner,
     *args: Any,
-    rows: Iterable[int] | None = None,
+    any_rows: bool = False,
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> int:
-    """Compile in parallel processes the kernels of calls like this one; return how many there are.
+    """Compile in parallel processes the kernels of a call; return how many there are.
 
-    Kernels go to Triton's cache on disk, where calls find them; cached ones count too. Calls like this one
-    differ only in sizes: kernels are compiled for each config of its class's portfolio, and for the sizes
-    whose config is remembered. If the class has no portfolio, and for a permutation, only the kernel of these
-    sizes is compiled. A result of one column is computed as one row: other numbers of rows need a call of
-    their own. Do not use this while another thread launches kernels.
+    Kernels go to Triton's cache on disk (TRITON_CACHE_DIR), where calls find them; cached ones count too. In
+    mode "strict" nothing is compiled: this says whether such calls would find all that they need.
 
     Args:
         what: the operation or its name, followed by the arguments of the call, or a problem alone, as
             `tritile.plan` takes them; or a kernel that `tritile.autotune` decorates, followed by its
-            arguments: it is compiled with the config of just this call.
+            arguments. Such a kernel is compiled in this process: not while another thread launches kernels.
         args: the call's positional arguments.
-        rows: compile only the configs planned for these numbers of rows of the first operand.
+        any_rows: compile for any number of rows (M) of a product, with the N and K of this call: each config
+            of its class's portfolio, and configs that are remembered. For a class without a portfolio, and
+            other operations, only the kernel of this call. A result of one column is computed as one row,
+            and needs a call of its own.
         device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
         kwargs: the call's keyword arguments.
 
-    Raises what `tritile.plan` raises; InvalidValueError for tensors in host memory without `device`, for a
-    call in place, for invalid `rows`, and for `rows` of a decorated kernel; UnsupportedError for a GPU that
-    is not NVIDIA's; TuningError if a kernel is refused, after all others were compiled.
+    Raises:
+        TritileError: as `tritile.plan` raises it.
+        InvalidValueError: tensors are in host memory without `device`, the call is in place, or `any_rows`
+            is asked of a decorated kernel.
+        UnsupportedError: the GPU is not NVIDIA's.
+        NotCompiledError: a kernel is not in the cache, in mode "strict".
+        TuningError: the compiler refuses a kernel; all others are there.
     """
     if isinstance(what, Autotuner):
-        if rows is not None:
-            raise InvalidValueError("warm: rows= is for operations: call it for each call of a kernel")
+        if any_rows:
+            raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
         return _kernel(what, args, kwargs, device)
     chosen = plan(what, *args, device=device, **kwargs)
-    problem, gpu = chosen.problem, chosen.device
-    mode = "cached" if current_mode() == "tune" else current_mode()
     if chosen.source == "interpreter":
         raise InvalidValueError(_INTERPRETED)
     if chosen.why == IN_PLACE:
         raise InvalidValueError("warm: calls in place are not compiled ahead: leave out= away")
-    entries = of_class(problem, gpu, mode) if rows is None else of_rows(problem, rows, gpu, mode)
-    found = fill(list(entries), gpu, Path(knobs.cache.dir), whole=True).found
-    if found.lines:
-        raise TuningError(f"warm: {len(found.kernels)} kernels are there; {'; '.join(found.lines[:3])}")
-    return len(found.kernels)
+    mode = "cached" if current_mode() == "tune" else current_mode()
+    kernels, reasons = compile_calls(calls_of(chosen.problem, chosen.device, mode, any_rows), chosen.device)
+    if reasons:
+        error = NotCompiledError if mode == "strict" else TuningError
+        raise error(f"warm: {len(kernels)} kernels are there, others are not: {'; '.join(reasons[:3])}")
+    return len(kernels)

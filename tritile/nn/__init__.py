@@ -6,11 +6,10 @@ through tritile's operators, which have sharding rules (`tritile.ops.sharding`),
 
     tritile.nn.convert(model, always=True)
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    tritile.sync()  # once, on every rank
 
 Each rank plans its own kernels. A result that several ranks compute from the same operands has the same bits
-on all where they run the same configs, which `tritile.sync` ensures. Quantized layers are not sharded: every
-rank holds their weights whole.
+on all where they run the same configs: of the tables, or of stores that hold the same. Quantized layers are
+not sharded: every rank holds their weights whole.
 """
 
 from tritile.nn.convert import Conversion, ConversionRow, convert, restore

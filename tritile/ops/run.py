@@ -22,7 +22,7 @@ from tritile.errors import PrecisionWarning, TuningError, UnsupportedError, Untu
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
 from tritile.planning import gpu_tables, model, plans, torch_times
-from tritile.planning.store import end_stand_ins, is_frozen, store_of
+from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
 from tritile.runtime.compiles import as_mode_asks, asking
@@ -35,11 +35,7 @@ _warned: set[str] = set()
 
 
 def forget() -> None:
-    """Drop every plan and prepared call of this process, so that the next calls read the store again.
-
-    Also ends, in this process, what `tritile.sync` began.
-    """
-    end_stand_ins()
+    """Drop every plan and prepared call of this process, so that the next calls read the store again."""
     drop()
 
 
@@ -106,7 +102,7 @@ def planned(problem: Tiled, index: int) -> plans.Plan:
 def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) -> None:
     """Time torch for a problem on a GPU, unless the store has its time already."""
     device = devices.gpu(index)
-    if is_frozen(device) or store_of(device).best(TORCH, problem) is not None:
+    if store_of(device).best(TORCH, problem) is not None:
         return
     from tritile.tune.now import beside_torch
 

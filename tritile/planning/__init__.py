@@ -10,5 +10,4 @@
 | What does a class's portfolio predict? | `classes`, `portfolio`, `formula`, `correction` |
 | What if nothing is known? | `model` ranks all configs by their family's own estimate |
 | Is torch faster? | `torch_times`, by times of both or by a `lead` |
-| How do all ranks plan the same? | `sync` |
 """

@@ -26,16 +26,16 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
     for trial in bests.values():
         torchs = store.best(TORCH, trial.problem)
         entries.append(Entry(trial.problem, trial.config, trial.us, None if torchs is None else torchs.us))
-    return Table(device.to_dict(), True, dict(kernels), in_order(entries))
+    return Table(device.to_dict(), dict(kernels), in_order(entries))
 
 
 def completed(table: Table, old: Table) -> Table:
     """Return the table with the entries, portfolios and leads of an older one that it lacks.
 
-    Only what was measured, or predicted, as the table is, on the same GPU model and with the same kernels, is
-    taken over. The older table's loss comes with its entries.
+    Only what was measured on the same GPU model and with the same kernels is taken over. The older table's
+    loss comes with its entries.
     """
-    if old.measured != table.measured or old.device["name"] != table.device["name"]:
+    if old.device["name"] != table.device["name"]:
         return table
     has = {entry.problem for entry in table.entries}
     same = {label for label, digest in table.kernels.items() if old.kernels.get(label) == digest}

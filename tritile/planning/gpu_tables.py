@@ -2,15 +2,12 @@
 
 Asked in this order:
 
-1. pinned: the file that `TRITILE_TABLE` names, if it is of this GPU model. It may hold predictions.
+1. pinned: the file that `TRITILE_TABLE` names, if it is of this GPU model.
 2. calibrated: what `tritile tune --calibrate` measured on this machine.
-3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then measured tables of GPUs like it,
-   then `tritile/tables/predicted/<gpu>.json`.
+3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then the tables of GPUs like it.
 
-To ship a GPU that is here: `tritile tune`, `tritile tune --calibrate all`, then `tritile export --output
-tritile/tables/<gpu>.json`. To ship predictions for one that is not: add it to `tritile.core.device.TARGETS`
-by the name that torch reports, then `tritile tune --calibrate all --target NAME --output
-tritile/tables/predicted/<gpu>.json`. Tables are found by the names of their files.
+To ship a GPU: `tritile tune`, `tritile tune --calibrate all`, then `tritile export --output
+tritile/tables/<gpu>.json`. Tables are found by the names of their files.
 """
 
 import functools
@@ -30,7 +27,6 @@ from tritile.planning.lead import Lead
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read
 
-_PREDICTED: Final = "predicted"  # the folder of tables for GPU models that were not measured
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
 _LIKE_LEADS: Final = 1.25  # the factor by which a lead of such a GPU has to be larger
 
@@ -69,10 +65,9 @@ def calibrated(device: Device) -> Table | None:
     """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
     path = calibrated_path(device)
     try:
-        own = _of_just(_read_once(path, "portfolios are", path.stat().st_mtime_ns), device)
+        return _of_just(_read_once(path, "portfolios are", path.stat().st_mtime_ns), device)
     except OSError:
         return None
-    return own if own is not None and own.measured else None
 
 
 def calibrated_path(device: Device) -> Path:
@@ -80,27 +75,19 @@ def calibrated_path(device: Device) -> Path:
     return cache_dir() / f"{device.slug}.portfolios.json"
 
 
-def predicted_path(device: Device) -> Path:
-    """Return the default file for predictions of a GPU model that is not here."""
-    return Path(f"{device.slug}-predicted.json")
-
-
 def shipped(device: Device) -> tuple[Table, ...]:
     """Return the tables that ship for this GPU model and for those like it, in the order to ask them.
 
     A GPU is like it that has the same architecture, as many SMs and a memory bandwidth within 1.5 times.
-    What was measured goes before what was predicted for just this GPU.
     """
     alike = _of_like(device.arch, device.processors, device.memory_gbps)
-    names = (device.slug, f"{_PREDICTED}/{device.slug}")
-    own, predicted = (_of_just(_shipped(name), device) for name in names)
-    ordered = (own, *(each for each in alike if each is not own), predicted)
-    return tuple(each for each in ordered if each is not None)
+    own = _of_just(_shipped(device.slug), device)
+    return (() if own is None else (own,)) + tuple(each for each in alike if each is not own)
 
 
 @functools.cache
 def _of_like(arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
-    """Return the measured tables of GPUs with this architecture and as many SMs, nearest bandwidth first."""
+    """Return the tables of GPUs with this architecture and as many SMs, nearest bandwidth first."""
     found = []
     for path in _folder().iterdir():
         table = _shipped(path.name.removesuffix(".json")) if path.name.endswith(".json") else None
@@ -127,12 +114,12 @@ def serving(device: Device) -> Iterator[tuple[Table, str]]:
     """Yield the tables that serve a GPU in their order, each with words for where it comes from."""
     fixed, own = pinned(device), calibrated(device)
     if fixed is not None:
-        yield fixed, "of the table that is pinned" + ", not measured" * (not fixed.measured)
+        yield fixed, "of the table that is pinned"
     if own is not None:
         yield own, "measured here"
     for found in shipped(device):
-        of, how = found.device["name"], "measured" if found.measured else "predicted"
-        yield found, f"{how} for this GPU" if of == device.name else f"{how} for {of}, which is like it"
+        of = found.device["name"]
+        yield found, f"measured for {'this GPU' if of == device.name else f'{of}, which is like it'}"
 
 
 def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
@@ -145,21 +132,18 @@ def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
 
 def is_calibrated(device: Device) -> bool:
     """Tell whether a portfolio of any class was measured on a GPU, or on one that is like it."""
-    return any(each.measured and each.portfolios for each, _ in serving(device))
+    return any(each.portfolios for each, _ in serving(device))
 
 
 def lead(name: str, device: Device) -> Lead | None:
     """Return how many times as long torch takes for a class on a GPU; None where that was not measured.
 
-    The lead comes from the table whose portfolio serves the class, where that was measured, and counts for
-    the kernels that it was measured with. A lead that was measured on another GPU like this one has to be
-    larger.
+    The lead comes from the table whose portfolio serves the class, and counts for the kernels that it was
+    measured with. A lead that was measured on another GPU like this one has to be larger.
     """
     tables = [each for each, _ in serving(device)]
-    served = next((each for each in tables if name in each.portfolios), None)
-    if served is not None and served.measured:
-        tables = [served]
-    found = next((each for each in tables if each.measured and name in each.current_leads()), None)
+    tables = next(([each] for each in tables if name in each.portfolios), tables)
+    found = next((each for each in tables if name in each.current_leads()), None)
     if found is None:
         return None
     made = found.leads[name]

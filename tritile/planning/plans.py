@@ -38,8 +38,8 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import gpu_tables, model
 from tritile.planning.classes import class_of
-from tritile.planning.portfolio import RACED, Portfolio
-from tritile.planning.store import is_frozen, store_of
+from tritile.planning.portfolio import Portfolio
+from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table
 from tritile.planning.trial import Trial, best_of
 
@@ -187,8 +187,6 @@ def logged(plan: Plan, seconds: float | None = None) -> Plan:
 def _chosen(problem: Tiled, device: Device, mode: str) -> Plan | None:
     """Return the plan of the first source that has one; None where mode "tune" is to measure."""
     warn_untested()
-    if mode == "tune" and is_frozen(device):
-        mode = "cached"
     known = None if mode == "off" else _known(problem, device, mode)
     if mode == "strict":
         return _strictly(known, problem, device)
@@ -260,8 +258,7 @@ def pinned(problem: Tiled, device: Device) -> Plan | None:
     if found is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = found.counts(problem.op, entry.config.family)
-    behind = ", of another version of the kernel" if found.measured else ", predicted and compiled"
-    why = "of the table that is pinned" + behind * (not current)
+    why = "of the table that is pinned" + ", of another version of the kernel" * (not current)
     return Plan(problem, entry.config, "pinned", device, entry.us, why, current)
 
 
@@ -272,12 +269,11 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     shipped, entry = next(legal, (None, None))
     if shipped is None or entry is None:
         return None
-    how = "measured" if shipped.measured else "predicted and compiled, not measured,"
     of = shipped.device["name"]
-    why = f"{how} for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
+    why = f"measured for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
     current = shipped.counts(problem.op, entry.config.family)
-    why += ", of another version of the kernel" * (shipped.measured and not current)
-    if shipped.measured and shipped.triton not in ("", device.triton):
+    why += ", of another version of the kernel" * (not current)
+    if shipped.triton not in ("", device.triton):
         why += f"; measured with triton {shipped.triton}, in use is {device.triton}"
     return Plan(problem, entry.config, "table", device, entry.us, why, current)
 
@@ -313,8 +309,6 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     if found is None:
         return None
     portfolio, table, where = found
-    if not table.measured:
-        return _shortlisted(problem, device, portfolio)
     ranked = portfolio.ranked(problem, device, 2)
     if not ranked:
         return None
@@ -344,17 +338,6 @@ def _or_beside(plan: Plan) -> Plan:
     why = f"by the formula of {config.family}, which was fitted to measurements at other sizes; "
     why += f"the portfolio's pick is predicted to take {other:.1f} us"
     return replace(plan, config=config, us=us, why=why, current=False)
-
-
-def _shortlisted(problem: Tiled, device: Device, portfolio: Portfolio) -> Plan | None:
-    """Return the model's pick of the likeliest of a predicted portfolio, None where none is legal."""
-    likeliest = [config for _, config in portfolio.ranked(problem, device, RACED)]
-    if not likeliest:
-        return None
-    config = model.likeliest(likeliest, problem, device)
-    us = model.predict_us(config, problem, device)
-    why = f"by the predicted portfolio of {portfolio.name} for this GPU: its class was not measured on it"
-    return Plan(problem, config, "model", device, us, why, False)
 
 
 def by_model(problem: Tiled, device: Device) -> Plan:

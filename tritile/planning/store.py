@@ -32,7 +32,7 @@ from tritile.planning.trial import (
     trial_from,
 )
 
-__all__ = ["Store", "Trial", "end_stand_ins", "is_frozen", "own_store", "stand_in", "store_of"]
+__all__ = ["Store", "Trial", "store_of"]
 
 _MOST_UNWRITTEN: Final = 4096
 
@@ -193,29 +193,6 @@ def _store_in(device: Device, directory: Path) -> Store:
     return Store(device, directory)
 
 
-def own_store(device: Device) -> Store:
-    """Return this process's own store of a device, in the cache directory now in force."""
-    return _store_in(device, cache_dir())
-
-
-_standing_in: dict[Device, Store] = {}
-
-
 def store_of(device: Device) -> Store:
-    """Return the store that this process plans by: what stands in for its own store, else that."""
-    return _standing_in.get(device) or own_store(device)
-
-
-def stand_in(store: Store) -> None:
-    """Have `store_of` return this store for its device."""
-    _standing_in[store.device] = store
-
-
-def end_stand_ins() -> None:
-    """Have `store_of` return this process's own stores again."""
-    _standing_in.clear()
-
-
-def is_frozen(device: Device) -> bool:
-    """Tell whether another store stands in for the device's own: then measuring more changes no plan."""
-    return device in _standing_in
+    """Return the store of a device in the cache directory now in force."""
+    return _store_in(device, cache_dir())

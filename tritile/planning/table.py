@@ -4,7 +4,6 @@
 """
 
 import functools
-import hashlib
 import json
 import math
 import warnings
@@ -26,12 +25,12 @@ from tritile.planning.trial import MAX_US, number_from, pair_from
 
 FORMAT: Final = 3
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
-_TOP: Final = ("format", "device", "measured", "kernels", "entries")
+_TOP: Final = ("format", "device", "kernels", "entries")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Hold the best config of one problem and its median time in microseconds, None if predicted.
+    """Hold the best config of one problem and its median time in microseconds, None where it is not known.
 
     `torch_us` is torch's time, measured beside it; None where it was not.
     """
@@ -61,7 +60,6 @@ class Table:
     """Hold the best configs of one GPU model.
 
     - `device`: the facts of the GPU, as `Device.to_dict` gives them.
-    - `measured`: False where configs were predicted and compiled, not timed.
     - `kernels`: the digest of each kernel at export, by op and family ("matmul/tile").
     - `entries`: a config for each tuned problem.
     - `loss`: None where each entry is the best config known for its problem.
@@ -70,7 +68,6 @@ class Table:
     """
 
     device: dict[str, Any]
-    measured: bool
     kernels: dict[str, str]
     entries: tuple[Entry, ...]
     loss: Loss | None = None
@@ -83,10 +80,10 @@ class Table:
 
     def counts(self, op: str, family: str) -> bool:
         """Tell whether the times of a family are measurements of its kernel as it is now."""
-        return self.measured and self._is_current(op, family)
+        return self._is_current(op, family)
 
     def current_portfolios(self) -> dict[str, Portfolio]:
-        """Return the portfolios that were measured, or predicted, with the kernels as they are now."""
+        """Return the portfolios that were measured with the kernels as they are now."""
         return {
             name: each
             for name, each in self.portfolios.items()
@@ -114,7 +111,7 @@ class Table:
 
     @property
     def triton(self) -> str:
-        """Return the version of Triton that measured or compiled it, "" where the table does not say."""
+        """Return the version of Triton that it was measured with, "" where the table does not say."""
         return str(self.device.get("triton", ""))
 
     @functools.cached_property
@@ -153,12 +150,12 @@ def _parsed(raw: bytes, name: str) -> Table:
         raise FileError(f"{name} is not a table: wanted {', '.join(_TOP)}")
     if data["format"] != FORMAT or isinstance(data["format"], bool):
         raise FileError(f"{name} has format {str(data['format'])[:80]}: wanted {FORMAT}")
-    device, measured, kernels = data["device"], data["measured"], data["kernels"]
-    if not (_is_facts(device) and isinstance(measured, bool) and _is_digests(kernels)):
-        raise FileError(f"{name}: device, measured or kernels is not valid")
+    device, kernels = data["device"], data["kernels"]
+    if not (_is_facts(device) and _is_digests(kernels)):
+        raise FileError(f"{name}: device or kernels is not valid")
     loss, entries = _loss(data.get("loss"), name), _entries(data["entries"], name)
     portfolios = {each: portfolio_of(each, v) for each, v in _by_name(data, "portfolios", name).items()}
-    return Table(device, measured, kernels, entries, loss, portfolios, _leads(data, name))
+    return Table(device, kernels, entries, loss, portfolios, _leads(data, name))
 
 
 def _is_facts(device: Any) -> bool:
@@ -259,11 +256,6 @@ def write(table: Table, path: Path) -> None:
     write_whole(path, text)
 
 
-def digest(table: Table | None) -> str:
-    """Return 16 hexadecimal digits that change with what a table holds, "" for None."""
-    return "" if table is None else hashlib.sha256(_text(table).encode()).hexdigest()[:16]
-
-
 def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return entries sorted by operation, sizes and key of their problems, as a file holds them."""
     return tuple(
@@ -278,7 +270,7 @@ def _text(table: Table) -> str:
     for entry in in_order(table.entries):
         line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
         lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
-    head = {"format": FORMAT, "device": table.device, "measured": table.measured, "kernels": table.kernels}
+    head = {"format": FORMAT, "device": table.device, "kernels": table.kernels}
     head |= {"loss": asdict(table.loss)} if table.loss is not None else {}
     portfolios = {name: each.to_dict() for name, each in sorted(table.portfolios.items())}
     leads = {name: each.to_dict() for name, each in sorted(table.leads.items())}

@@ -23,12 +23,12 @@ from tritile.errors import TuningError
 
 
 @contextlib.contextmanager
-def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
+def compiling_for(device: Device) -> Iterator[None]:
     """Have Triton compile for `device`, which need not be present, inside the `with`.
 
-    What this process compiled before under the same `index` (default: the target) is not looked up on disk
-    again. Not for use while another thread launches kernels: Triton's driver is a global. Raises TuningError
-    where TRITON_INTERPRET is set.
+    What this process compiled before for the same target is not looked up on disk again. Not for use while
+    another thread launches kernels: Triton's driver is a global. Raises TuningError where TRITON_INTERPRET is
+    set.
     """
     if triton.knobs.runtime.interpret:
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
@@ -36,7 +36,7 @@ def compiling_for(device: Device, index: Any = None) -> Iterator[None]:
     target = device.target
     stand_in = SimpleNamespace(
         get_current_target=lambda: target,
-        get_current_device=lambda: target if index is None else index,
+        get_current_device=lambda: target,
         get_current_stream=lambda device=None: 0,
     )
     # If the assembler refuses, Triton prints the whole assembly: the error says enough.

@@ -39,7 +39,7 @@ from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_plan import KernelPlan
 from tritile.planning.kernel_table import kernel_facts, kernel_problem, kernel_tables
-from tritile.planning.store import is_frozen, store_of
+from tritile.planning.store import store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.runtime.interpreter import HostAware
@@ -345,7 +345,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         problem, offered = self.problem(args, kwargs), self.offered(args, kwargs)
         fixed = self.space is None and len(self._configs) == len(offered) == 1
         plan, measurable = None, self.measurable(device)
-        if mode == "tune" and measurable and not is_frozen(device) and not capturing():
+        if mode == "tune" and measurable and not capturing():
             tables = kernel_tables(self.table)
             plan = self.remembered(problem, device, self.finder(offered)) if tables else None
             if (plan is None or plan.source != "table") and (not fixed or self.reference is not None):

@@ -82,7 +82,7 @@ def _settings() -> list[Finding]:
 def _gpu() -> list[Finding]:
     gpu = devices.current_gpu()
     if gpu is None:
-        advice = "calls run in Triton's interpreter; `tritile tune --target` predicts for a GPU elsewhere"
+        advice = "calls run in Triton's interpreter; `tritile compile --target` compiles for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
     facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
@@ -98,7 +98,7 @@ def _table(gpu: devices.Device) -> Finding:
     shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
     if shipped is None:
         return Finding("shipped table", "none", True, "tritile tune --suite llm, for example, measures here")
-    found = f"{len(shipped.entries)} entries, {'measured' if shipped.measured else 'compiled'}"
+    found = f"{len(shipped.entries)} entries, measured"
     found += f" with triton {shipped.triton or 'of unknown version'}"
     other = shipped.triton not in ("", gpu.triton)
     advice = f"triton {gpu.triton} is in use: the table still counts, but times may differ"

@@ -99,10 +99,10 @@ class LeftOut(NamedTuple):
 class Measured:
     """Hold times of many configs at many sizes of a class. Raises TuningError for too few sizes.
 
-    With `corrected` portfolios have corrections, where these make picks at sizes left out faster.
+    Portfolios have corrections, where these make picks at sizes left out faster.
     """
 
-    def __init__(self, name: str, rows: Sequence[Row], device: Device, corrected: bool = True) -> None:
+    def __init__(self, name: str, rows: Sequence[Row], device: Device) -> None:
         rows = [row for row in rows if len(row.times) >= _FEWEST]
         if len(rows) < 4:
             raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit a portfolio to")
@@ -114,11 +114,6 @@ class Measured:
         self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
         self._traits = np.array([self._formula.traits(problem) for problem in self.problems])
-        self._corrects = corrected
-
-    def chosen(self, count: int) -> list[Config]:
-        """Return the configs of a portfolio of all sizes."""
-        return [self.configs[index] for index in fit.chosen(self.us, count)]
 
     def _facts_of(self, config: Config) -> Any:
         key = self._formula.key(config)
@@ -142,8 +137,6 @@ class Measured:
         made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
         parts = [formula.parts(*each) for each in zip(shapes, facts, constants, strict=True)]
         us = torch.stack([each[0] for each in parts], 1)
-        if not self._corrects:
-            return indices, made, us, us
         inputs = np.stack([self._inputs(each) for each in parts], 1)
         correction = fit.correction(torch.from_numpy(inputs), us, self.us[:, indices], rows)
         corrected = us * torch.from_numpy(factors(inputs, *correction.arrays()))

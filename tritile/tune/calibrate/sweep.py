@@ -20,7 +20,7 @@ from tritile.errors import TuningError, brief
 from tritile.families.space import unbanded, worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
-from tritile.runtime.ahead import compile_resources, compiled_for
+from tritile.runtime.ahead import compiled_for
 from tritile.tune.measure.pool import done_in_parallel
 from tritile.tune.measure.timing import Graph, Queued
 from tritile.tune.subject import torch_calls
@@ -116,23 +116,12 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
         compiled_for(problem, config, device)
 
 
-def fit_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
-    """Compile as `compile_at` does. Raises TuningError, too, where a config spills or exceeds resources."""
-    for problem in problems:
-        excess = compile_resources(problem, config, device).excess(device)
-        if excess is not None:
-            raise TuningError(excess)
-
-
-def compile_all(
-    wanted: dict[Config, list[Tiled]],
-    device: Device,
-    tell: Tell,
-    one: Callable[[Config, Sequence[Tiled], Device], None] = compile_at,
-) -> set[Config]:
-    """Compile configs at sizes in parallel, each by `one`; return the configs that were refused."""
+def compile_all(wanted: dict[Config, list[Tiled]], device: Device, tell: Tell) -> set[Config]:
+    """Compile configs at sizes in parallel; return the configs that were refused."""
     largest = sorted(wanted.items(), key=lambda item: -len(item[1]))
-    reasons = done_in_parallel(one, {config: (config, problems, device) for config, problems in largest})
+    reasons = done_in_parallel(
+        compile_at, {config: (config, problems, device) for config, problems in largest}
+    )
     for config, reason in reasons.items():
         tell(f"{config}: {reason}")
     return set(reasons)

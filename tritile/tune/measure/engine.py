@@ -21,7 +21,6 @@ from tritile.tune.search import fastest_first
 from tritile.tune.spaces import Tried
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
-_PAUSE_S = 0.1  # between two requests for a task while there is none
 HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
 _HELD_BACK = 8  # configs that spill, timed where nothing else works
 
@@ -210,7 +209,7 @@ class _Search:
 
 
 def tune(
-    tasks: Iterable[Task | None],
+    tasks: Iterable[Task],
     shop: Workshop,
     rules: Rules,
     keep: Keep,
@@ -218,9 +217,9 @@ def tune(
 ) -> Iterator[Tuned]:
     """Tune each task's subject, yielding its outcome; `keep` gets every trial as it is measured.
 
-    Tasks are taken a few ahead; None stands for none at the moment. Stops before another problem is measured
-    once `keep_on()` is false. A subject whose operands cannot be made (out of
-    memory, say), that has no legal config, or whose every config fails is yielded with its failure.
+    Tasks are taken a few ahead. Stops before another problem is measured once `keep_on()` is false. A subject
+    whose operands cannot be made (out of memory, say), that has no legal config, or whose every config fails
+    is yielded with its failure.
     """
     waiting, more = iter(tasks), True
     active: list[_Search] = []
@@ -233,16 +232,11 @@ def tune(
                 except StopIteration:
                     more = False
                     break
-                if task is None:
-                    break
                 try:
                     active.append(_Search(task, shop, rules, keep))
                 except UnsupportedError as error:  # no config is legal
                     yield Tuned(task.subject.problem, None, 0, 0.0, str(error))
             begun = [search for search in active if search.begun]
-            if not active and more and not stop:
-                time.sleep(_PAUSE_S)
-                continue
             if not active or (stop and not begun):
                 return
             search = _next_of(begun if stop else active[: shop.benches])

@@ -1,0 +1,381 @@
+"""Kernels that are compiled without a GPU are those that calls look up; mode "strict" compiles none."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+import triton
+from triton import knobs
+from typer.testing import CliRunner
+
+import tritile
+from tests import configs
+from tests.configs import turned
+from tritile import cli
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.errors import NotCompiledError, TuningError
+from tritile.families import registry as families
+from tritile.lab import warm
+from tritile.ops import run as running
+from tritile.planning import plans, table
+from tritile.runtime import ahead, launch, offline
+from tritile.runtime.compiles import compiles_heard, compiles_refused
+
+H200 = target_device("nvidia-h200")
+
+
+tile = functools.partial(configs.tile, stages=2)
+tma = functools.partial(configs.tma, 64, 64, 64)
+
+
+# As torch's own contiguous tensors pose them: DEEP shares a kernel with SQUARE, RAGGED copies both operands
+# first, SPLIT takes counters and a workspace.
+SQUARE = MatmulProblem(1, 256, 256, 256, "float16", "float16")
+DEEP = MatmulProblem(1, 256, 256, 512, "float16", "float16")
+RAGGED = MatmulProblem(1, 129, 131, 133, "bfloat16", "bfloat16", a_align=2, b_align=2, out_align=2)
+SPLIT = MatmulProblem(1, 64, 64, 1024, "float16", "float16")
+TURN = PermuteProblem.turned(1, 128, 256, 2)
+ENTRIES = [
+    (SQUARE, tile(32, 32, 32)), (DEEP, tile(32, 32, 32)), (RAGGED, tma()), (SPLIT, tma(split=2)),
+    (TURN, turned(32, 32)),
+]  # fmt: skip
+KERNELS = 5  # distinct: DEEP's is SQUARE's, and RAGGED takes two
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch, triton, tritile
+from tritile.runtime import ahead, launch, offline; from tritile.planning import plans, table
+from tritile.ops import permute; from tritile.ops.described import described
+
+heard = []
+triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
+entries, device = table.read(Path(sys.argv[1])).entries, tritile.target_device("nvidia-h200")
+with offline.compiling_for(device):
+    for entry in entries:
+        problem = entry.problem
+        if problem.op == "matmul":
+            kind = getattr(torch, problem.dtype)
+            a = torch.empty(problem.m, problem.k, dtype=kind)
+            b = torch.empty(problem.k, problem.n, dtype=kind)
+            call = described(a, b, a.new_empty(problem.m, problem.n), "ieee")
+        else:
+            columns, rows = problem.shape
+            x = torch.empty(rows, columns, dtype=torch.bfloat16)
+            call = permute.described(x, x.new_empty(columns, rows), [1, 0])
+        assert call.problem == problem, (call.problem, problem)
+        workspace = lambda dtype: launch._At(0, getattr(torch, dtype))
+        for compiled in launch.compiles_of(call, entry.config, device, workspace):
+            assert compiled().asm["ptx"]
+print(json.dumps([tritile.__file__, heard.count(True), heard.count(False)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A cache that the command filled by a pinned table, and the table."""
+    base = tmp_path_factory.mktemp("warm")
+    entries = tuple(table.Entry(problem, config, 1.0) for problem, config in ENTRIES)
+    table.write(table.Table(H200.to_dict(), families.digests(), entries), base / "table.json")
+    done = run(base, "--jobs", 2)
+    assert done.exit_code == 0, done.output
+    assert f"{KERNELS} kernels of {len(ENTRIES)} problems on NVIDIA H200" in done.output
+    return base
+
+
+def run(base, *options, mode="cached"):
+    """Run `tritile compile` with the table and the cache of a folder."""
+    tritile.forget()
+    environment = {
+        "TRITILE_TABLE": str(base / "table.json"), "TRITON_CACHE_DIR": str(base / "triton"),
+        "TRITILE_CACHE_DIR": str(base), "TRITILE_MODE": mode,
+    }  # fmt: skip
+    command = ["compile", "--target", "nvidia-h200", *map(str, options)]
+    found = CliRunner(env=environment).invoke(cli.app, command)
+    tritile.forget()
+    return found
+
+
+def test_calls_of_another_process_with_another_installation_find_every_kernel(made, tmp_path):
+    """Calls as the operations describe them, on torch's own tensors, in a folder that can only be read."""
+    used, elsewhere = made / "triton", tmp_path / "installed"
+    shutil.copytree(Path(tritile.__file__).parent, elsewhere / "tritile")
+    before = contents(used)
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "TRITILE_"))}
+    env |= {"HOME": str(tmp_path), "TRITON_CACHE_DIR": str(used), "PYTHONPATH": str(elsewhere)}
+    if found := os.environ.get("PYTHONPATH"):
+        env["PYTHONPATH"] += os.pathsep + found  # Triton may be found by it
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(made / "table.json")],
+        capture_output=True, text=True, env=env, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    where, hits, misses = json.loads(done.stdout)
+    assert Path(where).is_relative_to(elsewhere)
+    assert (hits, misses) == (KERNELS, 0)
+    assert contents(used) == before
+
+
+def contents(place):
+    return {str(path): path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+
+
+def test_mode_strict_proves_a_cache_complete_and_compiles_nothing(made, tmp_path):
+    done = run(made, "--jobs", 1, mode="strict")
+    assert done.exit_code == 0, done.output
+    assert f"{KERNELS} kernels of" in done.output
+    shutil.copytree(made, tmp_path / "copy")
+    lost = tmp_path / "copy" / "triton"
+    for group in lost.glob("*/__grp__permute_tile.json"):
+        group.unlink()
+    before = contents(lost)
+    done = run(tmp_path / "copy", "--jobs", 1, mode="strict")
+    assert done.exit_code == 1
+    assert f"{TURN.label} with {turned(32, 32)}: is not compiled" in done.output
+    assert done.output.count("is not compiled") == 1
+    assert contents(lost) == before
+
+
+def test_what_is_warmed_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    plan = tritile.plan(TURN, device=H200)
+
+    def call():
+        in_a_new_process(TURN, plan.config)
+        with compiles_refused("a kernel", "warm it"), offline.compiling_for(H200):
+            return [compiled() for compiled in ahead.compiles_for(TURN, plan.config, H200)]
+
+    with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
+        call()
+    with tritile.mode("strict"), pytest.raises(NotCompiledError, match="0 kernels are there, others are not"):
+        tritile.warm(TURN, device=H200)
+    assert tritile.warm(TURN, device=H200) == len(call()) == 1
+    with tritile.mode("strict"):
+        assert tritile.warm(TURN, device="nvidia-h200") == 1
+
+
+def in_a_new_process(problem, config):
+    """Forget what this process compiled of a config's kernel."""
+    families.FAMILIES[problem.op][config.family].kernel.jitted.device_caches.clear()
+
+
+def test_what_the_compiler_refuses_is_told(tmp_path):
+    fp8 = MatmulProblem(1, 64, 64, 64, "float8_e4m3fn", "bfloat16")
+    asked = ([fp8], tile(32, 32, 32), target_device("sm_80"), str(tmp_path), False)
+    kernels, reason = warm._compiled(*asked)
+    assert kernels == set()
+    assert "fp8e4nv" in reason
+
+
+class FirstCall:
+    """A first call as `prepared` makes it, but for the GPU: it compiles, or finds in memory, one kernel."""
+
+    def __init__(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+        monkeypatch.setattr(running.devices, "gpu", lambda index: H200)
+        monkeypatch.setattr(running, "_candidates", lambda call, device: [turned(32, 32)])
+        monkeypatch.setattr(running, "fixed", lambda call: None)
+        monkeypatch.setattr(launch, "prepare", self.compile)
+        self.problem, self.tensors = TURN, (torch.empty(0),)
+        in_a_new_process(TURN, turned(32, 32))
+
+    def compile(self, call, config, spare):
+        with offline.compiling_for(H200):
+            return [compiled() for compiled in ahead.compiles_for(TURN, config, H200)]
+
+    def __call__(self, mode):
+        with tritile.mode(mode):
+            return running.prepared(self)
+
+
+@pytest.fixture
+def first_call(monkeypatch, tmp_path):
+    return FirstCall(monkeypatch, tmp_path)
+
+
+def test_a_strict_call_compiles_nothing_and_raises(first_call, tmp_path):
+    for _ in range(2):
+        with compiles_heard() as seconds, pytest.raises(NotCompiledError) as caught:
+            first_call("strict")
+        assert seconds == []
+    for told in (TURN.label, "NVIDIA H200", str(turned(32, 32)), "`tritile compile`", "`tritile.warm`"):
+        assert told in str(caught.value)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert knobs.cache.manager_class is None
+
+
+def test_a_strict_call_takes_what_is_in_memory_or_on_disk(first_call):
+    first_call("cached")
+    assert len(first_call("strict")) == 1
+    in_a_new_process(TURN, turned(32, 32))  # as in a new process: found on disk
+    assert len(first_call("strict")) == 1
+    in_a_new_process(TURN, turned(32, 32))
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        with pytest.raises(NotCompiledError):
+            first_call("strict")
+
+
+def test_where_triton_may_not_write_a_strict_call_says_what_is_missing(first_call, tmp_path):
+    (tmp_path / "triton").write_text("no folder")
+    with pytest.raises(NotCompiledError, match="is not compiled") as caught:
+        first_call("strict")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypatch):
+    monkeypatch.setattr(running, "fixed", lambda call: turned(32, 32))
+    with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
+        first_call("strict")
+
+
+def test_other_modes_compile(first_call):
+    assert all(first_call(mode) for mode in ("cached", "off", "tune"))
+
+
+def test_a_listener_of_the_users_goes_on_hearing(monkeypatch, tmp_path):
+    heard = []
+
+    def listener(**told):
+        heard.append((told["src"].name, told["cache_hit"]))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(knobs.compilation, "listener", listener)
+    in_a_new_process(TURN, turned(32, 32))
+    with compiles_heard(), offline.compiling_for(H200):
+        [compiled() for compiled in ahead.compiles_for(TURN, turned(32, 32), H200)]
+    assert heard == [("permute_tile", False)]
+    assert knobs.compilation.listener is listener
+
+
+def test_a_listener_set_meanwhile_stays_and_what_fails_puts_it_back(monkeypatch):
+    monkeypatch.setattr(knobs.compilation, "listener", None)
+    with pytest.raises(TuningError), compiles_heard():
+        raise TuningError("not this one")
+    assert knobs.compilation.listener is None
+    later = MagicMock()
+    with compiles_heard():
+        knobs.compilation.listener = later
+    assert knobs.compilation.listener is later
+
+
+def test_compiles_of_other_threads_are_not_counted():
+    times = triton.knobs.CompileTimes(1_000_000, [("ptx", 500_000)], 0)
+    with compiles_heard() as seconds:
+        hear = knobs.compilation.listener
+        other = threading.Thread(target=lambda: hear(cache_hit=False, times=times))
+        other.start()
+        other.join()
+        assert seconds == []
+        hear(cache_hit=True, times=times)
+        hear(cache_hit=False, times=times)
+        assert seconds == [1.5]
+
+
+def test_a_split_call_compiles_each_of_its_parts():
+    """A batch of more programs than one launch counts is launched in parts, whose sizes are their own."""
+    problem = PermuteProblem.turned(2**23, 256, 256, 1)
+    with offline.compiling_for(H200):
+        parts = list(ahead.compiles_for(problem, turned(16, 16), H200))
+    assert len(parts) > 1
+    assert torch.iinfo(torch.int32).max < 2**23 * 16 * 16 <= len(parts) * torch.iinfo(torch.int32).max
+
+
+def test_other_threads_compile_where_one_may_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = []
+
+    def look():
+        found.append(knobs.cache.manager_class("KEY").get_group("kernel.json"))
+
+    with compiles_refused("a kernel", "warm it"):
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        with pytest.raises(NotCompiledError):
+            look()
+    assert found == [None]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Give the calls that the command would compile, for a GPU that is not here."""
+    found = {}
+
+    def compile_calls(calls, *rest):
+        found.update(calls)
+        return set(), []
+
+    monkeypatch.setattr("tritile.cli.compile.compile_calls", compile_calls)
+
+    def ask(*options, status=0):
+        found.clear()
+        done = CliRunner().invoke(cli.app, ["compile", "--target", "nvidia-h200", *options])
+        assert done.exit_code == status, done.output
+        return dict(found)
+
+    return ask
+
+
+def test_the_command_takes_shapes_and_any_rows(asked):
+    problem = MatmulProblem(1, 512, 320, 192, "float16", "float16", b_layout="column")
+    shape = ("512x320x192", "--dtype", "float16", "--layout", "NT")
+    plan = plans.plan_for(problem, H200, "cached")
+    assert asked(*shape) == {plan.config: [problem]}
+    assert asked(*shape, "--any-rows") == warm.calls_of(problem, H200, "cached", any_rows=True)
+
+
+def test_the_command_takes_batch_invariant_calls(asked):
+    calls = asked("64x48x32", "--batch-invariant")
+    assert [problem.invariant for (problem,) in calls.values()] == [True]
+
+
+@pytest.mark.parametrize(("biased", "activation"), [(False, "gelu"), (True, None)])
+def test_the_command_takes_linear_layers(asked, biased, activation):
+    options = ["--bias"] * biased + ["--activation", activation] * bool(activation)
+    bias = torch.empty(320, dtype=torch.bfloat16, device="meta") if biased else None
+    x, weight = (torch.empty(rows, 192, dtype=torch.bfloat16, device="meta") for rows in (50, 320))
+    plan = tritile.plan(tritile.linear, x, weight, bias, activation=activation, device=H200)
+    assert asked("50x320x192", "--layout", "NT", *options) == {plan.config: [plan.problem]}
+
+
+def test_the_command_takes_packed_linear_layers(asked):
+    calls = asked("5x320x192", "--op", "linear_quantized", "--layout", "int4/64", "--bias")
+    assert {(p.op, p.group_size, p.bias) for ps in calls.values() for p in ps} == {
+        ("linear_quantized", 64, True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ((), "name shapes, a --suite, or in TRITILE_TABLE a table of NVIDIA H200"),
+        (("--suite", "llm", "--bias"), "for shapes of a floating dtype"),
+        (("8x320x192", "--activation", "sine"), "wanted one of relu"),
+        (("8x1x192", "--any-rows"), "one column is made as one row"),
+        (("8x320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
+        (("8x320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),
+    ],
+)
+def test_what_there_is_not_is_refused(asked, options, wanted, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tritile", "compile", "--target", "nvidia-h200", *options])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    assert wanted in capsys.readouterr().err
+
+
+def test_other_gpus_are_refused(asked, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tritile", "compile", "--target", "gfx942", "8x8x8"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "NVIDIA GPUs only" in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""Deploying: make, and prove complete, a folder of compiled kernels for Triton, without a GPU."""
