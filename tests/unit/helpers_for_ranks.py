@@ -4,6 +4,7 @@ import os
 import sys
 
 from tests.unit.fake_subjects import Formula
+from tritile import cli
 from tritile.cli import shared, tune
 from tritile.core.device import target_device
 from tritile.tune.subject import problem as subjects
@@ -26,4 +27,4 @@ def enter_rank(rank, ranks, folder):
     subjects.ProblemSubject = Formula
     shared.gpu_here = lambda: H200
     tune.now.beside_torch = lambda *asked: None
-    tune.app(["tune", *SHAPES, "--dtype", "float16", "--jobs", "1"], prog_name="tritile")
+    cli.app(["tune", *SHAPES, "--dtype", "float16", "--jobs", "1"], prog_name="tritile")

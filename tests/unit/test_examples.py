@@ -35,7 +35,7 @@ def _here(run_process):
     def ran(command, **words):
         if command[:3] != [sys.executable, "-m", "tritile"]:
             return run_process(command, **words)
-        done = run(*command[3:])
+        done = run(*command[3:], env=words["env"])
         assert done.exit_code == 0, done.output
         return done
 

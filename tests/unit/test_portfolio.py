@@ -427,7 +427,9 @@ def ship(tmp_path, monkeypatch):
         forget()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "tables").mkdir()
     monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path / "tables")
+    forget()
     yield shipped
     forget()
 

@@ -79,9 +79,7 @@ def planned(problems):
     return found
 
 
-@pytest.mark.parametrize(
-    "sizes", [(4096, 1024, "NT"), (4104, 1032, "NN"), (6144, 3072, "NN"), (331, 1031, "NT"), (2713, 72, "NN")]
-)
+@pytest.mark.parametrize("sizes", [(4104, 1032, "NN"), (6144, 3072, "NN"), (331, 1031, "NT")])
 def test_any_number_of_rows_finds_what_was_compiled_for_one(sizes):
     """Include sizes whose operands are copied first, few rows, and rows off 16 bytes."""
     drawn = random.Random(str(sizes))
@@ -201,13 +199,6 @@ def test_batch_invariant_calls_are_planned_as_such():
         ahead = keys(calls)
         for m in (1, 5, 64, 300, 4096, 9999):
             assert keys(planned([problem_of(m, 4096, 1024)])) <= ahead
-
-
-def test_any_rows_cover_both_precisions_of_a_product_that_names_none():
-    problem = MatmulProblem(1, 4, 4096, 1024, "float32", "float32", b_layout="column")
-    calls = asked.calls_of(replace(problem, precision="fp16x3"), H200, "cached", any_rows=True)
-    found = {(each.m, each.precision) for problems in calls.values() for each in problems}
-    assert {(4, "fp16x3"), (4, "ieee"), (4096, "fp16x3")} <= found
 
 
 @pytest.mark.parametrize(

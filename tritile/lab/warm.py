@@ -44,25 +44,8 @@ from tritile.tune.measuring import call_of
 _INTERPRETED: Final = "warm: tensors in host memory are interpreted: name a GPU with device="
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
 # the blocks divide them, whether the tiles run at once, which operands are copied first.
-ROWS: Final = (
-    *range(1, 17),
-    24,
-    40,
-    64,
-    72,
-    120,
-    128,
-    248,
-    256,
-    301,
-    512,
-    640,
-    1000,
-    2048,
-    4096,
-    5003,
-    20008,
-)
+_MORE: Final = 16, 24, 40, 64, 72, 120, 128, 248, 256, 301, 512, 640, 1000, 2048, 4096, 5003, 20008
+ROWS: Final = *range(1, 10), *_MORE
 
 Calls = dict[Config, list[Tiled]]  # what is compiled: a config, with problems that run it
 
@@ -139,8 +122,6 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
     remembered for just their size.
     """
     alike = [_at_rows(problem, m) for m in ROWS]
-    # Whether the precision of `problem` was named is not known: a call may ask for either.
-    alike = list(dict.fromkeys(way for each in alike for way in (each, numerics.unnamed(each, device))))
     for each in alike:
         name = class_of(each)
         found = gpu_tables.portfolio(name, device) if name is not None else None
@@ -257,9 +238,9 @@ def warm(
             arguments. Such a kernel is compiled in this process: not while another thread launches kernels.
         args: the call's positional arguments.
         any_rows: compile for any number of rows (M) of a product, with the N and K of this call: each config
-            of its class's portfolio, and configs that are remembered. For a class without a portfolio, and
-            other operations, only the kernel of this call. A result of one column is computed as one row,
-            and needs a call of its own.
+            of its class's portfolio, and configs that are remembered. For a class without a portfolio (plain
+            float32, say), and other operations, only the kernel of this call. A result of one column is
+            computed as one row, and needs a call of its own.
         device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
         kwargs: the call's keyword arguments.
 
