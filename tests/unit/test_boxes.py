@@ -31,6 +31,7 @@ def problem(shape, dims, itemsize):
 
 SHORT = problem((10913728, 2, 5), (1, 0, 2), 1)
 LONG = problem((30, 1472, 4864), (2, 0, 1), 1)
+THIN = problem((3, 7827648), (1, 0), 1)  # of a class with a portfolio, as LONG
 
 
 def boxed(block, run_out, run_x):
@@ -80,17 +81,17 @@ def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
 
 
 def test_boxes_run_short_sides_and_not_long_ones():
-    plan, before = plans.plan_for(SHORT, H200, "cached"), plans.by_portfolio(SHORT, H200)
+    plan, before = plans.plan_for(THIN, H200, "cached"), plans.by_portfolio(THIN, H200)
     assert plan.config.family == "box"
-    assert before.us > plan.us == boxes.predicted_us(plan.config, SHORT, H200)
+    assert before.us > plan.us == boxes.predicted_us(plan.config, THIN, H200)
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
     assert plans.plan_for(LONG, H200, "cached").config == plans.by_portfolio(LONG, H200).config
 
 
 def test_mode_tune_races_boxes():
-    likely = plans.likely(SHORT, H200, RACED)
-    assert likely[RACED:] == model.beside(SHORT, H200)[:2]
+    likely = plans.likely(THIN, H200, RACED)
+    assert likely[RACED:] == model.beside(THIN, H200)[:2]
     assert {config.family for config in likely[RACED:]} == {"box"}
 
 
