@@ -122,6 +122,15 @@ def test_a_call_compiles_its_plan(compiled):
     assert requests == [planned([problem_of(300, 4096, 1024)])]
 
 
+def test_mode_strict_finds_what_was_compiled_in_another(compiled):
+    """A single row runs otherwise in it: by the portfolio alone."""
+    for m, count in ((1, 2), (300, 1)):
+        problem = problem_of(m, 4096, 1024)
+        calls = asked.calls_of(problem, H200, "cached")
+        assert set(calls) == {plans.plan_for(problem, H200, mode).config for mode in ("cached", "strict")}
+        assert len(calls) == count
+
+
 @pytest.mark.parametrize("any_rows", [False, True])
 def test_a_class_without_a_portfolio_compiles_the_plan(compiled, any_rows):
     requests, _ = compiled

@@ -21,6 +21,7 @@ from tritile.core.settings import current_mode
 from tritile.errors import (
     InvalidValueError,
     NotCompiledError,
+    NotTunedError,
     TritileError,
     TuningError,
     UnsupportedError,
@@ -131,13 +132,17 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
 
 
 def calls_of(problem: Tiled, device: Device, mode: str, any_rows: bool = False) -> Calls:
-    """Return the configs that calls of a problem run in a mode, which is not "tune".
+    """Return the configs that calls of a problem run in a mode, not "tune"; for "cached" in "strict", too.
 
     `any_rows`: of products of two matrices whose class has a portfolio, with any number of rows. Raises
     NotTunedError in mode "strict" where nothing measured is known.
     """
-    config, planned = _planned(problem, device, mode)
-    found: Calls = {config: [planned]}
+    config, _ = _planned(problem, device, mode)
+    found: Calls = {config: [problem]}
+    if mode == "cached":  # a process in mode "strict" finds its kernels, too
+        with contextlib.suppress(NotTunedError):
+            config, _ = _planned(problem, device, "strict")
+            found[config] = [problem]
     name, sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
     if any_rows and mode != "off" and sized and name is not None and gpu_tables.portfolio(name, device):
         for config, each in _with_any_rows(problem, device):
