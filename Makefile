@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    $(PYTHON) -c 'import sys; sys.exit("tritile needs Python 3.11 or later: make PYTHON=..." if sys.version_info < (3, 11) else 0)' \
 	    && $(PYTHON) -m venv --clear $(VENV); }
 	$(PY) -m pip install --quiet -c constraints.txt setuptools wheel
-	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[cli,report,test,lint]"
+	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[report,test,lint]"
 	@touch $@
 
 tune: $(INSTALLED)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmark_tables import Cells, Line, latest, measured_on, read, spread, table
-from tritile.lab.report.summary import geomean, sizes_label
+from tritile.lab.results import geomean, sizes_label
 
 KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
 DRAWS = 3  # the newest draws that are shown

@@ -10,8 +10,7 @@ import jinja2
 import benchmark_drawn as drawn
 from benchmark_tables import Cells, Line, latest, read, span, spread
 from tritile.core.device import target_device
-from tritile.lab.report.results import case_of, stored
-from tritile.lab.report.summary import geomean, of_cases, sizes_label
+from tritile.lab.results import case_of, geomean, of_cases, sizes_label, stored
 
 HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tritile.lab.report.summary import geomean
+from tritile.lab.results import geomean
 
 Line = dict[str, Any]
 Cells = tuple[str, ...]

@@ -31,8 +31,8 @@ import tritile
 from authors import SUBJECTS, Subject, configs_of
 from tritile.core.config import Config
 from tritile.core.device import current_gpu
-from tritile.lab.report.bench import host_us
-from tritile.lab.report.environment import environ, environment
+from tritile.lab.bench import host_us
+from tritile.lab.environment import environ, environment
 from tritile.tune.measure.timing import Graph, copies_wanted, interleaved, timing_of
 
 HERE = Path(__file__).resolve().parent

@@ -14,17 +14,16 @@ import jinja2
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 from benchmark_kinds import DEVICE, HERE, RESULTS
-from benchmark_tables import Cells, Line, measured_on, read, span, table
-from tritile.core.problem import MatmulProblem
-from tritile.lab.report import recorded
-from tritile.lab.report.results import stored
-from tritile.lab.report.summary import of_cases
+from benchmark_tables import Cells, measured_on, read, span, table
+from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem, Tiled
+from tritile.families.space import illegal
+from tritile.lab.results import of_cases, stored
 from tritile.planning import model
+from tritile.planning.store import Store
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 TEMPLATE: Final = HERE / "pages" / "benchmarks.md"
-DATA: Final = ("normal", "uniform", "log-normal", "cancelling", "graded", "badly ranged")
-DEPTH: Final = 8192  # terms of a sum, of the errors that the page shows
 README_HEAD: Final = "on one H200 | problems: | torch's time / tritile's: | worst:"
 README_ROWS: Final = """
 bf16, ragged, untuned | kind == "drawn, ragged"
@@ -42,26 +41,20 @@ fp64, `ieee` | suite == "fp64" and precision == "ieee"
 """
 
 
-def power(value: float) -> str:
-    """Write an error: 1.1e-7, 1.7 or 0."""
-    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace("e+00", "")
-
-
-def errors(lines: list[Line]) -> Iterator[Cells]:
-    """Yield tritile's and torch's error of the norm, a row for each dtype and precision."""
-    shown: dict[str, dict[str, str]] = {}
-    for line in lines:
-        name = f"{line['dtype']} {line['precision']}".rstrip()
-        shown.setdefault(name, {})[line["data"]] = f"{power(line['error'])} / {power(line['torch_error'])}"
-    for name, by_data in shown.items():
-        yield name, *(by_data.get(data, "") for data in DATA)
+def recorded(path: Path, failures: bool = False) -> dict[Tiled, dict[Config, float]]:
+    """Return the microseconds of the legal configs in a store; with `failures` infinity for failed ones."""
+    found: dict[Tiled, dict[Config, float]] = {}
+    for _, trial in Store(DEVICE).of_file(path):
+        if (trial.works or failures) and illegal(trial.config, trial.problem, DEVICE) is None:
+            found.setdefault(trial.problem, {})[trial.config] = trial.time
+    return found
 
 
 def predictions() -> Iterator[Cells]:
     """Yield the median error of predicted times, by store of trials and by operation."""
     for path in sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz")):
         kinds: dict[str, tuple[list[float], list[float]]] = {}
-        for (problem, _), times in recorded.times([path], DEVICE).items():
+        for problem, times in recorded(path).items():
             kind = "products" if isinstance(problem, MatmulProblem) else "permutations"
             off = {one: abs(model.predict_us(one, problem, DEVICE) / us - 1) for one, us in times.items()}
             everything, fastest = kinds.setdefault(kind, ([], []))
@@ -75,16 +68,14 @@ def page(results: Path = HERE / "results") -> str:
     """Return the whole page."""
     lines = stored([RESULTS], print)
     cases = [kinds.told(line) for line in of_cases(lines)]
-    accuracy = read(HERE / "accuracy" / f"{DEVICE.slug}.jsonl")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["spans"] = lambda text: table(kinds.SPAN_HEAD, kinds.spans(cases, text)) + "\n"
     return environment.from_string(TEMPLATE.read_text()).render(
-        drawn=drawn, kinds=kinds, results=results, lines=lines, cases=cases, DATA=DATA, DEPTH=DEPTH,
-        table=table, measured_on=measured_on, power=power, median=statistics.median,
-        errors=errors, predictions=predictions,
+        drawn=drawn, kinds=kinds, results=results, lines=lines, cases=cases,
+        table=table, measured_on=measured_on, median=statistics.median,
+        predictions=predictions,
         pick=lambda condition: kinds.picked(cases, condition),
         span=lambda values: " | ".join(span(values)),
-        accuracy=[line for line in accuracy if line["k"] == DEPTH and line["data"] in DATA],
         ladder=read(HERE / "ladder" / f"{DEVICE.slug}.json"),
         autotune=read(RESULTS / "autotune.json"), study=read(RESULTS / "study.json"),
     )  # fmt: skip

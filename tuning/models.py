@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import torch
 
 import tritile
-from tritile.lab.report.environment import environment
+from tritile.lab.environment import environment
 
 SECONDS = 0.1  # that a time is taken over
 DRAWS = 2000

@@ -35,7 +35,7 @@ def timed_ms(call: Any) -> float:
 
 def on_the_gpu(rows: list[int], size: int) -> dict[str, list[float]]:
     """Times of tritile and torch at each number of rows, in CUDA graphs side by side, and their spreads."""
-    from tritile.lab.report import bench
+    from tritile.lab import bench
     from tritile.tune.suites import Case
 
     cases = [Case("rows", "matmul", "bfloat16", "NT", m=m, n=size, k=size) for m in rows]
@@ -54,8 +54,8 @@ def measured(count: int, size: int, mode: str) -> dict[str, Any]:
     import torch
 
     import tritile
-    from tritile.lab.report import drawn
-    from tritile.lab.report.environment import environment
+    from tritile.lab import drawn
+    from tritile.lab.environment import environment
     from tritile.runtime.compiles import compiles_heard
 
     seed = drawn.seed_of()
@@ -91,7 +91,7 @@ def main() -> None:
     if asked.one:
         print(json.dumps(measured(asked.count, asked.size, asked.mode)))
         return
-    from tritile.lab.report import drawn
+    from tritile.lab import drawn
 
     with tempfile.TemporaryDirectory() as folder:
         for number, process in enumerate(PROCESSES):

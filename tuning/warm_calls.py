@@ -36,8 +36,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 import tritile  # noqa: E402
 from tritile.core.device import current_gpu  # noqa: E402
-from tritile.lab.report.bench import host_us  # noqa: E402
-from tritile.lab.report.environment import environ, environment  # noqa: E402
+from tritile.lab.bench import host_us  # noqa: E402
+from tritile.lab.environment import environ, environment  # noqa: E402
 
 SIDES = {"tritile": tritile.autotune, "triton": triton.autotune}
 SIZE = 64

@@ -1,4 +1,4 @@
-"""Pages opened in headless Chromium: any that a test opens must not complain, nor ask for anything."""
+"""Pages opened in headless Chromium: none may complain, nor ask the network for anything."""
 
 import os
 import shutil
@@ -34,46 +34,35 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="session")
-def idle() -> list[Any]:
-    """Pages that no test uses: a new one takes as long as most tests."""
-    return []
-
-
 @pytest.fixture
-def visit(browser: Any, idle: list[Any]) -> Iterator[Callable[..., Any]]:
-    """Open a file as a page, `visit(path, width=..., dark=...)`; look for complaints afterwards.
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a file as a page, `visit(path, width=..., dark=...)`; it may not complain until the test ends.
 
-    Complaints are errors and warnings on the console, uncaught exceptions, and any request but for the file
-    itself (data: and blob: stay in the page).
+    Complaints are errors and warnings on the console, uncaught exceptions, and requests but for the file.
     """
     complaints: list[str] = []
-    used = []
+    contexts = []
 
-    def open_page(path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> Any:
-        page = idle.pop() if idle else browser.new_context().new_page()
-        address = path.resolve().as_uri()
-        heard = {
-            "console": lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None,
-            "pageerror": lambda error: complaints.append(str(error)),
-            "request": lambda request: (
+    def open_page(path: Path, width: int = 1280, dark: bool = False) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        contexts.append(context)
+        page, address = context.new_page(), path.resolve().as_uri()
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda request: (
                 None
-                if request.url.split("#")[0] == address or request.url.startswith(("data:", "blob:"))
+                if request.url == address or request.url.startswith(("data:", "blob:"))
                 else complaints.append(f"asked for {request.url}")
             ),
-        }
-        for event, hear in heard.items():
-            page.on(event, hear)
-        used.append((page, heard))
-        page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme="dark" if dark else "light", reduced_motion="no-preference")
+        )
         page.goto(address)
         return page
 
     yield open_page
-    for page, heard in used:
-        page.goto("about:blank")
-        for event, hear in heard.items():
-            page.remove_listener(event, hear)
-        idle.append(page)
+    for context in contexts:
+        context.close()
     assert complaints == []

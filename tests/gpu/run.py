@@ -28,8 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tritile.lab.report import tested  # noqa: E402
-from tritile.lab.report.environment import environment  # noqa: E402
+from tests.gpu import tested  # noqa: E402
+from tritile.lab.environment import environment  # noqa: E402
 
 HERE = Path(__file__).parent
 JOURNAL = HERE / ".journal.jsonl"

@@ -11,7 +11,7 @@ from tests.launched import launched as made
 from tests.reference import bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
 from tritile.core.device import current_gpu
-from tritile.lab.report import baselines
+from tritile.lab import baselines
 from tritile.ops.grouped import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch

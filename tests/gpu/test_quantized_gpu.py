@@ -14,7 +14,7 @@ from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import illegal, legal_configs
-from tritile.lab.report import baselines, torch_ways
+from tritile.lab import baselines
 from tritile.ops.linear_quantized import described
 from tritile.planning import model
 from tritile.runtime import launch
@@ -335,7 +335,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     calls[0].out.tensor[17] += 1000
     with pytest.raises(TuningError, match="wrong answer"):
         answers.answer_error(calls[0])
-    assert answers.check(baselines.into_out(torch_ways.by_wide_weight), calls[0], every=False) > 0
+    assert answers.check(baselines.into_out(baselines.by_wide_weight), calls[0], every=False) > 0
     guarded = operands.Guarded(operands.ragged(problem))
     launch.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
     answers.answer_error(guarded.call)
@@ -380,7 +380,7 @@ def test_a_sample_of_the_space_is_right(m, part):
 @pytest.mark.serial
 def test_measured_beside_torch():
     """Decode reads a quarter of the bytes: it must at the least not be slower than torch's own product."""
-    from tritile.lab.report.bench import measured
+    from tritile.lab.bench import measured
 
     found = measured(parse_shape("16x8192x8192", "linear_quantized"))
     assert found.error < 5e-3

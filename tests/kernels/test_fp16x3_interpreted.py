@@ -15,7 +15,6 @@ from tritile.errors import InvalidValueError
 from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.lowering import lowered
-from tritile.lab.report import accuracy
 from tritile.ops.described import described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import interpret
@@ -260,7 +259,7 @@ def simulated_error(a, b, every=PROMOTED_EVERY):
 def test_what_runs_by_default_errs_a_tenth_less_than_torch(name, k, shares):
     """cuBLAS sums 8404 of K as exactly as five chains would, the most exact that was measured."""
     assert suits(2048, 2048, k)
-    a, b = accuracy.FINITE[name](values((8, k), torch.float32), values((k, 24), torch.float32, 1))
+    a, b = DATA[name](values((8, k), torch.float32), values((k, 24), torch.float32, 1))
     exact = product64(a, b)
     assert simulated_error(a, b) < 0.9 * float((fp32_chains(a, b, shares) - exact).norm() / exact.norm())
 

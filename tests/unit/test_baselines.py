@@ -10,10 +10,10 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.views import posed
 from tritile.errors import TuningError
-from tritile.lab.report import baselines, bench, torch_ways
-from tritile.lab.report.results import Measurement, read, result
-from tritile.lab.report.torch_ways import PACKED_WEIGHT as PACKED
-from tritile.lab.report.torch_ways import WIDE_WEIGHT as WIDE
+from tritile.lab import baselines, bench
+from tritile.lab.baselines import PACKED_WEIGHT as PACKED
+from tritile.lab.baselines import WIDE_WEIGHT as WIDE
+from tritile.lab.results import Measurement, read, result
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.suites import Case, parse_shape
@@ -98,7 +98,7 @@ def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
     made = baselines.inductor(call)(call)
     assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
     torch_calls.multiply(call)
-    assert torch.equal(made, torch_ways.result(call))
+    assert torch.equal(made, baselines.result(call))
 
 
 def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
@@ -253,9 +253,9 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     way = baselines.inductor(call)
     assert answers.check(baselines.into_out(way), call) < 1e-5
     assert uncompiled == [{"mode": baselines.SEARCHING, "dynamic": False, "fullgraph": True}]
-    weight = torch_ways._merged_inputs(call)["weight"]
+    weight = baselines._merged_inputs(call)["weight"]
     assert weight.shape == (2 * case.n, case.k)
-    assert torch_ways._merged_inputs(call)["weight"] is weight  # made once, ahead of a capture
+    assert baselines._merged_inputs(call)["weight"] is weight  # made once, ahead of a capture
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "complex128"])
@@ -301,7 +301,7 @@ def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
     monkeypatch.setattr(of_torch, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
     call = posed(case.problem, make)
     with pytest.raises(TuningError, match="wrong answer"):
-        answers.check(baselines.into_out(torch_ways.by_packed_weight(call)), call, every=False)
+        answers.check(baselines.into_out(baselines.by_packed_weight(call)), call, every=False)
 
 
 @pytest.mark.parametrize(("elements", "copied"), [(32, 32), (1000, 992), (31, 31)])
@@ -339,7 +339,7 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     monkeypatch.setattr(operands, "copies_of", lambda problem, device: calls_of(case))
     monkeypatch.setattr(bench.launch, "prepare", lambda call, config: None)
     monkeypatch.setattr(
-        operands, "run_of", lambda launch: baselines.into_out(torch_ways.fused(calls_of(case)[0]))
+        operands, "run_of", lambda launch: baselines.into_out(baselines.fused(calls_of(case)[0]))
     )
     line = result(case, bench.measured(case, True), ENV)
     assert (line["torch_us"], line["ratio_torch"]) == (5.0, 1.25)
@@ -361,7 +361,7 @@ def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
     case = block_scaled(shared, epilogue=epilogue)
     call = calls_of(case)[0]
     rows, columns = map(int, shared.split("x"))
-    assert list(baselines.torch_ways(case, call)) == [torch_ways.WIDE]
+    assert list(baselines.torch_ways(case, call)) == [baselines.WIDE]
     with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
         answers.check(torch_side(case), call)
     a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
@@ -387,10 +387,10 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
         return torch.zeros(150, 160, dtype=out_dtype)
 
     monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
-    monkeypatch.setattr(torch_ways, "_block_ways", {})
+    monkeypatch.setattr(baselines, "_block_ways", {})
     case = block_scaled(dtype="float8_e4m3fn")
     call = calls_of(case)[0]
-    assert list(baselines.torch_ways(case, call)) == [torch_ways.OWN]
+    assert list(baselines.torch_ways(case, call)) == [baselines.OWN]
     torch_side(case)(call)
     of_a, of_b = asked[-1]
     assert torch.equal(of_a, call.scales.a.view(150, 3))

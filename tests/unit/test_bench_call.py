@@ -10,11 +10,11 @@ import tritile
 from tests.unit.test_plan import BLOCKS, H200, _double, meta
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.lab import baselines
 from tritile.lab import bench as benching
+from tritile.lab import bench as engine
 from tritile.lab import tune as tuning
-from tritile.lab.report import baselines
-from tritile.lab.report import bench as engine
-from tritile.lab.report.results import Measurement
+from tritile.lab.results import Measurement
 from tritile.planning import model, plans
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.subject import torch_calls

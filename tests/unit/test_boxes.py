@@ -11,7 +11,7 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
-from tritile.lab.report.tiling import tiling_of
+from tritile.lab.picture import tiling_of
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
 

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.commands import commands, refused, run
 from tritile import cli, errors
-from tritile.cli import shared, watching
+from tritile.cli import columns, shared, watching
 from tritile.cli import tune as tune_module
 from tritile.core import gpus
 from tritile.core.config import Config
@@ -28,12 +28,11 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import tune_log
 from tritile.families import registry as families
-from tritile.lab.report import columns, doctor
+from tritile.lab import doctor
 from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
 from tritile.tune.measure.tasks import Tuned, logged
-from tritile.tune.subject.space import ProblemSpace
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")
@@ -154,8 +153,8 @@ USAGE = {
     "picture 300x200x150 --target sm_1": "unknown GPU 'sm_1'",
     "picture 300x200x150 --config 'tile BLOCK_M=63'": "BLOCK_M = 63",
     "picture 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
-    "picture 300x200x150 --output tiling.pdf": ".html or .svg or .png",
-    "picture 300x200x150 --output notes.txt/tiling.html": "cannot be written",
+    "picture 300x200x150 --output tiling.pdf": ".svg or .png",
+    "picture 300x200x150 --output notes.txt/tiling.svg": "cannot be written",
     "picture 300x200x150 --tile 100000": "tile 100000",
     "picture 300x200x150 --step 0": "step 0",
     "ladder 0": "n = 0: wanted 1 to 16,384",
@@ -166,11 +165,6 @@ USAGE = {
     "ladder 8 --output notes.txt/x.json": "notes.txt/x.json cannot be written",
     "ladder 8 --output x.pdf": "x.pdf: wanted a name that ends in .json or .svg",
     "ladder 8 --from x.json": "leave out N",
-    "accuracy --dtype ''": "dtype '': wanted",
-    "accuracy --dtype float128": "'float128': wanted one or more of float32",
-    "accuracy --output notes.txt/a.jsonl": "cannot be written",
-    "replay --strategy prayer": "prayer",
-    "replay --target a100": "no store",
     "show": "there is no GPU here: name one, as --target h200",
     "show --target h300": "unknown GPU 'h300'",
     "export --target h200": "nothing is remembered",
@@ -182,7 +176,10 @@ USAGE = {
     "compile 8x8x8": "there is no GPU here: name one",
     "compile 8x8x8 --activation slu": "--activation 'slu': wanted one of relu",
     "compile 8x8x8 --target sm_1": "unknown GPU",
-    "report --figure nothing": "nothing",
+    "report --figure nothing": "no figure 'nothing': there are speedups, heatmap",
+    "report --output report.svg": "wanted a name that ends in .html",
+    "report --figure speedups --output report.html": "wanted a name that ends in .svg or .png",
+    "report --figure heatmap --problem nothing --target h200": "no search on NVIDIA H200",
 }
 FAILURES = {
     "bench --compare missing.jsonl": "missing.jsonl",
@@ -190,19 +187,15 @@ FAILURES = {
     "bench --compare empty": "no result in empty",
     "bench --compare notes.txt": "no result in notes.txt",
     "report missing.jsonl": "no such file",
-    "report notes.txt": "wanted results",
+    "report notes.txt": "there are no results",
     "report none": "no .jsonl file",
     "bench --compare none": "no .jsonl file",
     "report empty.jsonl": "there are no results",
-    "report cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
-    "report notes.sqlite3 --target h200": "notes.sqlite3",
+    "report cut.sqlite3.gz --figure heatmap --target h200": "cut.sqlite3.gz is not a store",
+    "report notes.sqlite3 --figure heatmap --target h200": "notes.sqlite3",
     "ladder --from missing.json": "missing.json",
     "ladder --from empty": "empty holds no ladder",
     "ladder --from notes.txt": "notes.txt holds no ladder",
-    "replay missing.sqlite3": "missing.sqlite3",
-    "replay empty": "empty is not a store",
-    "replay notes.txt": "notes.txt is not a store",
-    "replay cut.sqlite3.gz": "cut.sqlite3.gz is not a store",
     "merge missing.sqlite3": "missing.sqlite3 is not there",
     "merge none": "none is not there, or no regular file",
     "merge empty": "empty is not a store",
@@ -223,7 +216,6 @@ FAILURES = {
         for name in ("notes.txt", "empty")
     },
 }
-READ_NO_SUCH = {("accuracy", "damaged")}
 
 
 def parsed(words):
@@ -241,7 +233,7 @@ def test_each_command_is_tried_with_input_that_is_good_bad_empty_and_damaged():
         damaged, empty = given & {"notes", "cut", "broken"}, given & {"", "bare", "empty"}
         tried.add((command, "damaged" if damaged else "empty" if empty else "bad"))
     missing = {(name, kind) for name in cli.COMMANDS for kind in ("good", "bad", "empty", "damaged")} - tried
-    assert missing == READ_NO_SUCH
+    assert missing == set()
 
 
 @pytest.fixture(scope="module")
@@ -323,22 +315,19 @@ def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, lab
 
 # Commands that print a table; each takes --json.
 TABLES = {
-    "doctor": "extra cli",
+    "doctor": "extra report",
     "show --target h200": "halves-nn",
     "bench --compare results": "against torch",
     "explain 64 48 32 --target H200": "64x48x32",
-    "accuracy --dtype float16 --n 32 --k 16": "float16",
-    "replay store.sqlite3 --strategy screening": "screening",
     "ladder 8 --op transpose": "row by row",
 }
 # Commands that write where --output says.
 WRITES = (
     "picture 30 20 10 --output {}.svg",
-    "picture 300x200 --op transpose --output {}.html",
+    "picture 300x200 --op transpose --output {}.png",
     "export --target h200 --output {}.json",
     "report results --output {}.html",
     "ladder --from ladder.json --output {}.svg",
-    "accuracy --dtype float16 --n 32 --k 16 --output {}.jsonl",
 )
 
 
@@ -422,7 +411,7 @@ def test_a_shell_completes_commands_options_and_gpus(monkeypatch):
     real = cli.import_module
     monkeypatch.setattr(cli, "import_module", lambda name: pytest.fail(f"{name} is imported"))
     assert completed_by("tritile ") == set(cli.COMMANDS)
-    assert completed_by("tritile re") == {"replay", "report"}
+    assert completed_by("tritile re") == {"report"}
     monkeypatch.setattr(cli, "import_module", real)
     assert completed_by("tritile merge --t") == {"--target"}
     assert completed_by("tritile explain --target h") == {"h100", "h200"}
@@ -541,45 +530,6 @@ def test_export_does_not_destroy_a_table_that_knows_more(tmp_path, change):
     assert len(table.read(path).entries) == 2
 
 
-def test_export_within_a_tolerance_has_fewer_configs(tmp_path):
-    other = MatmulProblem(1, 512, 512, 512, "float16", "float16")
-    second = Config.of(family="tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
-    store, path = store_of(H200), tmp_path / "table.json"
-    for problem, config, us in ((PROBLEM, CONFIG, 10.0), (PROBLEM, second, 10.1), (other, second, 20.0)):
-        remember(store, problem, us, config, error=1e-4)
-    assert run("export", "--output", path, "--target", "nvidia-h200").exit_code == 0
-    assert {entry.config for entry in table.read(path).entries} == {CONFIG, second}
-    assert table.read(path).loss is None
-    result = run("export", "--output", path, "--target", "nvidia-h200", "--within", "0.02")
-    assert result.exit_code == 0, result.output
-    assert "1 configs for 2: 1.00% slower at the worst, 0.50% on the mean" in result.output
-    made = table.read(path)
-    assert {(entry.problem, entry.config, entry.us) for entry in made.entries} == {
-        (PROBLEM, second, 10.1),
-        (other, second, 20.0),
-    }
-    assert made.loss == table.Loss(0.02, pytest.approx(0.01), pytest.approx(0.005), 1)
-    run("export", "--output", path, "--target", "nvidia-h200", "--within", "0.005")
-    assert {entry.config for entry in table.read(path).entries} == {CONFIG, second}
-
-
-def test_replay_prints_a_line_for_each_strategy(tmp_path):
-    store = Store(H200, tmp_path / "other")
-    space = ProblemSpace(PROBLEM, H200)
-    for place, config in enumerate(space.opening(30)):
-        digest = families.FAMILIES["matmul"][config.family].digest
-        store.add(digest, Trial(PROBLEM, config, 10.0 + place, measured_utc="2026-01-01T00:00:00+00:00"))
-    zipped = tmp_path / "zipped.sqlite3.gz"
-    zipped.write_bytes(gzip.compress(store.path.read_bytes()))
-    result = run("replay", store.path, zipped, "--strategy", "exhaustive", "--strategy", "screening")
-    assert result.exit_code == 0, result.output
-    lines = [line.split() for line in result.output.splitlines()]
-    (exhaustive,) = [line for line in lines if "exhaustive" in line]
-    assert exhaustive == ["exhaustive", "30", "2", "0.00", "0.00", "0.00"]
-    assert any("screening" in line for line in lines)
-    assert "2 problems" in result.output
-
-
 def test_brackets_in_data_are_no_markup():
     remember(store_of(H200), us=None, failure="PTXASError: see [/a/b]")
     result = run("show", "--target", "nvidia-h200")
@@ -657,7 +607,7 @@ def test_doctor_advises_what_follows_from_a_failure(failure, compilers, told, mo
 def test_doctor_loads_nothing_of_the_extras_but_what_typer_brings():
     code = (
         "import sys; from tritile.cli import doctor, main; "
-        "sys.exit(str({'scipy', 'altair', 'jinja2', 'tritile.lab.report.columns'} & {*sys.modules}))"
+        "sys.exit(str({'altair', 'jinja2', 'tritile.lab.report', 'tritile.cli.columns'} & {*sys.modules}))"
     )
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
@@ -665,10 +615,10 @@ def test_doctor_loads_nothing_of_the_extras_but_what_typer_brings():
 
 
 def test_doctor_names_the_extras_that_are_missing(monkeypatch):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "scipy" else name)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "altair" else name)
     (finding,) = (each for each in doctor._versions() if each.advice)
     assert finding.good
-    assert (finding.found, finding.advice) == ("missing scipy", 'pip install "tritile[cli]"')
+    assert (finding.found, finding.advice) == ("missing altair", 'pip install "tritile[report]"')
 
 
 def test_the_suites_that_ship_are_found():

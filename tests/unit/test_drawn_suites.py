@@ -10,8 +10,8 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
-from tritile.lab.report import bench, drawn, results
-from tritile.lab.report.results import Measurement
+from tritile.lab import bench, drawn, results
+from tritile.lab.results import Measurement
 from tritile.planning import plans
 from tritile.tune.calibrate.draw import MOVED, OPERATIONS
 

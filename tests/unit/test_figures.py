@@ -9,8 +9,7 @@ import pytest
 import benchmark_drawn
 import benchmark_kinds as kinds
 import figures
-from tritile.lab.report.results import stored
-from tritile.lab.report.summary import of_cases
+from tritile.lab.results import of_cases, stored
 
 README = Path(kinds.HERE).parent / "README.md"
 

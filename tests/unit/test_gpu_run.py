@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import recorder, run
-from tritile.lab.report import tested
+from tests.gpu import recorder, run, tested
 
 ROOT = Path(__file__).parents[2]
 STACK = {"triton": "3.6.0", "gpu": "a GPU", "torch": "2.11.0", "commit": "abc"}

@@ -26,9 +26,8 @@ from tritile.families.grouped import kernel_tma
 from tritile.families.grouped.family import FAR, tiles
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
-from tritile.lab.report import baselines
-from tritile.lab.report.results import case_of, result
-from tritile.lab.report.summary import sizes_label
+from tritile.lab import baselines
+from tritile.lab.results import case_of, result, sizes_label
 from tritile.ops.grouped import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch

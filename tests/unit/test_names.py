@@ -15,7 +15,7 @@ from tritile.core.settings import MODES, Mode
 
 ROOT = Path(tritile.__file__).parents[1]
 # torch is left out: to check its own types takes longer than all the rest.
-SETTINGS = "[mypy]\n[mypy-torch.*,triton.*,numpy.*,platformdirs.*,scipy.*]\nfollow_imports = skip\n"
+SETTINGS = "[mypy]\n[mypy-torch.*,triton.*,numpy.*,platformdirs.*]\nfollow_imports = skip\n"
 USER = """\
 import torch
 import tritile

@@ -39,7 +39,7 @@ IMPORTS_NOTHING = {
     "core/threads.py",
 }  # of ours, but what the adapters give of torch and Triton
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
-OPTIONAL = {"typer", "rich", "pydantic", "matplotlib", "pandas", "scipy", "altair", "vl_convert", "jinja2"}
+OPTIONAL = {"typer", "rich", "pydantic", "matplotlib", "pandas", "altair", "vl_convert", "jinja2"}
 OPTIONAL_ROOMS = ("lab", "cli")
 
 
@@ -220,7 +220,7 @@ def test_importing_touches_no_gpu_no_optional_package_no_file_and_no_setting(tmp
         "print(driver._active is None)\n"
         "print(before == (dict(os.environ), torch.get_num_threads(), matmul.fp32_precision))\n"
         "sys.modules['rich'] = None\n"
-        "import tritile.lab.report.results  # which needs it only to print"
+        "import tritile.lab.results  # which needs it only to print"
     )
     assert fresh(code).splitlines() == ["False set()", "True", "True"]
     assert not cache.exists()

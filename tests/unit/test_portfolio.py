@@ -22,7 +22,7 @@ from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, Untun
 from tritile.families import space
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
-from tritile.lab.report import doctor
+from tritile.lab import doctor
 from tritile.ops import run
 from tritile.planning import export, gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, ROWS, SIDES, class_of

@@ -164,13 +164,12 @@ def test_figures_of_the_page_are_committed(precision):
     row = rf"^\| {precision} \| (.*) \| (.*) \| (.*) \| (.*) \|$"
     (shown,) = re.findall(row, (ROOT / "docs/fp32.md").read_text(), re.MULTILINE)
     wanted = {"dtype": "float32", "precision": precision}
-    of = committed("accuracy/nvidia-h200.jsonl", **wanted, data="normal", k=8192)
-    errors = [f"{of[name]:.1e}".replace("e-0", "e-") for name in ("error", "torch_error")]
-    assert list(shown[2:]) == errors
     if precision == "tf32x3":
-        assert list(shown[:2]) == ["not measured", "not measured"]
+        assert set(shown) == {"not measured"}
         return
     suite = "square" if precision == "ieee" else "fp32"
     size = {"layout": "NN", "m": 4096, "n": 4096, "k": 4096}
     of = committed(f"results/nvidia-h200/{suite}.jsonl", **wanted, **size)
     assert list(shown[:2]) == [f"{of[name]:.0f}" for name in ("tritile_us", "torch_us")]
+    errors = [f"{of[name]:.1e}".replace("e-0", "e-") for name in ("error", "torch_error")]
+    assert list(shown[2:]) == errors

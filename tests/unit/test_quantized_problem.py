@@ -14,8 +14,8 @@ from tritile.core.views import posed
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
-from tritile.lab.report import results
-from tritile.lab.report.summary import summary
+from tritile.lab import results
+from tritile.lab.results import summary
 from tritile.ops.linear_quantized import described
 from tritile.planning import model
 from tritile.tune.subject.operands import ragged

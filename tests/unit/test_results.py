@@ -11,13 +11,22 @@ from rich.console import Console
 
 from tests.commands import run
 from tritile.cli import shared
+from tritile.cli.bench import print_results, print_summary
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.lab.report.console import print_results, print_summary
-from tritile.lab.report.environment import environment
-from tritile.lab.report.results import Measurement, Result, append, case_of, host_result, latest, read, result
-from tritile.lab.report.summary import summary
+from tritile.lab.environment import environment
+from tritile.lab.results import (
+    Measurement,
+    Result,
+    append,
+    case_of,
+    host_result,
+    latest,
+    read,
+    result,
+    summary,
+)
 from tritile.tune.suites import parse_shape
 
 ENV = {

@@ -27,8 +27,6 @@ from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import traffic
 from tritile.lab.explain import SHARED, TENSOR_CORES, parts_us
-from tritile.lab.report.tiling import step_of, tiling_of
-from tritile.lab.report.tiling.texts import notes
 from tritile.planning import model
 from tritile.planning.formula import FORMULAS, Constants, shape_of
 from tritile.planning.portfolio import Loss, Portfolio
@@ -334,11 +332,6 @@ def test_every_tile_is_made_once_down_bands(monkeypatch, size, name, m, n, down,
     else:
         assert step.grid == (tiles, 1, 1)
         assert max(row for matrix, row, _ in made[: group * second] if not matrix) < group
-    if not persistent:  # reports have the same order
-        tiling = tiling_of(problem, own, H200)
-        turn = slice(None, None, -1) if KINDS[name].turned else slice(None)
-        placed = [tiling.place(turn) for turn in range(tiling.turns)]
-        assert [(matrix, *place[turn]) for matrix, *place in made] == placed
 
 
 @pytest.mark.parametrize(("m", "dominated"), [(640, True), (1280, False)])
@@ -442,14 +435,6 @@ def test_reports_count_the_operand_that_a_cluster_shares_once(name, down):
     if not by_columns:
         for part in (TENSOR_CORES, SHARED):  # of a program each
             assert parts_us(SQUARE, own, H200)[part] == parts_us(SQUARE, alone, H200)[part]
-    tiling = tiling_of(EVEN, own, H200)
-    assert (tiling.covers, tiling.tiles, tiling.at_once) == ((high, wide), rows * columns, 66)
-    assert tiling.by_columns == by_columns
-    last = step_of(tiling, tiling.turns - 1, 0).c
-    assert (last.top, last.left) == ((rows - 1) * high, (columns - 1) * wide)
-    told = " ".join(notes(tiling))
-    assert "cluster of two" in told
-    assert ("transpose of C is made" in told) == ("share of the tile's columns" in told) == by_columns
 
 
 def test_a_portfolio_of_triton_37_serves_other_versions_by_its_other_configs():

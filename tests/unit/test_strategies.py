@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from figures import recorded
+from tests.replayed import replay
 from tritile import Space, errors
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.space import illegal
-from tritile.lab.report import recorded
 from tritile.planning import model
 from tritile.tune.search import (
     ENOUGH,
@@ -24,7 +25,6 @@ from tritile.tune.search import (
     crosses,
     expected_gain,
     leaders,
-    replay,
     screening,
 )
 from tritile.tune.spaces import Listed
@@ -333,10 +333,10 @@ SCREENING = (0.001, 0.002, 0.015, 40, 64, 3, 4)
 def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
     """So do, nearly, the likeliest configs alone. Without a model or without steps, a bound is exceeded."""
     monkeypatch.setattr(model, "ranked", functools.cache(model.ranked))
-    recordings = recorded.times([WHOLE], H200, failures=True)
+    recordings = recorded(WHOLE, failures=True)
     assert len(recordings) == 14
     assert min(map(len, recordings.values())) > 150
-    whole = [(ProblemSpace(problem, H200), times) for (problem, _), times in recordings.items()]
+    whole = [(ProblemSpace(problem, H200), times) for problem, times in recordings.items()]
 
     def found(name, **limits):
         return bounds([replay(space, times, STRATEGIES[name], most=64, **limits) for space, times in whole])

@@ -16,10 +16,10 @@ from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
 from tritile.planning import gpu_tables
 from tritile.planning import table as table_module
-from tritile.planning.export import completed, from_store
+from tritile.planning.export import from_store
 from tritile.planning.gpu_tables import shipped
 from tritile.planning.store import Store
-from tritile.planning.table import Entry, Loss, Table, read, write
+from tritile.planning.table import Entry, Table, read, write
 from tritile.planning.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
@@ -31,7 +31,6 @@ PROBLEMS = (
 )
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
 ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))
-LOSS = {"within": 0.02, "worst": 0.015, "mean": 0.004, "configs": 1}
 TABLE = Table(DEVICE.to_dict(), {"matmul/tile": "0123", "permute/tile": "4567"}, ENTRIES)
 
 
@@ -65,19 +64,6 @@ def test_round_trip(tmp_path):
         assert again.find(entry.problem) == entry
     assert again.find(replace(PROBLEMS[1], m=258)) is None
     assert again.find(replace(PROBLEMS[1], b_layout="column")) is None
-
-
-def test_what_a_table_lost_is_written_and_kept_where_entries_are_taken_over(tmp_path):
-    entries = tuple(replace(entry, config=replace(CONFIG, family="tile")) for entry in ENTRIES[1:])
-    lossy = replace(TABLE, entries=entries, loss=Loss(**LOSS))
-    write(lossy, tmp_path / "t.json")
-    assert json.loads((tmp_path / "t.json").read_text())["loss"] == LOSS
-    assert read(tmp_path / "t.json") == lossy
-    write(TABLE, tmp_path / "t.json")
-    assert "loss" not in json.loads((tmp_path / "t.json").read_text())
-    fewer = replace(lossy, entries=entries[:1], loss=None)
-    assert completed(fewer, lossy).loss == lossy.loss
-    assert completed(replace(lossy, loss=None), lossy).loss is None
 
 
 def test_the_order_of_entries_and_names_does_not_show(tmp_path):
@@ -147,9 +133,6 @@ def test_of_two_entries_for_one_problem_the_first_counts(tmp_path):
         *(json.dumps(document(device={"name": "x", "clock": value})) for value in (float("nan"), None, {})),
         *(json.dumps(document(kernels=value)) for value in (None, ["x"], {"matmul/tile": 1})),
         *(json.dumps(document(entries=value)) for value in (None, {}, "x")),
-        *(json.dumps(document(loss=value)) for value in ([], {}, "x", {**LOSS, "more": 1})),
-        *(json.dumps(document(loss={**LOSS, "worst": value})) for value in (None, -1, "0.1")),
-        *(json.dumps(document(loss={**LOSS, "configs": value})) for value in (1.5, -1, "4", True)),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused(tmp_path, text):

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tests.gpu import tested
 from tritile.families import registry as families
-from tritile.lab.report import doctor, tested
 
 ADVICE = 'run `make test-gpu` on a GPU, or say why not: python tests/gpu/run.py --pending "the reason"'
 
@@ -140,22 +140,3 @@ def test_a_record_counts_for_its_digest_and_version_alone(tmp_path):
     told[0]["digest"] = "1" * 16  # the kernel changed since
     (tmp_path / "pending.json").write_text(json.dumps({"kernels": told}))
     assert [what.reason for what in tested.pending(tmp_path)] == [None]
-
-
-def test_doctor_says_what_is_pending(tmp_path):
-    (found,) = doctor._tested(tmp_path)
-    assert "matmul/tile" in found.found
-    assert "no reason given" in found.found
-    assert "make test-gpu" in found.advice
-    passed = [line for stack in tested.STACKS for line in lines(tested.digests(), stack)]
-    (tmp_path / "last.json").write_text(json.dumps({"kernels": passed, "files": []}))
-    assert doctor._tested(tmp_path)[0].found.startswith("passed")
-    (tmp_path / "last.json").write_text("{")
-    assert not doctor._tested(tmp_path)[0].good
-    assert doctor._tested(tmp_path / "none") == []
-
-
-def test_an_installed_tritile_has_no_records_whatever_folder_of_tests_is_beside_it(tmp_path, monkeypatch):
-    assert "GPU tests" in {found.name for found in doctor.examine(tmp_path)}
-    monkeypatch.setattr(tested, "PACKAGE", tmp_path / "tritile")
-    assert "GPU tests" not in {found.name for found in doctor.examine(tmp_path)}

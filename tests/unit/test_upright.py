@@ -17,7 +17,7 @@ from tritile.families.odd_rows import family as odd
 from tritile.families.space import illegal, legal_configs
 from tritile.lab import traffic
 from tritile.lab.explain import FMA, parts_us
-from tritile.lab.report.tiling import tiling_of
+from tritile.lab.picture import tiling_of
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
 

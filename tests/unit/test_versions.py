@@ -15,7 +15,7 @@ from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
 from tritile.errors import NotTunedError, UntestedWarning
 from tritile.families import registry as families
-from tritile.lab.report import doctor
+from tritile.lab import doctor
 from tritile.planning import gpu_tables, plans, table
 
 ROOT = Path(__file__).parents[2]

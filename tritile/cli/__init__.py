@@ -22,7 +22,6 @@ from tritile.errors import FileError, InvalidValueError, TritileError
 
 # What help says of each command: the first paragraph of its docstring.
 COMMANDS: Final = {
-    "accuracy": "Measure the errors of tritile's and torch's products, by precision and kind of data.",
     "bench": "Time tritile against torch and other baselines, side by side, with the configs that "
     "calls would use.",
     "compile": "Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.",
@@ -30,16 +29,13 @@ COMMANDS: Final = {
     "explain": "Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its "
     "time.",
     "ladder": "Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.",
-    "picture": "Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which "
-    "step.",
+    "picture": "Draw one step of a kernel's tiling: the blocks that a tile loads, and the tiles made before.",
     "show": "Show what is remembered of this GPU (or --target), and the tables and portfolios that it runs "
     "by.",
     "export": "Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to "
     "pin.",
     "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
-    "replay": "Run search strategies on recorded times; print the configs and rounds they take, and their "
-    "regret.",
-    "report": "Write results and trials as one HTML page that needs no network, or one figure of it as a "
+    "report": "Write results as one HTML page that needs no network, or a figure of results or trials as a "
     "picture.",
     "tune": "Measure configs for problems on this GPU and remember the best.",
 }

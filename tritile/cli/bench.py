@@ -1,21 +1,121 @@
 """tritile bench: time tritile beside its baselines."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from tritile.cli import shared
+from tritile.cli.columns import number, table
 from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
 from tritile.errors import FileError, InvalidValueError
-from tritile.lab.report import bench as benchmark
-from tritile.lab.report import console as printing
-from tritile.lab.report import drawn
-from tritile.lab.report.environment import environment
-from tritile.lab.report.results import stored
+from tritile.lab import bench as benchmark
+from tritile.lab import drawn
+from tritile.lab.environment import environment
+from tritile.lab.results import (
+    HOST,
+    Result,
+    baselines_of,
+    dtype_label,
+    latest,
+    of_cases,
+    rate_text,
+    sizes_label,
+    stored,
+    summary,
+)
 from tritile.tune.suites import Case
+
+
+def _title(results: list[Result]) -> str:
+    """Return the GPU and the versions of the results."""
+    names = ("gpu", "torch", "triton")
+    found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
+    return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
+
+
+def _ratio(value: float | None) -> Any:
+    """Return a ratio as a cell, red below 1, where tritile is behind."""
+    return number(value, ".3f", bad=value is not None and value < 1)
+
+
+def print_results(results: Iterable[Result], to: Console = console) -> None:
+    """Print the last result of each case, one a row; on standard output by default."""
+    lines = of_cases(results)
+    if not lines:
+        to.print("no results")
+        return
+    rows = [
+        {
+            "problem": sizes_label(line),
+            **{name: str(line[name] or "") for name in ("suite", "layout")},
+            "dtype": dtype_label(line),
+            "us": number(line["tritile_us"], ".2f"),
+            "torch us": number(line["torch_us"], ".2f"),
+            **{f"x {name}": _ratio(line.get(f"ratio_{name}")) for name in ("torch", *baselines_of(lines))},
+            "rate": rate_text(line),
+        }
+        for line in lines
+    ]
+    to.print(table(rows, _title(lines), ("suite", "dtype", "layout")))
+
+
+def print_summary(results: Iterable[Result], to: Console = console, baseline: str = "torch") -> None:
+    """Print counts, geometric means and worst ratios against a baseline."""
+    lines = list(results)
+    rows = [
+        {
+            **{name: getattr(row, name) for name in ("suite", "dtype", "layout")},
+            "cases": number(row.count),
+            "mean": _ratio(row.geomean),
+            "under 1": number(row.behind),
+            "worst": _ratio(row.worst),
+            "at": row.worst_label,
+        }
+        for row in summary(lines, baseline)
+    ]
+    if not rows:
+        to.print("no results")
+        return
+    title = f"{_title(of_cases(lines))}, against {baseline}"
+    to.print(table(rows, title, ("suite", "dtype", "layout")))
+
+
+def print_host(lines: Iterable[Result]) -> None:
+    """Print what calls cost the host, one a row."""
+    rows = [
+        {
+            "host cost of": line["call"],
+            "tritile us": number(line["tritile_us"], ".1f"),
+            "torch us": number(line["torch_us"], ".1f"),
+        }
+        for line in lines
+    ]
+    if rows:
+        console.print(table(rows))
+
+
+def _compare(places: list[Path], as_json: bool) -> None:
+    """Summarise files and folders: for each GPU and baseline, then what calls cost the host.
+
+    The newest result of each case counts, by its time.
+    """
+    with shared.working("reading"):
+        lines = sorted(stored(places, say), key=lambda line: line["env"]["time"])
+    if not lines:
+        raise FileError(f"no result in {', '.join(map(str, places))}")
+    if as_json:
+        return shared.print_json(latest(lines))
+    for gpu in dict.fromkeys(line["env"]["gpu"] for line in lines):
+        here = [line for line in lines if line["env"]["gpu"] == gpu]
+        cases = [line for line in here if line["op"] != HOST]
+        for baseline in ("torch", *baselines_of(cases)) if cases else ():
+            print_summary(cases, baseline=baseline)
+        print_host([line for line in latest(here) if line["op"] == HOST])
 
 
 class Baseline(StrEnum):
@@ -63,18 +163,6 @@ def _measured(
     return run
 
 
-def _compare(places: list[Path], as_json: bool) -> None:
-    """Summarise the newest results in files and folders."""
-    with shared.working("reading"):
-        lines = stored(places, say)
-    if not lines:
-        raise FileError(f"no result in {', '.join(map(str, places))}")
-    if as_json:
-        shared.print_json(printing.newest(lines))
-    else:
-        printing.print_comparison(lines, console)
-
-
 @app.command()
 def bench(
     shapes: shared.Shapes = None,
@@ -115,8 +203,8 @@ def bench(
     if as_json:
         shared.print_json([*run.lines, *host])
     else:
-        printing.print_results(run.lines, console)
-        printing.print_summary(run.lines, console)
-        printing.print_host(host, console)
+        print_results(run.lines)
+        print_summary(run.lines)
+        print_host(host)
     if run.failed:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ import typer
 
 from tritile.cli.shared import Json, app, console, print_json, working
 from tritile.core.settings import cache_dir
-from tritile.lab.report import doctor as diagnosis
+from tritile.lab import doctor as diagnosis
 
 _WIDTH = 20  # of the names
 

@@ -7,19 +7,18 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tritile.cli import shared
+from tritile.cli import columns, shared
+from tritile.cli.columns import number, whole
 from tritile.cli.shared import app, check_output, console, progress
 from tritile.core import device as devices
 from tritile.core import gpus
 from tritile.core.files import write_whole
 from tritile.errors import InvalidValueError
+from tritile.lab.environment import environment
 from tritile.lab.ladder import results
 from tritile.lab.ladder.picture import svg
 from tritile.lab.ladder.results import Ladders, Reading, unit
 from tritile.lab.ladder.rungs import LADDERS
-from tritile.lab.report import columns
-from tritile.lab.report.columns import number, whole
-from tritile.lab.report.environment import environment
 from tritile.lab.traffic import bytes_text
 
 _N = 8192

@@ -6,26 +6,29 @@ from typing import Annotated, Final
 import typer
 
 from tritile.cli import shared
-from tritile.cli.shared import app, check_output, console
+from tritile.cli.shared import app, console
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.gpus import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.explain import config_like
-from tritile.planning import plans
+from tritile.lab.picture import DRAWN
+from tritile.lab.picture import picture as draw
+from tritile.planning import model, plans
 from tritile.tune import suites
 
 _OPS: Final = {"matmul": "matmul", "transpose": "permute", "permute": "permute"}
-_NEEDS: Final = {".html": ("jinja2",), ".svg": ("jinja2",), ".png": ("jinja2", "vl_convert")}
 
 
 def _config(text: str, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
+    """Return the config that is named, else a call's; where that has no tiles to draw, the next one."""
     if text:
         return config_like(text, problem, device)
     plan = plans.plan_for(problem, device, "cached")
     assert plan is not None
-    return plan.config
+    own = plan.config
+    return own if own.family in DRAWN else next(c for c in model.ranked(problem, device) if c.family in DRAWN)
 
 
 @app.command()
@@ -36,33 +39,29 @@ def picture(
     layout: shared.Layout = "NN",
     config: shared.Wanted = "",
     target: shared.Target = None,
-    output: Annotated[
-        Path, typer.Option(help="A page to step through (.html), or one step (.svg, .png).")
-    ] = Path("tiling.html"),
+    output: Annotated[Path, typer.Option(help="What to write (.svg, .png).")] = Path("tiling.svg"),
     tile: Annotated[
-        int | None, typer.Option(help="Which tile to show, from 0, as programs take them.")
+        int | None, typer.Option(help="Which tile, from 0, in the order in which programs take them.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Which of its steps, from 1.")] = None,
+    step: Annotated[int | None, typer.Option(help="Which K iteration, from 1.")] = None,
 ) -> None:
-    """Draw how a kernel cuts a problem into tiles: which program loads which blocks, at which step.
+    """Draw one step of a kernel's tiling: the blocks that a tile loads, and the tiles made before.
 
-    A page plays by itself unless a tile or a step is named; buttons and keys step through it. It needs no
-    network, and drawing needs no GPU: without a --target it is for an h200.
+    Drawing needs no GPU: without a --target it is for an h200.
     """
     if op not in _OPS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
-    check_output(output, _NEEDS)
+    shared.check_output(output, {".svg": (), ".png": ("vl_convert",)})
     device = target_device(target or "h200")
     problem = suites.parse_shape(shared.joined(sizes), _OPS[op], dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     with shared.working("drawing"):
         chosen = _config(config, problem, device)
-        from tritile.lab.report import tiling
+        made = draw(problem, chosen, device, tile, step)
+        if output.suffix == ".png":
+            import vl_convert
 
-        if output.suffix == ".html":
-            made: str | bytes = tiling.page(problem, chosen, device, tile, step)
+            shared.write(output, vl_convert.svg_to_png(made, scale=2))
         else:
-            made = tiling.svg(problem, chosen, device, tile, step)
-            made = tiling.png(made) if output.suffix == ".png" else made
-    shared.write(output, made)
-    console.print(f"{output}: {tiling.label(problem)} on {device.name} by {chosen}", soft_wrap=True)
+            shared.write(output, made)
+    console.print(f"{output}: {problem.label} on {device.name} by {chosen}", soft_wrap=True)

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tritile.cli import shared
+from tritile.cli import columns, shared
+from tritile.cli.columns import number
 from tritile.cli.shared import app, console, device_of, print_json
 from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
-from tritile.lab.report import columns, cover
-from tritile.lab.report.columns import number
 from tritile.planning import database, gpu_tables, kernel_table, table
 from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
@@ -143,18 +142,13 @@ def export(
     ] = None,
     target: shared.Target = None,
     replace: Annotated[bool, typer.Option(help="Replace a table that knows more, or another GPU's.")] = False,
-    within: Annotated[
-        float | None,
-        typer.Option(min=0, help="As few configs as can be, each slower by this share at most: 0.02 is 2%."),
-    ] = None,
 ) -> None:
     """Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to pin.
 
     `TRITILE_TABLE` names a table that goes before everything that was measured on a machine.
 
     A table that lies there already keeps its entries for problems that are not remembered. One that
-    would lose entries, or is of another GPU, is replaced only with --replace. With --within, the fewest
-    configs that serve all problems take the place of each problem's best.
+    would lose entries, or is of another GPU, is replaced only with --replace.
 
     With --kernel, the winners of decorated kernels are written instead, to a file of their own. One that lies
     there keeps its other kernels, GPUs and problems.
@@ -164,14 +158,14 @@ def export(
     path = output or Path("kernels.json" if kernel else f"{device.slug}.json")
     shared.check_output(path)
     if not kernel:
-        _export_own(device, path, replace, within)
-    elif replace or within is not None:
-        raise InvalidValueError("--replace and --within are for tritile's own operations, not for --kernel")
+        _export_own(device, path, replace)
+    elif replace:
+        raise InvalidValueError("--replace is for tritile's own operations, not for --kernel")
     else:
         _export_kernels(kernel, device, path)
 
 
-def _export_own(device: Device, path: Path, replace: bool, within: float | None) -> None:
+def _export_own(device: Device, path: Path, replace: bool) -> None:
     """Write the table of tritile's own operations."""
     kernels = families.digests()
     made = from_store(store_of(device), device, kernels)
@@ -191,8 +185,6 @@ def _export_own(device: Device, path: Path, replace: bool, within: float | None)
         decorated = ", ".join(sorted(_winners(device)))
         advice = f" but of decorated kernels: --kernel writes {decorated}" if decorated else ""
         raise InvalidValueError(f"nothing is remembered of {device.name}{advice or ': tune it first'}")
-    if within is not None:
-        made = _covered(made, device, within)
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
     console.print(
@@ -218,18 +210,6 @@ def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
     lines.append(f'@tritile.autotune(..., table=Path(__file__).with_name("{path.name}"))')
     for line in lines:
         console.print(line, soft_wrap=True)
-
-
-def _covered(made: table.Table, device: Device, within: float) -> table.Table:
-    """Return the table with few configs, by the trials that count today, and say what that loses."""
-    found = cover.covered(made.entries, [trial for _, trial in _current(device)], within)
-    console.print(
-        f"{found.after} configs for {found.before}: {found.worst:.2%} slower at the worst, {found.mean:.2%} "
-        "on the mean",
-        soft_wrap=True,
-    )
-    loss = table.Loss(within, found.worst, found.mean, found.after)
-    return dataclasses.replace(made, entries=found.entries, loss=loss)
 
 
 @app.command()

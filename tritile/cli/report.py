@@ -1,5 +1,6 @@
-"""tritile report: write results and trials as one HTML page, or a figure of it as a picture."""
+"""tritile report: write results as one HTML page, or a figure of results or trials as a picture."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -7,68 +8,54 @@ from typing import Annotated
 import typer
 
 from tritile.cli import shared
-from tritile.cli.shared import PICTURES, app, check_output, console, kept, say
+from tritile.cli.shared import DRAWING, app, console, kept, say
 from tritile.core import device as devices
 from tritile.core import gpus
-from tritile.core.device import Device
+from tritile.core.problem import Problem, Tiled
 from tritile.errors import FileError, InvalidValueError
-from tritile.lab.report.page import rows, searches
-from tritile.lab.report.results import Result, stored
+from tritile.families.space import illegal
+from tritile.lab.results import Result, of_cases, stored
 from tritile.planning.store import store_of
-
-_STORES = (".sqlite3", ".sqlite3.gz")
-
-
-def _device(slug: str | None, results: list[Result]) -> tuple[str, Device | None]:
-    """Return the GPU to report, the one named or the one of the results; and its device, if known."""
-    if slug is not None:
-        names = sorted({line["env"]["gpu"] for line in results})
-        named = [name for name in names if replace(devices.INTERPRETER, name=name).slug == slug.lower()]
-        gpu = named[0] if named else gpus.target_device(slug).name
-    else:
-        gpu = rows.gpu_of(results)
-    if gpu is not None:
-        return gpu, rows.named(gpu)
-    device = devices.current_gpu() or gpus.target_device("h200")
-    return device.name, device
+from tritile.planning.trial import Trial
 
 
-def _stores(named: list[Path], defaults: bool, device: Device | None) -> list[searches.Recorded]:
-    """Read the named stores; by default this user's own and those recorded in the checkout."""
-    if device is None:
-        if named:
-            known = ", ".join(gpus.SHORT)
-            raise InvalidValueError(f"{named[0]}: trials of an unknown GPU; --target names one of {known}")
-        return []
-    found = []
-    if defaults:
-        here = kept("trials")
-        named = sorted(here.glob(f"{device.slug}*.sqlite3*") if here else ())
-        found = [searches.of_store(store_of(device))]
-    found += [searches.of_file(path, device) for path in named]
-    return [store for store in found if store[1]]
+def _gpu_of(target: str | None, results: list[Result]) -> str:
+    """Return the name of the GPU to report: the one named, the current one, or the one of most results."""
+    counts = Counter(line["env"]["gpu"] for line in results)
+    here = devices.current_gpu()
+    if target is not None:
+        named = [name for name in counts if replace(devices.INTERPRETER, name=name).slug == target.lower()]
+        return named[0] if named else gpus.target_device(target).name
+    return here.name if here and counts[here.name] else max(counts, key=counts.__getitem__)
 
 
-def _read(files: list[Path], target: str | None) -> rows.Rows:
-    for path in files:
-        if not path.exists() or not (path.is_dir() or path.name.endswith((".jsonl", *_STORES))):
-            raise FileError(
-                f"{path}: no such file or folder; wanted results (.jsonl), a folder of these, or trials "
-                f"({', '.join(_STORES)})"
-            )
-    places = [path for path in files if not path.name.endswith(_STORES)]
-    here = None if files else kept("results")
-    places = [here] if here else places
-    lines = stored(places, say) if places else []
-    gpu, device = _device(target, lines)
-    named = [path for path in files if path.name.endswith(_STORES)]
-    stores = _stores(named, not files, device)
-    if not (files or lines or stores):
-        raise InvalidValueError(
-            f"there are no results here, nor trials of {gpu}: name results (.jsonl), a folder of these, or "
-            f"trials ({', '.join(_STORES)})"
-        )
-    return searches.gathered(lines, stores, gpu, device)
+def _trials(files: list[Path], target: str | None, problem: str) -> list[Trial]:
+    """Return the trials of the most widely searched problem whose name holds `problem`.
+
+    They are of one store, as only its times were measured side by side: of `files`, else of those that a
+    checkout has and this user's own.
+    """
+    device = gpus.target_device(target) if target else devices.current_gpu() or gpus.target_device("h200")
+    own, here = store_of(device), kept("trials")
+    stores = [
+        [trial for _, trial in own.of_file(path)]
+        for path in files or sorted(here.glob(f"{device.slug}*.sqlite3*") if here else ())
+    ]
+    if not files:
+        everything = own.everything()
+        stores.append([trial for facts, trial in everything if facts["name"] == device.name])
+    searches: dict[tuple[int, Problem], list[Trial]] = {}
+    for number, trials in enumerate(stores):
+        for trial in trials:
+            blocks = {"BLOCK_M", "BLOCK_N"} <= dict(trial.config.kwargs).keys()
+            if problem not in trial.problem.label or not blocks:
+                continue
+            if isinstance(trial.problem, Tiled) and illegal(trial.config, trial.problem, device) is not None:
+                continue
+            searches.setdefault((number, trial.problem), []).append(trial)
+    if not searches:
+        raise InvalidValueError(f"--problem {problem!r}: no search on {device.name} has that in its name")
+    return max(searches.values(), key=len)
 
 
 @app.command("report")
@@ -76,45 +63,61 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Results (.jsonl), stores (.sqlite3, .gz of them), or folders of results. "
-            "Default: what a checkout has, and your own store."
+            help="Results (.jsonl) or folders of them; of --figure heatmap stores (.sqlite3, .gz of them). "
+            "Default: what a checkout has, and for the heat map your own store too."
         ),
     ] = None,
     target: shared.Target = None,
     output: Annotated[Path | None, typer.Option(help="What to write; default report.html.")] = None,
     figure: Annotated[
-        str | None,
-        typer.Option(
-            help="Only this figure, as a picture (.svg, .png): speedups, roofline, bandwidth, accuracy, "
-            "heatmap, progress."
-        ),
+        str | None, typer.Option(help="Only this figure, as a picture (.svg, .png): speedups or heatmap.")
     ] = None,
     problem: Annotated[str, typer.Option(help="With --figure heatmap: a part of the problem's name.")] = "",
 ) -> None:
-    """Write results and trials as one HTML page that needs no network, or one figure of it as a picture.
+    """Write results as one HTML page that needs no network, or a figure of results or trials as a picture.
 
-    The page shows speed-ups, rooflines, times over tiles, progress of searches and errors, each with a table
-    and with filters.
+    The page shows where tritile gains and where it loses, with filters. The heat map shows the times of a
+    tuned problem over BLOCK_M and BLOCK_N.
     """
     path = output or Path("report.html" if figure is None else f"{figure}.svg")
-    check_output(path, dict.fromkeys([path.suffix], PICTURES[".html"]) if figure is None else PICTURES)
-    from tritile.lab.report.page import document  # needs the extra `report`
+    shared.check_output(path, dict.fromkeys([".html"] if figure is None else [".svg", ".png"], DRAWING))
+    from tritile.lab import report as charts  # needs the extra `report`
 
-    if figure is not None:
-        document.check_picture(figure, path.suffix.removeprefix("."))
-    with shared.working("reading"):
-        made = _read(files or [], target)
+    if figure not in (None, *charts.FIGURES):
+        raise InvalidValueError(f"no figure {figure!r}: there are {', '.join(charts.FIGURES)}")
+    for file in files or []:
+        if not file.exists():
+            raise FileError(f"{file}: no such file or folder")
+    kind = path.suffix.removeprefix(".")
+    if figure == "heatmap":
+        with shared.working("drawing"):
+            trials = _trials(files or [], target, problem)
+            shared.write(path, charts.picture(charts.heatmap(trials), kind))
+        return console.print(f"{trials[0].problem.label}: {len(trials)} trials in {path}", soft_wrap=True)
+    here = kept("results")
+    places = files or ([here] if here else [])
+    if not places:
+        raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
     with shared.working("drawing"):
+        lines = stored(places, say)
+        if not lines:
+            raise FileError(f"there are no results in {', '.join(map(str, places))}")
+        gpu = _gpu_of(target, lines)
+        rows = charts.rows_of(lines, gpu)
         if figure is None:
-            data = document.html(made).encode()
+            data: str | bytes = charts.page(rows, gpu, _versions(lines, gpu))
         else:
-            data = document.picture(figure, made, path.suffix.removeprefix("."), problem)
-    shared.write(path, data)
-    for gpu, count in made.left_out.items():
-        console.print(f"{count} results of {gpu} are left out: --target shows them", soft_wrap=True)
-    what = "report" if figure is None else f"figure {figure}"
-    console.print(
-        f"{what} of {made.gpu} written to {path}: {len(made.results)} results, {made.trials} trials, "
-        f"{len(data) / 2**20:.1f} MiB",
-        soft_wrap=True,
-    )
+            data = charts.picture(charts.speedups(rows), kind)
+        shared.write(path, data)
+    console.print(f"{path}: {len(rows)} comparisons on {gpu}", soft_wrap=True)
+    for other, count in Counter(line["env"]["gpu"] for line in of_cases(lines)).items():
+        if other != gpu:
+            console.print(f"{count} results of {other} are left out: --target shows them", soft_wrap=True)
+
+
+def _versions(lines: list[Result], gpu: str) -> str:
+    """Return the versions and the time of the newest result of a GPU, "" where there is none."""
+    own = [line["env"] for line in lines if line["env"]["gpu"] == gpu]
+    newest: dict[str, str] = max(own, key=lambda env: env["time"], default={})
+    names = ("torch", "triton", "driver", "tritile", "time")
+    return ", ".join(f"{name} {newest[name]}" for name in names if newest.get(name))

@@ -247,7 +247,7 @@ def gpu_here(advice: str = "nothing can be measured") -> Device:
     return device
 
 
-PICTURES = dict.fromkeys((".svg", ".png", ".html"), ("altair", "vl_convert", "jinja2"))  # what each needs
+DRAWING = ("altair", "vl_convert")  # the packages that charts need
 
 
 def check_output(path: Path | None, needs: Mapping[str, Sequence[str]] | None = None) -> None:

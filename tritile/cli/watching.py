@@ -15,11 +15,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from tritile.cli import columns
+from tritile.cli.columns import number
 from tritile.cli.shared import console, notes, say
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.lab.report import columns
-from tritile.lab.report.columns import number
 from tritile.planning.torch_times import measured
 from tritile.planning.trial import Trial
 from tritile.tune.measure.tasks import Tuned

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-EXTRAS: Final = {"cli": ("scipy",), "report": ("altair", "vl_convert", "jinja2")}
+EXTRAS: Final = {"report": ("altair", "vl_convert")}
 
 
 def extra_advice(missing: str) -> str:

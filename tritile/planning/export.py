@@ -32,8 +32,7 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
 def completed(table: Table, old: Table) -> Table:
     """Return the table with the entries, portfolios and leads of an older one that it lacks.
 
-    Only what was measured on the same GPU model and with the same kernels is taken over. The older table's
-    loss comes with its entries.
+    Only what was measured on the same GPU model and with the same kernels is taken over.
     """
     if old.device["name"] != table.device["name"]:
         return table
@@ -43,7 +42,6 @@ def completed(table: Table, old: Table) -> Table:
     return replace(
         table,
         entries=in_order((*table.entries, *kept)),
-        loss=old.loss if kept else table.loss,
         portfolios={**old.current_portfolios(), **table.portfolios},
         leads={**old.current_leads(), **table.leads},
     )

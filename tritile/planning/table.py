@@ -8,7 +8,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
@@ -42,27 +42,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Loss:
-    """Hold what was given up so that few configs serve all entries, as shares: 0.01 is 1%.
-
-    No entry takes more than `within` longer than the best config known for its problem. `worst` and `mean`
-    are the losses in fact, `configs` counts the different configs.
-    """
-
-    within: float
-    worst: float
-    mean: float
-    configs: int
-
-
-@dataclass(frozen=True)
 class Table:
     """Hold the best configs of one GPU model.
 
     - `device`: the facts of the GPU, as `Device.to_dict` gives them.
     - `kernels`: the digest of each kernel at export, by op and family ("matmul/tile").
     - `entries`: a config for each tuned problem.
-    - `loss`: None where each entry is the best config known for its problem.
     - `portfolios`: by class of problems, for sizes without an entry.
     - `leads`: by class, how many times as long torch takes.
     """
@@ -70,7 +55,6 @@ class Table:
     device: dict[str, Any]
     kernels: dict[str, str]
     entries: tuple[Entry, ...]
-    loss: Loss | None = None
     portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
     leads: Mapping[str, Lead] = field(default_factory=dict)
 
@@ -153,9 +137,9 @@ def _parsed(raw: bytes, name: str) -> Table:
     device, kernels = data["device"], data["kernels"]
     if not (_is_facts(device) and _is_digests(kernels)):
         raise FileError(f"{name}: device or kernels is not valid")
-    loss, entries = _loss(data.get("loss"), name), _entries(data["entries"], name)
+    entries = _entries(data["entries"], name)
     portfolios = {each: portfolio_of(each, v) for each, v in _by_name(data, "portfolios", name).items()}
-    return Table(device, kernels, entries, loss, portfolios, _leads(data, name))
+    return Table(device, kernels, entries, portfolios, _leads(data, name))
 
 
 def _is_facts(device: Any) -> bool:
@@ -169,19 +153,6 @@ def _is_facts(device: Any) -> bool:
 
 def _is_digests(kernels: Any) -> bool:
     return isinstance(kernels, dict) and all(isinstance(digest, str) for digest in kernels.values())
-
-
-def _loss(data: Any, name: str) -> Loss | None:
-    """Return the loss of a parsed table. Raises InvalidValueError where there is one that is not valid."""
-    if data is None:
-        return None
-    names = [field.name for field in fields(Loss)]
-    try:
-        if isinstance(data, dict) and set(data) == set(names) and None not in data.values():
-            return Loss(**{key: number_from(data[key], 0, MAX_US, whole=key == "configs") for key in names})
-    except InvalidValueError as error:
-        raise InvalidValueError(f"{name}: loss: {error}") from error
-    raise InvalidValueError(f"{name}: loss is {str(data)[:80]!r}: wanted {', '.join(names)}")
 
 
 def _entry(data: Any) -> Entry:
@@ -271,7 +242,6 @@ def _text(table: Table) -> str:
         line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
         lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
     head = {"format": FORMAT, "device": table.device, "kernels": table.kernels}
-    head |= {"loss": asdict(table.loss)} if table.loss is not None else {}
     portfolios = {name: each.to_dict() for name, each in sorted(table.portfolios.items())}
     leads = {name: each.to_dict() for name, each in sorted(table.leads.items())}
     head |= {key: found for key, found in (("portfolios", portfolios), ("leads", leads)) if found}

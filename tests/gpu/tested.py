@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from tritile.families import registry as families
 
-PACKAGE: Final = Path(__file__).parents[2]
-RECORDS: Final = PACKAGE.parent / "tests" / "gpu"
+RECORDS: Final = Path(__file__).parent
+PACKAGE: Final = RECORDS.parents[1] / "tritile"
 STACKS: Final = ("3.6.0", "3.7.1")  # versions of Triton on which every kernel is to be tested
 _LAUNCHING: Final = tuple(
     f"{name}.py"

@@ -1,7 +1,8 @@
-"""Make a call's answer as a torch user does: plain and fused products, groups, packed weights, permutations.
+"""Baselines of tritile: the calls a torch user would make, and on request torch.compile's search.
 
-torch's grouped product has a fast path for bfloat16, and for float8_e4m3fn with scales. For other dtypes
-torch reads the offsets on the host, which raises under graph capture.
+A way to make a call's answer writes it into the call's output, or returns it. torch's grouped product has a
+fast path for bfloat16, and for float8_e4m3fn with scales. For other dtypes torch reads the offsets on the
+host, which raises under graph capture.
 """
 
 import functools
@@ -16,11 +17,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tritile.core import of_torch
 from tritile.core.epilogue import activated
 from tritile.core.forgetting import Memo
-from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue
+from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue, Tiled
 from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
+from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.matrices import applied, as_matrices, weight_rows
+from tritile.tune.suites import Case
 
 T = TypeVar("T")
 Side = torch.Tensor | None
@@ -32,6 +35,10 @@ PACKED_WEIGHT: Final = "_weight_int4pack_mm"
 _INNER_K_TILES: Final = 8  # of 16 columns each
 _block_ways: Final[dict[Any, str]] = Memo()  # by problem
 _made: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by name
+Way = Callable[[Any], torch.Tensor | None]
+COMPILED: Final = "torch.compile"
+SEARCHING: Final = "max-autotune-no-cudagraphs"  # every side is captured in a graph by the measurement
+EVEN: Final = 32  # bytes: two words of a copy
 
 
 @dataclass(frozen=True)
@@ -329,3 +336,98 @@ def of_weights(call: QuantizedCall) -> dict[str, Product]:
     fits = call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0
     packed = {PACKED_WEIGHT: by_packed_weight(call)} if fits else {}
     return {WIDE_WEIGHT: by_wide_weight, **packed}
+
+
+# All ways of a call.
+
+
+def compiled(way: Product, **options: Any) -> Product:
+    """Return what torch.compile makes of a way. The first call compiles."""
+
+    @functools.cache
+    def made() -> Callable[..., torch.Tensor]:
+        torch.compiler.reset()  # kernels compiled for other cases count towards a limit
+        return torch.compile(lambda **given: way.make(**given), dynamic=False, fullgraph=True, **options)
+
+    return Product(way.inputs, lambda **given: made()(**given))
+
+
+def _of_matmul(call: MatmulCall) -> dict[str, Way]:
+    if call.up is not None:
+        one = merged(call)
+        by_compiler = {f"{COMPILED}, one product": compiled(one)}
+        return {"two products": fused(call), "one product": one, **by_compiler}
+    fp8, bare = call.dtype in FP8_DTYPES, call.fused == UNFUSED and call.scales is None
+    if call.scales is not None:
+        name = block_way(call)
+    elif fp8:  # sums are kept where tritile keeps them
+        name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
+    else:
+        name = "_int_mm" if call.dtype == "int8" else "matmul"
+    found: dict[str, Way] = {name: torch_calls.multiply if bare else fused(call)}
+    if bare or call.scales is not None or fp8:
+        return found
+    one_call = in_one_call(call)
+    if one_call is not None:
+        found["_addmm_activation"] = one_call
+    return {**found, COMPILED: compiled(fused(call))}
+
+
+def torch_ways(what: Case | Tiled, call: Call) -> dict[str, Way]:
+    """Return torch's ways to make a call's answer by name, the plainest first.
+
+    The fastest of them is what tritile is compared with.
+    """
+    if isinstance(call, MatmulCall):
+        return _of_matmul(call)
+    if isinstance(call, PermuteCall):
+        if isinstance(what, Case):
+            return {"copy_": torch_calls.permute(what.dtype, what.shape, what.dims)}
+        return {"copy_": torch_calls.copy}
+    if isinstance(call, GroupedCall):
+        fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
+        return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": in_general(call)}
+    return dict(of_weights(call))
+
+
+def into_out(way: Way) -> Callable[[Call], None]:
+    """Return a function that leaves the way's answer in the call's output."""
+
+    def run(call: Call) -> None:
+        answer = way(call)
+        if answer is not None:
+            result(call).copy_(answer)
+
+    return run
+
+
+def graph_of(way: Way, calls: list[Any]) -> timing.Graph:
+    """Capture a way over all calls. It runs on each of them first, which prepares their operands.
+
+    What it returns is kept, so that each launch of the graph writes to cold memory.
+    """
+    for call in calls:
+        way(call)
+    made: list[torch.Tensor | None] = []
+    return timing.Graph(lambda call: made.append(way(call)), calls)
+
+
+def device_copy(call: PermuteCall) -> None:
+    """Copy as many bytes in their order: the speed limit of a permutation.
+
+    Copies of an odd number of 16-byte words are slower: up to 31 bytes are left out.
+    """
+    x, out = call.x.view(torch.uint8), call.out.view(torch.uint8)
+    count = min(x.numel(), out.numel())
+    count = count // EVEN * EVEN or count
+    out[:count].copy_(x[:count])
+
+
+def inductor(call: Call) -> Way:
+    """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
+
+    torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
+    both weights side by side. Products with packed weights are not taken.
+    """
+    of_torch.print_no_candidates()
+    return compiled(in_general(call), mode=SEARCHING)

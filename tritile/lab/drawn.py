@@ -19,7 +19,7 @@ from typing import Final
 
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
-from tritile.lab.report.environment import environ
+from tritile.lab.environment import environ
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.runtime.ahead import compiled_for

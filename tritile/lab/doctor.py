@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 import triton
@@ -21,17 +20,10 @@ from tritile.core import settings
 from tritile.core.extras import EXTRAS, extra_advice
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
-from tritile.lab.report import tested
-from tritile.lab.report.environment import environment
+from tritile.lab.environment import environment
 from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import store_of
-
-# What the package's extras bring, and what needs them.
-_EXTRAS: Final = {
-    "cli": (("rich", "pydantic", "scipy"), "tables, results that are read back, and export --within"),
-    "report": (("altair", "vl_convert", "jinja2"), "reports and pictures"),
-}
 
 
 @dataclass(frozen=True)
@@ -155,28 +147,9 @@ def _advice(failure: Exception) -> str:
     return "see the message; the GPU's driver, Triton and torch have to fit each other"
 
 
-def _tested(records: Path) -> list[Finding]:
-    """List the kernels of a checkout still to be tested on a GPU; an installed tritile has none listed."""
-    if not records.is_dir():
-        return []
-    try:
-        waiting = tested.pending(records)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Finding("GPU tests", f"{records}: {brief(error)}", False, "fix or remove that file")]
-    if not waiting:
-        return [Finding("GPU tests", f"passed as the kernels are, on triton {' and '.join(tested.STACKS)}")]
-    kernels = sorted({what.kernel for what in waiting})
-    reasons = sorted({what.reason or "no reason given" for what in waiting})
-    text = f"pending on triton {', '.join(sorted({what.triton for what in waiting}))}: {', '.join(kernels)}"
-    return [Finding("GPU tests", f"{text} ({'; '.join(reasons)})", True, "on a GPU: make test-gpu")]
-
-
 def examine(cache: Path) -> list[Finding]:
-    """Look at versions, GPU, cache and GPU tests, and run a kernel."""
+    """Look at versions, GPU and cache, and run a kernel."""
     wrong = _settings()
     gpu = [*_gpu(), *([] if wrong else _portfolios(devices.current_gpu()))]
     kernel = wrong or [_kernel()]  # it would say the same once more
-    # Beside an installed tritile, a folder of tests is another package's.
-    checkout = (tested.PACKAGE.parent / "pyproject.toml").is_file()
-    records = _tested(tested.RECORDS) if checkout else []
-    return [*_versions(), *gpu, _cache(cache), *records, *kernel]
+    return [*_versions(), *gpu, _cache(cache), *kernel]

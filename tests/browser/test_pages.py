@@ -1,0 +1,216 @@
+"""Pages in a browser: that on tilings counts as `tritile.explain` does, the report filters, pictures fit."""
+
+from pathlib import Path
+
+import pytest
+
+import tritile
+from tests.commands import run
+from tests.tilings import H200, product
+from tritile.core.config import Config
+from tritile.lab.picture import blocks_of, tiling_of
+
+ROOT = Path(__file__).parents[2]
+SIZES = ("m", "n", "k", "block_m", "block_n", "block_k", "group_m", "itemsize", "at_once")
+CASES = [
+    (300, 200, 150, 64, 32, 32, 2, 2, 6),
+    (1000, 1200, 800, 128, 128, 64, 8, 2, 132),
+    (129, 257, 65, 64, 64, 32, 8, 2, 1),
+    (256, 256, 256, 64, 64, 32, 1, 2, 132),
+]
+BOXES = """selector => [...document.querySelectorAll(selector)].map((each) => {
+    const { left, top, right, bottom } = each.getBoundingClientRect();
+    return [each.textContent, left, top, right, bottom];
+}).filter(([text]) => text.trim())"""
+
+
+@pytest.fixture
+def page(visit, tmp_path):
+    """Open the interactive part of docs/tiling.md by itself."""
+
+    def open_(**options):
+        script = (ROOT / "docs" / "tiling.js").read_text()
+        text = f'<!doctype html><meta charset="utf-8"><div id="tiling"></div><script>{script}</script>'
+        (tmp_path / "tiling.html").write_text(text, encoding="utf-8")
+        return visit(tmp_path / "tiling.html", **options)
+
+    return open_
+
+
+def typed(page, case):
+    """Type sizes and a tile."""
+    for name, value in zip(SIZES, case, strict=True):
+        page.fill(f'[name="{name}"]', str(value))
+
+
+def fact(page, name):
+    return float(page.get_attribute(f'[data-fact="{name}"]', "data-value"))
+
+
+def go(page, name, value):
+    """Move a slider."""
+    page.locator(f"#tiling-{name}").fill(str(value))
+
+
+def config_of(case):
+    _, _, _, block_m, block_n, block_k, group, *_ = case
+    return Config.of(4, 3, "tile", BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=group)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_page_requests_what_explain_says(page, case):
+    shown, (m, n, k, block_m, block_n, block_k, *_) = page(), case
+    typed(shown, case)
+    problem = product(f"{m}x{n}x{k}")
+    words = f"tile BLOCK_M={block_m} BLOCK_N={block_n} BLOCK_K={block_k}"
+    found = tritile.explain(problem, device=H200, config=words)
+    assert fact(shown, "untiled") == found.untiled.read
+    assert fact(shown, "tiled") == found.tiled.read
+    assert fact(shown, "unique") == problem.bytes - 2 * m * n
+    tiling = tiling_of(problem, config_of(case), H200)
+    assert (fact(shown, "tiles"), fact(shown, "steps")) == (tiling.tiles, tiling.steps)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_page_takes_tiles_and_blocks_as_kernels_do(page, case):
+    shown, (m, n, k, *_) = page(), case
+    typed(shown, case)
+    tiling = tiling_of(product(f"{m}x{n}x{k}"), config_of(case), H200)
+    order = f"Array.from({{ length: {tiling.tiles} }}, (_, i) => tiling.place(tiling.sizes(), i))"
+    assert [tuple(place) for place in shown.evaluate(order)] == [
+        tiling.place(index)[1:] for index in range(tiling.tiles)
+    ]
+    for index, step in ((0, 0), (tiling.tiles // 2, tiling.steps // 2), (tiling.tiles - 1, tiling.steps - 1)):
+        go(shown, "tile", index)
+        go(shown, "step", step)
+        a, b, c = blocks_of(tiling, index, step)
+        now = shown.evaluate(f"tiling.blocks(tiling.sizes(), {index}, {step})")
+        assert [tuple(now[name].values()) for name in "abc"] == [a, b, c]
+        assert fact(shown, "loaded") == 2 * (a.rows * a.columns + b.rows * b.columns)
+        hatched = sum((block.rows < block.height) + (block.columns < block.width) for block in (a, b, c))
+        assert shown.locator("#tiling svg .masked").count() == hatched
+        assert ("zero-filled" in shown.text_content("[role=status]")) == bool(hatched)
+
+
+def test_blocks_of_a_wave_are_counted_once(page):
+    shown, case = page(), CASES[0]
+    typed(shown, case)
+    tiling = tiling_of(product("300x200x150"), config_of(case), H200)
+    go(shown, "tile", 8)  # of the second six
+    places = [tiling.place(index)[1:] for index in range(6, 12)]
+    assert fact(shown, "wave") == 12
+    assert fact(shown, "different") == len({row for row, _ in places}) + len({column for _, column in places})
+    plain = [divmod(index, tiling.columns) for index in range(6, 12)]  # row by row
+    assert fact(shown, "plain") == len({row for row, _ in plain}) + len({column for _, column in plain})
+
+
+def test_buttons_go_from_step_to_step_and_on_to_the_next_tile(page):
+    shown = page()
+    typed(shown, CASES[0])
+    for _ in range(5):
+        shown.click('[data-on="step"]')
+    assert shown.input_value("#tiling-tile") == "1"
+    assert shown.input_value("#tiling-step") == "0"
+    shown.click('[data-back="step"]')
+    assert (shown.input_value("#tiling-tile"), shown.input_value("#tiling-step")) == ("0", "4")
+
+
+@pytest.mark.parametrize("value", ["", "0", "-3", "2.5"])
+def test_what_is_no_size_is_told(page, value):
+    shown = page()
+    shown.fill('[name="m"]', value)
+    assert shown.text_content("[role=status]") == "Each field takes a whole number from 1 on."
+    shown.fill('[name="m"]', "100")
+    assert "row 0" in shown.text_content("[role=status]")
+
+
+def test_large_sizes_are_drawn_with_few_elements(page):
+    shown = page()
+    typed(shown, (65536, 65536, 65536, 16, 16, 16, 8, 2, 132))
+    go(shown, "tile", 4096 * 4096 - 1)
+    assert shown.evaluate("document.querySelectorAll('#tiling svg *').length") < 100
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_page_on_tilings_needs_no_sideways_scrolling(page, width):
+    shown = page(width=width)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    heights = shown.evaluate(
+        "[...document.querySelectorAll('#tiling text')].map(e => e.getBoundingClientRect().height)"
+    )
+    assert min(heights) > 10
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    done = run("report", ROOT / "tuning" / "results" / "nvidia-h200", "--output", path)
+    assert done.exit_code == 0, done.output
+    return path
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_report_opens_and_fits(visit, report, width, dark):
+    shown = visit(report, width=width, dark=dark)
+    shown.wait_for_selector("svg text")
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    light = shown.evaluate(
+        "getComputedStyle(document.body).color.match(/\\d+/g).reduce((a, b) => a + Number(b), 0)"
+    )
+    assert (light > 380) == dark
+    assert "tritile on NVIDIA H200" in shown.text_content("h1")
+
+
+def test_filters_of_the_report_leave_what_they_name(visit, report):
+    shown = visit(report)
+    points = shown.locator(".mark-symbol path[aria-roledescription='point']")
+    shown.wait_for_selector("select")
+    every = points.count()
+    shown.locator("select[name='only_layout']").select_option(label="NT")
+    shown.wait_for_function(
+        "n => document.querySelectorAll(\".mark-symbol path[aria-roledescription='point']\").length < n",
+        arg=every,
+    )
+    labels = points.evaluate_all("every => every.map(each => each.getAttribute('aria-label'))")
+    assert 0 < len(labels) < every
+    shown.locator("select[name='only_op']").select_option(label="permute")  # which have no layout
+    shown.wait_for_function(
+        "document.querySelectorAll(\".mark-symbol path[aria-roledescription='point']\").length === 0"
+    )
+
+
+def unreadable(shown, width):
+    """Return pairs of words that overlap by more than a pixel, and words past the sides."""
+    boxes = shown.evaluate(BOXES, "text")
+    assert len(boxes) > 1
+    found = [text for text, left, _, right, _ in boxes if left < 0 or right > width]
+    for i, (text, left, top, right, bottom) in enumerate(boxes):
+        for other, left_, top_, right_, bottom_ in boxes[:i]:
+            if min(right, right_) - max(left, left_) > 1 and min(bottom, bottom_) - max(top, top_) > 1:
+                found.append((other, text))
+    return found
+
+
+@pytest.mark.parametrize("name", ["tiling", "ladder"])
+def test_words_of_committed_pictures_lie_apart(visit, name):
+    assert unreadable(visit(ROOT / "tuning" / "pictures" / f"{name}.svg"), 800) == []
+
+
+@pytest.mark.parametrize("sizes", ["8192x8192x8192", "16x8192x8192", "8192x64x500000", "3x1000x500x300"])
+def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
+    path = tmp_path / "tiling.svg"
+    assert run("picture", sizes, "--output", path).exit_code == 0
+    assert unreadable(visit(path), 800) == []
+
+
+@pytest.mark.parametrize("name", ["tiling", "ladder", "heatmap", "speedups"])
+def test_committed_pictures_follow_the_scheme(visit, name):
+    shown = visit(ROOT / "tuning" / "pictures" / f"{name}.svg", dark=True)
+    light = "fill => fill.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each) / 3, 0)"
+    paper, *words = shown.evaluate(
+        "[...document.querySelectorAll('svg > rect:first-of-type, text')].filter(e => e.getBBox().width)"
+        f".map(e => ({light})(getComputedStyle(e).fill))"
+    )
+    assert paper < 40
+    assert name == "heatmap" or min(words) > 100  # numbers in the heat map lie on cells

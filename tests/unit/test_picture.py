@@ -1,0 +1,169 @@
+"""Tilings as values: every tile once, blocks that cover the operands; and pictures of them."""
+
+import itertools
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from tests import commands
+from tests.tilings import H200, mover, product, tile, warped
+from tritile.core.config import Config
+from tritile.core.problem import PermuteProblem
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.lab.picture import blocks_of, picture, tiling_of
+from tritile.tune.suites import parse_shape
+
+POSED = {
+    "bands": (product("1000x500x300"), tile()),
+    "batch": (product("3x1000x500x300"), tile(2)),
+    "one group": (product("1000x500x300"), tile(1)),
+    "persistent": (product("3x1500x2000x1000"), warped(True, 2)),
+    "flat": (product("1500x1000x1000"), warped(False)),
+    "transpose": (PermuteProblem.turned(2, 300, 200, 2), mover()),
+    "packed": (PermuteProblem.turned(1, 301, 203, 1), mover(4, family="packed")),
+    "rows kept": (PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2), mover()),
+}
+
+
+@pytest.fixture(params=POSED, ids=str)
+def posed(request):
+    return POSED[request.param]
+
+
+def test_every_tile_is_made_once(posed):
+    tiling = tiling_of(*posed, H200)
+    wanted = itertools.product(range(tiling.problem.batch), range(tiling.rows), range(tiling.columns))
+    assert sorted(map(tiling.place, range(tiling.tiles))) == list(wanted)
+
+
+@pytest.mark.parametrize("name", ["bands", "batch", "persistent"])
+def test_blocks_of_all_steps_add_up_to_what_loads_request(name):
+    problem, config = POSED[name]
+    tiling = tiling_of(problem, config, H200)
+    loaded = stored = 0
+    for index in range(tiling.tiles):
+        steps = [blocks_of(tiling, index, step) for step in range(tiling.steps)]
+        loaded += sum(a.rows * a.columns + b.rows * b.columns for a, b, _ in steps)
+        assert len({c for _, _, c in steps}) == 1
+        stored += steps[0][2].rows * steps[0][2].columns
+    batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
+    assert loaded == batch * k * (m * tiling.columns + n * tiling.rows)
+    assert stored == batch * m * n
+
+
+def test_a_ragged_corner_by_hand():
+    tiling = tiling_of(product("100x40x70"), tile(), H200)
+    assert (tiling.rows, tiling.columns, tiling.steps, tiling.place(3)) == (2, 2, 3, (0, 1, 1))
+    a, b, c = blocks_of(tiling, 3, 2)
+    assert a == (64, 64, 64, 32, 36, 6)
+    assert b == (64, 32, 32, 32, 6, 8)
+    assert c == (64, 32, 64, 32, 36, 8)
+
+
+def test_flat_kernels_take_tiles_column_by_column():
+    tiling = tiling_of(*POSED["flat"], H200)
+    assert tiling.group == tiling.rows == 12
+    assert [tiling.place(index)[1:] for index in (0, 1, 11, 12)] == [(0, 0), (1, 0), (11, 0), (0, 1)]
+
+
+def test_the_last_tiles_of_a_transpose_end_where_the_matrix_does():
+    tiling = tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200)
+    assert (tiling.rows, tiling.columns, tiling.tile) == (10, 8, (32, 32))
+    assert tiling.corner(tiling.tiles - 1) == (300 - 32, 250 - 32)
+
+
+def test_what_has_no_tiles_is_refused():
+    problem = product("256x256x256")
+    with pytest.raises(InvalidValueError, match="GROUP_M"):
+        tiling_of(problem, mover(), H200)
+    with pytest.raises(InvalidValueError, match="step 9: wanted one of 1 to 8"):
+        picture(problem, tile(), H200, step=9)
+    for index in (-1, 32):
+        with pytest.raises(InvalidValueError, match=f"tile {index}: wanted one of 0 to 31"):
+            picture(problem, tile(), H200, tile=index)
+    few = Config.of(4, 1, "few_rows", BLOCK_N=32, BLOCK_K=256)
+    with pytest.raises((InvalidValueError, UnsupportedError), match="few_rows"):
+        tiling_of(product("1x256x256"), few, H200)
+
+
+def shapes(text, kind):
+    """Return x, y, width and height of the rectangles of a class."""
+    root = ElementTree.fromstring(text)
+    found = [each for each in root.iter() if each.get("class") == kind]
+    return [tuple(float(each.get(side)) for side in ("x", "y", "width", "height")) for each in found]
+
+
+def test_blocks_lie_where_they_are_in_their_matrices():
+    problem, config = product("300x200x150"), tile()
+    tiling = tiling_of(problem, config, H200)
+    last = tiling.tiles - 1
+    text = picture(problem, config, H200, last, 5)
+    frames = sorted(shapes(text, "matrix"))  # A is leftmost, B above C
+    sides = (300, 150), (150, 200), (300, 200)
+    for kind, frame, block, (rows, columns) in zip(
+        "abc", frames, blocks_of(tiling, last, 4), sides, strict=True
+    ):
+        ((x, y, width, height),) = shapes(text, kind)
+        down, across = frame[3] / rows, frame[2] / columns
+        assert (x - frame[0], y - frame[1]) == pytest.approx((block.left * across, block.top * down), abs=0.1)
+        assert width == pytest.approx(max(3, block.columns * across), abs=0.1)
+        assert height == pytest.approx(max(3, block.rows * down), abs=0.1)
+    assert len(shapes(text, "masked")) == 6
+    assert "past the edge, zero-filled" in text
+    assert "Step 5 of 5" in text
+
+
+def test_shaded_tiles_are_those_made_before():
+    problem, config = product("1000x500x300"), tile()
+    tiling = tiling_of(problem, config, H200)
+    for index in range(0, tiling.tiles, 17):
+        text = picture(problem, config, H200, index, 1)
+        frame = max(shapes(text, "matrix"))
+        share = frame[2] * frame[3] / (1000 * 500)
+        covered = sum(width * height for _, _, width, height in shapes(text, "c made")) / share
+        before = [blocks_of(tiling, each, 0)[2] for each in range(index)]
+        assert covered == pytest.approx(sum(c.rows * c.columns for c in before), rel=0.01, abs=50)
+
+
+def test_pictures_of_all_kinds_are_whole(posed):
+    text = picture(*posed, H200)
+    root = ElementTree.fromstring(text)
+    for each in root.iter("{http://www.w3.org/2000/svg}rect"):
+        x, y, width, height = (float(each.get(side)) for side in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + width <= 800
+        assert 0 <= y <= y + height <= float(root.get("height"))
+    assert len(text) < 200_000
+
+
+def test_a_share_just_below_all_is_not_all():
+    nearly = picture(product("1x1x1"), tile(m=64, n=64, k=32), H200)  # 4,094 of 4,096 elements
+    assert "99% zero-filled" in nearly
+
+
+def test_the_longest_sides_are_drawn_without_a_line_for_each_tile():
+    text = picture(parse_shape("1000000000000x4096", "permute", "float64").problem, mover(), H200)
+    assert text.count("<rect") < 500
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("svg", b"<svg"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize("given", [("300x200x150",), ("300x200", "--op", "transpose")], ids=str)
+def test_the_command_writes_what_the_suffix_says(tmp_path, suffix, start, given):
+    output = tmp_path / f"tiling.{suffix}"
+    result = commands.run("picture", *given, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert output.read_bytes().startswith(start)
+    assert "NVIDIA H200" in result.output
+
+
+def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
+    output = tmp_path / "tiling.svg"
+    words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 2, "--output", output)
+    assert commands.run("picture", "300x200x150", *words).exit_code == 0
+    assert "BLOCK_M=64 BLOCK_N=64" in " ".join(output.read_text().split())
+    assert "Tile 3 of 0 to 19" in output.read_text()
+
+
+def test_where_a_call_has_no_tiles_to_draw_the_next_config_is_drawn(tmp_path):
+    result = commands.run("picture", "1x8192x8192", "--layout", "NT", "--output", tmp_path / "t.svg")
+    assert result.exit_code == 0, result.output
+    assert "few_rows" not in result.output

@@ -1,0 +1,128 @@
+"""Reports: rows of results, the sentences on top, and figures as pictures. tests/browser opens the page."""
+
+import json
+
+import pytest
+
+from tests.commands import run
+from tests.tilings import H200
+from tritile.core.config import Config
+from tritile.core.problem import MatmulProblem
+from tritile.errors import FileError, InvalidValueError
+from tritile.lab import report
+from tritile.lab.results import Measurement, append, result
+from tritile.planning.store import Store
+from tritile.planning.trial import Trial
+from tritile.tune.suites import parse_shape
+
+ENV = {
+    "gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
+    "time": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+CONFIG = Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=8)
+
+
+def line(shape, ratio, op="matmul", dtype="bfloat16", suite="square", inductor=None, **env):
+    case = parse_shape(shape, op=op, dtype=dtype, suite=suite)
+    us = None if inductor is None else 10.0 * inductor
+    measured = Measurement(10.0, 10.0 * ratio, us, 0.01, 1e-3, 1e-3, None, CONFIG, "exact")
+    return result(case, measured, ENV | env)
+
+
+LINES = [
+    line("64x64x64", 2.0, inductor=1.5),
+    line("128x64x64", 0.5),
+    line("128x64x64", 0.25),  # later: it counts
+    line("100x200", 4.0, "permute", "float32", "transpose"),
+    line("64x64x64", 9.0, gpu="another"),
+]
+
+
+def test_rows_are_the_last_results_of_a_gpu_one_for_each_baseline():
+    rows = report.rows_of(LINES, "NVIDIA H200")
+    assert [(row["problem"], row["baseline"], row["ratio"], row["band"]) for row in rows] == [
+        ("64x64x64", "torch", 2.0, "square"),
+        ("64x64x64", "inductor", 1.5, "square / inductor"),
+        ("128x64x64", "torch", 0.25, "square"),
+        ("100x200", "torch", 4.0, "transpose"),
+    ]
+    assert [row["layout"] for row in rows] == ["NN", "NN", "NN", "none"]
+    assert rows[1]["baseline_us"] == 15.0
+
+
+def test_the_headline_says_where_it_gains_and_where_it_loses():
+    whole, gains, loses, slowest = report.headline(report.rows_of(LINES, "NVIDIA H200"))
+    assert whole.startswith("1.26x as fast as torch (geometric mean); as fast or faster on 2 of 3 problems")
+    assert gains == "Gains most: float32 in transpose (4.00x)."
+    assert loses == "Loses: bfloat16 in square (0.71x)."
+    assert slowest == "Slowest: 128x64x64 bfloat16, square, 0.25x."
+
+
+def test_the_command_writes_a_page_and_a_picture(tmp_path):
+    append(tmp_path / "square.jsonl", LINES)
+    done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "report.html")
+    assert done.exit_code == 0, done.output
+    assert "1 results of another are left out" in done.output
+    text = (tmp_path / "report.html").read_text()
+    assert "<h1>tritile on NVIDIA H200</h1>" in text
+    assert "torch 2.11.0, triton 3.6.0" in text
+    for suffix, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
+        output = tmp_path / f"speedups.{suffix}"
+        done = run("report", tmp_path, "--target", "h200", "--figure", "speedups", "--output", output)
+        assert done.exit_code == 0, done.output
+        assert output.read_bytes().startswith(start)
+
+
+def test_words_from_files_are_escaped():
+    evil = [each | {"suite": "<script>alert(1)</script>"} for each in LINES]
+    text = report.page(report.rows_of(evil, "NVIDIA H200"), "<script>", "<b>")
+    assert "<script>alert" not in text
+    assert "<h1>tritile on &lt;script&gt;</h1>" in text
+
+
+def test_without_results_nothing_is_drawn():
+    with pytest.raises(FileError, match="no results"):
+        report.speedups([])
+    with pytest.raises(FileError, match="no results of NVIDIA H200"):
+        report.page([], "NVIDIA H200", "")
+
+
+PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")
+
+
+def trial(m, n, us, warps=4, problem=PROBLEM):
+    config = Config.of(warps, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=32, GROUP_M=8)
+    return Trial(problem, config, us, failure=None if us else "it failed")
+
+
+def test_the_heat_map_has_the_fastest_config_of_each_tile():
+    chart = report.heatmap(
+        [trial(64, 64, 20.0), trial(64, 64, 10.0, 8), trial(32, 64, 15.0), trial(32, 32, None)]
+    )
+    (data,) = (d for d in chart.to_dict()["datasets"].values() if "configs" in d[0])
+    assert {(cell["m"], cell["n"]): (cell["us"], cell["ratio"], cell["configs"]) for cell in data} == {
+        (64, 64): (10.0, 1.0, 2),
+        (32, 64): (15.0, 1.5, 1),
+        (32, 32): (None, None, 1),
+    }
+    with pytest.raises(FileError, match="no config"):
+        report.heatmap([trial(32, 32, None)])
+
+
+def test_the_command_maps_the_problem_that_is_named(tmp_path):
+    store, other = Store(H200, tmp_path), MatmulProblem(1, 512, 512, 512, "float16", "float16")
+    for one in (trial(64, 64, 20.0), trial(32, 32, 30.0), trial(64, 64, 9.0, problem=other)):
+        store.add("digest", one)
+    words = ("--figure", "heatmap", "--target", "h200", "--output", tmp_path / "heatmap.svg")
+    assert "256x256x256" in run("report", store.path, *words).output  # that with the most trials
+    done = run("report", store.path, *words, "--problem", "512x512")
+    assert done.exit_code == 0, done.output
+    assert "512x512x512 NN float16: 1 trials" in done.output
+    assert (tmp_path / "heatmap.svg").read_text().count("prefers-color-scheme") == 1
+
+
+def test_only_svg_and_png_are_pictures():
+    with pytest.raises(InvalidValueError, match="'pdf'"):
+        report.picture(report.heatmap([trial(64, 64, 20.0)]), "pdf")
+    spec = json.loads(report.heatmap([trial(64, 64, 20.0)]).to_json())
+    assert spec["title"]["text"] == "256x256x256 NN float16"

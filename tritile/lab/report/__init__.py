@@ -1,1 +1,0 @@
-"""Results of benchmarks: measuring, format, summaries, tables, pages and pictures."""
