@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
-	@echo "make test       lint, type check and all tests (those of tests/gpu only where there is a GPU)"
+	@echo "make test       lint, type check and all tests, compiled and interpreted (of tests/gpu only where there is a GPU)"
 	@echo "make test-gpu   GPU tests of what changed since they last passed, recorded in tests/gpu/last.json; ALL=1 for"
 	@echo "                all, SHARD=1/2 for a part, PY=python3 for an interpreter of your own, ARGS for run.py"
 	@echo "make test-stacks  what depends on Triton, interpreted and compiled ahead, on triton $(STACKS)"
@@ -40,20 +40,23 @@ $(INSTALLED): pyproject.toml constraints.txt
 tune: $(INSTALLED)
 	$(PY) tuning/autotune.py --quick
 
+# Kernels are compiled in the first command and interpreted in the second; tests/conftest.py says which test is whose.
 # Each process begins with files of its own, so that what a file sets up is set up once, and takes from others' rest.
 test: lint typecheck
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"
+	TRITON_INTERPRET=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not stacks"
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
 STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py decorator_uses.py explain.py frozen.py \
-    forms.py grouped.py interpreter.py launch.py like_triton.py private_names.py quantize.py recalled.py source.py \
-    table.py traced.py versions.py)
+    forms.py grouped.py interpreter.py launch.py like_triton.py like_triton_compiled.py private_names.py quantize.py recalled.py \
+    source.py table.py traced.py versions.py)
 
 test-stacks: $(STACKS:%=test-stack-%)
 
 test-stack-%: $(VENV)/triton-%/.installed
 	@echo "triton $*:"
 	PYTHONPATH=$(abspath $(VENV)/triton-$*) $(PY) -m pytest -n $(JOBS) $(STACK_TESTS)
+	TRITON_INTERPRET=1 PYTHONPATH=$(abspath $(VENV)/triton-$*) $(PY) -m pytest -n $(JOBS) $(STACK_TESTS)
 
 $(VENV)/triton-%/.installed: $(INSTALLED)
 	rm -rf $(@D)

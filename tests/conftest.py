@@ -1,7 +1,14 @@
-"""What every test gets: a store of its own, no mode from outside, and a skip where a GPU is missing."""
+"""What every test gets: a store of its own, no mode from outside, and a skip where a GPU is missing.
 
+Tests are two processes. With TRITON_INTERPRET=1 `triton.jit` makes kernels that Triton's interpreter runs:
+such a process collects the files that say `pytestmark = pytest.mark.interpreted`. One without it collects
+all others, whose kernels are compiled. `make test` runs both.
+"""
+
+import functools
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -21,15 +28,46 @@ MATMUL_SETTINGS = (
     "allow_bf16_reduced_precision_reduction",
 )
 OTHER_TARGETS = {"sm_80", "sm_100", "gfx942"}  # beside Hopper, for which `make test` compiles
+INTERPRETING = bool(triton.knobs.runtime.interpret)
+_INTERPRETED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.interpreted\b", re.MULTILINE)
+if INTERPRETING:
+    pytest_plugins = ["tests.interpreting"]
+
+
+@functools.cache
+def is_interpreted(path: Path) -> bool:
+    return bool(_INTERPRETED.search(path.read_text(encoding="utf-8")))
+
+
+def is_of_other_process(path: Path) -> bool:
+    return path.name.startswith("test_") and path.suffix == ".py" and is_interpreted(path) != INTERPRETING
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out GPU tests where there is no GPU, but for files that are named."""
+    """Leave out files of the other process, and GPU tests without a GPU, but for files that are named."""
     gpu_tests = collection_path.parent == Path(__file__).parent / "gpu"
-    return True if gpu_tests and not torch.cuda.is_available() else None
+    without = INTERPRETING or not torch.cuda.is_available()
+    return True if (gpu_tests and without) or is_of_other_process(collection_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    files = {file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
+    if left := sum(map(is_of_other_process, files)):
+        how = "without TRITON_INTERPRET" if INTERPRETING else "with TRITON_INTERPRET=1"
+        terminalreporter.write_line(f"{left} test files are left, which run {how}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        marked = item.get_closest_marker("interpreted") is not None
+        if marked != is_interpreted(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid}: a whole file is interpreted: pytestmark = pytest.mark.interpreted"
+            )
+    if left := [item for item in items if is_of_other_process(item.path)]:  # of files that are named
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not is_of_other_process(item.path)]
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         targets = {str(given.get(argument)) for argument in ("name", "target")}

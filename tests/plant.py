@@ -48,6 +48,11 @@ def caught(entry: dict[str, Any]) -> tuple[bool, str]:
 
         kept = {"TRITON_CACHE_DIR": str(ROOT / ".triton" / triton.__version__)}  # most kernels are as ever
         environment = kept | os.environ | {"PYTHONPATH": folder}
+        if all(
+            "pytest.mark.interpreted" in (ROOT / test.partition("::")[0]).read_text()
+            for test in entry["tests"]
+        ):
+            environment["TRITON_INTERPRET"] = "1"  # see tests/conftest.py
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *entry["tests"]]
         ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     last = (ran.stdout.strip() or ran.stderr.strip() or "no output").splitlines()[-1]

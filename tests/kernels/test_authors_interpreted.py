@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from authors import ATTENTION_SPACE, ROW_SPACE, SUBJECTS, attention_tile_fits, configs_of, row_tile_fits
-from tritile.runtime.interpreter import interpret
+
+pytestmark = pytest.mark.interpreted
 
 HALF_AND_SINGLE = (torch.float16, torch.float32)  # the interpreter is silently wrong in bfloat16
 
@@ -16,7 +17,7 @@ def ran(name, given, **parameters):
     """The arguments after a run of the kernel."""
     subject = SUBJECTS[name]
     assert list(given) == [n for n in subject.kernel.arg_names if n not in parameters]
-    interpret(subject.kernel, subject.grid(**given)(parameters), (), given | parameters)
+    subject.kernel[subject.grid(**given)(parameters)](**given, **parameters)
     return given
 
 

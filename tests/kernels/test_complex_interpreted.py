@@ -25,6 +25,8 @@ from tritile.planning import plans
 from tritile.runtime import launch
 from tritile.tune.subject import answers
 
+pytestmark = pytest.mark.interpreted
+
 DTYPES = (torch.complex64, torch.complex128)
 CASES = [(dtype, precision) for dtype in DTYPES for precision in PRECISIONS_OF[name(dtype)]]
 # Sizes (M, N, K) and layouts of a and b with which each form moves least.

@@ -17,6 +17,8 @@ from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 config = functools.partial(tma, 32, 32, 16, group=2)
 CONFIGS = [config()]
 CONFIGS += [config(persistent=True), config(persistent=True, subtiles=2), config(split=2), config(split=4)]

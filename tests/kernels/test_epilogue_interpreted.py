@@ -23,6 +23,8 @@ from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 from tritile.runtime.interpreter import warn_interpreted
 
+pytestmark = pytest.mark.interpreted
+
 TILE = tile(32, 32, 32, group=2)
 CONFIGS = [TILE]
 for how in ((False, 1, 1), (True, 1, 1), (True, 1, 2), (False, 1, 2), (False, 2, 1)):

@@ -31,6 +31,8 @@ from tritile.families.work import work_of
 from tritile.ops.described import NOTHING, Extras, described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 H200 = target_device("nvidia-h200")
 FP32, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
 both = pytest.mark.parametrize("of_w", ["column", "row"])

@@ -13,6 +13,8 @@ from tritile.core.views import posed
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 FP32, FP16, FP64, BF16 = torch.float32, torch.float16, torch.float64, torch.bfloat16
 
 

@@ -16,6 +16,8 @@ from tritile.families.grouped.family import tile_work
 from tritile.ops.grouped import Operands, described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 TILE = tile(16, 32, 16, group=2)
 RAGGED = ("rows", "columns", "k")
 

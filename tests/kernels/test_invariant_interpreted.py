@@ -6,12 +6,14 @@ import torch
 import tritile
 from tests.reference import Sides, assert_fused, assert_product, placed, values
 
+pytestmark = pytest.mark.interpreted
+
 TOTAL, N, K = 40, 21, 37
 COMPANY = ((0, 1), (3, 1), (3, 2), (8, 9), (23, 17), (0, 40))  # the first row of a part, and how many it has
 
 
 @pytest.fixture(autouse=True)
-def _mode():
+def _mode(summed_in_order):
     with tritile.batch_invariant():
         yield
 

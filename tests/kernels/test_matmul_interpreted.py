@@ -28,6 +28,8 @@ from tritile.families.space import illegal
 from tritile.ops.described import described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 HALF = (torch.float16, torch.bfloat16, torch.float32)
 OUT_DTYPES = [(dtype, out) for dtype in (*HALF, *FP8) for out in HALF]
 

@@ -22,6 +22,8 @@ from tritile.families.space import illegal
 from tritile.ops.described import NOTHING, Extras, described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 H200 = target_device("nvidia-h200")
 HALF = torch.float16
 

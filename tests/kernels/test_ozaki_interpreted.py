@@ -21,10 +21,11 @@ from tritile.families.ozaki import kernel as residues
 from tritile.families.ozaki import lowering as ozaki
 from tritile.ops.described import described
 from tritile.runtime import launch
-from tritile.runtime.interpreter import interpret
+
+pytestmark = pytest.mark.interpreted
 
 UNIT = Fraction(1, 2**53)
-UNFIT = residues.UNFIT.value
+UNFIT = residues.UNFIT
 
 
 def normal(*shape, seed=0):
@@ -102,7 +103,7 @@ def split(x, exponents, padded):
     out = torch.full((len(moduli.MODULI), size, padded), 99, dtype=torch.int8)
     args = (size, depth, padded, out[0].numel(), *x.stride(), 1, (1,), (0,), ozaki.DIGITS, 4, 16)
     blocks = -(-size // 4) * -(-padded // 16)
-    interpret(residues.split_residues, (blocks, 1, 1), (x, exponents, out, None, *args), {})
+    residues.split_residues[(blocks, 1, 1)](x, exponents, out, None, *args)
     return out
 
 
@@ -154,7 +155,7 @@ def test_sums_are_reduced_to_remainders_that_fit():
         rows.append([*halves, *ends, *drawn.tolist()])
     sums, out = torch.tensor(rows, dtype=torch.int32), torch.empty(len(rows), 64, dtype=torch.int8)
     table = torch.tensor(moduli.MODULI, dtype=torch.float32)
-    interpret(reduce_sums, (len(rows), 1, 1), (sums, table, out, 64), {})
+    reduce_sums[(len(rows), 1, 1)](sums, table, out, 64)
     for p, row, found in zip(moduli.MODULI, rows, out.tolist(), strict=True):
         assert all((x - r) % p == 0 and abs(r) <= p // 2 for x, r in zip(row, found, strict=True))
 
@@ -171,7 +172,7 @@ def join(numbers, scale):
     of_columns = torch.full((n,), scale[1], dtype=torch.int32)
     args = (m, n, m * n, n, n, 1, 1, 1, 1, (1,), (0,), None, None, ozaki.WEIGHTS, ozaki.WHOLE, 16, 16)
     grid = (-(-m // 16) * -(-n // 16), 1, 1)
-    interpret(residues.join_residues, grid, (parts, of_rows, of_columns, out, *args), {})
+    residues.join_residues[grid](parts, of_rows, of_columns, out, *args)
     return out
 
 
@@ -269,7 +270,7 @@ def exponents_of(x):
     size, depth = x.shape
     found = torch.full((size,), 7, dtype=torch.int32)
     args = (size, depth, *x.stride(), 1, (1,), (0,), float(moduli.REACH), 4, 4, 16)
-    interpret(residues.measure_vectors, (-(-size // 4), 1, 1), (x, found, *args), {})
+    residues.measure_vectors[(-(-size // 4), 1, 1)](x, found, *args)
     return found.tolist()
 
 

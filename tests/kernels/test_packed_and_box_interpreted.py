@@ -17,6 +17,8 @@ from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 SHORT = [torch.uint8, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.int16]
 BOXES = ((64, 1, 256), (64, 32, 512), (128, 64, 1024))
 

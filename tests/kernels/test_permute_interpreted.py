@@ -31,7 +31,10 @@ from tritile.ops import run
 from tritile.runtime import launch
 from tritile.runtime.interpreter import warn_interpreted
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+pytestmark = [
+    pytest.mark.interpreted,
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)

@@ -13,6 +13,8 @@ from tritile.families.quantized.family import scales_sums
 from tritile.ops.linear_quantized import described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 

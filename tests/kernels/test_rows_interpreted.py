@@ -1,4 +1,4 @@
-"""IEEE fp32 products that copy b row by row first: interpreted, and compiled ahead of time."""
+"""IEEE fp32 products that copy b row by row first."""
 
 from dataclasses import replace
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 
 import tritile
-from tests.ahead import fits
 from tests.reference import assert_product, frame, guard_intact, placed, poison_empty, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.problem import matmul as problems
-from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.planning import model
-from tritile.runtime import ahead, launch
+from tritile.runtime import launch
+
+pytestmark = pytest.mark.interpreted
 
 CONFIG = Config.of(4, 3, "tile", BLOCK_M=32, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 NT = MatmulProblem(1, 512, 512, 512, "float32", "float32", b_layout="column")
@@ -105,16 +105,3 @@ def test_a_stretched_b_is_copied_once():
     assert [section.elements for section in work.scratch.values()] == [7 * 32]
     launch.run_interpreted(call, config)
     assert_product(call.out.tensor, a, b)
-
-
-@pytest.mark.parametrize("name", ["sm_80", "nvidia-h200", "sm_100", "gfx942"])
-@pytest.mark.parametrize(
-    "problem", [NT, replace(NT, batch=3, m=257, n=131, k=1003, a_align=4, b_align=4, out_align=4)]
-)
-def test_compiled_ahead(name, problem):
-    device = target_device(name)
-    assert illegal(CONFIG, problem, device) is None
-    with ahead.compiling_for(device):
-        kernels = [make() for make in ahead.compiles_for(problem, CONFIG, device)]
-    assert len(kernels) == 2
-    assert all(fits(ahead.resources(kernel), device) for kernel in kernels)

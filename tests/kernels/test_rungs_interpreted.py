@@ -11,6 +11,8 @@ from tritile.lab.ladder.rungs import ITEMSIZE, LADDERS
 from tritile.lab.traffic import SECTOR
 from tritile.runtime.interpreter import interpret
 
+pytestmark = pytest.mark.interpreted
+
 GUARD = 64  # elements on either side of the output
 SMS = 3  # few, so that a persistent program makes several tiles
 ALIGNED = "persistent, TMA"  # n has to be a multiple of 8

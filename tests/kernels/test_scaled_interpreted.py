@@ -14,6 +14,8 @@ from tritile.families.work import work_of
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
 QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
 HALF = (torch.bfloat16, torch.float16, FP32)

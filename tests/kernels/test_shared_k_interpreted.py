@@ -15,7 +15,8 @@ from tritile.families.common.work import COUNTERS
 from tritile.families.work import work_of
 from tritile.ops.described import NOTHING, Extras, described
 from tritile.runtime import launch
-from tritile.runtime.interpreter import interpret
+
+pytestmark = pytest.mark.interpreted
 
 PROGRAMS_AT_ONCE = 64  # as many as the GPU runs, so that those of one tile wait for each other
 A, B = values((40, 128), torch.float32), values((128, 20), torch.float32, 1)
@@ -52,7 +53,7 @@ def launched(config, counters, choose, out, extras=NOTHING, processors=PROGRAMS_
     scratch = {name: torch.full((s.elements,), float("nan")) for name, s in work.scratch.items()}
     buffers = call.buffers | scratch | {COUNTERS: counters[: work.counters]}
     with interleaved(choose):
-        interpret(step.kernel, step.grid, tuple(launch._bound(arg, buffers) for arg in step.values), {})
+        step.kernel[step.grid](*[launch._bound(arg, buffers) for arg in step.values])
 
 
 ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (one_ahead, 3), (one_ahead, 8)]

@@ -18,6 +18,8 @@ from tritile.families.work import work_of
 from tritile.ops.described import described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 
 def products(values):
     """Each of these numbers times 1, as a TF32 product."""

@@ -20,6 +20,8 @@ from tritile.lab.picture import blocks_of, tiling_of
 from tritile.ops.described import described
 from tritile.runtime import launch
 
+pytestmark = pytest.mark.interpreted
+
 DEVICE = replace(target_device("nvidia-h200"), processors=3)  # as `run_interpreted` has it
 
 

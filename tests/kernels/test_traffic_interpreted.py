@@ -16,7 +16,8 @@ from tritile.ops import permute as permute_op
 from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
-from tritile.runtime.interpreter import interpret
+
+pytestmark = pytest.mark.interpreted
 
 H200 = target_device("nvidia-h200")
 SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2}
@@ -102,12 +103,12 @@ def test_untiled_is_what_the_naive_kernels_ask_for(n):
     """Compare with a product element by element, and a transpose that scatters, a sector an element."""
     a, b, out = (torch.randn(n, n) for _ in range(3))
     with counted() as found:
-        interpret(matmul_naive, (-(-n * n // 64),), (a, b, out, n, 64), {})
+        matmul_naive[(-(-n * n // 64),)](a, b, out, n, 64)
     problem = described(a, b, out, "ieee").problem
     assert traffic.untiled(problem) == traffic.Traffic(found.read, found.written)
     x, out = torch.randn(8 * n, 8 * n), torch.empty(8 * n, 8 * n)
     with counted() as found:
-        interpret(transpose_rows, (8 * n,), (x, out, 8 * n, 1024), {})
+        transpose_rows[(8 * n,)](x, out, 8 * n, 1024)
     said = traffic.untiled(permute_op.described(x, out, (1, 0)).problem)
     assert (said.read, said.written) == (SECTOR * found.read_sectors, SECTOR * found.written_sectors)
 

@@ -16,7 +16,8 @@ from tritile.families.quantized import unpacked
 from tritile.families.work import work_of
 from tritile.ops.linear_quantized import described
 from tritile.runtime import launch
-from tritile.runtime.interpreter import interpret
+
+pytestmark = pytest.mark.interpreted
 
 HALF = (torch.bfloat16, torch.float16)
 KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
@@ -31,7 +32,7 @@ def weight_of(n, k, dtype, bits=4, group=128, zeros=False):
 
 
 def run(step, buffers):
-    interpret(step.kernel, step.grid, tuple(launch._bound(value, buffers) for value in step.values), {})
+    step.kernel[step.grid](*[launch._bound(value, buffers) for value in step.values])
 
 
 def unpacked_weight(weight):

@@ -13,6 +13,8 @@ from tritile.families.work import work_of
 from tritile.ops import permute
 from tritile.ops.described import Extras, described
 
+pytestmark = pytest.mark.interpreted
+
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch):

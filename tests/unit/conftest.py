@@ -15,12 +15,6 @@ def autotune(request):
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-    """Have `triton.jit` make kernels that run on host tensors, as TRITON_INTERPRET=1 does."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
-@pytest.fixture
 def gpu(monkeypatch):
     """A stand-in for an H200, for Triton and for tritile."""
     device = target_device("nvidia-h200")

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,7 @@ from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning
 from tritile.planning.store import store_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 TIMES = {64: 3.0, 128: 1.0, 256: 2.0}
 WARPS = {64: 2, 128: 4, 256: 8}
 
@@ -623,3 +624,22 @@ def test_what_is_remembered_is_plain_text():
     assert facts["kernel"] == kernel.digest == source_hash(softmax)
     assert dict(trial.problem.dtypes) == {"x_ptr": "float32", "out_ptr": "float32", "used_ptr": "int32"}
     assert trial.measured_utc
+
+
+def test_a_tuner_is_what_it_was_told_and_keeps_no_arguments():
+    bench = Bench()
+    kernel = tuned(bench, mode="tune")
+    x = torch.randn(3, 50)
+    out, gone = torch.empty_like(x), weakref.ref(x)
+    kernel[(3,)](x, out, bench.used, 50)
+    del x
+    assert gone() is None
+    kernel.configs = configs(64, 256)
+    run(kernel, bench.used, 60)
+    assert int(bench.used) == 256
+    kernel.early_config_prune = lambda configs, named_args, **_: configs[:1]
+    run(kernel, bench.used, 61)
+    assert int(bench.used) == 64
+    last = weakref.ref(kernel)
+    del kernel
+    assert last() is None

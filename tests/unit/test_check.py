@@ -15,7 +15,7 @@ from tritile.errors import InvalidValueError, IsolationWarning, TuningError
 from tritile.lab import check as checking
 from tritile.tune.autotuner import Autotuner
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 
 
 def config(block, **flags):

@@ -19,6 +19,8 @@ import tritile
 from tritile.core.config import Config
 from tritile.runtime.interpreter import HostAware
 
+pytestmark = pytest.mark.interpreted
+
 GIVEN = {"shape": (4, 50), "dtype": torch.float32, "device": "cpu"}
 
 

@@ -1,6 +1,5 @@
 """A decorated kernel's call, packed and sent: rebuilt, compiled and checked in another place."""
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +20,6 @@ import triton.language as tl
 
 import tritile
 from tests.unit.helpers_for_fork_servers import LONG_S, QuickForkServer
-from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, target_device
 from tritile.core.problem import KernelProblem
@@ -31,7 +28,6 @@ from tritile.errors import (
     InvalidValueError,
     TuningError,
     UnsupportedError,
-    UntunedWarning,
 )
 from tritile.planning.store import store_of
 from tritile.planning.trial import AS_TORCH, Trial
@@ -155,53 +151,6 @@ def test_a_stand_in_tells_what_a_tensor_would():
     assert stand_in.numel() == 15
     assert stand_in.data_ptr() % 16 == 6
     assert place.end == 6 + 2 * (2 * 8 + 5)
-
-
-def test_a_right_answer_passes_at_its_own_and_at_ragged_sizes(tmp_path):
-    def ragged(named):
-        return named | {"N": 61, "out": named["out"][:61], "grid": (2,)}
-
-    def wrong_at_61(x, N):
-        return {"out": 3 * x[:N] + (N == 61)}
-
-    assert staged(tmp_path, reference=right)[1].check(GOOD, None) == 0.0
-    assert staged(tmp_path, reference=right, ragged=ragged)[1].check(GOOD, None) == 0.0
-    assert staged(tmp_path, reference=wrong_at_61)[1].check(GOOD, None) == 0.0
-    with pytest.raises(TuningError, match=r"at ragged sizes: wrong answer"):
-        staged(tmp_path, reference=wrong_at_61, ragged=ragged)[1].check(GOOD, None)
-
-
-def test_without_a_reference_only_guards_are_looked_at(tmp_path):
-    _, stage = staged(tmp_path)
-    assert stage.check(GOOD, None) is None
-    with pytest.raises(TuningError, match="outside the memory"):
-        stage.check(Config.of(BLOCK=32, STRAY=2), None)
-
-
-@pytest.mark.parametrize(
-    ("reference", "config", "reason"),
-    [
-        (lambda x, N: {"out": 3 * x[:N] * 1.001}, GOOD, "wrong answer"),
-        (right, Config.of(BLOCK=32, STRAY=-1), "wrong answer: relative error of out inf|nan"),
-    ],
-    ids=["wrong", "not written whole"],
-)
-def test_a_wrong_answer_is_told(tmp_path, reference, config, reason):
-    _, stage = staged(tmp_path, reference=reference)
-    with pytest.raises(TuningError, match=reason):
-        stage.check(config, None)
-
-
-def test_what_is_read_is_checked_between_guards_of_numbers_too(tmp_path):
-    """NaN times three is the NaN that it was: a load and a store without a mask change no guard of NaN."""
-    x = torch.randn(64)
-    call = KernelCall(HostAware(scale), ("x", "out", "N"), (x, x, 64), {"EVEN": True, "grid": (3,)}, {})
-    for restored, found in (((), None), (("x", "out"), "outside the memory")):
-        own = replace(call, restore_value=restored)
-        shipment = pack(own, tmp_path, LIMIT, host_too=True)
-        stage = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, shipment).stage(1)
-        with pytest.raises(TuningError, match=found) if found else contextlib.nullcontext():
-            stage.check(Config.of(BLOCK=32, STRAY=2), None)
 
 
 def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
@@ -367,13 +316,6 @@ def test_an_answer_that_is_nearly_right_is_wrong(got, wanted):
     assert (
         0 < error_of("out", torch.tensor([1 + 2**-7]).bfloat16(), torch.ones(1), None) < 2**-6
     )  # one rounding
-
-
-def test_an_output_that_is_an_input_too_is_not_poisoned(tmp_path):
-    x = torch.randn(77)
-    call = call_of(x, x, reference=right)
-    subject = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
-    assert subject.stage(1).check(GOOD, None) == 0.0
 
 
 def test_hooks_make_every_copy_as_it_was(tmp_path):
@@ -543,65 +485,3 @@ def test_deprecated_arguments_are_taken_with_a_warning_at_the_line_that_gives_th
 def test_arguments_by_position_are_those_of_triton():
     mine, theirs = (list(inspect.signature(f).parameters) for f in (tritile.autotune, triton.autotune))
     assert mine[: len(theirs)] == theirs
-
-
-def host_call(reference, *, strays=(1, 0), configs=None, **told):
-    """A kernel whose config of STRAY=-1 leaves an element unwritten, and arguments in host memory."""
-    configs = configs or [triton.Config({"BLOCK": 32, "STRAY": stray}) for stray in strays]
-    kernel = tritile.autotune(configs, ["N"], reference=reference, **told)(even(scale))
-    x, out = torch.randn(90), torch.full((90,), 5.0)
-    return kernel, (x, out[:77], 77), out
-
-
-def test_host_tensors_run_with_the_first_config_that_the_pruning_leaves():
-    def prune(configs, named, **rest):
-        return [config for config in configs if config.kwargs["STRAY"] >= 0]
-
-    kernel, args, out = host_call(right, strays=(-1, 0, 1), prune_configs_by={"early_config_prune": prune})
-    kernel[named_grid](*args)
-    assert kernel.best_config.kwargs["STRAY"] == 0
-    assert torch.equal(args[1], 3 * args[0][:77])
-    assert bool((out[77:] == 5).all())
-
-
-def test_a_winner_measured_in_this_process_is_checked():
-    times = {-1: 1.0, 0: 2.0, 1: 3.0}
-    ran = []
-
-    def bench(call, quantiles):
-        ran.append(strays[len(ran)])
-        return times[ran[-1]]
-
-    strays = (0, -1, 1)
-    kernel, args, _ = host_call(right, strays=strays, do_bench=bench)
-    with tritile.mode("tune"):
-        kernel[named_grid](*args)
-    assert kernel.best_config.kwargs["STRAY"] == 0
-    problem = kernel.problem(args, {})
-    found = {t.config["STRAY"]: t for t in store_of(INTERPRETER).trials(kernel.digest, problem)}
-    assert (found[0].us, found[0].error) == (2000.0, 0.0)
-    assert found[-1].us is None
-    assert "wrong answer" in found[-1].failure
-    assert found[1].error is None  # slower than one that is right
-    tritile.forget()
-    with tritile.mode("strict"):
-        kernel[named_grid](*args)
-    assert kernel.best_config.kwargs["STRAY"] == 0
-
-
-def test_strict_and_cached_run_host_tensors_as_matmul_does():
-    a = torch.randn(3, 5)
-    for mode in ("strict", "cached"):
-        kernel, args, _ = host_call(None, strays=(0, 1))
-        with tritile.mode(mode), warnings.catch_warnings():
-            warnings.simplefilter("error", UntunedWarning)
-            kernel[named_grid](*args)
-            assert torch.equal(args[1], 3 * args[0][:77])
-            torch.testing.assert_close(tritile.matmul(a, a.mT), a @ a.mT)
-
-
-def test_host_tensors_are_the_interpreters_where_there_is_a_gpu(monkeypatch):
-    monkeypatch.setattr(devices, "current_gpu", lambda: H200)
-    kernel, args, _ = host_call(None)
-    assert kernel.device_of(args, {}) is INTERPRETER
-    assert kernel.device_of((), {"N": 5}) is H200

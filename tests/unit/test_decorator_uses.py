@@ -1,7 +1,6 @@
 """Decorated kernels as public projects use them, checked for `triton.autotune` and `tritile.autotune`.
 
-As in `test_like_triton`, kernels run in the interpreter or compile for a GPU that is not here, and times are
-made up.
+As in `test_like_triton`, kernels run in the interpreter and times are made up.
 """
 
 import copy
@@ -18,14 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.stand_in_gpu import on_gpu
 from tests.unit.test_like_triton import Bench, grid, increment, of_blocks
 from tests.unit.test_like_triton import copy as copy_values
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
-]
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 
 
 def noted(used, N, BLOCK: tl.constexpr):
@@ -81,7 +76,7 @@ def times():
 
 
 @pytest.fixture
-def tuned(autotune, interpreted, times):
+def tuned(autotune, times):
     """Decorate a function of which the larger BLOCK is the faster; returns the kernel."""
 
     def decorated(function=noted, key=("N",), configs=None, **rest):
@@ -537,7 +532,7 @@ def test_names_of_no_argument_in_the_key(autotune, tuned, times, key):
     assert list(kernel.cache) == [((5,) if "N" in key else ()) + ("torch.int32",)]
 
 
-def test_a_key_that_is_a_tuple_or_empty(autotune, interpreted, times):
+def test_a_key_that_is_a_tuple_or_empty(autotune, times):
     for key in (("N",), [], ()):
         kernel = autotune(of_blocks(16, 64), key, do_bench=times)(triton.jit(noted))
         kernel[(1,)](times.used, 5)
@@ -545,7 +540,7 @@ def test_a_key_that_is_a_tuple_or_empty(autotune, interpreted, times):
         assert len(kernel.cache) == 1
 
 
-def test_configs_in_a_tuple_and_without_parameters(autotune, interpreted, times):
+def test_configs_in_a_tuple_and_without_parameters(autotune, times):
     configs = tuple(triton.Config({}, num_warps=warps) for warps in (1, 2))
     kernel = autotune(configs, ["N"], do_bench=times)(triton.jit(noted))
     kernel[(1,)](times.used, 5, BLOCK=16)
@@ -554,7 +549,7 @@ def test_configs_in_a_tuple_and_without_parameters(autotune, interpreted, times)
 
 
 @pytest.mark.parametrize("configs", [[], None], ids=str)
-def test_no_configs(autotune, interpreted, times, configs):
+def test_no_configs(autotune, times, configs):
     kernel = autotune(configs, ["N"], do_bench=times)(triton.jit(noted))
     kernel[(1,)](times.used, 5, BLOCK=16)
     assert int(times.used) == 16
@@ -645,7 +640,7 @@ def test_a_config_of_infinite_time_loses(tuned, times):
 
 
 @pytest.mark.parametrize("deprecated", [{"warmup": 5}, {"rep": 10}, {"use_cuda_graph": True}], ids=str)
-def test_deprecated_arguments_warn(autotune, interpreted, gpu, times, monkeypatch, deprecated):
+def test_deprecated_arguments_warn(autotune, gpu, times, monkeypatch, deprecated):
     for name in ("do_bench", "do_bench_cudagraph"):
         monkeypatch.setattr(triton.testing, name, lambda fn, quantiles=None, **rest: times(fn))
     with pytest.warns(DeprecationWarning, match="deprecated"):
@@ -672,26 +667,6 @@ def test_kernels_in_classes(tuned, times):
     assert len(Layer.kernel.cache) == len(Layer.bare.cache) == 1
 
 
-def test_kernels_in_closures(autotune, gpu):
-    def made(offset):
-        step = tl.constexpr(offset)
-
-        @autotune(of_blocks(16, 64), ["N"], do_bench=Bench())
-        @triton.jit
-        def closed(used, N, BLOCK: tl.constexpr):
-            tl.store(used, BLOCK + step)
-
-        return closed
-
-    for offset in (3, 5):
-        kernel = made(offset)
-        compiled = kernel[(1,)](on_gpu(1, dtype=torch.int32), 5)
-        assert kernel.best_config.kwargs == {"BLOCK": 64}
-        assert (
-            f"dense<{64 + offset}>" in compiled.asm["ttir"] or f"{64 + offset} : i32" in compiled.asm["ttir"]
-        )
-
-
 SOURCE = textwrap.dedent(
     """
     import triton, triton.language as tl
@@ -705,7 +680,7 @@ SOURCE = textwrap.dedent(
 
 
 @pytest.mark.parametrize("name", ["<ipython-input-1-0123456789ab>", "/ipykernel_1/123.py", "<generated>"])
-def test_kernels_in_cells_of_a_notebook(autotune, interpreted, times, name):
+def test_kernels_in_cells_of_a_notebook(autotune, times, name):
     """A cell that is run again defines another kernel in a file of the same name."""
     for extra in (1, 2):
         source = SOURCE.replace("EXTRA_LINE", str(extra))
@@ -757,35 +732,3 @@ def test_in_an_operator_of_triton(tuned, times, request):
     x = torch.randn(100)
     assert torch.equal(copied(x), x)
     assert len(kernel.cache) == 1
-
-
-# Compiled for a GPU.
-
-
-def test_compiled_ahead_for_each_config(autotune, gpu):
-    configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((64, 2), (128, 4))]
-    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy_values))
-    compiled = kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
-    assert [each.metadata.num_warps for each in compiled] == [2, 4]
-    assert gpu.launches == []
-
-
-def test_options_passed_in_a_call(autotune, gpu):
-    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy_values))
-    compiled = kernel[grid](on_gpu(100), on_gpu(100), 100, enable_fp_fusion=False)
-    assert compiled.metadata.enable_fp_fusion is False
-    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128]
-
-
-def test_compiled_kernels_are_launched_again_without_timing(autotune, gpu):
-    bench = Bench()
-    kernel = autotune(of_blocks(64, 128), ["N"], do_bench=bench)(triton.jit(copy_values))
-    out, x = on_gpu(100), on_gpu(100)
-    first = kernel[grid](out, x, 100)
-    again = kernel[grid](out, x, 100)
-    by_name = kernel[grid](x=x, out=out, N=100)
-    assert first is again is by_name
-    assert bench.calls == 2
-    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128, 128, 128]
-    assert list(kernel.cache) == [(100, "torch.float32", "torch.float32")]

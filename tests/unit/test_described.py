@@ -30,7 +30,7 @@ from tests.reference import (
 from tritile.runtime import launch
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.interpreted,
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
 PRODUCTS = [*MATMUL_DTYPES, torch.complex64, torch.complex128]

@@ -9,7 +9,6 @@ pytestmark = pytest.mark.skipif(
     freeze.frozen()["triton"] != triton.__version__,
     reason="picks and kernels were frozen with another Triton",
 )
-compiling = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="triton.jit interprets in this process")
 
 
 @pytest.mark.timeout(900)  # some thousand plans, which a busy machine may take minutes for
@@ -33,13 +32,11 @@ def test_what_is_gone_is_told_from_what_changed():
     assert freeze.differences("picks", old, old, str.__eq__) == ""
 
 
-@compiling
 def test_kernels_are_the_frozen_ones():
     changed = freeze.changed_kernels(frozen_kernels.QUICK)
     assert not changed, changed
 
 
-@compiling
 @pytest.mark.stacks
 @pytest.mark.timeout(1800)
 def test_all_kernels_are_the_frozen_ones():

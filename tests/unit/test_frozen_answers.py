@@ -4,10 +4,9 @@ import pytest
 
 from tests import freeze
 
-QUIET = "ignore::tritile.errors.InterpreterWarning"
+pytestmark = pytest.mark.interpreted
 
 
-@pytest.mark.filterwarnings(QUIET)
 def test_answers_are_the_frozen_ones():
     changed = freeze.changed_answers()
     assert not changed, changed

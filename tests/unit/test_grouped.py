@@ -36,7 +36,7 @@ from tritile.tune.subject.matrices import groups_of
 from tritile.tune.subject.operands import ragged, shared
 from tritile.tune.suites import SHIPPED, find, parse_shape
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")
 ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 A, B = torch.zeros(12, 8), torch.zeros(3, 8, 5)

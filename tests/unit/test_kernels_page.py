@@ -41,9 +41,9 @@ def copy(tmp_path_factory):
     return base
 
 
-def ran(copy, code):
+def ran(copy, code, **variables):
     """What `code` prints where the copy is the package."""
-    env = os.environ | {"PYTHONPATH": str(copy), "TRITILE_CACHE_DIR": str(copy / "cache")}
+    env = os.environ | {"PYTHONPATH": str(copy), "TRITILE_CACHE_DIR": str(copy / "cache")} | variables
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=copy, env=env)
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def ran(copy, code):
 
 
 def test_the_page_runs(copy):
-    ran(copy, "".join(text for kind, _, text in BLOCKS if kind == "run"))
+    ran(copy, "".join(text for kind, _, text in BLOCKS if kind == "run"), TRITON_INTERPRET="1")
 
 
 def test_all_that_asks_the_registry_knows_the_kernel(copy):

@@ -1,7 +1,6 @@
 """How a call becomes launches; no kernel runs."""
 
 import itertools
-import os
 import subprocess
 from dataclasses import replace
 from math import prod
@@ -94,12 +93,8 @@ def test_a_kernel_is_loaded_without_tritons_launcher_unless_a_hook_listens(monke
 
 
 SMALL = MatmulProblem(1, 64, 64, 64, "float16", "float16")
-compiles = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"), reason="triton.jit interprets in this process"
-)
 
 
-@compiles
 def test_multiplications_are_fused_whatever_tritons_default():
     with triton.knobs.language.scope():
         triton.knobs.language.default_fp_fusion = False
@@ -107,7 +102,6 @@ def test_multiplications_are_fused_whatever_tritons_default():
     assert kernel.metadata.enable_fp_fusion
 
 
-@compiles
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
 def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_path):
     called, run = [], subprocess.run

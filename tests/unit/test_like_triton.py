@@ -1,7 +1,7 @@
 """The behaviour that Triton tests of its autotuner, checked for `triton.autotune` and `tritile.autotune`.
 
-Answers come from the interpreter, on host tensors. What only a compiler or a driver can say comes from
-kernels compiled for a GPU that is not here. Times are made up.
+Answers come from the interpreter, on host tensors; times are made up. What only a compiler or a driver can
+say is in `test_like_triton_compiled`.
 """
 
 import pytest
@@ -10,12 +10,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
-from tests.stand_in_gpu import on_gpu
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
-]
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 
 
 def of_blocks(*blocks):
@@ -75,13 +70,8 @@ def staged(x, N, STAGES: tl.constexpr, BLOCK: tl.constexpr):
         at += BLOCK
 
 
-def added(x, y, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
-
-
 @pytest.fixture
-def tuned(autotune, interpreted):
+def tuned(autotune):
     """Decorate a function, with made-up times unless `do_bench` is passed; returns the kernel."""
 
     def decorated(function, key=("N",), configs=None, heuristics=lambda kernel: kernel, **rest):
@@ -116,26 +106,6 @@ def test_a_dtype_of_triton_in_the_key_of_results_kept_on_disk(tuned):
     kernel[grid](out, x, 200, tl.float16)
     torch.testing.assert_close(out, x.half().float(), rtol=0, atol=0)
     assert len(kernel.cache) == 2
-
-
-@pytest.mark.parametrize("key", ["N", "DTYPE"])
-def test_results_kept_on_disk(autotune, gpu, tmp_path, monkeypatch, key):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    bench = Bench()
-    decorate = autotune(of_blocks(32, 128), [key], cache_results=True, do_bench=bench)
-    for _ in range(2):  # the second kernel finds on disk what the first has measured
-        kernel = decorate(triton.jit(copy_as))
-        try:
-            kernel[grid](on_gpu(200), on_gpu(200), 200, tl.float16)
-        except TypeError:
-            if type(kernel) is not triton.runtime.Autotuner or key == "N":
-                raise
-            pytest.skip("this Triton writes no dtype")
-        assert bench.calls == 2
-        assert len(kernel.cache) == 1
-        assert kernel.best_config.kwargs == {"BLOCK": 128}
-        assert gpu.launches[-1].args["BLOCK"] == 128
-        assert gpu.launches[-1].args["DTYPE"] == tl.float16
 
 
 def test_without_a_benchmark_the_drivers_is_taken(tuned, gpu):
@@ -229,24 +199,6 @@ def test_hooks_come_in_pairs_where_a_config_asks_for_too_much(tuned):
     assert kernel.best_config.kwargs == {"BLOCK": 32}
 
 
-def test_hooks_see_what_the_compiler_refuses(autotune, gpu):
-    """256 KiB of shared memory are 64 stages of 1024 floats."""
-    begun, failures = [], []
-    kernel = autotune(
-        of_blocks(1024, 32),
-        ["N"],
-        pre_hook=lambda named, reset_only=False: begun.append(reset_only),
-        post_hook=lambda named, exception: failures.append(exception),
-        do_bench=Bench(),
-    )(triton.heuristics({"STAGES": lambda named: 64 if named["N"] == 4096 else 4})(triton.jit(staged)))
-    kernel[(1,)](on_gpu(4096), 4096)
-    assert begun.count(False) == len(failures) == 2
-    assert isinstance(failures[0], OutOfResources)
-    assert "shared memory" in str(failures[0])
-    assert failures[1] is None
-    assert gpu.launches[-1].args["BLOCK"] == 32
-
-
 @pytest.mark.parametrize("by", ["early_config_prune", "perf_model"])
 def test_pruners_are_given_the_call(tuned, by):
     seen = []
@@ -299,55 +251,3 @@ def test_a_pruner_that_leaves_none_is_an_error(tuned):
     kernel = tuned(copy, prune_configs_by={"early_config_prune": lambda configs, named, **rest: []})
     with pytest.raises(triton.TritonError, match="at least one config"):
         kernel[grid](torch.zeros(200), torch.randn(200), 200)
-
-
-TTIR = """
-module {
-  tt.func public @copy(%out: !tt.ptr<f32>, %x: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
-    %ten = arith.constant 1.000000e+01 : f32
-    tt.store %out, %ten : !tt.ptr<f32>
-    tt.return
-  }
-}
-"""
-PTX = """
-.version 8.4
-.target sm_90a
-.address_size 64
-.visible .entry copy(.param .u64 p0, .param .u64 p1, .param .u32 p2, .param .u64 p3, .param .u64 p4)
-.reqntid 128
-{
-  ret;
-}
-"""
-
-
-@pytest.mark.parametrize("form", ["ttir", "ptx"])
-def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path, form):
-    path = tmp_path / f"own.{form}"
-    path.write_text({"ttir": TTIR, "ptx": PTX}[form])
-    configs = [triton.Config({"BLOCK": 32, "ir_override": str(path)})]
-    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
-    compiled = kernel[grid](on_gpu(1024), on_gpu(1024), N=1024)
-    assert "ld.global" not in compiled.asm["ptx"]
-    plain = autotune(of_blocks(32), ["N"], do_bench=Bench())(triton.jit(copy))
-    assert "ld.global" in plain[grid](on_gpu(1024), on_gpu(1024), N=1024).asm["ptx"]
-
-
-def test_more_warps_than_a_block_may_have_lose(autotune, gpu):
-    failures = []
-    kernel = autotune(
-        [triton.Config({}, num_warps=64), triton.Config({}, num_warps=4)],
-        ["BLOCK"],
-        post_hook=lambda named, exception: failures.append(exception),
-        do_bench=Bench(),
-    )(triton.jit(added))
-    kernel[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](
-        *[on_gpu(1024) for _ in range(3)], 1024, BLOCK=128
-    )
-    assert isinstance(failures[0], OutOfResources)
-    assert f"threads, Required: {64 * 32}" in str(failures[0])
-    assert failures[1] is None
-    assert kernel.best_config.num_warps == 4
-    (launch,) = gpu.launches[-1:]
-    assert (launch.grid, launch.metadata.num_warps) == ((8, 1, 1), 4)

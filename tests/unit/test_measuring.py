@@ -32,6 +32,8 @@ from tritile.tune.measure.engine import tune
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.spaces import Listed
 
+pytestmark = pytest.mark.interpreted
+
 H200 = target_device("nvidia-h200")
 
 # --- One word tunes ---

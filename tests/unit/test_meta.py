@@ -10,7 +10,7 @@ from tritile.core import device as devices
 from tritile.errors import DeviceError, DtypeError, InvalidValueError, OverlapError, ShapeError
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 H200 = tritile.target_device("nvidia-h200")
 
 

@@ -12,7 +12,7 @@ from tests.operators import DOUBLES, SAMPLES, A, B, Sample, W, drawn
 from tritile.core.settings import Rules, rules
 from tritile.runtime import launch
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 
 
 # One of each formula.

@@ -10,7 +10,7 @@ import tritile
 from tests.operators import OFFS, SAMPLES, A, B, W, X, drawn
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, TritileError
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 OPS = torch.ops.tritile
 ONE = torch.ones(())
 FP8 = torch.float8_e4m3fn

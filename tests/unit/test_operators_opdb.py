@@ -7,8 +7,8 @@ from tests.opdb import NAMES, check, samples
 from tests.reference import name as of
 
 pytestmark = [
+    pytest.mark.interpreted,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 

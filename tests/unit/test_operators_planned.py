@@ -14,7 +14,7 @@ from tritile.ops.grouped import described as grouped
 from tritile.ops.operators import planning
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.interpreted,
     pytest.mark.skipif(
         torch.version.cuda is not None
         and not torch.cuda.is_available()

@@ -1,4 +1,8 @@
-"""tritile's own kernel, launched as any kernel of Triton: it tunes, remembers and runs."""
+"""tritile's own kernel, launched as any kernel of Triton, and a user's, as the documents show them."""
+
+import re
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ from tritile.ops.described import described
 from tritile.runtime.launch import _bound
 from tritile.tune import kernels
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 
 
 class Bench:
@@ -95,3 +99,20 @@ def test_the_wrapper_is_made_once_and_when_it_is_asked_for():
     assert dir(kernels) == ["matmul_tile"]
     with pytest.raises(AttributeError, match="matmul_untiled"):
         kernels.matmul_untiled  # noqa: B018
+
+
+ROOT = Path(tritile.__file__).parents[1]
+
+
+def test_the_guide_runs(tmp_path):
+    guide = (ROOT / "docs" / "guides" / "own_kernel.md").read_text()
+    script = tmp_path / "snippets.py"  # a kernel is read from a file
+    snippets = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    script.write_text("\n".join(snippets).replace('"cuda"', '"cpu"'))
+    runpy.run_path(str(script))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs at real size on a GPU: start the script by hand")
+def test_the_example_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "rms_norm.py"), run_name="__main__")
+    assert "5x300 runs with BLOCK" in capsys.readouterr().out

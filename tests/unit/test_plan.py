@@ -14,6 +14,8 @@ from tritile.planning.kernel_plan import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 
+pytestmark = pytest.mark.interpreted
+
 H200 = target_device("nvidia-h200")
 
 

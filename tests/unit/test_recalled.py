@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 import tritile
 from tests.unit.test_autotune import Bench
-from tests.unit.test_traced import Traces
 from tritile.core import settings as modes
 from tritile.core.device import INTERPRETER
 from tritile.errors import NotTunedError, UntunedWarning
 from tritile.planning.kernel_table import empty
 from tritile.planning.store import store_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 GUARD = 64
 
 
@@ -156,24 +155,6 @@ def test_a_damaged_table_is_left_out_with_a_warning(tmp_path):
     problem = json.dumps({"op": "kernel", "kernel": "fill"})
     path.write_text(json.dumps({"format": "tritile kernels 1", "gpus": {"x": {"y": {problem: entry}}}}))
     assert run(kernel, bench, 64) == 16
-
-
-def test_the_tracer_is_given_what_the_pruning_leaves(monkeypatch):
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda **_: True)
-    kernel, bench = decorated()
-    run(kernel, bench, 64)
-    traces = Traces()
-
-    def call(out, used, n):
-        kernel[grid](out, used, n, False)
-        return out
-
-    torch.compiler.reset()
-    compiled = torch.compile(call, backend=traces, fullgraph=True, dynamic=False)
-    with tritile.mode("cached"):
-        compiled(torch.zeros(64), bench.used, 64)
-        compiled(torch.zeros(48), bench.used, 48)
-    assert [[config["B"] for config in configs] for configs in traces.configs] == [[64], [16]]
 
 
 def test_a_neighbour_shares_all_but_sizes():

@@ -26,7 +26,7 @@ from tritile.planning.kernel_table import FORMAT, empty, kernel_tables, read
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 H200 = target_device("nvidia-h200")
 TO_H200 = ("--target", "nvidia-h200")
 

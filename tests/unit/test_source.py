@@ -12,7 +12,6 @@ import torch
 import triton
 
 import tritile
-from tritile.core.of_triton import InterpretedFunction
 from tritile.core.source import source_hash
 from tritile.planning import table
 from tritile.runtime.interpreter import interpret
@@ -243,18 +242,6 @@ def test_knobs_count_as_variables_do(package, group, knob, value):
     assert source_hash(kernel) == plain
 
 
-def test_an_interpreted_kernel_has_the_digest_of_a_compiled_one(package, monkeypatch):
-    compiled = package()
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    interpreted = package()
-    assert isinstance(interpreted.fn.fn, InterpretedFunction)
-    assert source_hash(interpreted) == source_hash(compiled)
-    noinline = package("noinline=False", "noinline=True")
-    assert source_hash(noinline) != source_hash(interpreted)
-    monkeypatch.delenv("TRITON_INTERPRET")
-    assert source_hash(package("noinline=False", "noinline=True")) == source_hash(noinline)
-
-
 def test_the_interpreter_reaches_helpers_through_several_dots(tmp_path, package):
     source = """
         import triton
@@ -279,16 +266,20 @@ def test_the_interpreter_reaches_helpers_through_several_dots(tmp_path, package)
     assert x.tolist() == [2.0 * (i + 1) for i in range(8)]
 
 
-def test_digests_of_another_process_that_hashes_text_otherwise(package, tmp_path):
+@pytest.mark.parametrize(
+    "variables", [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}, {"TRITON_INTERPRET": "1"}], ids=str
+)
+def test_digests_of_another_process_that_hashes_text_otherwise_or_interprets(package, tmp_path, variables):
     heuristic = 'lambda a: a["n"] in {{"a", "b", "c", "d", "e", 4}}'
-    kernel = package(module=MODULE.replace('lambda a: a["n"] % 4 == 0', heuristic))
+    module = MODULE.replace('lambda a: a["n"] % 4 == 0', heuristic)
+    plain, kernel = source_hash(package()), package("noinline=False", "noinline=True", module=module)
+    assert source_hash(kernel) != plain
     printing = "from digested.kernels import kernel as k; from tritile.core.source import source_hash as s"
     path = (str(tmp_path), str(Path(tritile.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
-    for seed in "12":
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", f"{printing}; print(s(k))"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.stdout.split() == [source_hash(kernel)], done.stderr
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
+    command = [sys.executable, "-c", f"{printing}; print(s(k))"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [source_hash(kernel)], done.stderr
 
 
 MEASURED = sorted((Path(tritile.__file__).parent / "tables").glob("nvidia-*.json"))

@@ -1,20 +1,14 @@
 """What torch keeps track of around a call: versions of tensors, tangents, transforms, threads."""
 
-import threading
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import tritile
-from tritile.core.config import Config
-from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem
 from tritile.errors import GradientError, InvalidValueError, UnsupportedError
-from tritile.runtime import ahead
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 A, B = torch.randn(5, 4), torch.randn(4, 3)
 
 
@@ -66,26 +60,3 @@ def test_a_wrong_mode_is_told_of_on_host_tensors(monkeypatch):
 def test_whole_numbers_are_negated_and_not_sign_flipped():
     x = torch.arange(-3, 9).view(3, 4)
     assert torch.equal(tritile.transpose(torch._neg_view(x)), -x.mT)
-
-
-def test_interpreting_in_one_thread_harms_no_compile_in_another():
-    stop, failures = threading.Event(), []
-
-    def interpret():
-        while not stop.is_set():
-            tritile.matmul(A, B)
-
-    thread = threading.Thread(target=interpret)
-    thread.start()
-    try:
-        problem, device = MatmulProblem(1, 77, 78, 79, "float16", "float16"), target_device("sm_90")
-        for block in (16, 32, 64):
-            config = Config.of(family="tile", BLOCK_M=block, BLOCK_N=16, BLOCK_K=16, GROUP_M=8)
-            try:
-                ahead.compiled_for(problem, config, device)
-            except Exception as error:
-                failures.append(error)
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures

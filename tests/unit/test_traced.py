@@ -5,7 +5,6 @@ The tracer is torch's own. What it made of a kernel is read from the graph; noth
 
 import copy
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -15,9 +14,13 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritile
-from tests.unit.test_autotune import Bench, configs, run, softmax, tuned
+from tests.unit.test_autotune import Bench, configs, softmax, tuned
+from tritile.core.config import Config
+from tritile.core.device import INTERPRETER
 from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial
 from tritile.tune.traced import indices_of
 
 ROWS = 4
@@ -67,12 +70,20 @@ def of_space(bench, *blocks):
     return tritile.autotune(space, ["N"], do_bench=bench, search="exhaustive")(softmax)
 
 
+def remember(kernel, args, fastest):
+    """Put a time of each config into the store, as a measurement of this call does."""
+    problem = kernel.problem(args, {})
+    listed = kernel.space.opening(9) if kernel.space else [Config.from_triton(c) for c in kernel.configs]
+    for config in listed:
+        us = 1.0 + abs(config["BLOCK"] - fastest)
+        store_of(INTERPRETER).add(kernel.digest, Trial(problem, config, us))
+
+
 def measured(bench, *sizes, kernel=None, **more):
     kernel = kernel or tuned(bench, **more)
     for n, fastest in sizes:
-        bench.times = {block: 1.0 + abs(block - fastest) for block in (64, 128, 256)}
-        with tritile.mode("tune"):
-            run(kernel, bench.used, n)
+        x = torch.zeros(ROWS, n)
+        remember(kernel, (x, x, bench.used, n), fastest)
     return kernel
 
 
@@ -225,7 +236,7 @@ def test_what_is_tuned_later_counts_once_compiled_anew():
     call = compiled(kernel, traces, dynamic=False)
     with pytest.warns(UntunedWarning), tritile.mode("cached"):
         call(50)
-    run(kernel, bench.used, 50)
+    measured(bench, (50, 128), kernel=kernel)
     call(50)
     torch.compiler.reset()
     call(50)
@@ -271,8 +282,7 @@ def with_heuristics():
     bench = Bench()
     heuristics = triton.heuristics({"EVEN": lambda given: given["N"] % given["BLOCK"] == 0})
     kernel = tuned(bench, kernel=heuristics(scaled))
-    with tritile.mode("tune"):
-        kernel[(ROWS,)](torch.zeros(ROWS, 128), torch.zeros(ROWS, 128), bench.used, 128)
+    remember(kernel, (torch.zeros(ROWS, 128), torch.zeros(ROWS, 128), bench.used, 128), 128)
     return kernel
 
 
@@ -321,25 +331,6 @@ def test_a_list_of_one_config_is_left_as_it_is():
     assert traces.blocks == [[128]]
 
 
-def test_a_tuner_is_what_it_was_told_and_keeps_no_arguments():
-    bench = Bench()
-    kernel = tuned(bench, mode="tune")
-    x = torch.randn(3, 50)
-    out, gone = torch.empty_like(x), weakref.ref(x)
-    kernel[(3,)](x, out, bench.used, 50)
-    del x
-    assert gone() is None
-    kernel.configs = configs(64, 256)
-    run(kernel, bench.used, 60)
-    assert int(bench.used) == 256
-    kernel.early_config_prune = lambda configs, named_args, **_: configs[:1]
-    run(kernel, bench.used, 61)
-    assert int(bench.used) == 64
-    last = weakref.ref(kernel)
-    del kernel
-    assert last() is None
-
-
 def test_a_copy_has_configs_of_its_own():
     kernel, traces = measured(Bench(), (50, 64)), Traces()
     other = copy.copy(kernel)
@@ -372,3 +363,18 @@ def test_pruning_may_give_an_iterator_inside_too():
     traces = Traces()
     compiled(tuned(Bench(), prune_configs_by={"early_config_prune": prune}, mode="off"), traces)(50)
     assert traces.blocks == [[128]]
+
+
+def test_the_tracer_is_given_what_the_pruning_leaves():
+    """The remembered 256 does not divide 192."""
+
+    def dividing(configs, named_args, **kwargs):
+        return [config for config in configs if named_args["N"] % config.kwargs["BLOCK"] == 0]
+
+    kernel = measured(Bench(), (256, 256), prune_configs_by={"early_config_prune": dividing})
+    traces = Traces()
+    call = compiled(kernel, traces, dynamic=False)
+    with tritile.mode("cached"):
+        call(256)
+        call(192)
+    assert traces.blocks == [[256], [64]]

@@ -20,7 +20,7 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
 from tritile.tune.measure.tasks import Tuned
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1234, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
 

@@ -256,10 +256,15 @@ def interpret(
 ) -> None:
     """Run `kernel[grid](*args, **kwargs)` in the interpreter, one call at a time in a process.
 
-    `in_order`: products add up along K in one order, whatever the tiles.
+    With TRITON_INTERPRET set, `triton.jit` has made an interpreted function, which is launched as it is.
+    `in_order`: products of twins add up along K in one order, whatever the tiles.
     Raises UnsupportedError where Triton and numpy are of versions that cannot interpret together.
     """
     try:
+        if isinstance(kernel, InterpretedFunction):
+            with library_lock:
+                kernel[grid](*args, **kwargs)
+            return
         # A sum that overflows is infinite, as on a GPU: numpy need not warn.
         with (
             library_lock,
@@ -317,8 +322,8 @@ class HostAware:
             named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
             kwargs |= {name: heuristic(named) for name, heuristic in kernel.values.items()}
             kernel = kernel.fn
-        if not isinstance(kernel, JITFunction):
-            return self.fn.run(*args, **kwargs)
+        if not isinstance(kernel, JITFunction):  # TRITON_INTERPRET was set as triton.jit made it
+            return self.fn.run(*args, **{"warmup": False} | kwargs)
         kwargs.pop("warmup", None)
         interpret(kernel, kwargs.pop("grid"), args, kwargs)
         return None

@@ -4,13 +4,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tritile.families.common.constants import constant
+
 # Bits of the flag. a and b have one each for sparse rows, as one dense operand makes up for the other.
-A_SPARSE = tl.constexpr(1)
-B_SPARSE = tl.constexpr(2)
-LOSSY = tl.constexpr(4)  # the split of some elements loses more than their last bit
-UNFIT = tl.constexpr(7)  # all of these bits: from this value on the product of parts is not good enough
-EXTREME = tl.constexpr(8)  # for plain fp32: infinities, NaN, numbers near the ends of fp32
-END = tl.constexpr(16)
+A_SPARSE = constant(1)
+B_SPARSE = constant(2)
+LOSSY = constant(4)  # the split of some elements loses more than their last bit
+UNFIT = constant(7)  # all of these bits: from this value on the product of parts is not good enough
+EXTREME = constant(8)  # for plain fp32: infinities, NaN, numbers near the ends of fp32
+END = constant(16)
 
 
 @triton.jit

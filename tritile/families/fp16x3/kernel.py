@@ -9,23 +9,24 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tritile.families.common.constants import constant
 from tritile.families.common.tiles import batch_offset, multiple
 from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
-STAGES = tl.constexpr(4)  # of the loop for peaks: with stages, loads in flight take no registers
-LEAST_UNIT = tl.constexpr(4)  # elements copied together for that: copies of 4 bytes are slow
-PEAKS = tl.constexpr(32)  # of a row that a program looks at together
+STAGES = constant(4)  # of the loop for peaks: with stages, loads in flight take no registers
+LEAST_UNIT = constant(4)  # elements copied together for that: copies of 4 bytes are slow
+PEAKS = constant(32)  # of a row that a program looks at together
 # Exponents of a row's scaled elements: see `tritile.families.fp16x3.lowering`, which derives them.
-TOP = tl.constexpr(14)  # of the largest
-SHIFT = tl.constexpr(6)  # by which cross terms share out their powers of two
+TOP = constant(14)  # of the largest
+SHIFT = constant(6)  # by which cross terms share out their powers of two
 # Elements are compared by magnitude, as the bits of fp32.
-WHOLE = tl.constexpr(2.0**-8)  # below it a scaled element's split loses more than its last bit
-DENSE = tl.constexpr(4.0)  # from here on it counts as one of those that make a row dense
-LEAST_ROW = tl.constexpr(-60)  # exponent of a row's largest element, at the least
-MOST_ROW = tl.constexpr(60)  # and at the most: scales and sums then stay within fp32
-COUNTED = tl.constexpr(15)  # bits of a count within a tile
-LEAST = tl.constexpr(2.0**-100)  # smaller elements but 0, and
-MOST = tl.constexpr((127 + 126) << 23)  # those with the bits of 2**126 or more, are for plain fp32
+WHOLE = constant(2.0**-8)  # below it a scaled element's split loses more than its last bit
+DENSE = constant(4.0)  # from here on it counts as one of those that make a row dense
+LEAST_ROW = constant(-60)  # exponent of a row's largest element, at the least
+MOST_ROW = constant(60)  # and at the most: scales and sums then stay within fp32
+COUNTED = constant(15)  # bits of a count within a tile
+LEAST = constant(2.0**-100)  # smaller elements but 0, and
+MOST = constant((127 + 126) << 23)  # those with the bits of 2**126 or more, are for plain fp32
 
 
 @triton.jit

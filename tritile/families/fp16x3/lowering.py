@@ -209,8 +209,8 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
         b=b.view.transposed,
         dtype="float16",
         fused=replace(call.fused, scale_a=a.scales, scale_b=b.scales.transposed),
-        verdict=Verdict(word, 0, UNFIT.value),
+        verdict=Verdict(word, 0, int(UNFIT)),
     )
-    plain = replace(call, precision="ieee", verdict=Verdict(word, UNFIT.value, END.value))
+    plain = replace(call, precision="ieee", verdict=Verdict(word, int(UNFIT), int(END)))
     scratch = {word.buffer: Section("int32", 1), **a.scratch, **b.scratch, **counts}
     return Lowered(before, core, tile.work(plain, _PLAIN).steps, scratch)

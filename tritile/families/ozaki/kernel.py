@@ -7,11 +7,12 @@ A row of A and a column of B are both called a vector here. There are R vectors 
 import triton
 import triton.language as tl
 
+from tritile.families.common.constants import constant
 from tritile.families.common.epilogue import finished
 from tritile.families.common.tiles import batch_index, batch_offset
 
 # Stands for the exponent of a vector whose products are made in plain fp64.
-UNFIT = tl.constexpr(32767)
+UNFIT = constant(32767)
 
 
 @triton.jit

@@ -1,0 +1,159 @@
+"""What a compiler or a driver says of decorated kernels, for `triton.autotune` and `tritile.autotune`.
+
+Kernels are compiled for a GPU that is not here; times are made up.
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.errors import OutOfResources
+
+from tests.stand_in_gpu import on_gpu
+from tests.unit.test_like_triton import Bench, copy, copy_as, grid, of_blocks, staged
+
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+
+
+def added(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
+
+
+@pytest.mark.parametrize("key", ["N", "DTYPE"])
+def test_results_kept_on_disk(autotune, gpu, tmp_path, monkeypatch, key):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    bench = Bench()
+    decorate = autotune(of_blocks(32, 128), [key], cache_results=True, do_bench=bench)
+    for _ in range(2):  # the second kernel finds on disk what the first has measured
+        kernel = decorate(triton.jit(copy_as))
+        try:
+            kernel[grid](on_gpu(200), on_gpu(200), 200, tl.float16)
+        except TypeError:
+            if type(kernel) is not triton.runtime.Autotuner or key == "N":
+                raise
+            pytest.skip("this Triton writes no dtype")
+        assert bench.calls == 2
+        assert len(kernel.cache) == 1
+        assert kernel.best_config.kwargs == {"BLOCK": 128}
+        assert gpu.launches[-1].args["BLOCK"] == 128
+        assert gpu.launches[-1].args["DTYPE"] == tl.float16
+
+
+def test_hooks_see_what_the_compiler_refuses(autotune, gpu):
+    """256 KiB of shared memory are 64 stages of 1024 floats."""
+    begun, failures = [], []
+    kernel = autotune(
+        of_blocks(1024, 32),
+        ["N"],
+        pre_hook=lambda named, reset_only=False: begun.append(reset_only),
+        post_hook=lambda named, exception: failures.append(exception),
+        do_bench=Bench(),
+    )(triton.heuristics({"STAGES": lambda named: 64 if named["N"] == 4096 else 4})(triton.jit(staged)))
+    kernel[(1,)](on_gpu(4096), 4096)
+    assert begun.count(False) == len(failures) == 2
+    assert isinstance(failures[0], OutOfResources)
+    assert "shared memory" in str(failures[0])
+    assert failures[1] is None
+    assert gpu.launches[-1].args["BLOCK"] == 32
+
+
+TTIR = """
+module {
+  tt.func public @copy(%out: !tt.ptr<f32>, %x: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %ten = arith.constant 1.000000e+01 : f32
+    tt.store %out, %ten : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+PTX = """
+.version 8.4
+.target sm_90a
+.address_size 64
+.visible .entry copy(.param .u64 p0, .param .u64 p1, .param .u32 p2, .param .u64 p3, .param .u64 p4)
+.reqntid 128
+{
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize("form", ["ttir", "ptx"])
+def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path, form):
+    path = tmp_path / f"own.{form}"
+    path.write_text({"ttir": TTIR, "ptx": PTX}[form])
+    configs = [triton.Config({"BLOCK": 32, "ir_override": str(path)})]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
+    compiled = kernel[grid](on_gpu(1024), on_gpu(1024), N=1024)
+    assert "ld.global" not in compiled.asm["ptx"]
+    plain = autotune(of_blocks(32), ["N"], do_bench=Bench())(triton.jit(copy))
+    assert "ld.global" in plain[grid](on_gpu(1024), on_gpu(1024), N=1024).asm["ptx"]
+
+
+def test_more_warps_than_a_block_may_have_lose(autotune, gpu):
+    failures = []
+    kernel = autotune(
+        [triton.Config({}, num_warps=64), triton.Config({}, num_warps=4)],
+        ["BLOCK"],
+        post_hook=lambda named, exception: failures.append(exception),
+        do_bench=Bench(),
+    )(triton.jit(added))
+    kernel[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](
+        *[on_gpu(1024) for _ in range(3)], 1024, BLOCK=128
+    )
+    assert isinstance(failures[0], OutOfResources)
+    assert f"threads, Required: {64 * 32}" in str(failures[0])
+    assert failures[1] is None
+    assert kernel.best_config.num_warps == 4
+    (launch,) = gpu.launches[-1:]
+    assert (launch.grid, launch.metadata.num_warps) == ((8, 1, 1), 4)
+
+
+def test_kernels_in_closures(autotune, gpu):
+    def made(offset):
+        step = tl.constexpr(offset)
+
+        @autotune(of_blocks(16, 64), ["N"], do_bench=Bench())
+        @triton.jit
+        def closed(used, N, BLOCK: tl.constexpr):
+            tl.store(used, BLOCK + step)
+
+        return closed
+
+    for offset in (3, 5):
+        kernel = made(offset)
+        compiled = kernel[(1,)](on_gpu(1, dtype=torch.int32), 5)
+        assert kernel.best_config.kwargs == {"BLOCK": 64}
+        assert (
+            f"dense<{64 + offset}>" in compiled.asm["ttir"] or f"{64 + offset} : i32" in compiled.asm["ttir"]
+        )
+
+
+def test_compiled_ahead_for_each_config(autotune, gpu):
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((64, 2), (128, 4))]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
+    compiled = kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
+    assert [each.metadata.num_warps for each in compiled] == [2, 4]
+    assert gpu.launches == []
+
+
+def test_options_passed_in_a_call(autotune, gpu):
+    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
+    compiled = kernel[grid](on_gpu(100), on_gpu(100), 100, enable_fp_fusion=False)
+    assert compiled.metadata.enable_fp_fusion is False
+    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128]
+
+
+def test_compiled_kernels_are_launched_again_without_timing(autotune, gpu):
+    bench = Bench()
+    kernel = autotune(of_blocks(64, 128), ["N"], do_bench=bench)(triton.jit(copy))
+    out, x = on_gpu(100), on_gpu(100)
+    first = kernel[grid](out, x, 100)
+    again = kernel[grid](out, x, 100)
+    by_name = kernel[grid](x=x, out=out, N=100)
+    assert first is again is by_name
+    assert bench.calls == 2
+    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128, 128, 128]
+    assert list(kernel.cache) == [(100, "torch.float32", "torch.float32")]
