@@ -297,4 +297,4 @@ def test_groups_of_k_are_looked_at_to_the_end_of_k():
 
 
 def test_kernel_and_descriptor_agree_on_the_rows_of_a_cut_descriptor():
-    assert kernel_tma.FAR.value == FAR
+    assert kernel_tma.FAR == FAR
