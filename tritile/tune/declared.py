@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import triton
 
-from tritile.core.of_triton import InterpretedFunction, JITFunction, backends
+from tritile.core.of_triton import InterpretedFunction, backends
 from tritile.core.settings import MODES
 from tritile.errors import InvalidValueError, callers_level
 from tritile.tune.search import STRATEGIES
@@ -61,9 +61,12 @@ def layers_of(fn: Any) -> list[Any]:
 def constants_of(fn: Any) -> set[str]:
     """Return the names of a kernel's constexprs."""
     layers = layers_of(fn)
-    # An interpreted function has no parameters by kind: the compiled one of its source has.
-    layers += [JITFunction(layer.fn) for layer in layers if isinstance(layer, InterpretedFunction)]
-    return {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
+    found = {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
+    # An interpreted function has no parameters; annotations are types, or text that names them.
+    interpreted = [layer.fn.__annotations__ for layer in layers if isinstance(layer, InterpretedFunction)]
+    return found.union(
+        name for kinds in interpreted for name, kind in kinds.items() if "constexpr" in str(kind)
+    )
 
 
 def set_by(configs: Any) -> set[str]:
