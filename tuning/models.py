@@ -1,4 +1,4 @@
-"""Measure eight models of transformers before and after `tritile.nn.convert`, which nothing is tuned to.
+"""Measure nine models of transformers before and after `tritile.nn.convert`, which nothing is tuned to.
 
     python tuning/models.py --output tuning/results/GPU     # eager: forward passes and training steps
     python tuning/models.py --tune --output tuning/results/GPU  # layers are measured, not predicted
@@ -68,6 +68,8 @@ def layers(hidden: int, wide: int, count: int, heads: int, **more: Any) -> dict[
 TINY, TINY_IMAGES = layers(64, 136, 2, 4), layers(64, 136, 2, 4, image_size=32, patch_size=8)
 QWEN2 = layers(896, 4864, 24, 14, num_key_value_heads=2, tie_word_embeddings=True)
 LLAMA = layers(2048, 8192, 16, 32, num_key_value_heads=8, tie_word_embeddings=True, vocab_size=128256)
+# Gemma 2B, with a token more than its 256,000, as models have to which one was added.
+GEMMA = layers(2048, 16384, 18, 8, num_key_value_heads=1, head_dim=256, vocab_size=256001)
 WHISPER = {f"{half}_{name}": size for half in ("encoder", "decoder")
            for name, size in (("layers", 6), ("attention_heads", 8), ("ffn_dim", 2048))}  # fmt: skip
 CLIP_TEXT, CLIP_IMAGES = layers(768, 3072, 12, 12), layers(1024, 4096, 24, 16, patch_size=14)
@@ -83,6 +85,8 @@ MODELS = {
     "qwen2": Model("Qwen2Config", "ForCausalLM", 2, {"input_ids": 1021}, QWEN2, TINY),
     "llama": Model("LlamaConfig", "ForCausalLM", 2, {"input_ids": 2048}, LLAMA,
                    TINY | {"num_key_value_heads": 2}),
+    "gemma": Model("GemmaConfig", "ForCausalLM", 2, {"input_ids": 1000}, GEMMA,
+                   TINY | {"num_key_value_heads": 1, "head_dim": 16}),
     "clip": Model("CLIPConfig", "", 32, {"input_ids": 77},
                   {"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGES, "projection_dim": 768},
                   {"text_config": TINY, "vision_config": TINY_IMAGES, "projection_dim": 64}),
