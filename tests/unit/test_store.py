@@ -13,11 +13,13 @@ import sqlite3
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from tests.warned import one_warning
 from tritile.core import threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
@@ -48,30 +50,26 @@ def beside(store):
 
 
 def raw(store):
-    return sqlite3.connect(store.path, isolation_level=None)
+    return contextlib.closing(sqlite3.connect(store.path, isolation_level=None))
+
+
+def sql(store, *statements):
+    """What the last of these statements answers, behind the store's back."""
+    with raw(store) as connection:
+        return [connection.execute(statement).fetchone() for statement in statements][-1]
 
 
 def filled(directory, count, device=DEVICE):
     """A store with so many trials, written in one transaction."""
     store = Store(device, directory)
     store.add(KERNEL, trial())
-    with contextlib.closing(raw(store)) as connection:
+    with raw(store) as connection:
         connection.execute("BEGIN")
         for number in range(1, count):
             row = row_of(trial(10.0 + number, number))
             connection.execute(database.ADD_TRIAL, (*row, *store._environment(KERNEL)))
         connection.execute("COMMIT")
     return store
-
-
-@contextlib.contextmanager
-def one_warning(match):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    texts = [str(w.message) for w in caught if issubclass(w.category, StoreWarning)]
-    assert len(texts) == 1, texts
-    assert match in texts[0]
 
 
 @pytest.fixture(autouse=True)
@@ -133,10 +131,8 @@ def test_the_same_again_replaces(store):
     assert store.best(KERNEL, PROBLEM) is None
     store.add(KERNEL, trial(20.0))
     assert store.trials(KERNEL, PROBLEM) == [trial(20.0)]
-    with contextlib.closing(raw(store)) as connection:
-        assert connection.execute("SELECT count(*) FROM trials").fetchone() == (1,)
-        assert connection.execute("SELECT count(*) FROM environments").fetchone() == (1,)
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert sql(store, "SELECT (SELECT count(*) FROM trials), count(*) FROM environments") == (1, 1)
+    assert sql(store, "PRAGMA journal_mode") == ("delete",)
 
 
 OTHER = {
@@ -273,15 +269,6 @@ def test_damaged_or_foreign_file_is_set_aside(tmp_path, damage, first):
         assert again.trials(KERNEL, PROBLEM) == [trial(99.0, 999)]
 
 
-def test_empty_file_is_a_new_store(store):
-    store.path.parent.mkdir()
-    store.path.touch()
-    assert store.best(KERNEL, PROBLEM) is None
-    store.add(KERNEL, trial())
-    assert store.best(KERNEL, PROBLEM) == trial()
-    assert beside(store) == []
-
-
 @pytest.mark.parametrize("first", ["read", "add"])
 def test_pages_damaged_while_a_store_is_in_use(tmp_path, first):
     store = filled(tmp_path, 3000)
@@ -373,9 +360,7 @@ def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch):
 
 def test_a_newer_version_is_left_alone(store):
     store.add(KERNEL, trial())
-    with contextlib.closing(raw(store)) as connection:
-        connection.execute("PRAGMA user_version = 2")
-        connection.execute("ALTER TABLE trials ADD COLUMN more TEXT")
+    sql(store, "PRAGMA user_version = 2", "ALTER TABLE trials ADD COLUMN more TEXT")
     before = store.path.read_bytes()
     store = Store(DEVICE, store.path.parent)
     with one_warning("newer"):
@@ -509,7 +494,7 @@ def clock(monkeypatch):
 
 def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store, clock):
     store.add(KERNEL, trial())
-    with contextlib.closing(raw(store)) as connection:
+    with raw(store) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         with one_warning("locked"):
             assert store.best(KERNEL, PROBLEM) is None
@@ -528,7 +513,7 @@ def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store, clock):
 @pytest.mark.parametrize("lock", ["BEGIN EXCLUSIVE", "BEGIN"])
 def test_a_lock_that_is_soon_released_is_waited_for(store, clock, lock):
     store.add(KERNEL, trial())
-    other = raw(store)
+    other = sqlite3.connect(store.path, isolation_level=None)
     other.execute(lock)
     assert other.execute("SELECT count(*) FROM trials").fetchone() == (1,)
     sleep = clock.sleep
@@ -548,7 +533,7 @@ def test_a_lock_that_is_soon_released_is_waited_for(store, clock, lock):
 
 def test_trials_wait_for_a_lock_that_another_writer_keeps(store, clock):
     store.add(KERNEL, trial())
-    with contextlib.closing(raw(store)) as connection:
+    with raw(store) as connection:
         connection.execute("BEGIN IMMEDIATE")
         with one_warning("locked"):
             store.add(KERNEL, trial(1.0, 1))
@@ -584,7 +569,7 @@ def test_a_damaged_file_that_is_in_use_is_not_renamed(store, clock):
     data = store.path.read_bytes()
     at = data.rindex(b"bfloat16")
     store.path.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    with contextlib.closing(raw(store)) as connection:
+    with raw(store) as connection:
         connection.execute("BEGIN IMMEDIATE")
         with one_warning("locked"):
             assert store.trials(KERNEL, PROBLEM) == []
@@ -672,11 +657,10 @@ def plant(store, column, value):
     """Spoils one column of the fast trial of config 5, behind the store's back."""
     store.add(KERNEL, trial(10.0))
     store.add(KERNEL, trial(0.001, 5))
-    with contextlib.closing(raw(store)) as connection:
-        if isinstance(value, bytes) and not value.startswith(b"\x80"):
-            connection.execute(f"UPDATE trials SET {column} = CAST(? AS TEXT) WHERE us < 1", (value,))
-            return
-        connection.execute(f"UPDATE trials SET {column} = ? WHERE us < 1", (value,))
+    is_text = isinstance(value, bytes) and not value.startswith(b"\x80")
+    with raw(store) as connection:
+        new = "CAST(? AS TEXT)" if is_text else "?"
+        connection.execute(f"UPDATE trials SET {column} = {new} WHERE us < 1", (value,))
 
 
 @pytest.mark.parametrize(("column", "value"), BAD)
@@ -698,8 +682,7 @@ def test_a_bad_row_is_skipped_and_hides_no_good_one(store, monkeypatch, column, 
 def test_a_bad_environment_is_skipped(store, setting):
     store.add(KERNEL, trial(10.0))
     store.add("other", trial(1.0))
-    with contextlib.closing(raw(store)) as connection:
-        connection.execute(f"UPDATE environments SET {setting} WHERE kernel = 'other'")
+    sql(store, f"UPDATE environments SET {setting} WHERE kernel = 'other'")
     with one_warning("not valid"):
         assert [found for _, found in store.everything()] == [trial(10.0)]
 
@@ -757,8 +740,7 @@ def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path):
     store = Store(DEVICE, tmp_path / "a")
     with pytest.raises(InvalidValueError, match="H100"):
         store.merge(other.path)
-    with contextlib.closing(raw(other)) as connection:
-        connection.execute("PRAGMA user_version = 2")
+    sql(other, "PRAGMA user_version = 2")
     with pytest.raises(InvalidValueError, match="newer"):
         store.merge(other.path)
 
@@ -817,8 +799,7 @@ def test_eight_processes_of_which_two_are_killed(tmp_path, patient):
     expected = {trial(1.0 + number, number) for numbers in finished for number in numbers}
     assert expected <= set(found)
     assert len(set(found)) == len(found) <= len(expected) + 2  # a killed one added, but did not say so
-    with contextlib.closing(raw(store)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert sql(store, "PRAGMA integrity_check") == ("ok",)
     assert beside(store) == []
 
 
@@ -883,18 +864,13 @@ def test_a_child_does_not_write_what_waits_in_its_parent(store, failing, clock):
 def test_two_threads(tmp_path, patient, shared):
     stores = [Store(DEVICE, tmp_path)] * 2 if shared else [Store(DEVICE, tmp_path) for _ in range(2)]
     barrier = threading.Barrier(2)
-    read: list[int] = []
 
     def add(index):
         barrier.wait()
         for number in range(15):
             stores[index].add(KERNEL, trial(1.0 + number, 100 * index + number))
-            read.append(len(stores[index].trials(KERNEL, PROBLEM)))
+            assert stores[index].trials(KERNEL, PROBLEM)
 
-    threads = [threading.Thread(target=add, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(read) == 30
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(add, range(2)))
     assert len(stores[0].trials(KERNEL, PROBLEM)) == 30
