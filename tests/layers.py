@@ -6,6 +6,23 @@ from torch import nn
 from tests.reference import Sides, assert_fused, values
 from tritile.nn import convert
 
+TOKENS = torch.tensor([[1, 4, 10], [0, 0, 7]])
+
+
+class Net(nn.Module):
+    """An embedding whose weight the head shares, a block of layers, and one layer under two names."""
+
+    def __init__(self, dtype=torch.float64):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8, dtype=dtype)
+        self.up, self.down = nn.Linear(8, 16, dtype=dtype), nn.Linear(16, 8, bias=False, dtype=dtype)
+        self.again = self.up
+        self.head = nn.Linear(8, 11, bias=False, dtype=dtype)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.head(self.down(torch.relu(self.up(self.embed(tokens)))))
+
 
 def layer_of(k=40, n=7, dtype=torch.bfloat16, bias=True, seed=0, device="cpu"):
     """torch's layer, with weights of both signs."""

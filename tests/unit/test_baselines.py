@@ -85,22 +85,6 @@ def test_a_peer_that_fails_costs_itself_alone(peer, said):
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_inductor_searches_as_widely_as_it_can(dtype, monkeypatch):
-    asked = {}
-
-    def compiled(call, **options):
-        asked.update(options)
-        return call
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    (call, _) = calls_of(parse_shape("32x16x16", dtype=dtype, layout="NT"))
-    made = baselines.inductor(call)(call)
-    assert asked == {"mode": "max-autotune-no-cudagraphs", "dynamic": False, "fullgraph": True}
-    torch_calls.multiply(call)
-    assert torch.equal(made, baselines.result(call))
-
-
 def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
     def measured(case, inductor, tell):
         assert inductor
@@ -258,18 +242,6 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     assert baselines._merged_inputs(call)["weight"] is weight  # made once, ahead of a capture
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "complex128"])
-def test_the_compiler_permutes_the_same_bits(dtype, uncompiled):
-    case = Case("given", "permute", dtype, shape=(5, 6, 4, 3), dims=(3, 1, 0, 2))
-    call = posed(case.problem, lambda kind, count: torch.arange(count).to(getattr(torch, kind)))
-    way = baselines.inductor(call)
-    answers.check(baselines.into_out(way), call)
-    assert len(uncompiled) == 1
-    call.x[7] += 1
-    with pytest.raises(TuningError, match="elements differ"):
-        answers.answer_error(call)
-
-
 @pytest.mark.parametrize("layout", ["int4/32", "int4/64 zeros", "int4/128 zeros"])
 @pytest.mark.parametrize("bias", ["", "bias=row"])
 def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
@@ -399,10 +371,3 @@ def test_torch_gets_scales_as_it_wants_them(monkeypatch):
     assert of_b.stride() == (1, 4)  # three blocks of K, in rows of four
     torch_side(case)(call)
     assert asked[-1][0] is of_a  # made once
-
-
-def test_results_tell_scales_of_blocks():
-    times = (1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
-    line = result(block_scaled(dtype="float8_e4m3fn"), Measurement(*times), ENV)
-    assert line["block_scales"] == "1x128"
-    assert "epilogue" not in line

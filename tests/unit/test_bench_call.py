@@ -12,10 +12,9 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab import baselines
 from tritile.lab import bench as benching
-from tritile.lab import bench as engine
 from tritile.lab import tune as tuning
 from tritile.lab.results import Measurement
-from tritile.planning import model, plans
+from tritile.planning import model
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.subject import torch_calls
 
@@ -51,35 +50,6 @@ def test_a_call_is_timed_beside_torch(here, what):
     assert (found.config, found.source, found.host_us) == (model.pick(PROBLEM, H200), "exact", None)
     assert "15.0 us, 1.50 times as long: matmul" in repr(found)
     assert "64x32x48 NN bfloat16 on NVIDIA H200" in found._repr_html_()
-
-
-def test_the_engine_measures_problems_as_it_measures_cases(monkeypatch):
-    problem = PermuteProblem.of((33, 65), (1, 33), (65, 1), 4)
-    config = plans.plan_for(problem, H200, "cached").config
-
-    class Clock:
-        us = iter((4.0, 6.0, 5.0, 5.0))
-
-        def __init__(self, run, calls):
-            self.launches, self._us = len(calls), next(Clock.us)
-
-        def time_us(self):
-            return self._us
-
-    monkeypatch.setattr(engine.devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(engine.timing, "Graph", Clock)
-    monkeypatch.setattr(engine.timing, "Eager", Clock)
-    monkeypatch.setattr(engine.operands, "copies_of", lambda problem, device: ["call"] * 2)
-    monkeypatch.setattr(engine.operands, "poison", lambda call: None)
-    monkeypatch.setattr(engine.torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(engine.launch, "prepare", lambda call, config: None)
-    monkeypatch.setattr(engine.answers, "check", lambda *given, **words: 0.0)
-    monkeypatch.setattr(engine.answers, "error_of", lambda call: 0.0)
-    monkeypatch.setattr(engine.baselines, "torch_ways", lambda what, call: {"copy_": lambda call: None})
-    monkeypatch.setattr(engine.baselines, "into_out", lambda way: way)
-    found = engine.measured(problem)
-    assert (found.tritile_us, found.torch_us, found.config) == (4.0, 6.0, config)
-    assert found.copy_gbps == pytest.approx(problem.bytes / 5e3)
 
 
 def test_torch_copies_a_permutation_that_no_suite_names():

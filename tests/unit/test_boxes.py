@@ -53,17 +53,6 @@ def test_the_formula_is_near_what_was_measured(permuted, config, us):
     assert boxes.predicted_us(config, permuted, H200) == pytest.approx(us, rel=0.4)
 
 
-def test_rows_that_begin_in_one_bank_take_longer():
-    """Rows of 32 bytes in shared memory: the words of a warp lie in one bank."""
-    config = boxed(8192, 256, 32)
-    box = boxes.box_of(config, LONG)
-    assert box.sides == (32, 240)
-    parts = boxes.parts_us(config, LONG, H200)
-    assert parts.shared == max(parts)
-    other = boxes.parts_us(boxed(8192, 64, 32), SHORT, H200)
-    assert other.shared / SHORT.bytes < parts.shared / LONG.bytes / 8
-
-
 def test_every_config_runs_somewhere_and_one_of_those_with_equal_boxes():
     configs = FAMILIES["permute"]["box"].configs
     for config in configs:

@@ -7,7 +7,7 @@ import tritile
 from tritile.core.device import target_device
 from tritile.core.problem import MATMUL_DTYPES, PRECISIONS_OF, MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.families.space import illegal, legal_configs
+from tritile.families.space import legal_configs
 from tritile.lab import capabilities as module
 
 A100, H100, MI300X = map(target_device, ("sm_80", "sm_90", "gfx942"))
@@ -63,14 +63,6 @@ def test_runs_takes_every_operation_and_dtype():
         here.runs(["matmul"], torch.float16)
     with pytest.raises(InvalidValueError, match="a dtype"):
         here.runs("matmul", "float17")
-
-
-def test_complex_products_of_float16_parts_need_what_real_ones_need():
-    for dtype in ("float32", "complex64"):
-        problem = MatmulProblem(1, 512, 512, 512, dtype, dtype, precision="fp16x3")
-        config = module.FAMILIES["matmul"]["tile"].configs[0]
-        assert "8.0" in illegal(config, problem, MI300X)
-    assert row(MI300X, "matmul", "complex64", "fp16x3-3m").families == ()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -7,17 +7,11 @@ import torch
 
 from tests.complexes import numbers
 from tests.reference import LAYOUTS, placed
-from tritile.core.device import TARGETS
-from tritile.core.pointer import Pointer
 from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_dict
-from tritile.core.problem.complexes import core_of, form_of, moved
-from tritile.core.views import posed
+from tritile.core.problem.complexes import form_of, moved
 from tritile.errors import InvalidValueError
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor
 from tritile.families.lowering import lowered
-from tritile.families.work import work_of
 from tritile.ops.described import described
-from tritile.planning import model
 
 SIZES = [(35, 10, 21), (3, 35, 18), (64, 64, 64), (1, 40, 9), (17, 1, 5), (5, 6, 1), (1, 1, 1)]
 PRECISIONS = ("ieee", "tf32-3m")
@@ -51,21 +45,6 @@ def test_the_core_that_is_judged_is_the_core_that_is_made(precision, batch):
             if min(operand.shape[1:]) > 1:  # else both layouts are one
                 assert getattr(made, f"{name}_layout") == layout, (call.problem, name)
             assert getattr(made, f"{name}_align") >= 8
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_launches_read_what_was_made_before(precision):
-    device = TARGETS["sm_90"]
-    for call in itertools.islice(calls(precision, (2,)), 0, None, 23):
-        config = model.pick(call.problem, device)
-        work = work_of(call, config, device.processors, True)
-        known, wanted = {"a", "b"}, {"a", "b", "out", *work.scratch}
-        for step in work.steps:
-            buffers = [value.buffer for value in step.values if isinstance(value, Buffer | Descriptor)]
-            assert len(known & set(buffers)) >= 1
-            assert set(buffers) <= wanted | {COUNTERS}
-            known |= set(buffers)
-        assert known >= wanted
 
 
 def test_workspaces_hold_what_is_laid_out():
@@ -152,19 +131,3 @@ def test_problems_survive_being_written(dtype, precision):
 def test_what_is_no_problem_is_refused(fields, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
         problem(**fields)
-
-
-def test_posed_on_memory_of_real_numbers():
-    asked = []
-
-    def make(dtype, elements):
-        asked.append((dtype, elements))
-        return Pointer(getattr(torch, dtype))
-
-    call = posed(problem(4, 6, 8, "complex128"), make)
-    assert asked == [("float64", 2 * 32), ("float64", 2 * 48), ("float64", 2 * 24)]
-    assert call.problem == problem(4, 6, 8, "complex128")
-
-
-def test_core_of_names_fields_of_a_problem():
-    assert set(core_of(problem())) <= set(problem_to_dict(problem()))

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 
 import tritile
 from tests.commands import run
-from tests.layers import layer_of
+from tests.layers import TOKENS, Net, layer_of
 from tests.mock_gpu import mock_gpu
 from tests.reference import values
 from tritile.cli import tune_modes
@@ -136,25 +136,26 @@ LEFT = {
     "attention": (lambda: nn.MultiheadAttention(8, 2).out_proj, "it is a subclass"),
     "replaced": (replaced, "its forward was replaced"),
     "adapter": (Lora, "it is inside an adapter"),
-    "tritile's": (lambda: tritile.nn.Linear(8, 8), "it is a tritile.nn.Linear"),
     "fp8": (lambda: nn.Linear(8, 8).to(torch.float8_e4m3fn), "its weight is float8_e4m3fn"),
 }
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("how", [{"rows": 8, "device": H200}, {"always": True}, {"kind": "int8"}], ids=str)
 @pytest.mark.parametrize(("make", "why"), LEFT.values(), ids=LEFT)
-def test_what_is_not_torchs_plain_layer_is_left_alone(wins, make, why, always):
+def test_what_is_not_torchs_plain_layer_is_left_alone(wins, make, why, how):
     model = nn.Sequential(make())
     before = [type(module) for module in model.modules()]
-    found = convert(model, always=True) if always else convert(model, rows=8, device=H200)
+    found = convert(model, **how)
     assert [type(module) for module in model.modules()] == before
     assert found.exchanged == ()
     assert all(why in row.why for row in found.rows)
     assert found.rows
 
 
-def test_a_filter_leaves_layers_out(wins):
+def test_a_filter_and_tritiles_own_kind_leave_layers_out(wins):
+    (row,) = convert(tritile.nn.Linear(8, 8), always=True).rows
+    assert "it is a tritile.nn.Linear" in row.why
     model = nn.Sequential(layer_of(), layer_of())
     assert convert(model, rows=8, device=H200, filter=lambda name, layer: name == "1").exchanged == ("1",)
     assert [type(each) for each in model] == [nn.Linear, ConvertedLinear]
@@ -178,22 +179,6 @@ def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
 # What stays.
 
 
-class Net(nn.Module):
-    """An embedding whose weight the head shares, a block of layers, and one layer under two names."""
-
-    def __init__(self, dtype=FP64):
-        super().__init__()
-        self.embed = nn.Embedding(11, 8, dtype=dtype)
-        self.up, self.down = nn.Linear(8, 16, dtype=dtype), nn.Linear(16, 8, bias=False, dtype=dtype)
-        self.again = self.up
-        self.head = nn.Linear(8, 11, bias=False, dtype=dtype)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens):
-        return self.head(self.down(torch.relu(self.up(self.embed(tokens)))))
-
-
-TOKENS = torch.tensor([[1, 4, 10], [0, 0, 7]])
 LAYERS = ("up", "down", "head")
 
 
@@ -382,11 +367,6 @@ def test_conv1d_is_predicted_by_its_own_layout(conv1d):
     with torch.device("meta"):
         layer = conv1d(50257, 768).to(BF16).eval()
     assert convert(layer, rows=8000, device=H200).exchanged == ("",)
-
-
-def test_there_is_no_other_name():
-    with pytest.raises(AttributeError, match="ConvertedConv2D"):
-        exchanged.ConvertedConv2D  # noqa: B018
 
 
 # What one forward pass shows.
@@ -602,6 +582,7 @@ def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
         ([Comparison(1.03, True, "measured", 500.0), LOSES, LOSES], 2.83 / 3, False),
         ([Comparison(1.2, False, "predicted", 500.0)], 1.2, False),  # near, and not sure
         ([Comparison(1.5, True, "predicted", 20.0)] * 2, 1.5, False),  # the host would be slower
+        ([Comparison(1.5, True, "predicted", 20.0)], 1.5, True),  # without gradients it is not
     ],
 )
 def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products, ratio, win):
@@ -611,11 +592,6 @@ def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products
     found = exchanged.judged(CALL._replace(**grads), HERE)
     assert found.ratio == pytest.approx(ratio)
     assert found.wins == win
-
-
-def test_short_calls_are_exchanged_without_gradients(monkeypatch):
-    monkeypatch.setattr(exchanged, "compared", lambda *problem: Comparison(1.5, True, "predicted", 20.0))
-    assert exchanged.judged(CALL, HERE).wins
 
 
 def test_mode_tune_measures_both_before_they_are_compared(monkeypatch):
@@ -690,6 +666,8 @@ def test_bad_arguments_are_refused_before_anything_changes(given, why):
         convert(**({"model": net} | given))
     assert why in str(told.value)
     assert type(net.up) is nn.Linear
+    with pytest.raises(InvalidValueError, match="restore: model is a dict"):
+        restore({})
 
 
 def test_without_a_gpu_one_has_to_be_named():
@@ -704,11 +682,6 @@ def test_a_forward_that_fails_changes_nothing_and_leaves_no_hook(net, wins):
         convert(net, forward=lambda: 1 / 0, device=H200)
     assert type(net.up) is nn.Linear
     assert not net.up._forward_hooks
-
-
-def test_restore_wants_a_module():
-    with pytest.raises(InvalidValueError, match="restore: model is a dict"):
-        restore({})
 
 
 def test_tune_model_measures_the_layers_of_a_step_and_times_both_sides_in_turns(

@@ -85,13 +85,6 @@ def test_the_site_builds(tmp_path, monkeypatch):
     assert "error_bound" in (tmp_path / "api.html").read_text()
 
 
-@pytest.mark.parametrize("name", [page.relative_to(FOLDER).as_posix() for page in DOCS])
-def test_a_page_begins_with_whom_it_helps(name):
-    paragraphs = re.sub("<!--.*?-->", "", PAGES[name].read_text()).split("\n\n")
-    first = next(text for text in paragraphs[1:] if text.strip())
-    assert first.startswith("This page helps you ")
-
-
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_the_command_exists_and_takes_these_options(command):
     name, *arguments = shlex.split(command)
@@ -161,15 +154,6 @@ def test_variables_exist_and_the_page_of_the_environment_has_them():
     assert set(re.findall(r"TRITILE_[A-Z_]+", TEXT)) <= variables("tritile", "tuning", "tests/browser")
     listed = set(re.findall(r"^\| `(TRITILE_[A-Z_]+)", PAGES["environment.md"].read_text(), re.MULTILINE))
     assert variables("tritile", "tuning") <= listed
-
-
-def test_a_report_begins_with_what_doctor_finds():
-    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-    bodies = [form.read_text().partition("\nbody:\n")[2] for form in forms if form.name != "config.yml"]
-    assert bodies
-    for body in bodies:
-        label, *_ = re.findall(r"^      label: (.*)$", body, re.MULTILINE)
-        assert label == "Output of `tritile doctor --json`"
 
 
 def test_each_file_names_one_version():

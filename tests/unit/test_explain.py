@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tritile
-from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
@@ -284,16 +283,3 @@ def test_what_cannot_be_explained_is_refused():
 def test_bytes_are_written_as_people_do():
     given = {0: "0 B", 999: "999 B", 1000: "1 KB", 134_217_728: "134 MB", 2.2e12: "2.2 TB", 5e17: "500 PB"}
     assert {count: traffic.bytes_text(count) for count in given} == given
-
-
-def test_the_command_takes_sizes_apart_or_joined():
-    told = [
-        run("explain", *sizes, "--layout", "NT", "--target", "nvidia-h200")
-        for sizes in (["1001", "1003", "1007"], ["1001x1003x1007"])
-    ]
-    assert told[0].exit_code == 0, told[0].output
-    assert told[0].output == told[1].output
-    for words in ("1001x1003x1007 NT bfloat16", "without tiles", "ridge", "waves", "registers", "bound by"):
-        assert words in told[0].output
-    turned = run("explain", "511", "513", "--op", "transpose", "--target", "sm_80")
-    assert "sectors, element by" in turned.output

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.gpu import recorder, run, tested
 
 ROOT = Path(__file__).parents[2]
@@ -133,19 +131,3 @@ def test_each_name_stands_for_something():
 
 def test_every_kernel_is_tested_by_some_file():
     assert {kernel for file in run.files() for kernel in run.kernels_of(file)} == set(tested.digests())
-
-
-@pytest.mark.parametrize("shards", [1, 2, 5])
-def test_every_test_is_in_one_shard(shards):
-    found = {recorder.shard_of(f"tests/gpu/test_x.py::test[{n}]", shards) for n in range(200)}
-    assert found == set(range(1, shards + 1))
-
-
-def test_a_change_of_what_every_test_is_given_counts(monkeypatch):
-    before, code_of = run.key_of("test_permute_gpu.py"), run.tested.code_of
-    monkeypatch.setattr(
-        run.tested,
-        "code_of",
-        lambda text: code_of(text) + "x" * ("def poison(" in text and "def fresh(" in text),
-    )
-    assert run.key_of("test_permute_gpu.py") != before

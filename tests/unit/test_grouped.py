@@ -27,13 +27,12 @@ from tritile.families.grouped.family import FAR, tiles
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import baselines
-from tritile.lab.results import case_of, result, sizes_label
 from tritile.ops.grouped import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers
 from tritile.tune.subject.matrices import groups_of
-from tritile.tune.subject.operands import ragged, shared
+from tritile.tune.subject.operands import shared
 from tritile.tune.suites import SHIPPED, find, parse_shape
 
 pytestmark = pytest.mark.interpreted
@@ -181,14 +180,6 @@ def test_a_grid_is_no_larger_than_the_processors_where_programs_go_on():
         assert step.grid[0] == 132 if config["PERSISTENT"] else step.grid[0] == tiles(config, ROWS)
 
 
-def test_siblings_are_as_aligned_and_of_other_sizes():
-    for problem in (ROWS, replace(ROWS, ragged="k", a_layout="column", b_layout="row", m=2048, k=16384)):
-        small = ragged(problem)
-        assert small.kind == problem.kind
-        assert small.bytes < problem.bytes
-        assert any(size % 128 for size in small.sizes[1:])
-
-
 def on_host(problem):
     """A call on random operands in host memory."""
 
@@ -256,16 +247,6 @@ def test_the_suite_and_its_words():
             replace(case, **wrong)
 
 
-def test_lines_of_results():
-    from tests.unit.test_results import ENV, measured
-
-    case = parse_shape("8x1000x500x200", "grouped")
-    line = result(case, measured(10.0, 20.0), ENV)
-    assert case_of(line) == case
-    assert line["tflops"] == 20.0  # 2 * 1000 * 500 * 200 operations in 10 us
-    assert sizes_label(line) == "8 skewed groups of (1000)x500x200"
-
-
 def test_calls_that_lie_by_columns_are_turned():
     a, b = operands("k", 2, (6, 5, 8), torch.float32)
     offs = torch.tensor([4, 8], dtype=torch.int32)
@@ -275,17 +256,6 @@ def test_calls_that_lie_by_columns_are_turned():
     assert (turned.a.tensor, turned.problem.sizes) == (b, (2, 5, 6, 8))
     launch.run_interpreted(turned, TILE)
     assert all(torch.allclose(got, x @ y, atol=1e-5) for got, x, y in parts(a, b, offs, out)[0])
-
-
-@pytest.mark.parametrize(("columns", "stored"), [(40, True), (36, False)])
-def test_rows_of_results_that_end_amid_16_bytes_are_not_stored_by_descriptor(columns, stored):
-    """The hardware would write zeros over what lies behind them."""
-    a, b = torch.empty(12, 64).half(), torch.empty(3, 64, 64).half()[..., :columns]
-    out = torch.empty(12, 64).half()[:, :columns]
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-    config = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
-    (step,) = work_of(described(Operands(a, b, OFFS, None, None), out, "ieee"), config, 132, True).steps
-    assert (step.args["BY_DESCRIPTOR"], step.args["out_desc"] is not None) == (stored, stored)
 
 
 def test_groups_of_k_are_looked_at_to_the_end_of_k():

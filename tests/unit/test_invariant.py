@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import of_groups, scaled, tile, tma, warpgroups
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import (
     GroupedProblem,
     MatmulProblem,
-    PermuteProblem,
     QuantizedProblem,
     problem_from_dict,
     problem_to_dict,
@@ -50,28 +50,8 @@ def _fresh(monkeypatch):
     tritile.forget()
 
 
-def tile(m, n, k, warps=4, stages=3):
-    return Config.of(warps, stages, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=8)
-
-
-def tma(m, n, k, warps=4, stages=4, split=1, persistent=False):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "SUBTILES": 1}
-    return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=split)
-
-
 def specialised(m, n, k, consumers, family="warpgroups"):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "CONSUMERS": consumers, "GROUP_M": 8}
-    return Config.of(4, 4, family, **blocks, PERSISTENT=True, SUBTILES=1)
-
-
-def by_pieces(m, n, consumers, piece):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "CONSUMERS": consumers, "PIECE": piece}
-    return Config.of(4, 4, "scaled", **blocks, GROUP_M=8, PERSISTENT=True)
-
-
-def groups_by_tma(m, n, k):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
-    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SUBTILES=1)
+    return warpgroups(m, n, k, consumers, 4, persistent=True, family=family)
 
 
 def of_type(dtype, precision="ieee", out="", **changes):
@@ -110,10 +90,10 @@ FOUND = [
     (tma(64, 64, 128, split=4), of_type("int8", out="int32"), HOPPER, Numerics("exact")),
     (tma(64, 64, 64), FP8, HOPPER, Numerics("warpgroup", step=64)),
     (specialised(128, 128, 64, 2), FP8, HOPPER, Numerics("warpgroup", step=128)),
-    (by_pieces(128, 128, 2, 128), replace(FP8, block_scales="1x1"), HOPPER, Numerics("warpgroup", step=128)),
+    (scaled(128, 128, 2, 128, 4), replace(FP8, block_scales="1x1"), HOPPER, Numerics("warpgroup", step=128)),
     (specialised(128, 128, 64, 2), replace(FP8, precision="fast"), HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 64), replace(GROUPS, dtype="float32"), HOPPER, Numerics("fma")),
-    (groups_by_tma(64, 64, 64), replace(GROUPS, dtype="float32", precision="tf32"), HOPPER, BY_TMA),
+    (of_groups(64, 64, 64), replace(GROUPS, dtype="float32", precision="tf32"), HOPPER, BY_TMA),
     (Config.of(4, 3, "tile", **FUSED, SPLIT_K=1), PACKED, HOPPER, SUMS),
     (Config.of(2, 3, "tile", **FUSED | {"BLOCK_K": 256}, SPLIT_K=2), PACKED, HOPPER, WEIGHTS),
     (specialised(128, 128, 64, 2, "unpacked"), PACKED, HOPPER, TURNED),
@@ -209,16 +189,6 @@ def test_some_free_configs_would_sum_otherwise():
             free = replace(problem, m=m, invariant=False)
             found |= {numerics(config, core(free), HOPPER) for config in legal_configs(free, HOPPER)}
         assert (len(found) > 1) == (kind not in ("float64", "int8")), kind
-
-
-def test_few_rows_take_no_more_than_the_least_tile_that_sums_so():
-    """Transposed, rows are columns of the instruction: it sums so however few they are."""
-    rows = {}
-    for config in legal_configs(replace(HALF, m=1), HOPPER):
-        rows.setdefault(config.family, set()).add(config["BLOCK_M"])
-    assert rows["transposed"] == {16, 32, 48, 64, 80, 96}
-    others = {family: least for family, least in rows.items() if "transposed" not in family}
-    assert others == {"tile": {64}, "descriptor": {64}, "warpgroups": {64}}
 
 
 def test_all_that_may_stand_in_for_a_plan_sums_alike():
@@ -358,14 +328,6 @@ def test_refused_before_any_launch(monkeypatch, kind, call, words):
     launches = recorded(monkeypatch)
     with tritile.batch_invariant():
         assert_refused(kind, call, words, launches)
-
-
-@pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-def test_permutations_are_as_they_were():
-    problem = PermuteProblem.turned(1, 64, 64, 2)
-    assert plans.plan_for(problem, HOPPER).source == "model"
-    with tritile.batch_invariant():
-        assert torch.equal(tritile.transpose(X), X.t())
 
 
 @pytest.mark.parametrize("out_layout", ["row", "column"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import triton
 
+from tests.configs import packed_weights, tma
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
@@ -31,8 +32,7 @@ TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
 
 
 def by_descriptor(split=1, group=1):
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": group}
-    return Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
+    return tma(64, 64, 64, 4, 4, split=split, group=group)
 
 
 def _product(*batch, m=1, n=1):
@@ -55,11 +55,6 @@ def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
     for piece in pieces:
         assert piece.a.tensor.storage_offset() == piece.out.tensor.storage_offset() == start
         start += prod(piece.batch_shape)
-
-
-def test_a_batch_that_fits_is_one_launch():
-    call = _product(2**31 - 2**16)
-    assert [piece for piece, _ in pieces_of(call, TINY, HOPPER)] == [call]
 
 
 class _Unloaded:
@@ -277,29 +272,17 @@ def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
 
     An SM holds two programs of products: 65 KiB of shared memory, and half of all registers each.
     """
-    if op == "matmul":
-        call, family = described(*(torch.empty(256, 256).half() for _ in range(3)), "ieee"), "descriptor"
-        rest = {"PERSISTENT": False, "SUBTILES": 1}
-    else:
-        problem = QuantizedProblem(256, 256, 256, "float16", 8, 128)
-        call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
-        family, rest = "tile", {}
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "SPLIT_K": 2}
-    config, least = Config.of(4, 4, family, **blocks, **rest), 16 if op == "matmul" else 32
+    problem, config, least = {
+        "matmul": (replace(SMALL, m=256, n=256, k=256), tma(64, 64, 64, 4, 4, split=2), 16),
+        "linear_quantized": (
+            QuantizedProblem(256, 256, 256, "float16", 8, 128),
+            packed_weights(64, 64, 64, 4, 4, split=2),
+            32,
+        ),
+    }[op]
+    call = posed(problem)
     polls = [work_of(call, config, count, True).steps[-1].args["POLLS"] for count in (least - 1, least)]
     assert (polls[0], polls[1] > 0) == (0, True)
-
-
-@pytest.mark.parametrize("family", ["descriptor", "warpgroups"])
-@pytest.mark.parametrize(("columns", "stored"), [(40, True), (36, False)])
-def test_rows_of_results_that_end_amid_16_bytes_are_not_stored_by_descriptor(family, columns, stored):
-    """The hardware would write zeros over what lies behind them."""
-    a, b, out = (torch.empty(64, 64).half()[:, :wide] for wide in (64, columns, columns))
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-    rest = {"SPLIT_K": 1} if family == "descriptor" else {"CONSUMERS": 1}
-    config = Config.of(4, 4, family, **blocks, **rest, PERSISTENT=False, SUBTILES=1)
-    (step,) = work_of(described(a, b, out, "ieee"), config, 132, True).steps
-    assert (step.args["BY_DESCRIPTOR"], step.args["out_desc"] is not None) == (stored, stored)
 
 
 def test_what_is_never_stepped_over_makes_no_operand_less_aligned():

@@ -81,14 +81,11 @@ def test_tiles_and_what_lies_side_by_side_in_them(seed):
     "values",
     [
         ((4, 4), (4, 1), (4,), 4),
-        ((4, 0), (4, 1), (1, 4), 4),
         ((4, True), (4, 1), (1, 4), 4),
         ((4, 4), (4, -1), (1, 4), 4),
         ((4, 4), (4, 1.0), (1, 4), 4),
         (("4", 4), (4, 1), (1, 4), 4),
         ((4, 4), (4, 1), (1, 4), 3),
-        ((4, 4), (4, 1), (1, 4), "4"),
-        ((4, 4), (4, 1), (1, 4), 0),
     ],
     ids=str,
 )
@@ -153,16 +150,6 @@ def test_problems_are_read_back_as_they_are_written(changes):
             assert word in problem.label
 
 
-def test_problems_of_before_there_were_epilogues_are_read_on():
-    old = {
-        "op": "matmul", "batch": 1, "m": 64, "n": 48, "k": 256, "dtype": "float8_e4m3fn",
-        "out_dtype": "bfloat16", "a_layout": "row", "b_layout": "row", "out_layout": "row",
-        "a_align": 16, "b_align": 16, "out_align": 16, "precision": "ieee",
-    }  # fmt: skip
-    assert problem_from_dict(old) == PLAIN
-    assert problem_to_dict(PLAIN) == old
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -170,21 +157,17 @@ def test_problems_of_before_there_were_epilogues_are_read_on():
         {"epilogue": "bias=diagonal"},
         {"epilogue": "tanh"},
         {"epilogue": "bias=row bias=row"},
-        {"epilogue": " "},
         {"b_dtype": "float8_e4m3fn"},
-        {"b_dtype": "int8"},
         *({name: "diagonal"} for name in ("a_layout", "b_layout", "out_layout", "out_dtype", "precision")),
         *({name: value} for name in ("a_align", "b_align", "out_align") for value in (3, 16.0, True)),
         *({name: 0} for name in ("batch", "m", "n", "k", "invariant")),
         {"block_scales": "1x64"},
         {"epilogue": "gated silu"},
         {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"},
-        {"epilogue": "gated silu", "dtype": "float32", "block_scales": "1x128"},
         {"epilogue": "bias_up=row silu", "dtype": "float16"},
         {"epilogue": "silu gated", "dtype": "float16"},
         {"epilogue": "zero_a=one", "dtype": "int8"},
         {"block_scales": "1x128", "batch": 2},
-        {"block_scales": "1x128", "dtype": "int8"},
     ],
     ids=str,
 )

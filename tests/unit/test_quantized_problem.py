@@ -1,7 +1,6 @@
 """Problems with quantized weights: as values, posed, in suites and results, planned."""
 
 from dataclasses import replace
-from math import prod
 
 import pytest
 import torch
@@ -12,13 +11,11 @@ from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem, problem_from_dict, problem_to_dict
 from tritile.core.views import posed
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.families.space import illegal, legal_configs
-from tritile.families.work import work_of
+from tritile.families.space import illegal
 from tritile.lab import results
 from tritile.lab.results import summary
 from tritile.ops.linear_quantized import described
 from tritile.planning import model
-from tritile.tune.subject.operands import ragged
 from tritile.tune.suites import SHIPPED, find, parse_shape
 
 H200 = target_device("nvidia-h200")
@@ -72,15 +69,6 @@ def test_a_call_poses_its_problem():
     assert described(x[:1], weight, None, out[:1]).problem.x_align == 16  # of one row none is stepped over
 
 
-def test_the_suite_holds_decode_and_prefill():
-    cases = find(["weights"], SHIPPED)
-    assert {case.m for case in cases} == {1, 4, 16, 256, 4096}
-    assert {case.layout for case in cases} == {"int4/128", "int8/128", "int4/32 zeros"}
-    problem = cases[-1].problem
-    assert isinstance(problem, QuantizedProblem)
-    assert (problem.bits, problem.group_size, problem.zero_points) == (4, 32, True)
-
-
 def test_shapes_written_out():
     problem = parse_shape("3x40x130", "linear_quantized", "float16", "int8/64 zeros").problem
     assert problem == QuantizedProblem(3, 40, 130, "float16", 8, 64, True, x_align=4)
@@ -109,10 +97,6 @@ def test_results_name_their_case(tmp_path):
     assert (row.layout, row.worst_label, row.geomean) == ("int4/128", "1x4096x4096", 2.5)
 
 
-def test_siblings():
-    assert ragged(PROBLEM) == replace(PROBLEM, n=752, k=8176)
-
-
 def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
     sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 1, "SPLIT_K": split}
     return Config.of(warps, stages, "tile", **sides)
@@ -134,30 +118,6 @@ def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
 )
 def test_illegal_configs(config, problem, reason):
     assert reason in illegal(config, problem, H200)
-
-
-def test_legal_configs_make_work():
-    assert illegal(config(k=64), replace(PROBLEM, bits=8), H200) is None
-    call = posed(PROBLEM)
-    for one in legal_configs(PROBLEM, H200)[::7]:
-        work = work_of(call, one, H200.processors, True)
-        (step,) = work.steps
-        assert step.options["launch_pdl"]
-        assert prod(step.grid) == -(-4096 // one["BLOCK_N"]) * one["SPLIT_K"]
-        assert (work.counters > 0) == (one["SPLIT_K"] > 1) == bool(work.scratch)
-
-
-@pytest.mark.parametrize("m", [1, 16, 256, 4096])
-def test_more_to_read_takes_longer(m):
-    """Of weights, 8 bits take longer than 4, and neither less than memory or tensor cores need."""
-    times = []
-    for bits in (4, 8):
-        problem = replace(PROBLEM, m=m, bits=bits)
-        us = model.predict_us(model.pick(problem, H200), problem, H200)
-        assert us > problem.bytes / (H200.memory_gbps * 1e3)
-        assert us > problem.flops / 990e6  # the maker's peak
-        times.append(us)
-    assert times[0] <= times[1]
 
 
 def test_planned_and_not_explained():

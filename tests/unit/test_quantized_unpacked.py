@@ -73,14 +73,6 @@ def test_work_with_all_there_is():
     assert (first.args["magic"], first.args["MASK_K"]) == (0x64006400, True)
 
 
-def test_all_configs_make_work():
-    call = posed(PREFILL)
-    for config in legal_configs(PREFILL, H200, "unpacked")[::40]:
-        work = work_of(call, config, H200.processors, True)
-        assert len(work.steps) == 2
-        assert work.steps[1].options["num_warps"] == 4
-
-
 def test_the_dense_problem():
     assert PREFILL.product == MatmulProblem(
         1, 4096, 8192, 8192, "bfloat16", "bfloat16", "row", "column", "row"
@@ -131,26 +123,6 @@ def test_tried_where_a_fused_tile_has_not_all_rows(m, tried):
         assert ("unpacked" in {config.family for config in configs}) == tried
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (8192, 8192), (28672, 8192)])
-def test_prediction_is_of_both_launches(n, k, bits):
-    problem = replace(PREFILL, n=n, k=k, bits=bits)
-    us = model.predict_us(CONFIG, problem, H200)
-    copy = us - warpgroups.KIND.predicted_us(dense(CONFIG), problem.product, H200)
-    moved = problem.weight_bytes + 2 * n * k
-    assert problem.unpacked_bytes == 2 * n * k
-    assert moved / (H200.memory_gbps * 1e3) < copy < 1.3 * moved / (H200.memory_gbps * 1e3) + 1
-
-
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (8192, 8192), (4096, 14336), (28672, 8192)])
-@pytest.mark.parametrize(("bits", "group", "zeros"), [(4, 128, False), (8, 128, False), (4, 32, True)])
-def test_picked_for_many_rows_alone(bits, group, zeros, n, k):
-    """Measured on an H200, fused products of 4096 rows take 1.15 to 1.4 times as long as dense ones."""
-    few, many = (QuantizedProblem(m, n, k, "bfloat16", bits, group, zeros) for m in (512, 4096))
-    assert model.pick(few, H200).family != "unpacked"
-    assert model.pick(many, H200).family == "unpacked"
-
-
 def test_neighbours_step_as_those_of_the_dense_kernel():
     """Tiles of specialised warps grow by rows of a warpgroup, which a search has to know."""
     space, plain = ProblemSpace(PREFILL, H200), ProblemSpace(PREFILL.product, H200)
@@ -158,10 +130,3 @@ def test_neighbours_step_as_those_of_the_dense_kernel():
     assert len(found) > 8
     assert {dense(config) for config in found} == set(plain.neighbours(dense(CONFIG)))
     assert {config.family for config in space.opening(12)} >= {"unpacked", "descriptor"}
-
-
-def test_digest_is_of_all_its_kernels():
-    kernels = families.FAMILIES["linear_quantized"]
-    digests = {kernels[family].digest for family in ("tile", "unpacked")}
-    assert families.FAMILIES["matmul"]["warpgroups"].digest not in digests
-    assert len(digests) == 2

@@ -1,14 +1,12 @@
 """Reports: rows of results, the sentences on top, and figures as pictures. tests/browser opens the page."""
 
-import json
-
 import pytest
 
 from tests.commands import run
 from tests.tilings import H200
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.errors import FileError, InvalidValueError
+from tritile.errors import FileError
 from tritile.lab import report
 from tritile.lab.results import Measurement, append, result
 from tritile.planning.store import Store
@@ -119,10 +117,3 @@ def test_the_command_maps_the_problem_that_is_named(tmp_path):
     assert done.exit_code == 0, done.output
     assert "512x512x512 NN float16: 1 trials" in done.output
     assert (tmp_path / "heatmap.svg").read_text().count("prefers-color-scheme") == 1
-
-
-def test_only_svg_and_png_are_pictures():
-    with pytest.raises(InvalidValueError, match="'pdf'"):
-        report.picture(report.heatmap([trial(64, 64, 20.0)]), "pdf")
-    spec = json.loads(report.heatmap([trial(64, 64, 20.0)]).to_json())
-    assert spec["title"]["text"] == "256x256x256 NN float16"

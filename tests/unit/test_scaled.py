@@ -19,7 +19,6 @@ H200 = target_device("nvidia-h200")
 LARGE = MatmulProblem(
     1, 4096, 4096, 4096, "float8_e4m3fn", "bfloat16", b_layout="column", block_scales="1x128"
 )
-OWN = replace(LARGE, block_scales="1x1")
 STAGES = {(64, 64): 12, (128, 128): 5, (128, 192): 4, (192, 128): 4, (256, 128): 3}
 
 
@@ -154,19 +153,3 @@ def test_the_model_picks_among_tiles_as_they_were_measured(size):
     assert us[min(told, key=told.get)] <= 1.03 * min(us.values())
     assert all(told[tile] == pytest.approx(us[tile], rel=0.15) for tile in TILES)
     assert model.pick(problem, H200).family == "scaled"
-
-
-def test_columns_with_scales_of_their_own_take_longer_and_small_tiles_least():
-    """By scales of one column each, 128 x 128 took 688 us, 256 x 128 in pieces of 64 took 763."""
-    size = (4096, 14336, 4096)
-    problem = replace(OWN, n=14336)
-    small, large = (model.predict_us(made_of(size, tile), problem, H200) for tile in (TILES[0], TILES[3]))
-    assert small == pytest.approx(688, rel=0.15)
-    assert small < large == pytest.approx(763, rel=0.15)
-
-
-def test_few_rows_are_left_to_smaller_tiles():
-    for n, k in ((7168, 2048), (2112, 7168), (4096, 4096)):
-        picked = model.pick(replace(LARGE, m=16, n=n, k=k), H200)
-        assert picked.family != "scaled"
-        assert picked["BLOCK_M"] <= 64

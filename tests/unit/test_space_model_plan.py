@@ -18,7 +18,6 @@ from tritile.errors import (
     TritileError,
     UnsupportedError,
 )
-from tritile.families.common import upright
 from tritile.families.common.blocks import late_fault
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.matmul_tile.family import shared_bytes
@@ -186,42 +185,12 @@ def test_what_is_screened_first(problem):
         assert set(chosen) <= set(legal)
 
 
-def test_narrow_loads_cost_and_are_not_picked_where_an_operand_can_be_copied():
-    mixed = MatmulProblem(1, 4096, 4001, 1500, "bfloat16", "bfloat16", b_layout="column", b_align=8)
-    loads = tile(256, 128, 64, warps=8, stages=4)
-    by_bytes = [model.predict_us(loads, replace(mixed, b_align=b), HOPPER) for b in (16, 8, 4, 2)]
-    assert by_bytes == sorted(set(by_bytes))
-    assert by_bytes[1] > 2 * by_bytes[0]  # 248 us were measured, and 74 predicted for either
-    assert model.pick(mixed, HOPPER).family != "tile"
-
-
-def test_the_model_knows_the_obvious():
-    big, little = replace(SQUARE, m=8192, n=8192, k=8192), replace(SQUARE, m=1, n=8192, k=8192)
-    assert model.pick(big, HOPPER)["BLOCK_M"] >= 64
-    assert model.pick(little, HOPPER)["BLOCK_M"] <= 16
-    fast, slow = model.predict_us(tile(), big, HOPPER), model.predict_us(tile(), big, TARGETS["sm_80"])
-    assert fast < slow
-    assert model.predict_us(tile(), big, HOPPER) > model.predict_us(tile(), SQUARE, HOPPER)
-
-
 @pytest.mark.parametrize("align", [2, 4])
 def test_deep_pipelines_are_for_copies_of_4_bytes_or_more(align):
     """Shorter ones are not asynchronous, and of several stages hold nothing in flight."""
     ragged = replace(SQUARE, a_align=align)
     deep = [config for config in legal_configs(ragged, SMALL, "tile") if config.num_stages > 3]
     assert bool(deep) == (align >= 4)
-
-
-@pytest.mark.parametrize(
-    "family", [name for name in FAMILIES["matmul"] if name not in ("scaled", "odd_rows")]
-)
-def test_a_batch_takes_longer_than_one_of_its_products(family):
-    one = replace(SQUARE, k=8192)  # of which a part takes longer than leaving it
-    if family in upright.FAMILIES:
-        one = replace(one, m=8, n=8192, b_layout="column" if family == "few_rows" else "row")
-    many = replace(one, batch=64)
-    config = next(config for config in model.ranked(one, HOPPER, family) if not illegal(config, many, HOPPER))
-    assert model.predict_us(config, many, HOPPER) > 30 * model.predict_us(config, one, HOPPER)
 
 
 def test_parts_of_k_may_be_one_block_each():
@@ -487,12 +456,6 @@ def test_a_problem_that_a_gpu_cannot_run_says_so():
         tritile.plan(FP8, device=target_device("sm_80"))
     with pytest.raises(TritileError):
         tritile.plan(FP64, device=replace(SMALL, shared_memory=512))
-
-
-def test_unknown_targets():
-    with pytest.raises(InvalidValueError, match=r"'sm_42'.*nvidia-h200"):
-        target_device("sm_42")
-    assert {target_device(name).slug for name in TARGETS} >= {"nvidia-h200", "amd-instinct-mi300x"}
 
 
 def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked():

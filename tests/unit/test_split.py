@@ -15,14 +15,9 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.views import posed
 from tritile.families import numerics
 from tritile.families.matmul_split import kernel
-from tritile.families.matmul_split.family import FAMILY, TURNS, tail, tail_of
-from tritile.families.matmul_wgmma import family as warpgroups
+from tritile.families.matmul_split.family import FAMILY, TURNS, tail_of
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.lab import traffic
-from tritile.lab.explain import TENSOR_CORES, parts_us
-from tritile.planning import model
-from tritile.planning.formula import FORMULAS
 
 H200 = target_device("nvidia-h200")
 DEEP = MatmulProblem(1, 1011, 576, 22528, "bfloat16", "bfloat16")
@@ -92,51 +87,6 @@ def test_a_call_has_room_for_all_parts_and_a_counter_for_each_tile_and_consumer(
     assert work.steps[-1].grid == (120, 1, 1)
     assert work.scratch["parts"].elements == 120 * 128 * 128
     assert work.counters == 40 * 2
-
-
-def test_its_tiles_are_those_of_persistent_warpgroups():
-    kwargs = {tuple(dict(each.kwargs, PERSISTENT=True).items()) for each in FAMILY.configs}
-    wanted = [each for each in warpgroups.FAMILY.configs if each["PERSISTENT"]]
-    assert len(FAMILY.configs) == len(wanted)
-    assert {frozenset(each) for each in kwargs} == {frozenset(each.kwargs) for each in wanted}
-    assert {each["CONSUMERS"] for each in FAMILY.configs} == {1, 2, 3}
-    assert {144, 160} <= {each["BLOCK_N"] for each in FAMILY.configs}
-
-
-@pytest.mark.parametrize(
-    ("own", "main", "rest"), [(config(n=160, stages=4), 128, 32), (config(192, 80, consumers=3), 64, 16)]
-)
-def test_boxes_hold_columns_in_two_pieces(own, main, rest):
-    work = work_of(posed(DEEP), own, 132, True)
-    args, rows = work.steps[-1].args, own["BLOCK_M"] // own["CONSUMERS"]
-    names = ("a_desc", "b_desc", "b_rest_desc", "out_desc", "out_rest_desc")
-    assert [args[name].block[2:] for name in names] == [
-        (rows, 64),
-        (64, main),
-        (64, rest),
-        (rows, main),
-        (rows, rest),
-    ]
-    split = tail(own, DEEP, H200)
-    assert work.scratch["parts"].elements == split.rest * split.split * own["BLOCK_M"] * own["BLOCK_N"]
-    assert work.counters == split.rest * own["CONSUMERS"]
-
-
-def test_parts_shorten_what_is_predicted_and_are_told():
-    split = tail(config(), DEEP, H200)
-    assert (split.rest, split.split) == (40, 3)
-    whole = Config.of(4, 6, "warpgroups", **dict(config().kwargs), PERSISTENT=False)
-    assert model.predict_us(config(), DEEP, H200) < model.predict_us(whole, DEEP, H200)
-    own, other = (parts_us(DEEP, each, H200)[TENSOR_CORES] for each in (config(), whole))
-    assert own == pytest.approx(other / 3)
-    asked = traffic.tiled(DEEP, config(), H200).written - traffic.tiled(DEEP, whole, H200).written
-    assert asked == 120 * 128 * 128 * 4
-    formula = FORMULAS["matmul"]
-    facts = formula.facts(DEEP, H200, True)
-    shapes = [formula.shape(each, DEEP, H200) for each in (config(), whole)]
-    constants = formula.begin(shapes[1])
-    assert formula.us(shapes[0], facts, constants) < formula.us(shapes[1], facts, constants)
-    assert all(each.family == FAMILY.name for each in FAMILY.configs)
 
 
 class Meeting:

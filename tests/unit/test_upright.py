@@ -8,7 +8,6 @@ import pytest
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem, alignment
 from tritile.core.views import posed
-from tritile.errors import UnsupportedError
 from tritile.families.common.upright import sides_of
 from tritile.families.common.work import Buffer
 from tritile.families.few_rows import across
@@ -17,7 +16,6 @@ from tritile.families.odd_rows import family as odd
 from tritile.families.space import illegal, legal_configs
 from tritile.lab import traffic
 from tritile.lab.explain import FMA, parts_us
-from tritile.lab.picture import tiling_of
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
 
@@ -138,22 +136,6 @@ def test_what_no_config_may_do_is_said(name):
         assert "shared memory" in illegal(config, problem, replace(H200, shared_memory=8192))
 
 
-def test_it_runs_where_it_is_predicted_to_be_faster_by_the_margin():
-    """Of the portfolio's times and those of the formula alone, over many sizes."""
-    taken = {True: 0, False: 0}
-    for m, n, k in itertools.product((1, 2, 4, 8), (520, 3000, 20000), (513, 2048, 9000)):
-        problem = replace(sized(few.NAME, m, n, k), a_align=16 if k % 8 == 0 else 2)
-        plan, before = plans.plan_for(problem, H200, "cached"), plans.by_portfolio(problem, H200)
-        config = model.beside(problem, H200)[0]
-        us = model.predict_us(config, problem, H200)
-        faster = before.us >= 1.1 * us
-        taken[faster] += 1
-        assert (plan.config, plan.us) == ((config, us) if faster else (before.config, before.us))
-        assert plan.source == before.source == "predicted"
-    assert taken[True] > 10
-    assert taken[False] > 5
-
-
 @by_family
 def test_an_odd_weight_runs_by_it_and_says_why(name):
     problem = POSED[name][1]
@@ -176,21 +158,6 @@ def test_off_asks_the_model_and_mode_tune_races_two_beside_the_portfolios():
     assert few.NAME not in {config.family for config in plans.likely(replace(ODD, m=9), H200, RACED)}
 
 
-@pytest.mark.parametrize("m", [1, 4, 8])
-def test_ieee_fp32_of_few_rows_runs_by_it(m):
-    assert plans.plan_for(replace(EVEN, m=m, **FP32), H200, "cached").config.family == few.NAME
-
-
-@by_family
-def test_a_gpu_of_less_bandwidth_is_predicted_to_take_longer(name):
-    problem = POSED[name][1]
-    config = own(name, problem)[0]
-    fast = model.predict_us(config, problem, H200)
-    factors = (1.5, 1.3) if name == odd.NAME else (2, 1.5)
-    for change, factor in zip(({"memory_gbps": 900}, {"processors": 33}), factors, strict=True):
-        assert model.predict_us(config, problem, replace(H200, **change)) > factor * fast
-
-
 @pytest.mark.parametrize("name", [few.NAME, across.NAME])
 def test_few_columns_count_as_the_transpose_does(name):
     row, _, column = POSED[name]
@@ -199,25 +166,6 @@ def test_few_columns_count_as_the_transpose_does(name):
     assert traffic.tiling(column, config, H200) == traffic.tiling(row, config, H200)
     assert traffic.tiled(column, config, H200) == traffic.tiled(row, config, H200)
     assert FMA in parts_us(column, config, H200)
-
-
-@by_family
-def test_its_tiles_are_not_drawn(name):
-    problem = POSED[name][0]
-    with pytest.raises(UnsupportedError, match="no tiles to draw"):
-        tiling_of(problem, own(name, problem)[0], H200)
-
-
-def test_every_config_of_few_rows_is_the_fastest_predicted_somewhere():
-    sizes = itertools.product((1, 2, 4, 8), (256, 1500, 6000, 40000), (400, 1024, 4099, 16384))
-    problems = [
-        replace(EVEN, m=m, n=n, k=k, a_align=16 if k % 8 == 0 else 2, b_align=16 if k % 8 == 0 else 2)
-        for m, n, k in sizes
-    ]
-    best = {own(few.NAME, each)[0] for each in problems}
-    tiles = {(c["BLOCK_N"], c["BLOCK_K"], c.num_warps, c.num_stages) for c in best}
-    assert len(tiles) == len(few._TILES)
-    assert best <= {config for problem in problems for config in legal_configs(problem, H200, few.NAME)}
 
 
 @pytest.mark.parametrize("processors", [20, 132])
@@ -273,18 +221,3 @@ def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
     work = across.work(posed(short), own(across.NAME, short)[0], H200.processors, True)
     assert work.steps[0].args["parts_ptr"] is None
     assert (len(work.steps), work.scratch) == (1, {})
-
-
-def test_tiles_of_odd_rows_count_by_where_rows_begin():
-    """Of 300 rows 38 begin alike: each of 8 places in a word has a tile of 64 rows."""
-    problem = sized(odd.NAME, 64, 300, 8191)
-    config = next(c for c in own(odd.NAME, problem) if c["BLOCK_N"] == 64 and c["SPLIT_K"] == 16)
-    work = traffic.tiling(problem, config, H200)
-    assert (work.tiles, work.programs) == (8, 128)
-
-
-def test_copies_and_parts_of_odd_rows_count_as_traffic():
-    alone, shared = (next(c for c in own(odd.NAME, ODD_64) if c["SPLIT_K"] == split) for split in (1, 2))
-    copies, written = 2 * odd.copied(ODD_64)[1], traffic.tiled(ODD_64, alone, H200).written
-    assert written == copies + 2 * ODD_64.m * ODD_64.n
-    assert traffic.tiled(ODD_64, shared, H200).written > written
