@@ -91,18 +91,6 @@ def test_the_last_three_draws_are_told_together_and_one_by_one(tmp_path):
     assert "first |" not in text
 
 
-def test_first_calls_of_a_weight_are_told(tmp_path):
-    line = {
-        "op": "rows", "process": "from nothing", "mode": "cached", "size": 64, "rows": [3, 5, 9],
-        "first_ms": [100.0, 2.0, 1.0], "second_ms": [0.1, 0.2, 0.3], "kernels": 3, "compile_s": 4.5,
-        "ratio_torch": [1.0, 0.5, 2.0], "env": ENV | {"seed": "drawn"},
-    }  # fmt: skip
-    text = written(tmp_path, "rows", [line | {"kernels": 7}, line])
-    kind = "| from nothing | cached | 64x64 | drawn | 3 |"
-    assert f"{kind} 0.10 | 2.00 | 100 (3 rows) | 3 | 4.5 | 0.200 |" in text
-    assert f"{kind} 1.00 | 0.50 | 1 | 0.50 | 5 rows |" in text
-
-
 def test_every_kind_that_loses_is_told_with_what_to_use_instead():
     """Gather the kinds from the other tables of the page, and look for each in this one."""
     lines = of_cases(stored([kinds.RESULTS], print))
@@ -138,13 +126,3 @@ def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
     )  # fmt: skip
     assert "mode `tune`" in models[-1]
     assert kinds.advice(("new", "float16", "NN")) == kinds.OTHERWISE
-
-
-def test_models_are_told_by_process_mode_and_pass(tmp_path):
-    line = {
-        "op": "models", "process": "later", "mode": "eager", "what": "train", "model": "gpt2", "ratio": 2.0,
-        "low": 1.9, "high": 2.1, "first_torch_s": 1.0, "first_tritile_s": 2.0, "env": ENV,
-    }  # fmt: skip
-    worst = line | {"model": "bert", "ratio": 0.5, "low": 0.4, "high": 0.6, "first_tritile_s": 4.0}
-    text = written(tmp_path, "models", [line | {"ratio": 8.0}, line, worst])
-    assert "| later | eager | train | 2 | 1.00 | 0.50 (0.40 to 0.60) | bert | 1.0 | 3.0 |" in text

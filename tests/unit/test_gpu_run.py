@@ -107,12 +107,6 @@ def test_what_passed_before_counts_while_nothing_of_it_changed():
     assert kernels_in(stale) == {k for k in tested.digests() if not k.startswith("permute/")}
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path):
-    whole = [json.dumps(line) for line in journal_of({"test_grouped_gpu.py": "k"})]
-    (tmp_path / "cut.jsonl").write_text("\n".join(whole)[:-20])
-    assert len(run.read_journal([tmp_path / "cut.jsonl"])) == 2
-
-
 def test_a_file_is_run_again_when_what_it_tests_changes(monkeypatch):
     before = {file: run.key_of(file) for file in run.files()}
     ours = tested.digests() | {"grouped/tile": "0" * 16}
@@ -120,13 +114,6 @@ def test_a_file_is_run_again_when_what_it_tests_changes(monkeypatch):
     changed = {file for file in before if run.key_of(file) != before[file]}
     assert changed == {file for file in before if "grouped/tile" in run.kernels_of(file)}
     assert "test_permute_gpu.py" not in changed
-
-
-def test_each_name_stands_for_something():
-    assert set(run.CONCERNS) <= set(run.files())
-    for file, names in run.CONCERNS.items():
-        assert all(name.endswith("/") or run._modules(name)[0].is_file() for name in names), file
-        assert run.kernels_of(file) or not any(name.endswith("/") for name in names)
 
 
 def test_every_kernel_is_tested_by_some_file():

@@ -55,23 +55,14 @@ def test_every_operation(sample, recorded, compared):
             assert (grad.shape, grad.dtype) == (tensor.shape, tensor.dtype)
 
 
-def scaled_calls():
-    eight, scale = torch.empty(16, 256, dtype=torch.float8_e4m3fn), torch.empty(16, 2)
-    whole, one = torch.empty(16, 32, dtype=torch.int8), torch.empty(())
-    return {
-        "fp8": (lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1].mT), (eight, scale)),
-        "int8": (lambda *t: tritile.scaled_matmul(t[0], t[0].mT, t[1], t[1]), (whole, one)),
-        "fp8 matmul": (lambda *t: tritile.matmul(t[0], t[0].mT), (eight,)),
-        "int8 matmul": (lambda *t: tritile.matmul(t[0], t[0].mT), (whole,)),
-    }
-
-
-@pytest.mark.parametrize("label", ["fp8", "int8", "fp8 matmul", "int8 matmul"])
-def test_numbers_of_few_bits(label):
-    call, tensors = scaled_calls()[label]
-    got = call(*map(meta, tensors))
-    assert (got.shape, got.stride(), got.is_meta) == ((16, 16), (16, 1), True)
-    assert got.dtype == (torch.int32 if label == "int8 matmul" else torch.bfloat16)
+def test_numbers_of_few_bits():
+    fp8 = torch.empty(16, 256, dtype=torch.float8_e4m3fn, device="meta")
+    int8, by_block = fp8.view(torch.int8), torch.empty(16, 2, device="meta")
+    wanted = torch.empty(16, 16, dtype=torch.bfloat16)
+    assert_alike(tritile.scaled_matmul(fp8, fp8.mT, by_block, by_block.mT), wanted)
+    assert_alike(tritile.scaled_matmul(int8, int8.mT, by_block[0, 0], by_block[0, 0]), wanted)
+    assert_alike(tritile.matmul(fp8, fp8.mT), wanted)
+    assert_alike(tritile.matmul(int8, int8.mT), wanted.int())
 
 
 @pytest.mark.parametrize("zero_points", [False, True])

@@ -66,12 +66,6 @@ def test_flat_kernels_take_tiles_column_by_column():
     assert [tiling.place(index)[1:] for index in (0, 1, 11, 12)] == [(0, 0), (1, 0), (11, 0), (0, 1)]
 
 
-def test_the_last_tiles_of_a_transpose_end_where_the_matrix_does():
-    tiling = tiling_of(PermuteProblem.turned(1, 300, 250, 4), mover(), H200)
-    assert (tiling.rows, tiling.columns, tiling.tile) == (10, 8, (32, 32))
-    assert tiling.corner(tiling.tiles - 1) == (300 - 32, 250 - 32)
-
-
 def test_what_has_no_tiles_is_refused():
     problem = product("256x256x256")
     with pytest.raises(InvalidValueError, match="GROUP_M"):

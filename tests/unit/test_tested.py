@@ -70,14 +70,7 @@ BY_TMA = set(families.digests()) - {
     ("path", "old", "new", "wanted"),
     [
         ("families/common/operands.py", "whole and not stretched", "whole or stretched", BY_TMA),
-        (
-            "families/grouped/family.py",
-            "import Config",
-            "import Config as Config",
-            {"grouped/tile", "grouped/descriptor"},
-        ),
         ("families/fp16x3/lowering.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
-        ("families/fp16x3/kernel.py", "def ", "async def ", {*PRODUCTS, "linear_quantized/unpacked"}),
         (
             "families/permute/kernel.py",
             "def ",
@@ -85,7 +78,6 @@ BY_TMA = set(families.digests()) - {
             {"permute/tile", "permute/packed", "permute/box"},
         ),
         ("runtime/native.py", "def ", "async def ", set(families.digests())),
-        ("families/pieces.py", "ALIGNMENT: Final = 256", "ALIGNMENT: Final = 16", set(families.digests())),
         ("families/matmul_tma/family.py", '"""Return the warps that suit', '"""As suits', set()),
         ("tune/autotuner.py", "def ", "async def ", set()),
     ],
