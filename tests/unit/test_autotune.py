@@ -4,10 +4,10 @@ The kernel writes its BLOCK into `used`, which tells a stand-in for the benchmar
 config ran. Times are made up; every run is real, in Triton's interpreter.
 """
 
-import importlib.util
+import contextlib
+import logging
 import multiprocessing
 import os
-import textwrap
 import threading
 import time
 import warnings
@@ -43,13 +43,6 @@ def softmax(x_ptr, out_ptr, used_ptr, N, BLOCK: tl.constexpr):
     tl.store(used_ptr, BLOCK)
 
 
-@triton.jit
-def count(count_ptr, kept_ptr, used_ptr, N, BLOCK: tl.constexpr):
-    tl.store(count_ptr, tl.load(count_ptr) + 1)
-    tl.store(kept_ptr, tl.load(kept_ptr) * 2)
-    tl.store(used_ptr, BLOCK)
-
-
 def configs(*blocks):
     return [triton.Config({"BLOCK": block}, num_warps=WARPS.get(block, 4)) for block in blocks or TIMES]
 
@@ -66,10 +59,10 @@ class Bench:
         block = int(self.used)
         self.measured.append(block)
         time.sleep(self.pause)
-        if isinstance(self.times[block], Exception):
-            raise self.times[block]
         ms = self.times[block]
-        return [ms, ms * 0.9, ms * 1.1]
+        if isinstance(ms, Exception):
+            raise ms
+        return [ms, ms * 0.9, ms * 1.1] if isinstance(ms, float) else ms
 
 
 def tuned(bench, *blocks, kernel=softmax, key=("N",), **rest):
@@ -101,18 +94,22 @@ def another_process(kernel):
     return kernel
 
 
-def test_mode_tune_measures_each_config_once():
+@pytest.mark.parametrize("mode", [None, "tune"])
+def test_each_config_is_measured_once_and_remembered(mode, caplog):
+    """Without a mode, too: who decorates a kernel wants it tuned."""
     bench = Bench()
     kernel = tuned(bench)
     assert isinstance(kernel, triton.runtime.Autotuner)
-    with tritile.mode("tune"):
-        assert run(kernel, bench.used) == 128
-        assert bench.measured == [64, 128, 256]
-        assert run(kernel, bench.used) == 128
+    asked = tritile.mode(mode) if mode else contextlib.nullcontext()
+    with caplog.at_level(logging.INFO, "tritile.tune"), warnings.catch_warnings(), asked:
+        warnings.simplefilter("error", UntunedWarning)
+        for each in (kernel, kernel, another_process(tuned(Bench({})))):
+            assert run(each, bench.used) == 128
     assert bench.measured == [64, 128, 256]
     assert trials(kernel) == {64: 3000.0, 128: 1000.0, 256: 2000.0}
-    assert kernel.best_config.kwargs == {"BLOCK": 128}
-    assert kernel.best_config.num_warps == 4
+    assert (kernel.best_config.kwargs, kernel.best_config.num_warps) == ({"BLOCK": 128}, 4)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert all(part in said for part in ("softmax N=50", "BLOCK: 128", "3 configs"))
 
 
 SCRIPT = """
@@ -168,22 +165,8 @@ def test_an_edited_config_list_measures_only_what_is_new():
         assert run(another_process(tuned(second, 128, 256, 512)), second.used) == 256
         assert second.measured == [256, 512]
         third = Bench({})
-        assert (
-            run(another_process(tuned(third, 64, 128)), third.used) == 128
-        )  # the winner is no longer listed
+        assert run(another_process(tuned(third, 64, 128)), third.used) == 128  # 256 is no longer listed
     assert third.measured == []
-
-
-@pytest.mark.parametrize("change", [{"n": 51}, {"dtype": torch.float16}], ids=str)
-def test_a_new_key_or_dtype_is_a_new_problem(change):
-    bench = Bench()
-    kernel = tuned(bench)
-    with tritile.mode("tune"):
-        run(kernel, bench.used)
-        run(kernel, bench.used, **change)
-        assert len(bench.measured) == 6
-        run(kernel, bench.used, rows=7)  # not in the key
-    assert len(bench.measured) == 6
 
 
 def test_values_of_one_bucket_are_one_problem():
@@ -201,11 +184,8 @@ def test_values_of_one_bucket_are_one_problem():
     bench.times = {64: 1.0, 128: 2.0, 256: 3.0}
     with tritile.mode("tune"):
         assert run(kernel, bench.used, 5) == 64
-    with (
-        warnings.catch_warnings(),
-        tritile.mode("cached"),
-    ):  # the nearest bucket that something is remembered of
-        warnings.simplefilter("error", UntunedWarning)
+    with warnings.catch_warnings(), tritile.mode("cached"):
+        warnings.simplefilter("error", UntunedWarning)  # of the nearest bucket something is remembered
         assert [run(kernel, bench.used, n) for n in (14, 3)] == [128, 64]
     assert len(bench.measured) == 9
 
@@ -290,14 +270,6 @@ def test_its_own_mode_overrides_the_one_in_force():
         tuned(bench, mode="always")
 
 
-def test_one_config_needs_no_measurement():
-    bench = Bench()
-    for mode in ("tune", "strict", "cached"):
-        with tritile.mode(mode):
-            assert run(tuned(bench, 128), bench.used) == 128
-    assert bench.measured == []
-
-
 FAILURES = [
     RuntimeError("PassManager::run failed\nmany\nlines"),
     AssertionError("tile too small"),
@@ -305,6 +277,7 @@ FAILURES = [
     ValueError(),
     float("nan"),
     float("inf"),
+    *(None, "x", [None], [[1]], {}, []),  # what a benchmark answers that is no time
 ]
 
 
@@ -331,19 +304,6 @@ def test_where_all_fail_the_reasons_are_named():
     assert set(trials(tuned(bench))) == {64, 128, 256}
 
 
-def test_a_benchmark_may_answer_with_one_number():
-    times = iter([3.0, 0.5, 2.0])
-    kernel = tuned(lambda call, quantiles: call() or next(times))
-    with tritile.mode("tune"):
-        assert run(kernel, torch.zeros(1, dtype=torch.int32)) == 128
-
-
-def test_a_time_below_the_clocks_resolution_is_no_crash():
-    bench = Bench(TIMES | {64: 0.0})
-    with tritile.mode("tune"):
-        assert run(tuned(bench), bench.used) in TIMES
-
-
 def test_the_budget_stops_measuring_once_something_works(monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1.5")
     bench = Bench({64: RuntimeError("no"), 128: 1.0, 256: 0.1})
@@ -354,81 +314,6 @@ def test_the_budget_stops_measuring_once_something_works(monkeypatch):
     assert bench.measured == [64, 128]
 
 
-def counted(bench, **rest):
-    return tuned(bench, kernel=count, **rest)
-
-
-def run_count(kernel, bench):
-    counter, kept = torch.full((1,), 5, dtype=torch.int32), torch.full((1,), 7, dtype=torch.int32)
-    with tritile.mode("tune"):
-        kernel[(1,)](counter, kept, bench.used, 4)
-    return int(counter), int(kept)
-
-
-def test_without_hooks_each_measured_run_counts():
-    bench = Bench()
-    assert run_count(counted(bench), bench) == (5 + 3 + 1, 7 * 2**4)
-
-
-def test_reset_to_zero_and_restore_value():
-    bench = Bench()
-    kernel = counted(bench, reset_to_zero=["count_ptr"], restore_value=["kept_ptr"])
-    assert run_count(kernel, bench) == (1, 14)
-    assert len(bench.measured) == 3
-
-
-def test_hooks_are_called_as_upstream_does():
-    seen = []
-
-    def before(values, reset_only=False):
-        seen.append(("before", values["BLOCK"], values["N"], reset_only))
-
-    def after(values, exception):
-        seen.append(("after", values["BLOCK"], values["N"], exception))
-
-    bench = Bench()
-    run_count(counted(bench, pre_hook=before, post_hook=after), bench)
-    pairs = [[("before", block, 4, False), ("after", block, 4, None)] for block in TIMES]
-    assert seen == [*pairs[0], *pairs[1], *pairs[2], ("before", 128, 4, True)]
-
-
-def test_a_configs_own_hook_runs_before_each_run():
-    bench, seen = Bench(), []
-    listed = [
-        triton.Config({"BLOCK": block}, pre_hook=lambda values: seen.append((values["BLOCK"], values["N"])))
-        for block in (64, 128)
-    ]
-    kernel = tritile.autotune(listed, ["N"], do_bench=bench)(count)
-    assert run_count(kernel, bench) == (5 + 3, 7 * 2**3)
-    assert run_count(kernel, bench) == (5 + 1, 7 * 2)
-    assert seen == [(64, 4), (128, 4), (128, 4), (128, 4)]  # also ahead of a call that was met before
-
-
-def test_early_prune_sees_the_arguments():
-    bench, seen = Bench(), []
-
-    def prune(listed, named, **rest):
-        seen.append((len(listed), named["N"], sorted(named)))
-        return [c for c in listed if c.kwargs["BLOCK"] != 128]
-
-    kernel = tuned(bench, prune_configs_by={"early_config_prune": prune})
-    with tritile.mode("tune"):
-        assert run(kernel, bench.used) == 256
-    assert bench.measured == [64, 256]
-    assert seen[0] == (3, 50, ["N", "out_ptr", "used_ptr", "x_ptr"])
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 0.34, 0.67])
-def test_a_perf_model_orders_and_cuts(top_k):
-    bench = Bench()
-    by = {"perf_model": lambda BLOCK, N, num_warps, **rest: -BLOCK * N * num_warps, "top_k": top_k}
-    kernel = tuned(bench, prune_configs_by=by)
-    with tritile.mode("tune"):
-        run(kernel, bench.used)
-    few = top_k in (1, 0.34)
-    assert bench.measured == ([256] if few else [256, 128])
-
-
 def test_a_perf_model_chooses_where_nothing_was_measured():
     bench = Bench()
     kernel = tuned(bench, prune_configs_by={"perf_model": lambda BLOCK, **rest: abs(BLOCK - 128), "top_k": 2})
@@ -436,38 +321,6 @@ def test_a_perf_model_chooses_where_nothing_was_measured():
         warnings.simplefilter("error", UntunedWarning)
         assert run(kernel, bench.used) == 128
     assert bench.measured == []
-
-
-def test_heuristics_under_autotune():
-    bench = Bench()
-    kernel = tuned(bench, kernel=triton.heuristics({"BLOCK2": lambda values: values["BLOCK"] // 2})(halves))
-    x, out = torch.arange(100.0), torch.full((100,), float("nan"))
-    grid = lambda meta: (triton.cdiv(100, meta["BLOCK"]),)  # noqa: E731 the usual form of a grid
-    with tritile.mode("tune"):
-        kernel[grid](x, out, bench.used, 100)
-    assert torch.equal(out, x)
-    assert bench.measured == [64, 128, 256]
-    assert int(bench.used) == 128
-
-
-@triton.jit
-def halves(x_ptr, out_ptr, used_ptr, N, BLOCK: tl.constexpr, BLOCK2: tl.constexpr):
-    for half in range(0, 2):
-        columns = tl.program_id(0) * BLOCK + half * BLOCK2 + tl.arange(0, BLOCK2)
-        tl.store(out_ptr + columns, tl.load(x_ptr + columns, mask=columns < N), mask=columns < N)
-    tl.store(used_ptr, BLOCK)
-
-
-def test_arguments_by_name_and_a_callable_grid():
-    bench = Bench()
-    kernel = tuned(bench)
-    x = torch.randn(3, 50)
-    out = torch.empty_like(x)
-    with tritile.mode("tune"):
-        kernel[lambda meta: (3 if meta["BLOCK"] else 0,)](N=50, used_ptr=bench.used, out_ptr=out, x_ptr=x)
-    torch.testing.assert_close(out, x.softmax(-1))
-    with tritile.mode("strict"):
-        assert run(kernel, bench.used) == 128  # the same problem, by position
 
 
 @pytest.mark.parametrize("mode", ["tune", "cached", "off"])
@@ -526,93 +379,6 @@ def test_a_child_forked_while_another_thread_measures_can_choose():
     assert process.exitcode == 0
 
 
-KERNEL = """
-import triton
-import triton.language as tl
-
-SCALE = tl.constexpr({scale})
-
-@triton.jit
-def helper(x):
-    return x * {factor}
-
-{decorators}
-@triton.jit
-def stranger(x_ptr, used_ptr, N, BLOCK: tl.constexpr):
-    columns = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + columns, mask=columns < N)
-    tl.store(x_ptr + columns, helper(x) * SCALE + {term}, mask=columns < N)
-    tl.store(used_ptr, BLOCK)
-"""
-PLAIN = {"scale": 1, "factor": 2, "decorators": "", "term": 0}
-
-
-def load(folder, tag, **changes):
-    """The kernel of a module written afresh, of the same name unless `module` says another."""
-    name = changes.pop("module", "a_strangers_module")
-    path = folder / f"version_{tag}.py"
-    path.write_text(changes.pop("before", "") + KERNEL.format(**(PLAIN | changes)))
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.stranger
-
-
-def run_stranger(kernel, used):
-    x = torch.ones(50)
-    kernel[(1,)](x, used, 50)
-    return float(x[0])
-
-
-@pytest.mark.parametrize(
-    "change", [{"term": 3}, {"factor": 5}, {"scale": 7}], ids=["body", "callee", "constant"]
-)
-def test_an_edit_of_the_source_is_measured_anew(tmp_path, change):
-    first, second = Bench(), Bench({64: 1.0, 128: 2.0, 256: 3.0})
-    before = tuned(first, kernel=load(tmp_path, "a"), mode="tune", restore_value=["x_ptr"])
-    after = tuned(second, kernel=load(tmp_path, "b", **change), mode="tune", restore_value=["x_ptr"])
-    assert before.digest != after.digest
-    run_stranger(before, first.used)
-    run_stranger(after, second.used)
-    assert (first.measured, second.measured) == ([64, 128, 256], [64, 128, 256])
-    assert (int(first.used), int(second.used)) == (128, 64)
-    again = tuned(Bench({}), kernel=load(tmp_path, "c"), mode="strict")
-    assert run_stranger(again, first.used) == 2.0  # an edit taken back finds what was measured
-
-
-def test_the_digest_is_of_the_source_alone(tmp_path):
-    plain = source_hash(load(tmp_path, "a"))
-    moved = load(tmp_path, "b", before="# a comment\nX = 1\n\n\n")
-    listed = textwrap.dedent("""
-        import tritile
-        @tritile.autotune([triton.Config({{'BLOCK': {block}}}), triton.Config({{'BLOCK': 32}})], key=['N'])
-        @triton.heuristics({{}})""")
-    short, long = (load(tmp_path, str(block), decorators=listed.format(block=block)) for block in (64, 128))
-    elsewhere, third = (load(tmp_path, name, module=name) for name in ("another", "a_third"))
-    elsewhere.fn.__globals__["helper"] = third.fn.__globals__["helper"]
-    assert {source_hash(kernel) for kernel in (moved, short, long, elsewhere)} == {plain}
-    assert short.digest == plain
-    assert len(plain) == 16
-
-
-def test_a_config_that_is_no_plain_data_is_remembered():
-    bench = Bench({64: 2.0, 128: 1.0})
-    listed = [*configs(64), triton.Config({"BLOCK": 128, "TYPE": tl.float32})]
-    kernel = tritile.autotune(listed, ["N"], do_bench=bench)(with_type)
-    kernel[(1,)](bench.used, 4)
-    assert (bench.measured, int(bench.used)) == ([64, 128], 128)
-    assert trials(kernel, 4) == {64: 2000.0, 128: 1000.0}
-    tritile.forget()
-    with tritile.mode("strict"):
-        kernel[(1,)](bench.used, 4)
-    assert int(bench.used) == 128
-
-
-@triton.jit
-def with_type(used_ptr, N, BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.int32):
-    tl.store(used_ptr, BLOCK)
-
-
 def test_what_is_remembered_is_plain_text():
     bench = Bench()
     kernel = tuned(bench)
@@ -626,7 +392,33 @@ def test_what_is_remembered_is_plain_text():
     assert trial.measured_utc
 
 
-def test_a_tuner_is_what_it_was_told_and_keeps_no_arguments():
+@triton.jit
+def called(x):
+    return x
+
+
+@triton.jit
+def called_after_an_edit(x):
+    return x + 0
+
+
+@triton.jit
+def calling(used_ptr, N, BLOCK: tl.constexpr):
+    tl.store(used_ptr, called(BLOCK))
+
+
+def test_an_edit_of_the_source_is_measured_anew(monkeypatch):
+    first, second, none = Bench(), Bench({64: 1.0, 128: 2.0, 256: 3.0}), Bench({})
+    for bench, callee, block in (
+        (first, called, 128), (second, called_after_an_edit, 64), (none, called, 128)  # taken back
+    ):  # fmt: skip
+        monkeypatch.setitem(globals(), "called", callee)
+        tuned(bench, kernel=calling, mode="tune")[(1,)](bench.used, 50)
+        assert int(bench.used) == block
+    assert (first.measured, second.measured, none.measured) == ([64, 128, 256], [64, 128, 256], [])
+
+
+def test_a_tuner_keeps_no_arguments_and_is_not_kept():
     bench = Bench()
     kernel = tuned(bench, mode="tune")
     x = torch.randn(3, 50)
@@ -634,12 +426,6 @@ def test_a_tuner_is_what_it_was_told_and_keeps_no_arguments():
     kernel[(3,)](x, out, bench.used, 50)
     del x
     assert gone() is None
-    kernel.configs = configs(64, 256)
-    run(kernel, bench.used, 60)
-    assert int(bench.used) == 256
-    kernel.early_config_prune = lambda configs, named_args, **_: configs[:1]
-    run(kernel, bench.used, 61)
-    assert int(bench.used) == 64
     last = weakref.ref(kernel)
     del kernel
     assert last() is None

@@ -17,7 +17,6 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.of_triton import LANGUAGE_PATCHER, interpreter_builder
 from tritile.core.problem import MatmulProblem
-from tritile.core.source import source_hash
 from tritile.core.threads import library_lock
 from tritile.errors import InterpreterWarning
 from tritile.families.common.work import Kernel
@@ -59,14 +58,6 @@ def test_a_helper_in_another_module():
 def test_a_helper_in_a_closure():
     assert result(closed_over(thrice)) == [0.0, 3.0, 6.0, 9.0, 12.0]
     assert result(closed_over(helpers.twice)) == [0.0, 2.0, 4.0, 6.0, 8.0]
-
-
-def test_the_digest_follows_helpers(monkeypatch):
-    assert source_hash(closed_over(thrice)) != source_hash(closed_over(helpers.twice))
-    assert source_hash(closed_over(thrice)) == source_hash(closed_over(thrice))
-    before = source_hash(doubled)
-    monkeypatch.setattr(helpers, "twice", thrice)
-    assert source_hash(doubled) != before
 
 
 FORK = multiprocessing.get_context("fork")

@@ -145,18 +145,6 @@ def test_a_shipped_tables_config_is_checked_like_any_other(how, tmp_path, monkey
         assert run(kernel, bench, 64) in (16, 32)
 
 
-def test_a_damaged_table_is_left_out_with_a_warning(tmp_path):
-    path = tmp_path / "kernels.json"
-    path.write_text("{")
-    kernel, bench = decorated(table=path, mode="cached")
-    with pytest.warns(tritile.errors.StoreWarning, match=r"kernels\.json"):
-        assert run(kernel, bench, 64) == 16
-    entry = {"config": {"kwargs": {"B": [1]}}, "us": 1.0}
-    problem = json.dumps({"op": "kernel", "kernel": "fill"})
-    path.write_text(json.dumps({"format": "tritile kernels 1", "gpus": {"x": {"y": {problem: entry}}}}))
-    assert run(kernel, bench, 64) == 16
-
-
 def test_a_neighbour_shares_all_but_sizes():
     bench = Bench({16: 3.0, 32: 2.0, 64: 1.0})
     kernel, _ = decorated(prune=lambda configs, named, **rest: configs, bench=bench)

@@ -86,6 +86,7 @@ FIRST, SECOND = within(add, tl.constexpr(7)), within(multiply, tl.constexpr(9))
 Facts = typing.NamedTuple("Facts", [("warp", int)])
 FACTS = Facts(33)
 LIMIT = 128
+LOWEST = 6
 EMPTY = None
 
 def rounded(n, by):
@@ -101,7 +102,7 @@ SCALE = 3  # a local of this name below is not this one
 @triton.jit
 def kernel(
     x, n, EVEN: tl.constexpr, ODD: tl.constexpr, SHORT: tl.constexpr, PART: tl.constexpr, kind: DTYPE = 2,
-    OP: tl.constexpr = standard, BOTH: tl.constexpr = (paired, 5),
+    OP: tl.constexpr = standard, BOTH: tl.constexpr = (paired, 5), LEAST: tl.constexpr = LOWEST,
 ):
     SCALE = tl.load(x)
     y = called(SCALE + n).to(DTYPE) + {package}.inner.helper(SCALE)
@@ -109,6 +110,8 @@ def kernel(
     y = OPERATION(y, SCALE) + OPERATIONS[1](y, y) + FIRST(y) + SECOND(y)
     tl.store(x, OP(y, math.pi) + BOTH[0](y, y))
 """
+
+LAST_ABOVE = "SCALE = 3  # a local of this name below is not this one"
 
 
 @pytest.fixture
@@ -165,6 +168,7 @@ def package(tmp_path, monkeypatch):
         ("by=24", "by=25"),
         ("-(-n // by)", "(n // by)"),
         ("LIMIT = 128", "LIMIT = 256"),
+        ("LOWEST = 6", "LOWEST = 7"),
     ],
 )
 def test_an_edit_changes_the_digest(package, old, new):
@@ -180,9 +184,10 @@ def test_an_edit_changes_the_digest(package, old, new):
         {"name": "elsewhere"},
         {"old": "SCALE = 3", "new": "SCALE = 4"},
         {"old": "EMPTY = None", "new": "EMPTY = object()"},
+        {"old": LAST_ABOVE, "new": "import tritile\n\n@tritile.autotune([], [])"},
         {"old": "@triton.heuristics", "new": "\n\n@triton.heuristics"},
     ],
-    ids=["lines above", "another module", "shadowed", "not read", "lines between"],
+    ids=["lines above", "another module", "shadowed", "not read", "tuned", "lines between"],
 )
 def test_what_changes_no_kernel_keeps_the_digest(package, changes):
     module = MODULE.replace("{package}.inner.helper", "helper")  # else the source names its package

@@ -255,7 +255,7 @@ def test_a_spaces_remembered_config_is_among_those_the_tracer_sees():
 
 def test_the_kernels_own_pruning_chooses_where_nothing_is_remembered():
     def prune(configs, named_args, **kwargs):
-        return [config for config in configs if config.kwargs["BLOCK"] > named_args["N"]]
+        yield from (config for config in configs if config.kwargs["BLOCK"] > named_args["N"])
 
     by = {"early_config_prune": prune, "perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 0.5}
     kernel = measured(Bench(), (50, 64), prune_configs_by={"early_config_prune": prune})
@@ -322,15 +322,6 @@ def test_another_tracer_sees_the_remembered_config_too():
     assert [node.name for node in graph.graph.nodes if node.name.startswith("empty")] == ["empty_like"]
 
 
-def test_a_list_of_one_config_is_left_as_it_is():
-    traces = Traces()
-    kernel = tritile.autotune(configs(128), ["N"])(softmax)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UntunedWarning)
-        compiled(kernel, traces)(50)
-    assert traces.blocks == [[128]]
-
-
 def test_a_copy_has_configs_of_its_own():
     kernel, traces = measured(Bench(), (50, 64)), Traces()
     other = copy.copy(kernel)
@@ -354,15 +345,6 @@ def test_a_gpu_that_is_not_here_is_left_to_torch(monkeypatch):
         "tritile.core.device.gpu", lambda index: (_ for _ in ()).throw(DeviceError("no GPU 0"))
     )
     assert indices_of(kernel, (("x_ptr", torch.float32, torch.device("cuda", 0)),), {"N": 50}, ()) is None
-
-
-def test_pruning_may_give_an_iterator_inside_too():
-    def prune(configs, named_args, **kwargs):
-        return (config for config in configs if config.kwargs["BLOCK"] > 64)
-
-    traces = Traces()
-    compiled(tuned(Bench(), prune_configs_by={"early_config_prune": prune}, mode="off"), traces)(50)
-    assert traces.blocks == [[128]]
 
 
 def test_the_tracer_is_given_what_the_pruning_leaves():
