@@ -41,10 +41,6 @@ def with_constants(used, N, ROWS: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.co
     tl.store(used, BLOCK + ROWS)
 
 
-def with_extra(used, N, EXTRA, BLOCK: tl.constexpr):
-    tl.store(used, BLOCK)
-
-
 def with_extra_constant(used, N, EXTRA: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(used, BLOCK)
 
@@ -436,15 +432,6 @@ def test_values_of_a_key(tuned, times, value):
     assert int(times.used) == 64
 
 
-@pytest.mark.parametrize("value", [None, 2.5, np.int64(7)], ids=repr)
-def test_values_of_a_key_that_are_no_constants(tuned, times, value):
-    kernel = tuned(with_extra, key=("EXTRA",))
-    for _ in range(2):
-        kernel[(1,)](times.used, 5, value)
-    assert times.timed == [16, 32, 64]
-    assert list(kernel.cache) == [(value, "torch.int32", *dtypes(value))]
-
-
 def test_optional_tensors(tuned, times):
     kernel = tuned(optional)
     kernel[(1,)](times.used, None, 5)
@@ -557,20 +544,6 @@ def test_signatures_of_benchmarks(tuned, times, bench):
 # Where kernels are defined.
 
 
-def test_kernels_in_classes(tuned, times):
-    class Layer:
-        kernel = staticmethod(tuned())
-        bare = tuned()
-
-        def forward(self, n):
-            self.kernel[(1,)](times.used, n)
-            self.bare[(1,)](times.used, n)
-            return int(times.used)
-
-    assert Layer().forward(5) == 64
-    assert len(Layer.kernel.cache) == len(Layer.bare.cache) == 1
-
-
 SOURCE = textwrap.dedent(
     """
     import triton, triton.language as tl
@@ -598,19 +571,6 @@ def test_kernels_in_cells_of_a_notebook(autotune, times, name):
         namespace["in_cell"][(1,)](times.used, 5)
         assert times.timed == [16 + extra, 64 + extra]
         assert int(times.used) == 64 + extra
-
-
-def test_two_kernels_of_one_name(tuned, times):
-    def made(extra):
-        def kernel(used, N, BLOCK: tl.constexpr):
-            tl.store(used, BLOCK)
-
-        return tuned(kernel, configs=of_blocks(*extra))
-
-    first, second = made((16, 32)), made((8, 24))
-    for kernel, block in ((first, 32), (second, 24), (first, 32)):
-        kernel[(1,)](times.used, 5)
-        assert int(times.used) == block
 
 
 # torch.library.

@@ -52,54 +52,69 @@ def parts(*places):
     return [memory[place : place + 36].view(6, 6) for place in places]
 
 
-def matmul(a, b, out=None):
-    return asked.eager("matmul", (a, b), out, (None, None))
+def eager(op):
+    """A call that is looked up, where one of the public function is recalled."""
+    words = {"matmul": (None, None), "addmm": (1, 1, None, None, None), "transpose": (1, 0)}
+    words["permute"] = options_of((1, 0))
+    return lambda *tensors, out: asked.eager(op, tensors, out, words[op])
 
 
-def addmm(added, a, b, out):
-    return asked.eager("addmm", (added, a, b), out, (1, 1, None, None, None))
+PUBLIC = {"matmul": tritile.matmul, "addmm": tritile.addmm}
+PUBLIC["transpose"] = functools.partial(tritile.transpose, dim0=1, dim1=0)
+PUBLIC["permute"] = functools.partial(tritile.permute, dims=(1, 0))
+both_ways = pytest.mark.parametrize("way", [eager, PUBLIC.get], ids=["looked up", "recalled"])
 
 
-def permuted(op, x, out):
-    return asked.eager(op, (x,), out, options_of((1, 0)) if op == "permute" else (1, 0))
-
-
+@both_ways
 @pytest.mark.parametrize("swapped", [False, True])
-def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped):
+def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped, way):
     apart, over_a, over_b = parts(0, 256, 512), parts(0, 256, 4), parts(0, 256, 252)
     for a, b, out in (apart, apart):
-        matmul(a, b, out.mT if swapped else out)
+        version = out._version
+        way("matmul")(a, b, out=out.mT if swapped else out)
+        assert out._version > version
     for (a, b, out), name in ((over_a, "input"), (over_b, "other")):
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
-            matmul(a, b, out.mT if swapped else out)
+            way("matmul")(a, b, out=out.mT if swapped else out)
     assert len(first_calls) == 1  # the others were known
-
-
-def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls):
-    """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
-    a, b, added, other = parts(0, 256, 512, 768)
-    for out in (other, added, other, added):
-        assert addmm(added, a, b, out) is out
-        added_at = first_calls.launch.given[first_calls.launch.given.index(out.data_ptr()) + 1 :]
-        assert added_at == [added.data_ptr()]
-    assert len(first_calls) == 2
-    memory = torch.zeros(1024)
-    added, over = memory[512:548].view(6, 6), memory[516:552].view(6, 6)
-    with pytest.raises(OverlapError, match="out overlaps input"):
-        addmm(added, a, b, over)
-    with pytest.raises(OverlapError, match="out overlaps mat1"):
-        addmm(added, memory[540:576].view(6, 6), b, added)
-    assert len(first_calls) == 2
-
-
-def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
-    a, b, out = parts(0, 256, 512)
-    matmul(a, b, out)
     with torch.inference_mode():
         of_inference = torch.zeros(36).view(6, 6)
     with pytest.raises(GradientError, match="inference_mode"):
-        matmul(a, b, of_inference)
-    assert len(first_calls) == 1
+        way("matmul")(a, b, out=of_inference)
+
+
+@both_ways
+def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls, way):
+    """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
+    a, b, added, other = parts(0, 256, 512, 768)
+    for out in (other, added, other, added):
+        assert way("addmm")(added, a, b, out=out) is out
+        places = memo.addresses_of(a, b, out, added)
+        assert sorted(first_calls.launch.given[:2]) == sorted(places[:2])
+        assert first_calls.launch.given[2:] == places[2:]
+    memory = torch.zeros(1024)
+    added, over = memory[512:548].view(6, 6), memory[516:552].view(6, 6)
+    for wrong, into, name in ((a, over, "input"), (memory[540:576].view(6, 6), added, "mat1")):
+        with pytest.raises(OverlapError, match=f"out overlaps {name}"):
+            way("addmm")(added, wrong, b, out=into)
+    assert len(first_calls) == 2
+
+
+@both_ways
+@pytest.mark.parametrize("op", ["permute", "transpose"])
+def test_permutations(first_calls, op, way):
+    x, apart, over = parts(0, 256, 4)
+    for out in (None, apart, apart, None):
+        got = way(op)(x, out=out)
+        assert (got is out) == (out is not None)
+        assert first_calls.launch.given == [x.data_ptr(), got.data_ptr()]
+    with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
+        way(op)(x, out=over)
+    for _ in range(2):
+        assert way(op)(x, out=x) is x
+    assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
+    with pytest.raises(ShapeError, match="True"):  # which equals 1
+        getattr(tritile, op)(x, *((True, 0) if op == "transpose" else ((True, 0),)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,7 @@ def test_an_output_of_inference_mode_is_refused_in_a_warm_call_too(first_calls):
 def test_calls_by_other_rules_are_planned_anew(first_calls, rules):
     a, b = parts(0, 256)
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32)
-    for call in (lambda: matmul(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
+    for call in (lambda: tritile.matmul(a, b), lambda: tritile.linear(torch.zeros(4, 32).half(), weight)):
         first_calls.clear()
         for _ in range(2):
             call()
@@ -125,24 +140,6 @@ def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
         tritile.linear(torch.zeros(4, 32).half(), weight, bias)
         assert torch.equal(first_calls.launch.first[-2], -torch.ones(16))
     assert len(first_calls) == 2
-
-
-@pytest.mark.parametrize("op", ["permute", "transpose"])
-def test_permutations(first_calls, op):
-    x, apart, over = parts(0, 256, 4)
-    for out in (None, apart, apart, None):
-        got = permuted(op, x, out)
-        assert (got is out) == (out is not None)
-        assert first_calls.launch.given == [x.data_ptr(), got.data_ptr()]
-    with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
-        permuted(op, x, over)
-    for _ in range(2):
-        assert permuted(op, x, x) is x
-    assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
-    for _ in range(2):
-        getattr(tritile, op)(x, *((1, 0) if op == "transpose" else ((1, 0),)))
-    with pytest.raises(ShapeError, match="True"):  # which equals 1
-        getattr(tritile, op)(x, *((True, 0) if op == "transpose" else ((True, 0),)))
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
@@ -218,24 +215,6 @@ def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, monke
         assert first_calls[0].swapped == (always or (into == "columns" and not never))
 
 
-def test_recalled_calls_are_refused_what_others_are(first_calls):
-    for a, b, out in (parts(0, 256, 512), parts(64, 320, 576)):
-        tritile.matmul(a, b, out=out)
-    for (a, b, out), name in ((parts(0, 256, 4), "input"), (parts(0, 256, 252), "other")):
-        with pytest.raises(OverlapError, match=f"out overlaps {name}"):
-            tritile.matmul(a, b, out=out)
-    before = out._version
-    a, b, out = parts(0, 256, 512)
-    tritile.matmul(a, b, out=out)
-    assert out._version == before + 1
-    for _ in range(2):
-        a, b, added = parts(0, 256, 512)
-        assert tritile.addmm(added, a, b, out=added.view(6, 6)).data_ptr() == added.data_ptr()
-    a, b, added, over = parts(0, 256, 512, 516)
-    with pytest.raises(OverlapError, match="out overlaps input"):
-        tritile.addmm(added, a, b, out=over)
-
-
 class Seen(TorchDispatchMode):
     """Lets torch see every call."""
 
@@ -262,19 +241,16 @@ def test_nothing_is_recalled_in_another_state(first_calls, state):
     with state():
         assert memo.recall("matmul", (a, b), None, (None, None)) is None
     assert memo.recall("matmul", (a, b), None, (None, None)) is not None
+    tritile.forget()
+    assert memo.recall("matmul", (a, b), None, (None, None)) is None
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
 def test_nothing_is_recalled_in_a_transform(first_calls, transform):
-    a, b = parts(0, 256)
+    (a, b), found = parts(0, 256), []
     tritile.matmul(a, b)
-
-    def inside(x):
-        found.append(memo.recall("matmul", (a, b), None, (None, None)))
-        return x.sum()
-
-    found = []
-    transform(inside)(torch.ones(3, 3))
+    recall = functools.partial(memo.recall, "matmul", (a, b), None, (None, None))
+    transform(lambda x: found.append(recall()) or x.sum())(torch.ones(3, 3))
     assert found == [None]
 
 
@@ -307,8 +283,7 @@ def test_other_tensors_are_not_recalled(first_calls, other):
 def test_lazy_tensors_are_not_recalled(first_calls):
     complexes = torch.zeros(6, 6, dtype=torch.complex64)
     for plain, lazy in ((complexes, complexes.conj()), (complexes.imag, complexes.conj().imag)):
-        assert plain.stride() == lazy.stride()
-        assert plain.data_ptr() == lazy.data_ptr()
+        assert (plain.stride(), plain.data_ptr()) == (lazy.stride(), lazy.data_ptr())
         tritile.transpose(plain)
         options = (-2, -1, int, int)
         assert memo.recall("transpose", (plain,), None, options) is not None
@@ -342,28 +317,6 @@ def test_one_tensor_in_two_places_is_another_call(first_calls):
             assert first_calls.launch.given[:2] == memo.addresses_of(*pair)
         assert memo.recall("matmul", pair, None, (None, None)) is not None
     assert len(first_calls) == 1
-
-
-def test_a_call_in_place_is_recalled(first_calls):
-    for _ in range(2):
-        a, b, added, other = parts(0, 256, 512, 768)
-        for out in (added, other):
-            tritile.addmm(added, a, b, out=out)
-            assert first_calls.launch.given == memo.addresses_of(a, b, out, added)
-    assert len(first_calls) == 2
-    options = (1, 1, None, None, None, int, int)
-    assert memo.recall("addmm", (added, a, b), added, options) is added
-    assert memo.recall("addmm", (added, a, b), other, options) is other
-    assert memo.recall("addmm", (added, a, b), a, options) is None
-    with pytest.raises(OverlapError, match="out overlaps mat1"):
-        tritile.addmm(added, a, b, out=a)
-
-
-def test_what_was_learnt_is_forgotten(first_calls):
-    a, b = parts(0, 256)
-    tritile.matmul(a, b)
-    tritile.forget()
-    assert memo.recall("matmul", (a, b), None, (None, None)) is None
 
 
 def f32(*shape):
