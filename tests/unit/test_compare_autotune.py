@@ -56,23 +56,6 @@ def test_a_tuner_tries_every_config_and_says_which(side):
     assert json.loads(json.dumps(answer)) == answer
 
 
-def test_the_space_is_wider_than_the_list_and_a_reference_goes_to_tritile_alone(monkeypatch):
-    seen = []
-
-    def noting(configs, key, **more):
-        seen.append((configs, more))
-        return lambda kernel: kernel
-
-    monkeypatch.setattr(tritile, "autotune", noting)
-    monkeypatch.setattr(comparison.triton, "autotune", noting)
-    whole = authors.SUBJECTS["attention"]
-    for side in comparison.SIDES:
-        comparison.decorated(side, whole)
-    assert [more for _, more in seen] == [{}] + [{"reference": authors.attention_reference}] * 2
-    (listed, _), _, (space, _) = seen
-    assert {str(config) for config in listed} < {str(config.to_triton()) for config in space.configs()}
-
-
 @pytest.mark.parametrize(("side", "said"), [("tritile", "wrong answer"), ("triton", "triton chose .* error")])
 def test_a_wrong_answer_is_no_result(side, said):
     wrong = replace(subject(), reference=lambda x_ptr, **_: {"out_ptr": torch.softmax(2 * x_ptr, -1)})

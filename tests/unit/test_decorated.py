@@ -4,7 +4,6 @@ import functools
 import importlib
 import math
 import os
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -140,15 +139,6 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
         bad = pool.submit(subject.compile, Config.of(BLOCK=33, STRAY=0), limit_s=LONG_S)
         assert "power of 2" in str(bad.exception())
     assert len(list((tmp_path / "cache").rglob("scale.cubin"))) == 1
-
-
-def test_a_stand_in_tells_what_a_tensor_would():
-    place = pickle.loads(pickle.dumps(tritile.tune.measure.shipping.Place(0, 6, "float16", (3, 5), (8, 1))))
-    stand_in = StandIn(place)
-    assert (stand_in.shape, stand_in.stride(), stand_in.dtype) == ((3, 5), (8, 1), torch.float16)
-    assert stand_in.numel() == 15
-    assert stand_in.data_ptr() % 16 == 6
-    assert place.end == 6 + 2 * (2 * 8 + 5)
 
 
 def test_a_reference_is_timed_in_place_of_a_config(tmp_path):

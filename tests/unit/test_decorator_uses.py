@@ -89,26 +89,17 @@ def blocks(configs):
 # Heuristics.
 
 
-def even(named):
-    return named["N"] % named["BLOCK"] == 0
+def constant(name, value):
+    return triton.heuristics({name: lambda named: value})
 
 
-def test_heuristics_below_see_each_config(tuned, times):
-    kernel = tuned(triton.heuristics({"EVEN": even})(triton.jit(with_even)))
+def test_heuristics_below_see_each_config_and_heuristics_below_them(tuned, times):
+    kernel = tuned(triton.heuristics({"EVEN": lambda at: at["N"] % at["BLOCK"] == 0})(triton.jit(with_even)))
     kernel[(1,)](times.used, 32)
-    assert times.timed == [17, 33, 64]
     kernel[(1,)](times.used, N=48)
-    assert times.timed[3:] == [17, 32, 64]
-
-
-def test_heuristics_of_heuristics_below(tuned, times):
-    def constant(name, value):
-        return triton.heuristics({name: lambda named: value})
-
-    inner = constant("FLAG", True)(triton.jit(with_constants))
-    kernel = tuned(constant("ROWS", 3)(inner))
-    kernel[(1,)](times.used, 5)
-    assert times.timed == [19, 35, 67]
+    assert times.timed == [17, 33, 64, 17, 32, 64]
+    tuned(constant("ROWS", 3)(constant("FLAG", True)(triton.jit(with_constants))))[(1,)](times.used, 5)
+    assert times.timed[6:] == [19, 35, 67]
     assert int(times.used) == 67
 
 
@@ -329,37 +320,31 @@ def test_what_is_printed(tuned, times, monkeypatch, capsys):
 # Pruning.
 
 
-@pytest.mark.parametrize(("top_k", "timed"), [(2, [16, 32]), (1, [16]), (0.67, [16, 32]), (5, [16, 32, 64])])
-def test_a_performance_model_leaves_a_number_or_a_share(tuned, times, top_k, timed):
-    kernel = tuned(prune_configs_by={"perf_model": lambda BLOCK, **rest: BLOCK, "top_k": top_k})
-    kernel[(1,)](times.used, 5)
-    assert int(times.used) == timed[-1]
-    if len(timed) > 1:
-        assert times.timed == timed
+def edited(configs, named, **kwargs):
+    for config in configs:
+        config.num_stages = 1
+    return configs[:2]
 
 
-def test_a_performance_model_after_a_pruner(tuned, times):
-    how = {
-        "early_config_prune": lambda configs, named, **rest: configs[1:],
-        "perf_model": lambda used, N, BLOCK, num_warps, num_stages, **rest: BLOCK,
-        "top_k": 1,
-    }
+# prune_configs_by, and the BLOCKs that are timed
+PRUNED = [
+    ({}, [16, 32, 64]),
+    *(({"perf_model": lambda BLOCK, **rest: BLOCK, "top_k": top_k}, [16, 32, 64][:left])
+      for top_k, left in ((2, 2), (1, 1), (0.67, 2), (5, 3))),
+    ({"early_config_prune": lambda configs, named, **rest: configs[1:],
+      "perf_model": lambda used, N, BLOCK, num_warps, num_stages, **rest: BLOCK, "top_k": 1}, [32]),
+    ({"early_config_prune": edited}, [16, 32]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "timed"), PRUNED)
+def test_pruning(tuned, times, how, timed):
     kernel = tuned(prune_configs_by=how)
     kernel[(1,)](times.used, 5)
-    assert int(times.used) == 32
-
-
-def test_a_pruner_that_edits_configs(tuned, times):
-    def early(configs, named, **kwargs):
-        for config in configs:
-            config.num_stages = 1
-        return configs[:2]
-
-    kernel = tuned(prune_configs_by={"early_config_prune": early})
-    kernel[(1,)](times.used, 5)
-    assert times.timed == [16, 32]
-    assert kernel.best_config.num_stages == 1
-    assert kernel.best_config == kernel.configs[1]
+    assert int(times.used) == timed[-1]
+    assert times.timed == timed
+    if how.get("early_config_prune") is edited:
+        assert (kernel.best_config.num_stages, kernel.best_config) == (1, kernel.configs[1])
 
 
 def test_a_pruner_that_returns_configs_of_its_own(tuned, times):
@@ -455,37 +440,26 @@ def test_names_of_no_argument_in_the_key(autotune, tuned, times, key):
     assert list(kernel.cache) == [((5,) if "N" in key else ()) + ("torch.int32",)]
 
 
-def test_a_key_that_is_a_tuple_or_empty(autotune, times):
-    for key in (("N",), [], ()):
-        kernel = autotune(of_blocks(16, 64), key, do_bench=times)(triton.jit(noted))
-        kernel[(1,)](times.used, 5)
-        assert int(times.used) == 64
-        assert len(kernel.cache) == 1
-
-
-def test_configs_in_a_tuple_and_without_parameters(autotune, times):
-    configs = tuple(triton.Config({}, num_warps=warps) for warps in (1, 2))
-    kernel = autotune(configs, ["N"], do_bench=times)(triton.jit(noted))
-    kernel[(1,)](times.used, 5, BLOCK=16)
-    assert times.timed == [16, 16]
-    assert kernel.best_config in configs
-
-
-@pytest.mark.parametrize("configs", [[], None], ids=str)
-def test_no_configs(autotune, times, configs):
-    kernel = autotune(configs, ["N"], do_bench=times)(triton.jit(noted))
-    kernel[(1,)](times.used, 5, BLOCK=16)
-    assert int(times.used) == 16
-    assert times.timed == []
-    assert kernel.best_config.num_warps == 4
-
-
-def test_one_config_is_not_timed(tuned, times):
-    kernel = tuned(configs=of_blocks(16))
-    kernel[(1,)](times.used, 5)
-    assert times.timed == []
-    assert kernel.best_config is kernel.configs[0]
-    assert kernel.cache == {}
+@pytest.mark.parametrize("key", [("N",), [], ()], ids=str)
+@pytest.mark.parametrize(
+    ("configs", "timed"),
+    [
+        ([], []),
+        (None, []),
+        (of_blocks(16), []),
+        (of_blocks(16, 64), [16, 64]),
+        (tuple(triton.Config({}, num_warps=warps) for warps in (1, 2)), [16, 16]),
+    ],
+    ids=["empty", "None", "one", "two", "a tuple, without parameters"],
+)
+def test_forms_of_keys_and_configs(autotune, times, configs, timed, key):
+    kernel = autotune(configs, key, do_bench=times)(triton.jit(noted))
+    kernel[(1,)](times.used, 5, **({} if configs and configs[0].kwargs else {"BLOCK": 16}))
+    assert times.timed == timed
+    assert int(times.used) == (timed or [16])[-1]
+    assert kernel.best_config in kernel.configs
+    assert kernel.best_config.num_warps in (1, 2, 4)
+    assert len(kernel.cache) == bool(timed)
 
 
 def test_grids_see_arguments_and_configs(tuned):

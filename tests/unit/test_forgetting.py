@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -49,21 +48,6 @@ def test_the_older_half_makes_room_and_is_freed():
     gc.collect()
     assert list(kept) == [2, 3, 4]
     assert [each() is None for each in freed] == [True, True, False, False, False]
-
-
-def test_threads_may_add_and_look_up_together():
-    kept = Memo(64)
-
-    def work(seed):
-        for turn in range(5000):
-            key = (seed * 7919 + turn * 31) % 500
-            assert kept.get(key, key) == key
-            kept[key] = key
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert len(kept) <= 64
-    assert all(key == value for key, value in kept.items())
 
 
 def test_calls_of_sizes_without_end(monkeypatch):

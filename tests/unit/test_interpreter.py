@@ -13,14 +13,10 @@ import triton.language as tl
 import tritile
 from tests.unit import helpers_for_kernels as helpers
 from tritile.core import threads
-from tritile.core.config import Config
-from tritile.core.device import target_device
 from tritile.core.of_triton import LANGUAGE_PATCHER, interpreter_builder
-from tritile.core.problem import MatmulProblem
 from tritile.core.threads import library_lock
 from tritile.errors import InterpreterWarning
 from tritile.families.common.work import Kernel
-from tritile.runtime import ahead
 from tritile.runtime import interpreter as interpreter_module
 from tritile.runtime.interpreter import interpret
 
@@ -51,11 +47,8 @@ def result(kernel):
     return y.tolist()
 
 
-def test_a_helper_in_another_module():
+def test_helpers_in_another_module_and_in_closures():
     assert result(doubled) == [0.0, 2.0, 4.0, 6.0, 8.0]
-
-
-def test_a_helper_in_a_closure():
     assert result(closed_over(thrice)) == [0.0, 3.0, 6.0, 9.0, 12.0]
     assert result(closed_over(helpers.twice)) == [0.0, 2.0, 4.0, 6.0, 8.0]
 
@@ -250,27 +243,3 @@ def test_a_grid_of_a_decorated_kernel_may_be_a_list_as_where_it_is_compiled(grid
     y = torch.zeros(10)
     tritile.autotune([triton.Config({"BLOCK": 8})], [])(first_alone)[grid](torch.ones(5), y, 5)
     assert y.tolist() == [*[1.0] * 5, *[0.0] * 5]
-
-
-@pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
-def test_interpreting_in_one_thread_harms_no_compile_in_another():
-    stop, failures = threading.Event(), []
-
-    def interpret():
-        while not stop.is_set():
-            tritile.matmul(torch.ones(5, 4), torch.ones(4, 3))
-
-    thread = threading.Thread(target=interpret)
-    thread.start()
-    try:
-        problem, device = MatmulProblem(1, 77, 78, 79, "float16", "float16"), target_device("sm_90")
-        for block in (16, 32, 64):
-            config = Config.of(family="tile", BLOCK_M=block, BLOCK_N=16, BLOCK_K=16, GROUP_M=8)
-            try:
-                ahead.compiled_for(problem, config, device)
-            except Exception as error:
-                failures.append(error)
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures

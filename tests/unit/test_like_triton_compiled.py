@@ -136,24 +136,3 @@ def test_compiled_ahead_for_each_config(autotune, gpu):
     compiled = kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
     assert [each.metadata.num_warps for each in compiled] == [2, 4]
     assert gpu.launches == []
-
-
-def test_options_passed_in_a_call(autotune, gpu):
-    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
-    compiled = kernel[grid](on_gpu(100), on_gpu(100), 100, enable_fp_fusion=False)
-    assert compiled.metadata.enable_fp_fusion is False
-    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128]
-
-
-def test_compiled_kernels_are_launched_again_without_timing(autotune, gpu):
-    bench = Bench()
-    kernel = autotune(of_blocks(64, 128), ["N"], do_bench=bench)(triton.jit(copy))
-    out, x = on_gpu(100), on_gpu(100)
-    first = kernel[grid](out, x, 100)
-    again = kernel[grid](out, x, 100)
-    by_name = kernel[grid](x=x, out=out, N=100)
-    assert first is again is by_name
-    assert bench.calls == 2
-    assert [launch.args["BLOCK"] for launch in gpu.launches] == [64, 128, 128, 128, 128]
-    assert list(kernel.cache) == [(100, "torch.float32", "torch.float32")]

@@ -291,13 +291,6 @@ def test_a_handler_of_the_root_takes_the_place_of_ours(root_has_one, logger, mon
     assert ours.getvalue() + roots.getvalue() == logged.getvalue()
 
 
-def test_without_the_variable_nothing_is_set_up(logger, monkeypatch):
-    monkeypatch.delenv("TRITILE_LOG", raising=False)
-    log.set_up()
-    assert logger.handlers == []
-    assert logger.level == logging.NOTSET
-
-
 def test_a_word_that_is_no_level_is_warned_of(logger, monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "plan")
     with pytest.warns(
@@ -305,6 +298,9 @@ def test_a_word_that_is_no_level_is_warned_of(logger, monkeypatch):
     ):
         log.set_up()
     assert logger.handlers == []
+    monkeypatch.delenv("TRITILE_LOG")
+    log.set_up()
+    assert (logger.handlers, logger.level) == ([], logging.NOTSET)
 
 
 def test_processes_whose_last_lines_are_read_log_nothing(monkeypatch):

@@ -22,7 +22,7 @@ from tritile.core.device import INTERPRETER, target_device
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.errors import NotTunedError, StoreWarning
 from tritile.planning import kernel_table
-from tritile.planning.kernel_table import FORMAT, empty, kernel_tables, read
+from tritile.planning.kernel_table import FORMAT, empty, read
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 
@@ -307,11 +307,6 @@ def test_a_file_that_took_anothers_place_is_read(tmp_path):
     kernel, bench = decorated(mode="strict", table=path)
     with pytest.warns(StoreWarning, match="is not there"), pytest.raises(NotTunedError):
         call(kernel, bench)
-
-
-def test_a_table_is_read_once_until_it_changes(tmp_path):
-    path = written(tmp_path / "t.json", {})
-    assert kernel_tables(path)[0] is kernel_tables(path)[0]
 
 
 JSON = st.recursive(

@@ -63,15 +63,13 @@ def test_one_does_it_and_all_get_what_it_gives(waiting):
     results = together(lambda: once("key", work))
     assert len(done) == 1
     assert len(set(results)) == 1
-    assert once("key", lambda: 7) == 7  # anew, once it is done
+    assert once("key", lambda: once("another", lambda: 7)) == 7  # anew, once it is done
 
-
-def test_all_get_the_error(waiting):
-    def work():
+    def fail():
         wait_for_all(waiting)
         raise TuningError("no config works")
 
-    results = together(lambda: once("key", work))
+    results = together(lambda: once("key", fail))
     assert [str(result) for result in results] == ["no config works"] * THREADS
 
 
@@ -90,10 +88,6 @@ def test_where_one_is_interrupted_another_begins_anew(waiting):
         errors = [future.exception() for future in futures]
     assert sorted(map(type, errors), key=str) == [KeyboardInterrupt] + [type(None)] * (THREADS - 1)
     assert {future.result() for future, error in zip(futures, errors, strict=True) if not error} == {7}
-
-
-def test_keys_do_not_wait_for_each_other():
-    assert once("a", lambda: once("b", lambda: 7)) == 7
 
 
 def test_what_another_thread_chose_counts_inside_a_with_and_ends_with_it():

@@ -87,24 +87,45 @@ def measured(bench, *sizes, kernel=None, **more):
     return kernel
 
 
-def test_each_problem_is_compiled_with_what_is_remembered_of_it():
-    kernel, traces = measured(Bench(), (40, 256), (50, 128), (60, 64)), Traces()
+def above_n(configs, named_args, **kwargs):
+    yield from (config for config in configs if config.kwargs["BLOCK"] > named_args["N"])
+
+
+def dividing(configs, named_args, **kwargs):
+    return [config for config in configs if named_args["N"] % config.kwargs["BLOCK"] == 0]
+
+
+def pruned(early, **more):
+    return {"prune_configs_by": {"early_config_prune": early, **more}}
+
+
+# How a kernel is decorated, what is fastest at which remembered sizes, the sizes of calls in a mode, and the
+# BLOCKs that each compile was given.
+TRACED = {
+    "remembered": ({}, {40: 256, 50: 128, 60: 64}, "cached", (40, 50, 60, 50, 40), [[256], [128], [64]]),
+    "neighbours": ({}, {8: 256, 60: 128}, "cached", (9, 55), [[256], [128]]),
+    "left to torch, which times": ({}, {8: 256, 60: 128}, "tune", (57,), [[64, 128, 256]]),
+    "off": ({}, {50: 128}, "off", (50,), [[64]]),
+    "remembered, and left by the pruning": (pruned(above_n), {50: 64}, "tune", (50,), [[64]]),
+    "a forbidden neighbour": (pruned(dividing), {256: 256}, "cached", (256, 192), [[256], [64]]),
+    "pruned": (pruned(above_n), {}, "off", (100,), [[128]]),
+    "pruned and modelled": (
+        pruned(above_n, perf_model=lambda BLOCK, **rest: -BLOCK, top_k=0.5), {}, "off", (100,), [[256]]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_the_tracer_is_given_what_runs_outside_of_it(name):
+    how, known, mode, sizes, blocks = TRACED[name]
+    kernel, traces = measured(Bench(), *known.items(), **how), Traces()
     call = compiled(kernel, traces, dynamic=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UntunedWarning)
-        for n in (40, 50, 60, 50, 40):
+    with tritile.mode(mode), warnings.catch_warnings():
+        if known:
+            warnings.simplefilter("error" if mode == "cached" else "ignore", UntunedWarning)
+        for n in sizes:
             call(n)
-    assert traces.blocks == [[256], [128], [64]]
-
-
-def test_a_neighbour_tells_as_it_does_outside():
-    kernel, traces = measured(Bench(), (8, 256), (60, 128)), Traces()
-    call = compiled(kernel, traces, dynamic=False)
-    with tritile.mode("cached"):
-        call(9)
-        call(55)
-    call(57)  # mode "tune": torch times what tritile has not
-    assert traces.blocks == [[256], [128], [64, 128, 256]]
+    assert traces.blocks == blocks
 
 
 def test_where_sizes_may_change_all_that_is_remembered_of_any_size_is_left_to_torch():
@@ -187,22 +208,13 @@ def test_kernels_whose_arguments_torch_hides_are_left_to_it():
     assert indices_of(kernel, whole, {"N": 50}, (), ("BLOCK",)) == (1,)
 
 
-def test_another_dtype_is_another_problem():
-    kernel, traces = measured(Bench(), (50, 128)), Traces()
-    call = compiled(kernel, traces, dynamic=False)
-    with pytest.warns(UntunedWarning, match="N=50"), tritile.mode("cached"):
-        call(50, torch.float16)
-    call(50)
-    assert traces.blocks == [[64], [128]]
-
-
-def test_nothing_is_measured_and_it_is_said_once():
+def test_nothing_is_measured_of_another_dtype_and_it_is_said_once():
     bench, traces = Bench(), Traces()
-    call = compiled(tuned(bench, mode="cached"), traces, dynamic=False)
+    call = compiled(measured(bench, (50, 128), mode="cached"), traces, dynamic=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        call(50)
-        call(50)
+        for _ in range(2):
+            call(50, torch.float16)
     (said,) = [str(w.message) for w in caught if w.category is UntunedWarning]
     assert "softmax N=50" in said
     assert "outside of torch.compile" in said
@@ -223,26 +235,6 @@ def test_strict_refuses_what_is_not_remembered():
     assert traces.blocks == [[128]]
 
 
-def test_off_asks_no_memory():
-    kernel, traces = measured(Bench(), (50, 128)), Traces()
-    kernel.mode = "off"
-    compiled(kernel, traces)(50)
-    assert traces.blocks == [[64]]
-
-
-def test_what_is_tuned_later_counts_once_compiled_anew():
-    bench, traces = Bench(), Traces()
-    kernel = tuned(bench)
-    call = compiled(kernel, traces, dynamic=False)
-    with pytest.warns(UntunedWarning), tritile.mode("cached"):
-        call(50)
-    measured(bench, (50, 128), kernel=kernel)
-    call(50)
-    torch.compiler.reset()
-    call(50)
-    assert traces.blocks == [[64], [128]]
-
-
 def test_a_spaces_remembered_config_is_among_those_the_tracer_sees():
     bench, traces = Bench(), Traces()
     kernel = measured(bench, (40, 256), (50, 128), kernel=of_space(bench, 64, 128, 256))
@@ -251,22 +243,6 @@ def test_a_spaces_remembered_config_is_among_those_the_tracer_sees():
         for n in (40, 50, 40):
             call(n)
     assert traces.blocks == [[256], [128]] * 2
-
-
-def test_the_kernels_own_pruning_chooses_where_nothing_is_remembered():
-    def prune(configs, named_args, **kwargs):
-        yield from (config for config in configs if config.kwargs["BLOCK"] > named_args["N"])
-
-    by = {"early_config_prune": prune, "perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 0.5}
-    kernel = measured(Bench(), (50, 64), prune_configs_by={"early_config_prune": prune})
-    traces = Traces()
-    call = compiled(kernel, traces, dynamic=False)
-    call(50)
-    kernel = tuned(Bench(), prune_configs_by=by, mode="off")
-    compiled(kernel, traces, dynamic=False)(100)
-    kernel = tuned(Bench(), prune_configs_by={"early_config_prune": prune}, mode="off")
-    compiled(kernel, traces, dynamic=False)(100)
-    assert traces.blocks == [[64], [256], [128]]
 
 
 @triton.jit
@@ -345,18 +321,3 @@ def test_a_gpu_that_is_not_here_is_left_to_torch(monkeypatch):
         "tritile.core.device.gpu", lambda index: (_ for _ in ()).throw(DeviceError("no GPU 0"))
     )
     assert indices_of(kernel, (("x_ptr", torch.float32, torch.device("cuda", 0)),), {"N": 50}, ()) is None
-
-
-def test_the_tracer_is_given_what_the_pruning_leaves():
-    """The remembered 256 does not divide 192."""
-
-    def dividing(configs, named_args, **kwargs):
-        return [config for config in configs if named_args["N"] % config.kwargs["BLOCK"] == 0]
-
-    kernel = measured(Bench(), (256, 256), prune_configs_by={"early_config_prune": dividing})
-    traces = Traces()
-    call = compiled(kernel, traces, dynamic=False)
-    with tritile.mode("cached"):
-        call(256)
-        call(192)
-    assert traces.blocks == [[256], [64]]
