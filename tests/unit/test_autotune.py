@@ -6,7 +6,6 @@ config ran. Times are made up; every run is real, in Triton's interpreter.
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import threading
 import time
@@ -352,31 +351,6 @@ def test_two_threads_measure_once(monkeypatch):
     assert results == [True, True]
     assert sorted(bench.measured) == [64, 128, 256]
     assert len(searches) == 1
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_child_forked_while_another_thread_measures_can_choose():
-    measuring, go_on, bench = threading.Event(), threading.Event(), Bench()
-
-    def hang(call, quantiles):
-        measuring.set()
-        go_on.wait()
-        return bench(call, quantiles)
-
-    kernel = tuned(hang)
-    x = torch.randn(3, 50)
-    given = (x, torch.empty_like(x), bench.used, 50)
-    found = kernel.problem(given, {}), kernel.offered(given, {})
-    thread = threading.Thread(target=kernel.measure, args=(*found, given, {"grid": (3,)}, INTERPRETER))
-    thread.start()
-    measuring.wait()
-    choose = multiprocessing.get_context("fork").Process
-    process = choose(target=kernel.choose, args=(given, {}, "cached"), daemon=True)
-    process.start()
-    process.join()
-    go_on.set()
-    thread.join()
-    assert process.exitcode == 0
 
 
 def test_what_is_remembered_is_plain_text():

@@ -165,29 +165,7 @@ def test_torch_moves_what_a_permutation_moves(size):
     answers.check_permuted(call)
 
 
-def test_the_next_class_is_compiled_while_one_is_timed(timed, hasty, tmp_path, monkeypatch):
-    compiled, second = [], threading.Event()
-
-    def compile_all(wanted, device, tell):
-        compiled.append(wanted)
-        if len(compiled) == 2:
-            second.set()
-        return set()
-
-    def time(problem, configs, device, flush, tell):
-        second.wait()
-        return sweep.Row(problem, {config: clock(config, problem) for config in configs}, 7.0)
-
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(sweep, "compile_all", compile_all)
-    monkeypatch.setattr(sweep, "timed", time)
-    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
-    calibrating.calibrate(["halves-nt", "halves-nn"], H200, 30, 6, math.inf, tmp_path / "t.json", None)
-    assert set(table.read(tmp_path / "t.json").portfolios) == {"halves-nt", "halves-nn"}
-
-
 def test_the_command_writes_what_plans_then_take(timed, hasty, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     gpu = replace(H200, name="NVIDIA X1", arch=90, processors=100)
     monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
     monkeypatch.setattr(command.devices, "current_gpu", lambda: gpu)
@@ -212,6 +190,29 @@ def test_the_command_writes_what_plans_then_take(timed, hasty, tmp_path, monkeyp
     plans.forget()
 
 
+def test_the_next_class_is_compiled_while_one_is_timed_and_others_are_refused(
+    timed, hasty, tmp_path, monkeypatch
+):
+    compiled, second, time = [], threading.Event(), sweep.timed
+
+    def compile_all(wanted, device, tell):
+        compiled.append(wanted)
+        if len(compiled) == 2:
+            second.set()
+        return set()
+
+    monkeypatch.setattr(sweep, "compile_all", compile_all)
+    monkeypatch.setattr(sweep, "timed", lambda *given: second.wait() and time(*given))
+    monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
+    calibrating.calibrate(["halves-nt", "halves-nn"], H200, 30, 6, math.inf, tmp_path / "t.json", None)
+    assert set(table.read(tmp_path / "t.json").portfolios) == {"halves-nt", "halves-nn"}
+    assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
+    assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]
+    for names in (["halves"], ["halves-nn", "none"]):
+        with pytest.raises(InvalidValueError, match="halves-nn"):
+            calibrating.classes_of(names)
+
+
 def test_classes_that_a_gpu_cannot_run_are_left_out(timed, hasty, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6, device=A100))
     path = tmp_path / "a100.json"
@@ -222,18 +223,9 @@ def test_classes_that_a_gpu_cannot_run_are_left_out(timed, hasty, tmp_path, monk
         calibrating.calibrate(["fp8"], A100, 24, 6, math.inf, path, None)
 
 
-def test_classes_by_name():
-    assert calibrating.classes_of(["all"]) == list(calibrating.MEASURED)
-    assert calibrating.classes_of(["fp8", "fp8"]) == ["fp8"]
-    for names in (["halves"], ["halves-nn", "none"]):
-        with pytest.raises(InvalidValueError, match="halves-nn"):
-            calibrating.classes_of(names)
-
-
 def test_a_good_portfolio_is_not_given_up_for_a_few_sizes_nor_anothers_file(
     timed, hasty, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(run, "candidates", lambda *asked: few_candidates(6))
     path = tmp_path / "own.json"
 

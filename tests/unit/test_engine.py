@@ -337,20 +337,17 @@ def wait_for_the_end(pids):
             select.select([os.pidfd_open(pid)], [], [])  # zombies count as ended
 
 
-def test_a_forked_fork_server_ends_with_its_program(programs):
-    process, pids = programs("ended")
-    process.join()
-    assert process.exitcode == 0
-    wait_for_the_end(pids)
-
-
-@pytest.mark.parametrize("how", ["forked", "started"])
-def test_processes_end_with_a_program_that_is_killed(programs, tmp_path, how):
+@pytest.mark.parametrize("how", ["ended", "forked", "started"])
+def test_processes_end_with_a_program_that_ends_or_is_killed(programs, tmp_path, how):
     """End also amid a request, with what that started; a lost fork server is replaced by a started one."""
     os.mkfifo(tmp_path / "started")
     process, pids = programs(how)
-    pids.append(int((tmp_path / "started").read_text()))
-    process.kill()
+    if how == "ended":
+        process.join()
+        assert process.exitcode == 0
+    else:
+        pids.append(int((tmp_path / "started").read_text()))
+        process.kill()
     wait_for_the_end(pids)
 
 

@@ -119,14 +119,6 @@ def test_another_key_or_dtype_is_another_form(tuned, change, by_name):
     assert problems(given) == 0
 
 
-def test_arguments_by_name_are_the_same_call(tuned):
-    x, out = on_gpu(), on_gpu()
-    assert tuned(x, out, 50, 0.5)[1] == 1
-    assert tuned(x, out, 50, scale=0.5)[1] == 0
-    assert tuned(x, out, scale=0.5, N=50)[1] == 0
-    assert tuned(x, out, scale=0.5, N=51)[1] == 1
-
-
 def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
     given = on_gpu(), on_gpu(), 50, 0.5
     tuned(*given)

@@ -67,22 +67,11 @@ module {
   }
 }
 """
-PTX = """
-.version 8.4
-.target sm_90a
-.address_size 64
-.visible .entry copy(.param .u64 p0, .param .u64 p1, .param .u32 p2, .param .u64 p3, .param .u64 p4)
-.reqntid 128
-{
-  ret;
-}
-"""
 
 
-@pytest.mark.parametrize("form", ["ttir", "ptx"])
-def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path, form):
-    path = tmp_path / f"own.{form}"
-    path.write_text({"ttir": TTIR, "ptx": PTX}[form])
+def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path):
+    path = tmp_path / "own.ttir"
+    path.write_text(TTIR)
     configs = [triton.Config({"BLOCK": 32, "ir_override": str(path)})]
     kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copy))
     compiled = kernel[grid](on_gpu(1024), on_gpu(1024), N=1024)

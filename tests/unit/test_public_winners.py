@@ -24,21 +24,11 @@ def test_the_winners_name_their_source_and_licence():
     assert {table["gpu"] for table in data["tables"]} == set(pw.DEVICES)
 
 
-def test_a_pick_that_is_the_winner_takes_as_long_as_the_pick():
-    problem = pw.problem_of(2048, 4096, 512, "fp8_w8a8")
-    pick = pw.score(problem, TARGETS["sm_90"], [128, 128, 128, 8, 3])["pick"]
-    again = pw.score(problem, TARGETS["sm_90"], pick)
-    assert again["longer"] == 1.0
-    assert again["faster"] == 0.0
-
-
-def test_blocks_that_no_config_has_are_counted_apart():
-    problem = pw.problem_of(2048, 4096, 512, "fp8_w8a8")
-    score = pw.score(problem, TARGETS["sm_90"], [128, 96, 128, 8, 3])
-    assert score["faster"] is None
-    assert score["longer"] is None
-
-
-def test_blocks_are_close_where_neither_is_more_than_twice_the_other():
+def test_scores():
+    """Of the pick itself, and of blocks that no config has, which are counted apart."""
+    problem, device = pw.problem_of(2048, 4096, 512, "fp8_w8a8"), TARGETS["sm_90"]
+    of_none = pw.score(problem, device, [128, 96, 128, 8, 3])
+    of_pick = pw.score(problem, device, pw.score(problem, device, [128, 128, 128, 8, 3])["pick"])
+    assert [(each["longer"], each["faster"]) for each in (of_none, of_pick)] == [(None, None), (1.0, 0.0)]
     assert pw.close((64, 128), (128, 64))
     assert not pw.close((16, 128), (64, 128))

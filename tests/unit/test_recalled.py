@@ -87,16 +87,6 @@ def test_values_of_one_bucket_are_each_pruned():
     assert bench.measured == measured  # 32 was measured as one of the bucket
 
 
-def test_a_pruning_edited_later_forbids_what_it_left_before():
-    kernel, bench = decorated(prune=lambda configs, named, **rest: dividing(configs, named))
-    assert run(kernel, bench, 64) == 64
-    tritile.forget()
-    kernel, bench = decorated(prune=lambda configs, named, **rest: [c for c in configs if c.kwargs["B"] < 64])
-    for mode in ("cached", "tune", "strict"):
-        with tritile.mode(mode):
-            assert run(kernel, bench, 64) == 32
-
-
 def test_strict_raises_where_all_that_is_remembered_is_forbidden():
     kernel, bench = decorated((32, 64))
     run(kernel, bench, 64)

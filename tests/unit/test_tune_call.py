@@ -31,9 +31,8 @@ def operands():
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def asked(monkeypatch):
     """What the engine was asked for, on a machine with an H200 whose configs take 12 and 10 us."""
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     plans.forget()
     found = []
 
@@ -151,8 +150,7 @@ def doubled(**words):
     return tritile.autotune(configs, ["n"], **words)(_double)
 
 
-def test_a_decorated_kernel_is_searched_by_its_own_engine(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
+def test_a_decorated_kernel_is_searched_by_its_own_engine():
     times = iter((3.0, 1.0, 2.0, 6.0, 5.0, 4.0))
 
     def bench(call, quantiles):

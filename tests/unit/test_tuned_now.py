@@ -37,9 +37,8 @@ class Clock:
 
 
 @pytest.fixture
-def race(monkeypatch, tmp_path):
+def race(monkeypatch):
     """Times by config, which a test sets; and the configs whose answers are wrong."""
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     times, wrong = {}, set()
 
     def check(run, call, every):
