@@ -10,24 +10,13 @@ import triton
 
 import tritile
 from tests.reference import values
+from tests.unit.test_like_triton import Bench
 from tritile.families.matmul_tile.family import FAMILY
 from tritile.ops.described import described
 from tritile.runtime.launch import _bound
 from tritile.tune import kernels
 
 pytestmark = pytest.mark.interpreted
-
-
-class Bench:
-    """A timer by which the config that is timed last is the fastest, and which counts what it was asked."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, call, quantiles):
-        self.count += 1
-        call()
-        return [1.0 + 1.0 / self.count] * 3
 
 
 def arguments(a, b, out):
@@ -50,7 +39,7 @@ def test_a_product_is_searched_remembered_and_made(monkeypatch):
     with tritile.mode("tune"):
         kernel[tiles(70, 90)](**arguments(a, b, out))
     assert torch.allclose(out, a @ b, atol=1e-4)
-    best, asked = kernel.best_config, bench.count
+    best, asked = kernel.best_config, bench.calls
     assert asked == 12
     assert {"BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"} <= set(best.kwargs)
     shapes = {tuple(config.kwargs[f"BLOCK_{side}"] for side in "MNK") for config in kernel.configs}
@@ -59,7 +48,7 @@ def test_a_product_is_searched_remembered_and_made(monkeypatch):
     again, out = kernels.tuned(do_bench=bench), torch.full((70, 90), float("nan"))
     again[tiles(70, 90)](**arguments(a, b, out))
     assert torch.allclose(out, a @ b, atol=1e-4)
-    assert (bench.count, str(again.best_config)) == (asked, str(best))
+    assert (bench.calls, str(again.best_config)) == (asked, str(best))
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "apart"])
@@ -79,7 +68,7 @@ def test_each_precision_is_measured_for_itself(monkeypatch):
     with tritile.mode("tune"):
         for precision in ("ieee", "tf32", "ieee"):
             kernel[tiles(32, 32)](**arguments(a, b, out) | {"PRECISION": precision})
-            asked.append(bench.count)
+            asked.append(bench.calls)
     assert asked == [2, 4, 4]
 
 

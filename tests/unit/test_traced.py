@@ -5,6 +5,7 @@ The tracer is torch's own. What it made of a kernel is read from the graph; noth
 
 import copy
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,21 +37,34 @@ def _traced(monkeypatch):
 
 
 class Traces:
-    """A backend that notes each kernel's configs, in the order in which calls were compiled."""
+    """A backend that notes what kernels came into a graph; `run` has the graph executed, too."""
 
-    def __init__(self):
-        self.configs = []
+    def __init__(self, run=False):
+        self.run, self.found = run, []
 
-    def __call__(self, graph, inputs):
+    def note(self, graph):
         for node in graph.graph.nodes:
             if "kernel_idx" in node.kwargs:
                 kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
-                self.configs.append([config.all_kwargs() for config in kernel.configs])
-        return lambda *args: (torch.empty(0),)
+                constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+                self.found.append(
+                    SimpleNamespace(
+                        configs=[config.all_kwargs() for config in kernel.configs],
+                        blocks=[config.kwargs["BLOCK"] for config in kernel.configs],
+                        restored=(kernel.restore_value, kernel.reset_to_zero),
+                        args={*node.kwargs["kwargs"], *constants},
+                        grids=len(node.kwargs["grid"]),
+                    )
+                )
+
+    def __call__(self, graph, inputs):
+        self.note(graph)
+        return graph if self.run else lambda *args: (torch.empty(0),)
 
     @property
     def blocks(self):
-        return [[config["BLOCK"] for config in of_one] for of_one in self.configs]
+        """Of each kernel, in the order in which calls were compiled."""
+        return [each.blocks for each in self.found]
 
 
 def compiled(kernel, traces, **options):
@@ -266,7 +280,7 @@ def with_heuristics():
 def test_heuristics_count_for_the_config_that_is_remembered():
     traces = Traces()
     compiled(with_heuristics(), traces, dynamic=False)(128)
-    ((config,),) = traces.configs
+    (config,) = traces.found[0].configs
     assert (config["BLOCK"], config["EVEN"]) == (128, True)
 
 
@@ -293,7 +307,7 @@ def test_another_tracer_sees_the_remembered_config_too():
         return out
 
     graph = make_fx(call, tracing_mode="fake")(torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32))
-    seen(graph, ())
+    seen.note(graph)
     assert seen.blocks == [[128]]
     assert [node.name for node in graph.graph.nodes if node.name.startswith("empty")] == ["empty_like"]
 

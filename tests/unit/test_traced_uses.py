@@ -7,20 +7,18 @@ where it sees all of Triton's.
 
 import functools
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch._dynamo.backends.common import aot_autograd
-from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import wrap_triton
 
 import tritile
 from tests.unit.test_like_triton import of_blocks
-from tests.unit.test_traced import remember
+from tests.unit.test_traced import Traces, remember
 from tritile.core.versions import parsed
 
 pytestmark = [
@@ -157,31 +155,6 @@ USES = {
     "none in the key": (of(optional, key=("bias",)), without_bias, BLOCKS),
     "warps as a constant": (of(warped), launch, BLOCKS),
 }
-
-
-class Traces:
-    """A backend that notes what kernels came into a graph; `run` has the graph executed, too."""
-
-    def __init__(self, run=False):
-        self.run, self.found = run, []
-
-    def note(self, graph):
-        for node in graph.graph.nodes:
-            if "kernel_idx" in node.kwargs:
-                kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
-                constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
-                self.found.append(
-                    SimpleNamespace(
-                        blocks=[config.kwargs["BLOCK"] for config in kernel.configs],
-                        restored=(kernel.restore_value, kernel.reset_to_zero),
-                        args={*node.kwargs["kwargs"], *constants},
-                        grids=len(node.kwargs["grid"]),
-                    )
-                )
-
-    def __call__(self, graph, inputs):
-        self.note(graph)
-        return graph if self.run else lambda *args: (torch.empty(0),)
 
 
 def calling(kernel, call):
