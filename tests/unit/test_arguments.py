@@ -36,6 +36,10 @@ linear, addmm, baddbmm, scaled, gated = map(
 )
 
 
+class Mine(torch.Tensor):
+    pass
+
+
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
     """Every launch is recorded, and none happens."""
@@ -51,7 +55,6 @@ SQUARE, CUBE = torch.zeros(6, 6), torch.zeros(4, 4, 4)
 A, B = f32(3, 5), f32(5, 7)
 X, W, BIAS, OUT, S = f32(3, 5), f32(7, 5), f32(7), f32(3, 7), f32(5, 5)
 A8, B8, ONE = typed(FP8, 3, 256), typed(FP8, 256, 7), f32()
-I8, J8 = typed(INT8, 3, 4), typed(INT8, 4, 7)
 META7 = torch.zeros(7, device="meta")
 BOARD = torch.zeros(8, 12)
 SHAPES = [
@@ -94,7 +97,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-C64, C128, E5, I3 = map(typed, (torch.complex64, torch.complex128, torch.float8_e5m2, INT8))
+C64, C128, E5 = map(typed, (torch.complex64, torch.complex128, torch.float8_e5m2))
 DTYPES = [
     ("mixed", matmul(typed(torch.float16), typed(torch.float32)), ("float16", "float32", "same dtype")),
     ("complex half", matmul(typed(torch.complex32), typed(torch.complex32)),
@@ -117,6 +120,8 @@ DTYPES = [
     ("out against out_dtype", matmul(A, B, out=f32(3, 7), out_dtype=torch.float16), ("float32", "float16")),
     ("transpose a list", transpose([[1]]), ("input is", "list", "torch.Tensor")),
     ("transpose nested", transpose(torch.nested.nested_tensor([f32(2, 3)])), ("input is", "nested", "dense")),
+    ("nested beside a subclass", matmul(torch.ones(2, 3, 4).as_subclass(Mine),
+     torch.nested.nested_tensor([torch.ones(3, 4)])), ("nested",)),
     ("nested out", transpose(typed(FLOAT), out=torch.nested.nested_tensor([f32(2, 3)])),
      ("out is", "nested")),
     ("conjugated out", transpose(C64, out=C64.conj()), ("out", "conj")),
@@ -381,16 +386,6 @@ def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, reques
 def test_nothing_for_a_tensor_under_autocast(call):
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(errors.DtypeError, match="wanted a"):
         call(torch.ones(3, 4), None)
-
-
-class Mine(torch.Tensor):
-    pass
-
-
-def test_a_nested_tensor_beside_a_subclass():
-    nested = torch.nested.nested_tensor([torch.ones(3, 4)])
-    with pytest.raises(errors.DtypeError, match="nested"):
-        tritile.matmul(torch.ones(2, 3, 4).as_subclass(Mine), nested)
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Mine])

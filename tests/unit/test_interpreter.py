@@ -221,12 +221,6 @@ def first_alone(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     tl.store(y_ptr + start + i, tl.load(x_ptr + i, mask=i < n), mask=(i < n) & (start == 0))
 
 
-def test_a_comparison_of_scalars_masks_a_block():
-    x, y = torch.arange(1.0, 6.0), torch.zeros(10)
-    interpret(first_alone, (2,), (x, y, 5), {"BLOCK": 8})
-    assert y.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, *[0.0] * 5]
-
-
 def test_a_decorated_kernel_too_tells_once_that_it_is_interpreted():
     interpreter_module.warn_interpreted.cache_clear()
     kernel = tritile.autotune([triton.Config({"BLOCK": 16})], [])(first_alone)
@@ -239,7 +233,7 @@ def test_a_decorated_kernel_too_tells_once_that_it_is_interpreted():
 
 
 @pytest.mark.parametrize("grid", [[2], lambda named: [named["n"] - 3]])
-def test_a_grid_of_a_decorated_kernel_may_be_a_list_as_where_it_is_compiled(grid):
-    y = torch.zeros(10)
-    tritile.autotune([triton.Config({"BLOCK": 8})], [])(first_alone)[grid](torch.ones(5), y, 5)
-    assert y.tolist() == [*[1.0] * 5, *[0.0] * 5]
+def test_a_comparison_of_scalars_masks_a_block_and_a_grid_may_be_a_list_as_where_it_is_compiled(grid):
+    x, y = torch.arange(1.0, 6.0), torch.zeros(10)
+    tritile.autotune([triton.Config({"BLOCK": 8})], [])(first_alone)[grid](x, y, 5)
+    assert y.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, *[0.0] * 5]
