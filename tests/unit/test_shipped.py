@@ -190,14 +190,11 @@ def test_a_name_that_is_not_remembered_is_refused_with_those_that_are(tmp_path):
     told = refused("export", "--kernel", "softmax", "--kernel", "relu", "--output", path, *TO_H200)
     assert told == "nothing is remembered of relu on NVIDIA H200: there is layer_norm, softmax"
     assert not path.exists()
+    told = refused("export", "--output", path, *TO_H200)
+    wanted = "of NVIDIA H200 but of decorated kernels: --kernel writes layer_norm, softmax"
+    assert told == f"nothing is remembered {wanted}"
     assert "--replace" in refused("export", "--kernel", "softmax", "--replace", "--output", path, *TO_H200)
     assert "is a folder" in refused("export", "--kernel", "softmax", "--output", tmp_path, *TO_H200)
-
-
-def test_export_points_at_the_option_where_only_decorated_kernels_are_remembered(tmp_path):
-    remember()
-    told = refused("export", "--output", tmp_path / "t.json", *TO_H200)
-    assert told == "nothing is remembered of NVIDIA H200 but of decorated kernels: --kernel writes softmax"
 
 
 def test_more_than_a_reader_takes_is_not_written(tmp_path, monkeypatch):
@@ -284,8 +281,7 @@ def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatc
 
 
 def test_a_pipe_is_not_read(tmp_path):
-    path = tmp_path / "t.json"
-    os.mkfifo(path)
+    os.mkfifo(path := tmp_path / "t.json")
     kernel, bench = decorated(mode="cached", table=path)
     with pytest.warns(StoreWarning, match="no regular file"):
         assert call(kernel, bench) == 16
