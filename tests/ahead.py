@@ -39,6 +39,15 @@ def later(*case):
     return pytest.param(*case, marks=pytest.mark.stacks)
 
 
+def pairs(first, second):
+    """Every pair: `make test` compiles as many of them as have each value once, `make test-stacks` all."""
+    return [
+        (a, b) if j % len(first) == i or i % len(second) == j else later(a, b)
+        for i, a in enumerate(first)
+        for j, b in enumerate(second)
+    ]
+
+
 def compiled(problem, config, device=H200):
     """Compile the call's own kernel by a legal config."""
     assert illegal(config, problem, device) is None

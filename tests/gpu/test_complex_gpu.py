@@ -9,15 +9,14 @@ import torch
 import tritile
 from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
 from tests.launched import captured, needs_memory
-from tests.reference import LAYOUTS, Sides, bytes_of, frame, guard_intact, name, placed
+from tests.reference import Sides, bytes_of, frame, guard_intact, name, placed
 from tritile.core import device as devices
-from tritile.core.problem import PRECISIONS_OF, MatmulProblem
+from tritile.core.problem import PRECISIONS_OF
 from tritile.core.problem.complexes import form_of
 from tritile.ops import asked
 from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
-from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison", "fresh")]
 DTYPES = (torch.complex64, torch.complex128)
@@ -66,16 +65,6 @@ def test_forms(form, case):
         assert_complex(tritile.matmul(x, y, precision=precision), x, y, precision)
 
 
-@pytest.mark.parametrize("a_layout", LAYOUTS)
-@pytest.mark.parametrize("turn", range(3))
-def test_layouts(a_layout, turn):
-    """Each layout of either operand in three precisions."""
-    b_layout, precision = LAYOUTS[LAYOUTS.index(a_layout) - turn], ("ieee", "tf32", "tf32x3-3m")[turn]
-    for n in (33, 300):
-        a, b = placed(gpu((65, 67)), a_layout), placed(gpu((67, n), seed=1), b_layout)
-        assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
-
-
 SIZES = [(1, 1, 1), (257, 263, 269), (1, 1009, 513), (1009, 1, 513), (1, 1, 4099), (311, 313, 1)]
 SIZES += [(64, 64, 10007)]
 
@@ -89,32 +78,6 @@ def test_sizes(dtype, precision, size):
     m, n, k = size
     a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
     assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
-
-
-def test_zero_sizes():
-    for m, n, k in itertools.product((0, 1, 7), repeat=3):
-        a, b = gpu((m, k)), gpu((k, n), seed=1)
-        got = tritile.matmul(a, b)
-        assert k > 0 or torch.equal(got, torch.zeros_like(got))
-        assert_complex(got, a, b)
-
-
-SHAPES = [
-    ((300,), (300,)),
-    ((3, 70, 300), (300, 50)),
-    ((5, 1, 33, 65), (4, 65, 17)),
-    ((3, 1, 2, 1, 9, 33), (4, 1, 1, 33, 121)),
-]
-
-
-@pytest.mark.parametrize("precision", ["ieee", "tf32-3m"])
-@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
-def test_shapes_and_broadcast_batches(a_shape, b_shape, precision):
-    a, b = gpu(a_shape), gpu(b_shape, seed=1)
-    assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
-    if min(a.ndim, b.ndim) > 1:
-        b = placed(b.mT, "row").mH
-        assert_complex(tritile.matmul(a, b, precision=precision), a, b, precision)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32", "tf32-3m"])
@@ -158,13 +121,6 @@ def test_answers_repeat_bit_for_bit_and_the_second_call_prepares_nothing(monkeyp
         assert torch.equal(bytes_of(again), bytes_of(conjugated))
 
 
-def test_one_tensor_as_both_operands_and_then_two():
-    a, b = gpu((64, 64)), gpu((64, 64), seed=1)
-    assert_complex(tritile.matmul(a, a), a, a)
-    assert_complex(tritile.matmul(a, b), a, b)  # the same launch, other memory
-    assert_complex(tritile.matmul(a, a.mH), a, a.mH)
-
-
 @pytest.mark.parametrize("precision", ["tf32", "tf32-3m"])
 @pytest.mark.parametrize("form", ["embedded", "pairs, odd", "planes"])
 def test_calls_that_follow_each_other_at_once(form, precision):
@@ -191,57 +147,6 @@ def test_in_a_graph(form, precision):
         graph.replay()
         torch.cuda.synchronize()
         assert_complex(out, a, b, precision)
-
-
-def test_on_another_stream():
-    a, b = posed("pairs")
-    wanted = tritile.matmul(a, b)
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        got = tritile.matmul(a, b)
-    stream.synchronize()
-    assert torch.equal(bytes_of(got), bytes_of(wanted))
-
-
-@pytest.mark.parametrize(("dtype", "precision"), CASES, ids=str)
-def test_the_tuner_checks_answers_of_complex_problems(dtype, precision):
-    device = devices.current_gpu()
-    for fields in ({}, {"b_layout": "column", "m": 17}, {"batch": 2, "a_align": 16, "out_layout": "strided"}):
-        sizes = {"batch": 1, "m": 130, "n": 260, "k": 132} | fields
-        problem = MatmulProblem(**sizes, dtype=name(dtype), out_dtype=name(dtype), precision=precision)
-        config = model.pick(problem, device)
-        guarded = operands.Guarded(problem)
-        prepared = launch.prepare(guarded.call, config)
-        answers.check(operands.run_of(prepared), guarded.call)
-        guarded.check()
-        guarded.call.out.tensor.view(-1)[0] += 1e3  # and a wrong one is told
-        with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
-            answers.answer_error(guarded.call)
-
-
-@pytest.mark.parametrize("precision", ["ieee", "tf32-3m"])
-@pytest.mark.parametrize("form", ["embedded", "pairs", "planes, odd"])
-def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
-    a, b = posed(form, batch=(60,))
-    shared = b[:1]  # with which the batch may become rows of one product
-    for _ in range(2):
-        monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 600)
-        assert_complex(tritile.matmul(a, b.conj(), precision=precision), a, b.conj(), precision)
-        monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 4800)
-        assert_complex(tritile.matmul(a, shared, precision=precision), a, shared, precision)
-
-
-def test_three_products_lose_what_their_bound_says():
-    a, b = gpu((64, 300)), gpu((300, 96), seed=1)
-    a, b = torch.complex(a.real, a.imag * 1e-6), torch.complex(b.real, b.imag * 1e-6)
-    wanted = a.to(torch.complex128) @ b.to(torch.complex128)
-
-    def error(precision):
-        got = tritile.matmul(a, b, precision=precision)
-        return float((got.imag - wanted.imag).norm() / wanted.imag.norm())
-
-    assert error("ieee") < 1e-6 < 1e-3 < error("ieee-3m")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)

@@ -98,27 +98,6 @@ def test_layouts_and_ragged_sizes(config, size, turn):
     assert guard_intact(buffer, out)
 
 
-@every_config
-@pytest.mark.parametrize("size", [(128, 192, 320), (101, 67, 259)], ids=str)
-def test_batches_broadcast_and_of_two_dimensions(config, size):
-    m, n, k = size
-    a, b = operands(m, n, k, torch.bfloat16, batch=(3, 5))
-    turned = a.transpose(0, 1).contiguous().transpose(0, 1)
-    for left, right in ((a, b), (turned, b), (a[:1], b), (a, b[0]), (a[:, 0], b[0, 0])):
-        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        out = torch.empty(*batch, m, n, dtype=a.dtype, device="cuda")
-        run(config, left, right, out)
-        assert_product(out, left, right)
-
-
-@every_config
-def test_a_wider_output(config):
-    a, b = operands(260, 140, 300, torch.float16)
-    out = torch.empty(260, 140, dtype=torch.float32, device="cuda")
-    run(config, a, b, out)
-    assert_product(out, a, b)
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32], ids=name
 )
@@ -132,55 +111,6 @@ def test_other_types_by_descriptor(dtype, turn):
         call = described(a, b, out, precision)
         launch.prepare(call, tma(64, 64, 64, 4, 3, **how))(*call.tensors)
         assert_product(out, a, b, precision)
-
-
-@every_config
-def test_not_finite_values_come_out_where_torch_has_them(config):
-    a, b = operands(300, 200, 517, torch.bfloat16)
-    a[3, 5], a[200, 516], b[7, 9], b[516, 199] = float("nan"), float("inf"), float("-inf"), float("nan")
-    out = torch.empty(300, 200, dtype=a.dtype, device="cuda")
-    run(config, a, b, out)
-    wanted = torch.matmul(a, b)
-    assert torch.equal(out.isnan(), wanted.isnan())
-    assert torch.equal(out.isinf(), wanted.isinf())
-
-
-@every_config
-def test_the_same_bits_from_run_to_run_and_beside_other_streams(config):
-    a, b = operands(517, 390, 1030, torch.bfloat16)
-    out = torch.empty(517, 390, dtype=a.dtype, device="cuda")
-    prepared, call = run(config, a, b, out)
-    wanted = bytes_of(out)
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    outs = [[torch.empty_like(out) for _ in range(8)] for _ in streams]
-    torch.cuda.synchronize()
-    for turn in range(8):
-        for stream, own in zip(streams, outs, strict=True):
-            with torch.cuda.stream(stream):
-                prepared(call.a.tensor, call.b.tensor, own[turn])
-    torch.cuda.synchronize()
-    for own in outs:
-        for got in own:
-            assert torch.equal(bytes_of(got), wanted)
-
-
-@every_config
-def test_a_chain_of_products_waits_for_what_it_reads(config):
-    """Each kernel may start before the one ahead of it is done, and must not read before it is."""
-    x, y = operands(256, 256, 256, torch.bfloat16)
-    a, b = x / 16, y / 16
-    outs = [torch.empty(256, 256, dtype=a.dtype, device="cuda") for _ in range(20)]
-    prepared, _ = run(config, a, b, outs[0])
-    other = b.clone()  # at another address than it was prepared with, as all that follows
-    torch.cuda.synchronize()
-    for i in range(1, 20):
-        prepared(outs[i - 1], other, outs[i])
-    assert_product(outs[1], outs[0], b)
-    for i in range(1, 20):
-        alone = torch.empty_like(a)
-        torch.cuda.synchronize()
-        prepared(outs[i - 1].clone(), b, alone)
-        assert torch.equal(bytes_of(alone), bytes_of(outs[i]))
 
 
 @every_config
@@ -234,8 +164,8 @@ def test_a_capture_from_a_cold_plan(family, monkeypatch):
 
 @every_config
 def test_threads_share_a_launch(config):
-    a, b = operands(200, 264, 520, torch.bfloat16)
-    out = torch.empty(200, 264, dtype=a.dtype, device="cuda")
+    a, b = operands(517, 390, 1030, torch.bfloat16)
+    out = torch.empty(517, 390, dtype=a.dtype, device="cuda")
     prepared, call = run(config, a, b, out)
     wanted, faults = bytes_of(out), []
     torch.cuda.synchronize()

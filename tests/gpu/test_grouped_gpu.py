@@ -5,7 +5,7 @@ import torch
 
 import tritile
 from tests.configs import of_groups, tile
-from tests.groups import OFFSETS, SHARED, assert_groups, ends_of, offsets, operands, parts, spoiled
+from tests.groups import assert_groups, ends_of, operands, parts
 from tests.launched import captured
 from tests.launched import launched as made
 from tests.reference import bytes_of, frame, guard_intact, placed, values
@@ -137,16 +137,6 @@ def test_precisions(ragged, precision):
     a, b = operands(ragged, 5, EVEN.get(ragged, (100, 72, 200)), torch.float32, "cuda")
     out = tritile.grouped_matmul(a, b, offs, precision=precision)
     assert_groups(out, a, b, offs, precision)
-
-
-@pytest.mark.parametrize("kind", OFFSETS)
-@pytest.mark.parametrize("ragged", RAGGED)
-def test_small_ones_as_in_the_interpreter(ragged, kind):
-    offs = offsets(kind, "cuda")
-    sizes = {"rows": (SHARED, 36, 28), "columns": (36, SHARED, 28), "k": (20, 36, SHARED)}[ragged]
-    a, b = operands(ragged, len(offs), sizes, torch.bfloat16, "cuda")
-    spoiled(a, b, offs, ragged)
-    assert_groups(tritile.grouped_matmul(a, b, offs), a, b, offs)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "fast"])

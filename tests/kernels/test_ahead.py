@@ -20,6 +20,7 @@ from tests.ahead import (
     later,
     paired,
     paired_across,
+    pairs,
     with_clusters,
 )
 from tests.configs import boxed, scaled, split, tile, tma, turned
@@ -148,17 +149,11 @@ def test_every_precision_compiles_for_hopper(precision):
 
 @pytest.mark.parametrize(("align", "wide"), [(16, True), (2, False)])
 def test_alignment_decides_the_width_of_loads(align, wide):
-    problem = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16", a_align=align, b_align=align)
+    problem = MatmulProblem(1, 1000, 1000, 1000, "float16", "float16", a_align=align, b_align=align)
+    assert problem.operands[0].strides[1] % 16 == 8
     kernel = compiled(problem, tile(64, 64, 32))
     sixteen = "cp.async.cg.shared.global [ %" in kernel.asm["ptx"] and ", 0x10" in kernel.asm["ptx"]
     assert sixteen == wide
-
-
-def test_a_row_of_a_multiple_of_8_still_loads_16_bytes():
-    problem = MatmulProblem(1, 1000, 1000, 1000, "float16", "float16")
-    assert problem.operands[0].strides[1] % 16 == 8
-    kernel = compiled(problem, tile(64, 64, 32))
-    assert ", 0x10" in kernel.asm["ptx"]
 
 
 def test_a_refusal_is_one_short_error():
@@ -218,46 +213,102 @@ def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_p
     assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
 
 
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
-        (RAGGED, groups(128, 128, 64, 2, 4, persistent=True)),
-        (RAGGED, groups(192, 96, 64, 3, 3)),
-        (SQUARE, groups(64, 64, 64, 1, 6)),
-        later(SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
-        later(SQUARE, groups(192, 96, 64, 3, 3)),
-        later(RAGGED, groups(64, 64, 64, 1, 6)),
-        later(RAGGED, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
-        *(later(problem, groups(64, 16, 64, 1, 10)) for problem in (SQUARE, RAGGED)),
-        *(later(problem, groups(192, 80, 64, 3, 4, persistent=True)) for problem in (SQUARE, RAGGED)),
-    ],
-    ids=str,
+POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
+NT, TN, TT = (
+    replace(SQUARE, a_layout=a, b_layout=b)
+    for a, b in (("row", "column"), ("column", "row"), ("column", "column"))
 )
-def test_warpgroups_compile_for_hopper(problem, config):
-    kernel = compiled(problem, config)
-    assert kernel.asm["ptx"].count("wgmma.mma_async") > 0
-    assert ahead.resources(kernel).spills == 0
-    # the estimate is not below what is taken, and not wastefully above
-    assert 0 <= warpgroups.KIND.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
+FULL, HALVED = (replace(SQUARE, epilogue=text) for text in ("bias=row residual=full gelu", "bias=full silu"))
+SPECIALISED = [
+    (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
+    (RAGGED, groups(128, 128, 64, 2, 4, persistent=True)),
+    (RAGGED, groups(192, 96, 64, 3, 3)),
+    (SQUARE, groups(64, 64, 64, 1, 6)),
+    later(SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
+    later(SQUARE, groups(192, 96, 64, 3, 3)),
+    later(RAGGED, groups(64, 64, 64, 1, 6)),
+    later(RAGGED, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
+    *(later(problem, groups(64, 16, 64, 1, 10)) for problem in (SQUARE, RAGGED)),
+    *(later(problem, groups(192, 80, 64, 3, 4, persistent=True)) for problem in (SQUARE, RAGGED)),
+    (TT, across(144, 64, 1, 5, persistent=True, subtiles=2)),
+    (FULL, across(96, 192, 3, 4)),
+    (replace(POINTED, b_layout="column"), across(144, 128, 2, 4)),
+    (replace(RAGGED, epilogue="bias=full silu"), across(80, 128, 2, 3, persistent=True)),
+    later(SQUARE, across(80, 128, 2, 4)),
+    later(NT, across(16, 64, 1, 10)),
+    later(SQUARE, across(256, 128, 2, 3, persistent=True, subtiles=2)),
+    later(replace(POINTED, epilogue=FULL.epilogue), across(48, 192, 3, 5)),
+    later(RAGGED, across(192, 192, 3, 2, subtiles=2)),
+    later(replace(SQUARE, out_dtype="float32"), across(192, 128, 2, 3)),
+]
+CLUSTERS = [
+    (TT, paired(192, 128, 1, True)),
+    (RAGGED, replace(paired(128, 128, 2), num_stages=4)),
+    later(SQUARE, paired(192, 128, 1, True)),
+    later(TT, paired(128, 192, 2)),
+    later(FULL, paired(256, 128, 1)),
+    later(NT, paired(128, 256, 2)),
+    later(SQUARE, paired(128, 160, 1)),
+    later(HALVED, paired(192, 128, 2, True)),
+    later(SQUARE, paired(64, 128, 2)),
+    (TT, paired_across(80, 128, 2, True)),
+    (replace(POINTED, b_layout="column"), paired_across(144, 192, 1)),
+    later(SQUARE, paired_across(80, 128, 1)),
+    later(FULL, paired_across(144, 192, 2)),
+    later(replace(RAGGED, epilogue="bias=full silu"), replace(paired_across(80, 192, 1), num_stages=4)),
+    later(NT, paired_across(48, 64, 2)),
+    later(TN, paired_across(160, 256, 2, True)),
+    later(SQUARE, paired_across(192, 192, 1, True)),
+    later(replace(POINTED, epilogue=FULL.epilogue), paired_across(32, 128, 1)),
+    later(replace(SQUARE, out_dtype="float32"), replace(paired_across(96, 128, 2), num_stages=4)),
+]
+
+
+@pytest.mark.parametrize(("problem", "config"), SPECIALISED, ids=str)
+def test_specialised_products_compile_for_hopper(problem, config):
+    kind = warpgroups.KIND if config.family == "warpgroups" else KIND
+    assert_specialised(compiled(problem, config), problem, config, kind.shared_bytes(config, problem))
+
+
+@with_clusters
+@pytest.mark.parametrize(("problem", "config"), CLUSTERS, ids=str)
+def test_clusters_compile_for_hopper(problem, config):
+    own = config if config.family == "clusters" else replace(KIND.mirrored(config), family="clusters")
+    kernel, of_barriers = compiled(problem, config), 1024
+    assert_specialised(kernel, problem, config, clusters.KIND.shared_bytes(own, problem) - of_barriers)
+    assert kernel.metadata.shared + of_barriers <= H200.shared_memory
+    assert "multicast::cluster" in kernel.asm["ptx"]
+    assert kernel.metadata.num_ctas == 2
+
+
+def assert_specialised(kernel, problem, config, estimate):
+    """No spills, and as much shared memory as is estimated, or a little less.
+
+    Rows of a transposed tile are columns of the instruction; 16-bit ones are turned as they are stored.
+    """
+    ptx, taken = kernel.asm["ptx"], ahead.resources(kernel)
+    widths = {int(width) for width in re.findall(r"wgmma\.mma_async\S*?m64n(\d+)k16", ptx)}
+    assert widths
+    assert (taken.spills, taken.excess(H200)) == (0, None)
+    assert 0 <= estimate - kernel.metadata.shared <= 1024
+    if config.family.startswith("transposed"):
+        main = 1 << (config["BLOCK_M"].bit_length() - 1)
+        assert widths == {main, config["BLOCK_M"] - main} - {0}
+        stored = re.findall(r"stmatrix\.\S+", ptx)
+        assert bool(stored) == (problem.out_dtype == "float16")
+        assert all(".trans." in instruction for instruction in stored)
+        assert ("st.global" in ptx) == (problem.n % 8 > 0)  # by pointers where rows are off 16 bytes
 
 
 DEEP = replace(SQUARE, m=512, n=512, k=16384)
-
-
 DEEPS = DEEP, replace(RAGGED, m=201, n=203, k=9973), replace(DEEP, epilogue="bias=row gelu")
-SPLITS = split(64, 64, 64, 1, 10), split(192, 96, 64, 3, 4), split(128, 256, 64, 2, 3, subtiles=2)
-ALL_SPLITS = *SPLITS, split(128, 160, 64, 2, 4, subtiles=2)
+SPLITS = [
+    split(64, 64, 64, 1, 10), split(192, 96, 64, 3, 4), split(128, 256, 64, 2, 3, subtiles=2),
+    split(128, 160, 64, 2, 4, subtiles=2),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        case if case in zip(DEEPS, SPLITS, strict=True) else later(*case)
-        for case in itertools.product(DEEPS, ALL_SPLITS)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("problem", "config"), pairs(DEEPS, SPLITS), ids=str)
 def test_split_tails_compile_for_hopper(problem, config):
     kernel = compiled(problem, config)
     assert kernel.asm["ptx"].count("wgmma.mma_async") > 0
@@ -299,104 +350,6 @@ def test_scaled_products_compile_for_hopper(name):
     ptx = kernel.asm["ptx"]
     waits = set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx))
     assert waits == ({"0", "1"} if matmul_scaled.ahead(config, problem) else {"0"})
-
-
-POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
-
-
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        (
-            replace(SQUARE, a_layout="column", b_layout="column"),
-            across(144, 64, 1, 5, persistent=True, subtiles=2),
-        ),
-        (replace(SQUARE, epilogue="bias=row residual=full gelu"), across(96, 192, 3, 4)),
-        (replace(POINTED, b_layout="column"), across(144, 128, 2, 4)),
-        (replace(RAGGED, epilogue="bias=full silu"), across(80, 128, 2, 3, persistent=True)),
-        later(SQUARE, across(80, 128, 2, 4)),
-        later(replace(SQUARE, b_layout="column"), across(16, 64, 1, 10)),
-        later(SQUARE, across(256, 128, 2, 3, persistent=True, subtiles=2)),
-        later(replace(POINTED, epilogue="bias=row residual=full gelu"), across(48, 192, 3, 5)),
-        later(RAGGED, across(192, 192, 3, 2, subtiles=2)),
-        later(replace(SQUARE, out_dtype="float32"), across(192, 128, 2, 3)),
-    ],
-    ids=str,
-)
-def test_transposed_products_compile_for_hopper(problem, config):
-    kernel = turned_as_stored(problem, config, 0)
-    assert 0 <= KIND.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
-
-
-@with_clusters
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        (replace(SQUARE, a_layout="column", b_layout="column"), paired_across(80, 128, 2, True)),
-        (replace(POINTED, b_layout="column"), paired_across(144, 192, 1)),
-        later(SQUARE, paired_across(80, 128, 1)),
-        later(replace(SQUARE, epilogue="bias=row residual=full gelu"), paired_across(144, 192, 2)),
-        later(replace(RAGGED, epilogue="bias=full silu"), replace(paired_across(80, 192, 1), num_stages=4)),
-        later(replace(SQUARE, b_layout="column"), paired_across(48, 64, 2)),
-        later(replace(SQUARE, a_layout="column"), paired_across(160, 256, 2, True)),
-        later(SQUARE, paired_across(192, 192, 1, True)),
-        later(replace(POINTED, epilogue="bias=row residual=full gelu"), paired_across(32, 128, 1)),
-        later(replace(SQUARE, out_dtype="float32"), replace(paired_across(96, 128, 2), num_stages=4)),
-    ],
-    ids=str,
-)
-def test_transposed_clusters_compile_for_hopper(problem, config):
-    kernel = turned_as_stored(problem, config, 1024)
-    own = replace(KIND.mirrored(config), family="clusters")
-    assert 0 <= clusters.KIND.shared_bytes(own, problem) - 1024 - kernel.metadata.shared <= 1024
-    assert "multicast::cluster" in kernel.asm["ptx"]
-    assert kernel.metadata.num_ctas == 2
-
-
-def turned_as_stored(problem, config, beside):
-    """Rows of a tile are columns of the instruction; 16-bit tiles are turned as they are stored.
-
-    Returns the kernel, which leaves so many bytes of shared memory to barriers of its own.
-    """
-    kernel = compiled(problem, config)
-    ptx, taken = kernel.asm["ptx"], ahead.resources(kernel)
-    main = 1 << (config["BLOCK_M"].bit_length() - 1)
-    widths = {int(width) for width in re.findall(r"wgmma\.mma_async\S*?m64n(\d+)k16", ptx)}
-    assert widths == {main, config["BLOCK_M"] - main} - {0}
-    assert (taken.spills, taken.excess(H200)) == (0, None)
-    assert kernel.metadata.shared + beside <= H200.shared_memory
-    stored = re.findall(r"stmatrix\.\S+", ptx)
-    assert bool(stored) == (problem.out_dtype == "float16")
-    assert all(".trans." in instruction for instruction in stored)
-    assert ("st.global" in ptx) == (problem.n % 8 > 0)  # by pointers where rows are off 16 bytes
-    return kernel
-
-
-@with_clusters
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        (replace(SQUARE, b_layout="column", a_layout="column"), paired(192, 128, 1, True)),
-        (RAGGED, replace(paired(128, 128, 2), num_stages=4)),
-        later(SQUARE, paired(192, 128, 1, True)),
-        later(replace(SQUARE, b_layout="column", a_layout="column"), paired(128, 192, 2)),
-        later(replace(SQUARE, epilogue="bias=row residual=full gelu"), paired(256, 128, 1)),
-        later(replace(SQUARE, b_layout="column"), paired(128, 256, 2)),
-        later(SQUARE, paired(128, 160, 1)),
-        later(replace(SQUARE, epilogue="bias=full silu"), paired(192, 128, 2, True)),
-        later(SQUARE, paired(64, 128, 2)),
-    ],
-    ids=str,
-)
-def test_clusters_compile_for_hopper(problem, config):
-    kernel = compiled(problem, config)
-    ptx = kernel.asm["ptx"]
-    assert ptx.count("wgmma.mma_async") > 0
-    assert "multicast::cluster" in ptx
-    assert kernel.metadata.num_ctas == 2
-    assert ahead.resources(kernel).spills == 0
-    assert 0 <= clusters.KIND.shared_bytes(config, problem) - 1024 - kernel.metadata.shared <= 1024
-    assert kernel.metadata.shared + 1024 <= H200.shared_memory
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])

@@ -14,6 +14,7 @@ from tests.ahead import (
     later,
     paired,
     paired_across,
+    pairs,
     with_clusters,
 )
 from tests.configs import split, tile, tma
@@ -38,14 +39,7 @@ def fits(problem, config, name):
     assert taken.excess(device) is None
 
 
-@pytest.mark.parametrize(
-    ("problem", "epilogue"),
-    [
-        *zip((PLAIN, ODD, PLAIN), EPILOGUES, strict=True),
-        *(later(*each) for each in zip((ODD, PLAIN, ODD), EPILOGUES, strict=True)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("problem", "epilogue"), pairs((PLAIN, ODD), EPILOGUES), ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_tiles(name, problem, epilogue):
     config = tile(128, 64, 32, 8, 3) if problem is PLAIN else tile(32, 64, 32, 4, 3)
@@ -65,18 +59,7 @@ BY_DESCRIPTOR = (
 )
 
 
-@pytest.mark.parametrize(
-    ("config", "epilogue"),
-    [
-        (BY_DESCRIPTOR[1], EPILOGUES[0]),
-        *(later(BY_DESCRIPTOR[1], epilogue) for epilogue in EPILOGUES[1:]),
-        (BY_DESCRIPTOR[0], EPILOGUES[2]),
-        (BY_DESCRIPTOR[2], EPILOGUES[1]),
-        *(later(BY_DESCRIPTOR[0], epilogue) for epilogue in EPILOGUES[:2]),
-        *(later(BY_DESCRIPTOR[2], epilogue) for epilogue in EPILOGUES[::2]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("config", "epilogue"), pairs(BY_DESCRIPTOR, EPILOGUES), ids=str)
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
 def test_by_descriptor(name, epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, name)
@@ -90,34 +73,16 @@ BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, persistent=True, subtiles=2), groups
 ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, persistent=True))
 
 
-@pytest.mark.parametrize(
-    ("config", "epilogue"),
-    [
-        (BY_WARPGROUPS[0], EPILOGUES[1]),
-        *(later(BY_WARPGROUPS[0], epilogue) for epilogue in EPILOGUES[::2]),
-        *(later(BY_WARPGROUPS[1], epilogue) for epilogue in EPILOGUES[:2]),
-        (BY_WARPGROUPS[1], EPILOGUES[2]),
-        (ACROSS[0], EPILOGUES[2]),
-        *(later(ACROSS[0], epilogue) for epilogue in EPILOGUES[:2]),
-        *(later(ACROSS[1], epilogue) for epilogue in EPILOGUES),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("config", "epilogue"), pairs((*BY_WARPGROUPS, *ACROSS), EPILOGUES), ids=str)
 def test_by_warpgroups(epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, "nvidia-h200")
 
 
+CLUSTERS = (paired_across(144, 128, 1), paired_across(144, 128, 2), paired_across(96, 192, 2))
+
+
 @with_clusters
-@pytest.mark.parametrize(
-    ("config", "epilogue"),
-    [
-        later(paired_across(96, 192, 1, True), EPILOGUES[0]),
-        later(paired_across(144, 128, 2), EPILOGUES[1]),
-        (paired_across(144, 128, 1), EPILOGUES[2]),
-        *(later(paired_across(96, 192, 2), epilogue) for epilogue in EPILOGUES),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("config", "epilogue"), pairs(CLUSTERS, EPILOGUES), ids=str)
 def test_by_transposed_clusters(epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), replace(config, num_stages=3), "nvidia-h200")
 
@@ -187,21 +152,12 @@ def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config, n):
     fits(replace(PLAIN, m=300, n=n, out_align=16 if n == 320 else 8, epilogue=READS), config, "nvidia-h200")
 
 
+OF_SCALED = FP8, INT8, replace(FP8, b_dtype="float8_e5m2")
 OF_SCALES = tile(64, 64, 64, 4, 3), tma(64, 128, 128, 4, 3, persistent=True), tma(64, 64, 128, 4, 3, split=4)
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize(
-    ("problem", "config"),
-    [
-        *((FP8, config) for config in OF_SCALES[::2]),
-        (INT8, OF_SCALES[1]),
-        later(FP8, OF_SCALES[1]),
-        *(later(INT8, config) for config in OF_SCALES[::2]),
-        *(later(replace(FP8, b_dtype="float8_e5m2"), config) for config in OF_SCALES),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("problem", "config"), pairs(OF_SCALED, OF_SCALES), ids=str)
 def test_scales(name, problem, config):
     fits(replace(problem, epilogue=SCALED), config, name)
 
@@ -213,19 +169,10 @@ def test_scales_of_int8_on_older_gpus(name):
 
 OF_BLOCKS = tile(64, 64, 128, 4, 2), tma(64, 128, 128, 8, 3), tma(64, 64, 128, 4, 3, split=4)
 SHARED = ("1x128", "128x1", "1x1", "128x128")
-# Each by one of these, and each of these by one.
-OF_EACH = [*zip(SHARED, (*OF_BLOCKS, OF_BLOCKS[0]), strict=True)]
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize(
-    ("shared", "config"),
-    [
-        case if case in OF_EACH else later(*case)
-        for case in ((shared, config) for shared in SHARED for config in OF_BLOCKS)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("shared", "config"), pairs(SHARED, OF_BLOCKS), ids=str)
 def test_block_scales(name, shared, config):
     fits(replace(FP8, block_scales=shared, epilogue="bias=row"), config, name)
 
@@ -253,18 +200,10 @@ def test_gated_tiles_without_tensor_cores(dtype):
     fits(problem, tile(32, 32, 16, 4, 2), "nvidia-h200")
 
 
-@pytest.mark.parametrize(
-    ("config", "epilogue"),
-    [
-        (BY_DESCRIPTOR[0], GATED[1]),
-        (tma(64, 64, 64, 4, 4), GATED[0]),
-        (BY_DESCRIPTOR[2], GATED[1]),
-        later(BY_DESCRIPTOR[0], GATED[0]),
-        later(tma(64, 64, 64, 4, 4), GATED[1]),
-        later(BY_DESCRIPTOR[2], GATED[0]),
-    ],
-    ids=str,
-)
+GATED_CONFIGS = (BY_DESCRIPTOR[0], tma(64, 64, 64, 4, 4), BY_DESCRIPTOR[2])
+
+
+@pytest.mark.parametrize(("config", "epilogue"), pairs(GATED_CONFIGS, GATED), ids=str)
 @pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
 def test_gated_by_descriptor(name, epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), config, name)
