@@ -52,16 +52,13 @@ def parts(
     """Of each group its result, its a and its b; and what of the result belongs to none."""
     if offs is None:
         return list(zip(out, a, b, strict=True)), out[:0]
+    shared = b.shape[1] if a.ndim == 3 else a.shape[0] if b.ndim == 3 else a.shape[1]
+    ends = ends_of(offs, shared)
+    cut = [slice(*pair) for pair in itertools.pairwise(ends)]
     if a.ndim == 3:
-        ends = ends_of(offs, b.shape[1])
-        cut = [slice(*pair) for pair in itertools.pairwise(ends)]
         return [(out[:, s], a[g], b[:, s]) for g, s in enumerate(cut)], out[:, ends[-1] :]
     if b.ndim == 3:
-        ends = ends_of(offs, a.shape[0])
-        cut = [slice(*pair) for pair in itertools.pairwise(ends)]
         return [(out[s], a[s], b[g]) for g, s in enumerate(cut)], out[ends[-1] :]
-    ends = ends_of(offs, a.shape[1])
-    cut = [slice(*pair) for pair in itertools.pairwise(ends)]
     return [(out[g], a[:, s], b[s]) for g, s in enumerate(cut)], out[:0]
 
 
@@ -75,12 +72,19 @@ def assert_groups(
     assert not rest.any()  # a NaN is not zero either
 
 
-def spoiled(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, ragged: str) -> None:
+def shape_of(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
+    """The shape of the products."""
+    if offs is None or a.ndim == b.ndim == 2:
+        return (len(a) if offs is None else len(offs), a.shape[-2], b.shape[-1])
+    return (a.shape[-2], b.shape[-1])
+
+
+def spoiled(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, ragged: str, shared: int = SHARED) -> None:
     """Fill what belongs to no group with NaN, and end each part of a shared K with an infinity or NaN.
 
     The latter reaches every product that reads past its own group, and none that does not.
     """
-    last = ends_of(offs, SHARED)[-1]
+    last = ends_of(offs, shared)[-1]
     if ragged == "rows":
         a[last:] = float("nan")
     elif ragged == "columns":

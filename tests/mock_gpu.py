@@ -1,12 +1,12 @@
-"""A GPU that is not there: Triton compiles for it and launches nothing, torch says that it is present.
+"""GPUs that are not here: Triton compiles for them, and of a launch all but the last call into C is its own.
 
 Tensors are torch's own, on the device "meta": they have dtypes, shapes and gradients but no memory, and say
-that they are on GPU 0. Of a launch all but the last call into C is Triton's own.
+that they are on GPU 0.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,22 +18,52 @@ from tritile.core import device as devices
 from tritile.core.device import Device, target_device
 from tritile.core.of_triton import driven_by
 
+_MOST_THREADS = 1024  # of a block
 
-def _driver(device: Device) -> Any:
-    return SimpleNamespace(
+
+class OnGpu(torch.Tensor):
+    """A tensor without memory that says it is on GPU 0."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def get_device(self) -> int:
+        return 0
+
+
+def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> OnGpu:
+    return torch.Tensor._make_subclass(OnGpu, torch.empty(*shape, dtype=dtype, device="meta"))
+
+
+@contextlib.contextmanager
+def recording(device: Device, *, records: bool = True) -> Iterator[SimpleNamespace]:
+    """Have Triton compile for a device; `launches` of its driver holds each: metadata, grid, all arguments."""
+    launches: list[SimpleNamespace] = []
+
+    def launcher(source: Any, metadata: Any) -> Any:
+        def launch(x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
+            args = dict(zip(source.fn.arg_names, rest[4:], strict=True))
+            launches.append(SimpleNamespace(grid=(x, y, z), metadata=metadata, args=args))
+
+        return launch if records else lambda *args: None
+
+    driver = SimpleNamespace(
+        launches=launches,
+        launcher_cls=launcher,
         get_current_target=lambda: device.target,
         get_current_device=lambda: 0,
         get_current_stream=lambda index=None: 0,
-        launcher_cls=lambda source, metadata: lambda *args: None,
         utils=SimpleNamespace(
             get_device_properties=lambda index: {"max_shared_mem": device.shared_memory},
-            load_binary=lambda *args: (None, 1, 32, 0, 1024),  # module, function, registers, spills, threads
+            # Function, registers, spills, threads; no module, which Triton unloads as the kernel goes.
+            load_binary=lambda *args: (None, 1, 32, 0, _MOST_THREADS),
         ),
     )
-
-
-def _answering(answer: Any) -> Callable[..., Any]:
-    return lambda *_: answer
+    compiler.max_shared_mem.cache_clear()  # Triton keeps it by the device's number
+    with driven_by(driver):
+        yield driver
+    compiler.max_shared_mem.cache_clear()
 
 
 @contextlib.contextmanager
@@ -55,15 +85,9 @@ def mock_gpu(target: str = "sm_90") -> Iterator[Device]:
         for alias in ("current_gpu", "current_raw_stream")
         if name.startswith("tritile.") and vars(module).get(alias, ...) is None
     ]
-    patches = [
-        driven_by(_driver(device)),
-        mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True)),
-    ]
-    # Plain functions: a Mock takes longer than what is measured.
-    patches += [mock.patch.object(owner, name, _answering(it)) for owner, name, it in answers]
     with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        compiler.max_shared_mem.cache_clear()  # Triton keeps it by the device's number
-        stack.callback(compiler.max_shared_mem.cache_clear)
+        stack.enter_context(recording(device, records=False))
+        stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True)))
+        for owner, name, answer in answers:  # plain functions: a Mock takes longer than what is measured
+            stack.enter_context(mock.patch.object(owner, name, lambda *_, answer=answer: answer))
         yield device

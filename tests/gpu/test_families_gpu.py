@@ -12,7 +12,7 @@ import torch
 import tritile
 from tests.configs import clusters, split, tma, transposed, transposed_clusters, warpgroups
 from tests.launched import captured, launched
-from tests.reference import assert_product, bytes_of, frame, guard_intact, name, placed, values
+from tests.reference import assert_product, bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
 from tritile.core.versions import parsed
 from tritile.families.common.specialised import TRITON
@@ -96,21 +96,6 @@ def test_layouts_and_ragged_sizes(config, size, turn):
     run(config, a, b, out)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32], ids=name
-)
-@pytest.mark.parametrize("turn", ["NN", "NT", "TT", "OO"])
-def test_other_types_by_descriptor(dtype, turn):
-    wide = {torch.int8: torch.int32, torch.float32: torch.float32}.get(dtype, torch.bfloat16)
-    a, b = operands(200, 264, 328, dtype, turn)
-    precision = "tf32" if dtype == torch.float32 else "ieee"
-    for how in ({}, {"persistent": True}, {"split": 2}):
-        out = torch.empty(200, 264, dtype=wide, device="cuda")
-        call = described(a, b, out, precision)
-        launch.prepare(call, tma(64, 64, 64, 4, 3, **how))(*call.tensors)
-        assert_product(out, a, b, precision)
 
 
 @every_config

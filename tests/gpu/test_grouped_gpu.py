@@ -5,12 +5,11 @@ import torch
 
 import tritile
 from tests.configs import of_groups, tile
-from tests.groups import assert_groups, ends_of, operands, parts
+from tests.groups import assert_groups, operands, parts, shape_of, spoiled
 from tests.launched import captured
 from tests.launched import launched as made
 from tests.reference import bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
-from tritile.core.device import current_gpu
 from tritile.lab import baselines
 from tritile.ops.grouped import Operands, described
 from tritile.planning import model
@@ -48,12 +47,6 @@ def ends(kind):
     return torch.tensor(ENDS[kind], dtype=torch.int32, device="cuda")
 
 
-def shape_of(a, b, offs):
-    if offs is None or a.ndim == b.ndim == 2:
-        return (len(a) if offs is None else len(offs), a.shape[-2], b.shape[-1])
-    return (a.shape[-2], b.shape[-1])
-
-
 def posed(ragged, offs, dtype, sizes=EVEN):
     return operands(ragged, len(offs), sizes[ragged], dtype, "cuda")
 
@@ -82,13 +75,7 @@ def test_offsets(ragged, config):
     for kind in ENDS:
         offs = ends(kind)
         a, b = posed(ragged, offs, torch.bfloat16)
-        last = ends_of(offs, 600)[-1]
-        if ragged == "rows":
-            a[last:] = float("nan")
-        elif ragged == "columns":
-            b[:, last:] = float("nan")
-        else:
-            a[:, last:], b[last:] = float("nan"), float("inf")
+        spoiled(a, b, offs, ragged, 600)
         first = run(config, a, b, offs)
         assert torch.equal(first, run(config, a, b, offs)), kind
 
@@ -249,14 +236,3 @@ def test_it_never_waits_for_the_gpu():
         tritile.grouped_matmul(a, b, offs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_plans_and_tuning(monkeypatch):
-    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "20")
-    offs = ends("uneven")
-    a, b = posed("rows", offs, torch.bfloat16)
-    with tritile.mode("tune"):
-        out = tritile.grouped_matmul(a, b, offs)
-    assert_groups(out, a, b, offs)
-    found = tritile.plan(tritile.grouped_matmul, a, b, offs)
-    assert (found.source, found.device) == ("exact", current_gpu())

@@ -139,35 +139,12 @@ def test_layouts_of_x(m, dtype, layout):
     assert_linear(tritile.linear(x, weight), x, weight)
 
 
-@pytest.mark.parametrize("layout", ["row", "column", "sparse", "offset"])
-@pytest.mark.parametrize("config", UNPACKED, ids=str)
-def test_layouts_of_x_beside_an_unpacked_weight(config, layout):
-    """x is read where it lies or copied, in a launch between that of the weight and the product."""
-    dtype = HALF[UNPACKED.index(config) % 2]
-    weight, bias = weight_of(320, 520, dtype, 4, 32, True), values((320,), dtype, 2, "cuda")
-    x = placed(values((200, 520), dtype, 0, "cuda"), layout)
-    out = torch.empty(200, 320, dtype=dtype, device="cuda")
-    run(config, x, weight, out, bias)
-    assert_linear(out, x, weight, bias)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=name)
 def test_bias_of_any_type_and_stride(dtype):
     weight, x = weight_of(320, 512, torch.bfloat16), values((9, 512), torch.bfloat16, 0, "cuda")
     bias = values((640,), dtype, 2, "cuda")[::2]
     for _ in range(2):
         assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
-
-
-def test_remembered_calls_take_the_tensors_that_they_are_given():
-    first, second = (weight_of(320, 512, torch.bfloat16, seed=seed) for seed in (1, 2))
-    zeros = weight_of(320, 512, torch.bfloat16, zeros=True)
-    x, y = (values((4, 512), torch.bfloat16, seed, "cuda") for seed in (3, 4))
-    shifted = placed(x, "offset")  # rows that start on 2 bytes
-    for _ in range(2):
-        for weight in (first, second, zeros):
-            for one in (x, y, shifted):
-                assert_linear(tritile.linear(one, weight), one, weight)
 
 
 @pytest.mark.parametrize("config", [c for c in FUSED if c["SPLIT_K"] > 1], ids=str)

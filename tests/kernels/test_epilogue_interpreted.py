@@ -21,7 +21,6 @@ from tests.reference import (
 from tritile.core.problem import ACTIVATIONS
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
-from tritile.runtime.interpreter import warn_interpreted
 
 pytestmark = pytest.mark.interpreted
 
@@ -86,13 +85,6 @@ def test_every_activation_with_weights(config, activation):
     a, b = operands(FP32)
     sides = Sides(None, None, side("row"), side("full", seed=6), activation, -0.3, 1.7)
     run(config, a, b, torch.empty(M, N), sides)
-
-
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-def test_activations_alone(activation):
-    a, b = operands(FP32)
-    run(TILE, a, b, torch.empty(M, N), Sides(activation=activation))
-    run(TILE, a, b, torch.empty(M, N), Sides(activation=activation, alpha=3.0))
 
 
 @each_end
@@ -319,22 +311,3 @@ def test_factors_have_zeros_for_gradients_where_alpha_is_0(dtype, batched, compi
     assert torch.equal(tangent, torch.full_like(added, 2))
     with pytest.raises(tritile.errors.ShapeError, match="K is 4"):
         product(added, a, b[..., :3, :])
-
-
-@pytest.mark.filterwarnings("default::tritile.errors.InterpreterWarning")
-@pytest.mark.parametrize("op", ["linear", "addmm", "baddbmm", "scaled_matmul", "gated_linear"])
-def test_the_first_interpreted_call_is_told_of_where_it_is_made(op):
-    warn_interpreted.cache_clear()
-    x, one = values((2, 16, 16), FP32), torch.ones(())
-    whole = values((16, 16), torch.int8)
-    calls = {
-        "linear": lambda: tritile.linear(x, x[0]),
-        "addmm": lambda: tritile.addmm(x[0], x[0], x[1]),
-        "baddbmm": lambda: tritile.baddbmm(x, x, x),
-        "scaled_matmul": lambda: tritile.scaled_matmul(whole, whole, one, one),
-        "gated_linear": lambda: tritile.gated_linear(x, x[0], x[1]),
-    }
-    with pytest.warns(tritile.errors.InterpreterWarning) as told:
-        calls[op]()
-    ours = [warning for warning in told if warning.category is tritile.errors.InterpreterWarning]
-    assert [warning.filename for warning in ours] == [__file__]

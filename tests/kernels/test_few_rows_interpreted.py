@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.beside import reading_only
+from tests.accesses import reading_only
 from tests.reference import (
     LAYOUTS,
     Sides,

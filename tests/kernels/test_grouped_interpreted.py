@@ -8,7 +8,7 @@ import torch
 
 import tritile
 from tests.configs import of_groups, tile
-from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, spoiled
+from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, shape_of, spoiled
 from tests.reference import frame, guard_intact, placed, values
 from tritile.errors import TuningError
 from tritile.families.common import grids
@@ -39,12 +39,6 @@ def posed(ragged, offs, dtype=torch.float32):
     if len(offs) > 4:
         sizes = tuple(size if size == SHARED else size % 16 for size in sizes)
     return operands(ragged, len(offs), sizes, dtype)
-
-
-def shape_of(a, b, offs):
-    if offs is None or a.ndim == b.ndim == 2:
-        return (len(a) if offs is None else len(offs), a.shape[-2], b.shape[-1])
-    return (a.shape[-2], b.shape[-1])
 
 
 def run(config, a, b, offs, layout="row"):

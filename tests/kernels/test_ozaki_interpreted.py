@@ -13,7 +13,7 @@ import tritile
 from tests.complexes import assert_complex, numbers
 from tests.configs import tma
 from tests.reference import frame, guard_intact, placed
-from tritile.core.problem import MatmulProblem, epilogue_of, moduli
+from tritile.core.problem import MatmulProblem, moduli
 from tritile.core.views import Placed, posed
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.common.epilogue import remainder
@@ -249,13 +249,6 @@ def test_distributions_stay_within_the_bound(spread):
         assert_within_bound(got, a, b)
 
 
-def test_products_of_integers_are_exact():
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randint(-(2**22), 2**22, (9, 100), generator=generator).double()
-    b = torch.randint(-(2**22), 2**22, (100, 7), generator=generator).double()
-    assert torch.equal(tritile.matmul(a, b, precision="ozaki"), a @ b)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [1, 2, 64])
 def test_vectors_along_each_other_reach_the_ends_of_the_range(k, sign):
@@ -440,6 +433,10 @@ def test_wrong_precisions_and_depths_are_refused():
         tritile.matmul(a.float(), a.float(), precision="ozaki")
     with pytest.raises(InvalidValueError, match="'ozaki' for int8: wanted None"):
         tritile.matmul(a.to(torch.int8), a.to(torch.int8), precision="ozaki")
+    with pytest.raises(InvalidValueError, match="'ozaki': wanted one of"):
+        tritile.gated_linear(a, a, a, precision="ozaki")
+    with pytest.raises(InvalidValueError, match="wanted"):
+        tritile.linear(a, a, activation="remainder")
     deep = torch.zeros(1, dtype=torch.float64).expand(moduli.MAX_DEPTH + 1)
     with pytest.raises(UnsupportedError, match=r"K is 131073 .* wanted at most 131072"):
         tritile.matmul(deep, deep, precision="ozaki")
@@ -450,26 +447,3 @@ def test_wrong_precisions_and_depths_are_refused():
         MatmulProblem(1, 8, 8, moduli.MAX_DEPTH + 1, "float64", "float64", precision="ozaki")
     with pytest.raises(InvalidValueError, match="float64 and k up to"):
         MatmulProblem(1, 8, 8, 8, "float32", "float32", precision="ozaki")
-
-
-@pytest.mark.parametrize("sides", ["", "scale_a=row ", "scale_a=one bias=row ", "scale_a=one weighted "])
-def test_remainders_are_fused_with_nothing_else(sides):
-    assert str(epilogue_of("scale_a=one remainder")) == "scale_a=one remainder"
-    with pytest.raises(InvalidValueError):
-        epilogue_of(f"{sides}remainder")
-    with pytest.raises(InvalidValueError, match="wanted"):
-        tritile.linear(normal(2, 2), normal(2, 2), activation="remainder")
-
-
-def test_gated_products_are_refused():
-    x = normal(2, 2)
-    with pytest.raises(InvalidValueError, match="'ozaki': wanted one of"):
-        tritile.gated_linear(x, x, x, precision="ozaki")
-    with pytest.raises(InvalidValueError, match="gated products"):
-        MatmulProblem(1, 8, 8, 8, "float64", "float64", precision="ozaki", epilogue="gated silu")
-
-
-def test_the_default_of_float64_is_plain():
-    a = normal(4, 4)
-    assert described(a, a, torch.empty_like(a), "ieee").problem.core.dtype == "float64"
-    assert torch.equal(tritile.matmul(a, a), tritile.matmul(a, a, precision="ieee"))

@@ -84,15 +84,6 @@ def test_which_rungs_use_tensor_cores(name, cores):
     assert ("fma.rn.f32" in text) != cores
 
 
-def test_threads_hold_as_many_sums_as_is_said():
-    """Expect one sum of a 32 x 32 tile over 1,024 threads, 64 of a 128 x 128 tile over 256."""
-    for name, sums in (("shared tiles", 1), ("register blocks", 64)):
-        rung = of("matmul", name)
-        config = rung.configs[0]
-        assert config["BLOCK_M"] * config["BLOCK_N"] == sums * 32 * config.num_warps
-        assert compiled(rung).metadata.num_warps == config.num_warps
-
-
 def test_the_copy_engine_is_used():
     assert "cp.async.bulk.tensor" in compiled(of("matmul", "persistent, TMA")).asm["ptx"]
     assert "cp.async.bulk.tensor" not in compiled(of("matmul", "tensor cores")).asm["ptx"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.counting import counted
+from tests.accesses import counted
 from tests.reference import assert_product
 from tritile.lab.ladder import transpose
 from tritile.lab.ladder.results import matrices

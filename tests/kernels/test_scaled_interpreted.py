@@ -143,15 +143,6 @@ def test_int8(shapes, k):
     assert_exact(got, a, b, Sides(*scales))
 
 
-@pytest.mark.parametrize("layout", ["column", "sliced", "sparse"])
-def test_int8_that_lies_in_any_way(layout):
-    a, b = placed(values((19, 141), INT8), layout), placed(values((141, 23), INT8, 1), layout)
-    bias, residual = values((23,), FP32, 2), values((19, 23), torch.float16, 3)
-    how = {"bias": bias, "residual": residual, "activation": "gelu"}
-    got = tritile.scaled_matmul(a, b, scale(), scale(), **how)
-    assert_exact(got, a, b, Sides(scale(), scale(), bias, residual, "gelu"))
-
-
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=str)
 @pytest.mark.parametrize("layout", ["row", "column"])
 def test_every_family_takes_int8(config, layout):

@@ -7,13 +7,12 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder
 
+from tests.accesses import watched
 from tests.reference import values
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import PermuteProblem
-from tritile.core.threads import library_lock
 from tritile.core.views import posed
 from tritile.families.work import work_of
 from tritile.lab.picture import blocks_of, tiling_of
@@ -26,28 +25,13 @@ DEVICE = replace(target_device("nvidia-h200"), processors=3)  # as `run_interpre
 
 
 @pytest.fixture
-def watch(monkeypatch):
+def watch():
     """Return (address of each element, mask) of loads and of stores, by program, in order."""
     loads, stores = defaultdict(list), defaultdict(list)
-    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
-
-    def note(kept, builder, pointers, mask):
-        shape = pointers.data.shape
-        kept[builder.grid_idx].append(
-            (np.array(pointers.data), np.broadcast_to(mask.data, shape).astype(bool))
-        )
-
-    def watching_load(self, pointers, mask, *rest, **options):
-        note(loads, self, pointers, mask)
-        return load(self, pointers, mask, *rest, **options)
-
-    def watching_store(self, pointers, value, mask, *rest, **options):
-        note(stores, self, pointers, mask)
-        return store(self, pointers, value, mask, *rest, **options)
-
-    with library_lock:
-        monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watching_load)
-        monkeypatch.setattr(InterpreterBuilder, "create_masked_store", watching_store)
+    with watched(
+        lambda program, *access: loads[program].append(access[:2]),
+        lambda program, *access: stores[program].append(access[:2]),
+    ):
         yield loads, stores
 
 

@@ -1,11 +1,12 @@
 """Bytes that formulas say against those that kernels ask for, access by access, in the interpreter."""
 
+import itertools
 import threading
 
 import pytest
 import torch
 
-from tests.counting import counted
+from tests.accesses import counted
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.lab import traffic
@@ -30,31 +31,23 @@ def product(m, n, k, layout, dtype, batch=()):
     return described(a.to(dtype), b.to(dtype), out, "ieee")
 
 
-@pytest.mark.parametrize("sizes", [(70, 50, 33), (64, 64, 64), (1, 17, 100)])
+TILE = Config.of(family="tile", **SMALL)
+BY_TMA = [  # copies of operands, and partial sums, are among what is requested
+    Config.of(family="descriptor", **SMALL | {"PERSISTENT": False, "SUBTILES": 1} | how)
+    for how in ({"SPLIT_K": 1}, {"SPLIT_K": 2}, {"SPLIT_K": 1, "PERSISTENT": True})
+]
+PRODUCTS = [
+    *itertools.product([(70, 50, 33), (64, 64, 64), (1, 17, 100)], [torch.float16, torch.float32], [TILE]),
+    *itertools.product([(70, 48, 64), (70, 51, 65), (33, 16, 200)], [torch.float16], BY_TMA),
+    ((3, 40, 24, 24), torch.float16, TILE),
+]
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "config"), PRODUCTS, ids=str)
 @pytest.mark.parametrize("layout", ["NN", "TT"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_products_ask_for_just_what_is_said(sizes, layout, dtype):
-    call = product(*sizes, layout, dtype)
-    config = Config.of(family="tile", **SMALL)
-    with counted() as found:
-        launch.run_interpreted(call, config)
-    assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
-
-
-@pytest.mark.parametrize("sizes", [(70, 48, 64), (70, 51, 65), (33, 16, 200)])
-@pytest.mark.parametrize("layout", ["NN", "TT"])
-@pytest.mark.parametrize("how", [{"SPLIT_K": 1}, {"SPLIT_K": 2}, {"SPLIT_K": 1, "PERSISTENT": True}])
-def test_copies_and_partial_sums_are_among_it(sizes, layout, how):
-    call = product(*sizes, layout, torch.float16)
-    config = Config.of(family="descriptor", **SMALL | {"PERSISTENT": False, "SUBTILES": 1} | how)
-    with counted() as found:
-        launch.run_interpreted(call, config)
-    assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
-
-
-def test_a_batch_asks_for_each_of_its_products():
-    call = product(40, 24, 24, "NN", torch.float16, (3,))
-    config = Config.of(family="tile", **SMALL)
+def test_products_ask_for_just_what_is_said(sizes, dtype, config, layout):
+    *batch, m, n, k = sizes
+    call = product(m, n, k, layout, dtype, batch)
     with counted() as found:
         launch.run_interpreted(call, config)
     assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
@@ -115,12 +108,11 @@ def test_untiled_is_what_the_naive_kernels_ask_for(n):
 
 def test_other_threads_are_counted_and_not_held_up():
     call = product(16, 16, 16, "NN", torch.float16)
-    config = Config.of(family="tile", **SMALL)
     with counted() as found:
-        thread = threading.Thread(target=launch.run_interpreted, args=(call, config))
+        thread = threading.Thread(target=launch.run_interpreted, args=(call, TILE))
         thread.start()
         thread.join()
-    assert found.read == traffic.tiled(call.problem, config, H200).read
+    assert found.read == traffic.tiled(call.problem, TILE, H200).read
 
 
 def test_elements_with_gaps_touch_the_sectors_that_are_said():

@@ -4,7 +4,7 @@ import pytest
 import triton
 
 import tritile
-from tests.stand_in_gpu import stand_in_gpu
+from tests.mock_gpu import recording
 from tritile.core.device import target_device
 
 
@@ -20,5 +20,5 @@ def gpu(monkeypatch):
     device = target_device("nvidia-h200")
     for name in ("gpu", "current_gpu"):
         monkeypatch.setattr(f"tritile.core.device.{name}", lambda index=0: device)
-    with stand_in_gpu(device) as found:
+    with recording(device) as found:
         yield found

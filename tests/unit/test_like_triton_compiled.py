@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
-from tests.stand_in_gpu import on_gpu
+from tests.mock_gpu import on_gpu
 from tests.unit.test_like_triton import Bench, copy, copy_as, grid, of_blocks, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
