@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from tests.reference import Sides, assert_fused, values
+from tests.packed import assert_linear
+from tests.reference import values
 from tritile.nn import convert
 
 TOKENS = torch.tensor([[1, 4, 10], [0, 0, 7]])
@@ -43,8 +44,4 @@ def assert_packed(layer, x):
     got, rows = layer(x), x.reshape(-1, x.shape[-1])
     assert got.dtype == x.dtype
     assert got.shape == (*x.shape[:-1], layer.out_features)
-    flat, sides = got.reshape(-1, layer.out_features), Sides(bias=layer.bias)
-    try:
-        assert_fused(flat, rows, layer.weight.dequantize(torch.float64).t(), sides)
-    except AssertionError:
-        assert_fused(flat, rows, layer.weight.dequantize().t(), sides)
+    assert_linear(got.reshape(-1, layer.out_features), rows, layer.weight, layer.bias)

@@ -38,7 +38,7 @@ def on_gpu(*shape: int, dtype: torch.dtype = torch.float32) -> OnGpu:
 
 @contextlib.contextmanager
 def recording(device: Device, *, records: bool = True) -> Iterator[SimpleNamespace]:
-    """Have Triton compile for a device; `launches` of its driver holds each: metadata, grid, all arguments."""
+    """Have Triton compile for a device; its driver's `launches` are of (grid, metadata, args by name)."""
     launches: list[SimpleNamespace] = []
 
     def launcher(source: Any, metadata: Any) -> Any:

@@ -195,9 +195,12 @@ def assert_product(
         assert torch.equal(got.double(), expected)
         return
     on_cores = got.is_cuda if tensor_cores is None else tensor_cores
-    bound = tolerance(a, b, got.dtype, precision, on_cores)
-    error = (got.double() - expected).abs()
-    bad = ~(error <= bound)  # so that NaN is bad too
+    assert_below((got.double() - expected).abs(), tolerance(a, b, got.dtype, precision, on_cores))
+
+
+def assert_below(error: torch.Tensor, bound: torch.Tensor) -> None:
+    """Each element's error is within its bound; no element is a NaN."""
+    bad = ~(error <= bound)
     if bad.any():
         worst = float((error / bound).nan_to_num(math.inf).max())
         where = bad.nonzero()[0].tolist()
@@ -284,15 +287,7 @@ def assert_within(got: torch.Tensor, wanted: torch.Tensor, error: torch.Tensor) 
     assert got.shape == wanted.shape
     facts = torch.finfo(got.dtype)
     bound = error + facts.eps / 2 * wanted.abs() + facts.smallest_normal * facts.eps
-    off = (got.double() - wanted).abs()
-    bad = ~(off <= bound)
-    if bad.any():
-        worst = float((off / bound).nan_to_num(math.inf).max())
-        where = bad.nonzero()[0].tolist()
-        raise AssertionError(
-            f"{int(bad.sum())} of {bad.numel()} elements off, the first at {where}, "
-            f"the worst {worst:.3g} times its bound"
-        )
+    assert_below((got.double() - wanted).abs(), bound)
 
 
 def sums64(

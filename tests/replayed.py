@@ -11,12 +11,7 @@ from tritile.tune.search import BATCH, SearchSpace, Strategy, next_batch
 
 @dataclass(frozen=True)
 class Replayed:
-    """Hold the outcome of a replay.
-
-    `us` is the time of the `best` config found, in microseconds. `regret` is that time over the fastest on
-    record, less 1 (0.01: 1% slower). `tried` counts configs, and `rounds` the batches they came in, each of
-    which waits for compiles.
-    """
+    """`regret`: the time of the best config found over the fastest on record, less 1 (0.01: 1% slower)."""
 
     best: Config
     us: float
@@ -32,11 +27,9 @@ class Recorded:
         self.space, self.recorded = space, recorded
 
     def configs(self) -> Sequence[Config]:
-        """Return every recorded config, in the order of the space."""
         return [config for config in self.space.configs() if config in self.recorded]
 
     def opening(self, count: int) -> list[Config]:
-        """Return the first `count` recorded configs of the space's opening."""
         wanted = count
         while True:
             opening = self.space.opening(wanted)
@@ -46,7 +39,6 @@ class Recorded:
             wanted *= 2
 
     def neighbours(self, config: Config) -> list[Config]:
-        """Return the recorded neighbours of a config."""
         return [step for step in self.space.neighbours(config) if step in self.recorded]
 
     def __contains__(self, config: object) -> bool:
@@ -61,18 +53,10 @@ def replay(
     most: int | None = None,
     enough: float = 0.0,
 ) -> Replayed:
-    """Run a strategy against recorded times, in microseconds, infinity for configs that failed.
+    """Run a strategy until it proposes nothing, against times in microseconds: infinity for what failed.
 
-    Args:
-        space: the space searched; configs that are not on record are not offered.
-        recorded: the time of each config.
-        strategy: proposes configs, until it proposes none.
-        batch: the most configs of a round.
-        most: the most configs of the search; None: no limit.
-        enough: the expected gain (`expected_gain`) below which the search ends; 0: no such end.
-
-    Raises InvalidValueError where no config of the space works, and where the strategy proposes a config that
-    is not on record, or proposes one twice.
+    `batch` and `most` are the most configs of a round and of the search, which ends below an expected gain of
+    `enough`. Raises InvalidValueError where nothing works, and for a config proposed twice or not on record.
     """
     offered, tried, rounds = Recorded(space, recorded), dict[Config, float](), 0
     while proposed := next_batch(offered, tried, strategy, batch, most, enough):

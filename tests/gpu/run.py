@@ -35,55 +35,26 @@ HERE = Path(__file__).parent
 JOURNAL = HERE / ".journal.jsonl"
 # Each file's kernels, as "op/", and other modules of the package that it tests. A file that is not named here
 # concerns every kernel.
+_TUNED = "matmul/", "permute/"
 CONCERNS = {
-    "test_authors_gpu.py": (
-        "tune/autotuner",
-        "tune/traced",
-        "tune/identity",
-        "tune/measuring",
-        "tune/decorated",
-        "tune/measure",
-    ),
-    "test_calibrate_gpu.py": (
-        "matmul/",
-        "permute/",
-        "linear_quantized/",
-        "tune/calibrate",
-        "tune/now",
-        "planning/portfolio",
-    ),
-    "test_complex_gpu.py": ("matmul/",),
-    "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table", "planning/export"),
+    "test_authors_gpu.py": ("tune",),
+    "test_calibrate_gpu.py": (*_TUNED, "linear_quantized/", "tune", "planning/portfolio"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),
-    "test_families_gpu.py": ("matmul/",),
-    "test_few_rows_gpu.py": ("matmul/",),
-    "test_fp16x3_gpu.py": ("matmul/",),
-    "test_fused_gpu.py": ("matmul/",),
     "test_grouped_gpu.py": ("grouped/",),
     "test_invariant_gpu.py": ("matmul/", "linear_quantized/"),
-    "test_matmul_gpu.py": ("matmul/",),
     "test_nn_gpu.py": ("matmul/", "linear_quantized/", "nn"),
-    "test_odd_rows_gpu.py": ("matmul/",),
-    "test_operators_gpu.py": ("matmul/", "permute/", "ops/operators"),
-    "test_ozaki_gpu.py": ("matmul/",),
+    "test_operators_gpu.py": (*_TUNED, "ops/operators"),
     "test_parallel_gpu.py": ("matmul/", "ops/operators"),
     "test_permute_gpu.py": ("permute/",),
     "test_quantized_gpu.py": ("linear_quantized/",),
-    "test_remember_gpu.py": (
-        "matmul/",
-        "permute/",
-        "tune/autotuner",
-        "tune/identity",
-        "tune/measuring",
-        "planning/store",
-        "planning/shared_file",
-        "planning/database",
-        "planning/plans",
-    ),
-    "test_rows_gpu.py": ("matmul/",),
+    "test_remember_gpu.py": (*_TUNED, "tune", "planning"),
     "test_rungs_gpu.py": ("lab/ladder",),
-    "test_tf32_gpu.py": ("matmul/",),
-    "test_tuner_gpu.py": ("matmul/", "permute/", "tune"),
+    "test_tuner_gpu.py": (*_TUNED, "tune"),
+    "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table", "planning/export"),
+    **{
+        f"test_{name}_gpu.py": ("matmul/",)
+        for name in ("complex", "families", "few_rows", "fp16x3", "fused", "matmul", "ozaki", "rows", "tf32")
+    },
 }
 
 

@@ -1,5 +1,6 @@
 """Products with quantized weights on a GPU: each kind of weight, layout and edge, the same bits each time."""
 
+import functools
 import threading
 
 import pytest
@@ -9,7 +10,9 @@ import tritile
 from tests.configs import packed_weights as tile
 from tests.configs import warpgroups
 from tests.launched import captured, launched
-from tests.reference import assert_product, frame, guard_intact, name, placed, values
+from tests.packed import KINDS, assert_linear, on_16_bytes
+from tests.packed import weight_of as weight_on
+from tests.reference import frame, guard_intact, name, placed, values
 from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
@@ -23,7 +26,6 @@ from tritile.tune.suites import parse_shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 HALF = (torch.bfloat16, torch.float16)
-KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
 def tma(m, n, k, warps, stages, split=1):
@@ -34,6 +36,7 @@ def unpacked(*sides, **how):
     return warpgroups(*sides, **how, family="unpacked")
 
 
+weight_of = functools.partial(weight_on, device="cuda")
 FUSED = [
     tile(16, 64, 128, 4, 4),
     tile(16, 64, 256, 4, 3),
@@ -54,33 +57,6 @@ UNPACKED = [
     unpacked(128, 160, 128, 2, 2),
 ]
 CONFIGS = [*FUSED, *UNPACKED]
-
-
-def weight_of(n, k, dtype, bits=4, group=128, zeros=False, seed=1):
-    original = values((n, k), dtype, seed, "cuda") + 0.25
-    return tritile.quantize(original, bits=bits, group_size=group, zero_points=zeros)
-
-
-def on_16_bytes(x):
-    """The same values in rows that start on 16 bytes, with NaN between them, which descriptors need."""
-    buffer = torch.empty(x.shape[0], -(-x.shape[1] // 8) * 8, dtype=x.dtype, device=x.device)
-    buffer.fill_(float("nan"))[:, : x.shape[1]] = x
-    return buffer[:, : x.shape[1]]
-
-
-def assert_linear(out, x, weight, bias=None):
-    """x by what the numbers stand for, by the bound of `assert_product`: a bias is one more column of K.
-
-    That is rounded to x's type or, by configs that scale sums, is not: all of out by one of the two.
-    """
-    rounded, exact = weight.dequantize().double(), weight.dequantize(torch.float64)
-    if bias is not None:
-        x = torch.cat([x.double(), torch.ones(*x.shape[:-1], 1, dtype=torch.float64, device="cuda")], -1)
-        rounded, exact = (torch.cat([plain, bias.double()[:, None]], -1) for plain in (rounded, exact))
-    try:
-        assert_product(out, x.float(), exact.t())
-    except AssertionError:
-        assert_product(out, x.float(), rounded.float().t())
 
 
 def run(config, x, weight, out, bias=None):
@@ -278,24 +254,16 @@ def test_posed_problems_are_checked(bits, zeros, m):
     guarded.check()
 
 
-def test_a_sample_of_the_unpacked_space_is_right():
-    """Every ninth legal config, at sizes that end amid every tile."""
-    problem, device = QuantizedProblem(1000, 1008, 2000, "bfloat16", 8, 32, True, bias=True), devices.gpu(0)
-    if "unpacked" not in model.families(problem, device):
+@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(("m", "bits", "family"), [(1, 4, None), (240, 4, None), (1000, 8, "unpacked")])
+def test_a_sample_of_the_space_is_right(m, bits, family, part):
+    """Every ninth legal config, at sizes that end amid every tile; in parts, which compile side by side."""
+    problem = QuantizedProblem(m, 1008, 2000, "bfloat16", bits, {4: 64, 8: 32}[bits], True, bias=True)
+    device = devices.gpu(0)
+    if family and family not in model.families(problem, device):
         pytest.skip(f"{device.name} unpacks in registers alone")
     (call,) = operands.copies_of(problem, device, 1)
-    for config in legal_configs(problem, device, "unpacked")[::9]:
-        answers.check(operands.run_of(launch.prepare(call, config)), call)
-
-
-@pytest.mark.parametrize("part", range(6))
-@pytest.mark.parametrize("m", [1, 256])
-def test_a_sample_of_the_space_is_right(m, part):
-    """Every ninth legal config, at sizes that end amid every tile; in parts, which compile side by side."""
-    problem = QuantizedProblem(m - m // 16, 1008, 2000, "bfloat16", 4, 64, True, bias=True)
-    device = devices.gpu(0)
-    (call,) = operands.copies_of(problem, device, 1)
-    for config in legal_configs(problem, device)[9 * part :: 54]:
+    for config in legal_configs(problem, device, family)[9 * part :: 54]:
         answers.check(operands.run_of(launch.prepare(call, config)), call)
 
 

@@ -15,8 +15,10 @@ from tests.ahead import (
     TURN,
     across,
     compiled,
+    fits,
     groups,
     instructions,
+    kernels_of,
     later,
     paired,
     paired_across,
@@ -27,6 +29,7 @@ from tests.configs import boxed, scaled, split, tile, tma, turned
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import matmul as problems
 from tritile.errors import TuningError
 from tritile.families.matmul_clusters import family as clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
@@ -350,6 +353,21 @@ def test_scaled_products_compile_for_hopper(name):
     ptx = kernel.asm["ptx"]
     waits = set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx))
     assert waits == ({"0", "1"} if matmul_scaled.ahead(config, problem) else {"0"})
+
+
+BY_ROWS = replace(SQUARE, dtype="float32", out_dtype="float32", b_layout="column")
+ODD_ROWS = replace(BY_ROWS, batch=3, m=257, n=131, k=1003, a_align=4, b_align=4, out_align=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("problem", [BY_ROWS, ODD_ROWS], ids=str)
+def test_fp32_products_that_copy_b_row_by_row_first(name, problem, monkeypatch):
+    monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)
+    device, config = target_device(name), tile(32, 64, 16)
+    assert illegal(config, problem, device) is None
+    kernels = kernels_of(problem, config, device)
+    assert len(kernels) == 2
+    assert all(fits(ahead.resources(kernel), device) for kernel in kernels)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])

@@ -10,11 +10,10 @@ import triton
 import triton.language as tl
 
 import tritile
-from tests.complexes import assert_complex, numbers
 from tests.configs import tma
 from tests.reference import frame, guard_intact, placed
 from tritile.core.problem import MatmulProblem, moduli
-from tritile.core.views import Placed, posed
+from tritile.core.views import Placed
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.common.epilogue import remainder
 from tritile.families.ozaki import kernel as residues
@@ -357,27 +356,6 @@ def test_unfit_matrices_of_a_batch():
     assert torch.allclose(got, plain, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("precision", "size", "layouts"),
-    [
-        ("ozaki", (9, 3, 20), ("row", "row")),
-        ("ozaki", (2, 17, 20), ("row", "column")),
-        ("ozaki", (5, 6, 7), ("strided", "sparse")),
-        ("ozaki-3m", (5, 6, 7), ("strided", "sparse")),
-    ],
-    ids=str,
-)
-def test_complex_products_are_made_of_these(size, layouts, precision):
-    m, n, k = size
-    a, b = numbers((m, k), torch.complex128), numbers((k, n), torch.complex128, 1)
-    got = tritile.matmul(placed(a, layouts[0]), placed(b, layouts[1]), precision=precision)
-    assert_complex(got, a, b, precision)
-    a[1, 2] = complex(math.inf, 1)
-    got = tritile.matmul(placed(a, layouts[0]), placed(b, layouts[1]), precision=precision)
-    plain = tritile.matmul(a, b, precision=precision.replace("ozaki", "ieee"))
-    assert torch.equal(torch.isfinite(got), torch.isfinite(plain))
-
-
 def test_every_family_gives_the_same_bits_each_time():
     a, b = normal(17, 70), normal(70, 35, seed=1)
     wanted = tritile.matmul(a, b, precision="ozaki")
@@ -411,18 +389,6 @@ def test_the_core_that_is_judged_is_the_core_that_runs(a_shape, b_shape):
     assert {tensor.buffer for tensor in core.tensors} <= set(scratch)
     for tensor in core.tensors:
         assert tensor.dtype == scratch[tensor.buffer].dtype
-
-
-@pytest.mark.parametrize("layouts", [("row", "column"), ("column", "row"), ("strided", "strided")])
-def test_the_core_of_posed_problems(layouts):
-    problem = MatmulProblem(
-        3, 33, 17, 40, "float64", "float64", *layouts, a_align=8, b_align=8, out_align=8, precision="ozaki"
-    )
-    call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
-    assert call.problem == problem
-    assert ozaki.lowered(call, False).core.problem == problem.core
-    assert problem.core.core == problem.core
-    assert "ozaki" in problem.label
 
 
 def test_wrong_precisions_and_depths_are_refused():

@@ -7,7 +7,8 @@ import torch
 
 import tritile
 from tests.configs import packed_weights
-from tests.reference import assert_product, frame, guard_intact, name, placed, values
+from tests.packed import KINDS, assert_linear, on_16_bytes, weight_of
+from tests.reference import frame, guard_intact, name, placed, values
 from tritile.errors import DeviceError, DtypeError, GradientError, ShapeError, TuningError, UnsupportedError
 from tritile.families.quantized.family import scales_sums
 from tritile.ops.linear_quantized import described
@@ -16,7 +17,6 @@ from tritile.runtime import launch
 pytestmark = pytest.mark.interpreted
 
 HALF = (torch.bfloat16, torch.float16)
-KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 
 
 def config(m=16, n=32, k=128, split=1, group=2, family="tile"):
@@ -29,28 +29,6 @@ CONFIGS = [
     config(split=2),
     config(n=64, split=4, group=1, family="descriptor"),
 ]
-
-
-def weight_of(n, k, dtype, bits, group, zeros, seed=1):
-    return tritile.quantize(
-        values((n, k), dtype, seed) + 0.25, bits=bits, group_size=group, zero_points=zeros
-    )
-
-
-def on_16_bytes(x):
-    """The same values in rows that start on 16 bytes, with NaN between them, which descriptors need."""
-    buffer = torch.empty(x.shape[0], -(-x.shape[1] // 8) * 8, dtype=x.dtype, device=x.device)
-    buffer.fill_(float("nan"))[:, : x.shape[1]] = x
-    return buffer[:, : x.shape[1]]
-
-
-def assert_linear(out, x, weight, bias=None, exact=False):
-    """x by what the numbers stand for, by the bound of `assert_product`: a bias is one more column of K."""
-    plain = weight.dequantize(torch.float64 if exact else None)
-    if bias is not None:
-        x = torch.cat([x.double(), torch.ones(*x.shape[:-1], 1, dtype=torch.float64)], -1)
-        plain = torch.cat([plain.double(), bias.double()[:, None]], -1)
-    assert_product(out, x.float(), plain.t() if exact else plain.float().t(), tensor_cores=False)
 
 
 def run(config, x, weight, out, bias=None):

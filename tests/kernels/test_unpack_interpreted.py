@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import tritile
-from tests.reference import assert_product, frame, guard_intact, name, values
+from tests.packed import KINDS, assert_linear, weight_of
+from tests.reference import frame, guard_intact, name, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.views import View
@@ -20,15 +21,10 @@ from tritile.runtime import launch
 pytestmark = pytest.mark.interpreted
 
 HALF = (torch.bfloat16, torch.float16)
-KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 SIDES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 64, "GROUP_M": 1, "PERSISTENT": False, "SUBTILES": 1}
 CONFIG = Config.of(4, 4, "unpacked", CONSUMERS=1, **SIDES)
 DENSE = Config.of(4, 2, "descriptor", SPLIT_K=1, **SIDES)  # which the interpreter takes
 H200 = target_device("nvidia-h200")
-
-
-def weight_of(n, k, dtype, bits=4, group=128, zeros=False):
-    return tritile.quantize(values((n, k), dtype, 1) + 0.25, bits=bits, group_size=group, zero_points=zeros)
 
 
 def run(step, buffers):
@@ -102,11 +98,7 @@ def test_the_launches_find_what_those_before_them_wrote(zeros, bias, aligned):
     scratch = {name: memory.fill_(float("nan")) for name, memory in empty.items()}
     for step in work.steps:
         run(step, call.buffers | scratch)
-    plain = weight.dequantize()
-    if bias:
-        x = torch.cat([x.double(), torch.ones(m, 1, dtype=torch.float64)], -1)
-        plain = torch.cat([plain.double(), side.double()[:, None]], -1)
-    assert_product(out, x.float(), plain.float().t(), tensor_cores=False)
+    assert_linear(out, x, weight, side, exact=False)
     assert guard_intact(buffer, out)
 
 

@@ -1,4 +1,4 @@
-"""Every operation, twice, as TRITON_INTERPRET=1 has `triton.jit` make its kernels."""
+"""Every operation, twice, as Triton itself interprets it: without what tests/interpreting.py corrects."""
 
 import subprocess
 import sys
@@ -63,17 +63,11 @@ def assert_twice(name):
         torch.testing.assert_close(call(), wanted(), **loose)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_made_twice(name):
-    assert_twice(name)
-
-
 # From Triton 3.9 on its interpreter refuses, as masks, comparisons of scalars that are spread over a block.
 ALONE = [name for name in CALLS if name != "fp16x3" or parsed(triton.__version__) < (3, 9)]
 
 
 def test_calls_as_triton_itself_interprets_them():
-    """In a process without the corrections of tests/interpreting.py."""
     code = "from tests.kernels import test_variable_interpreted as t; [t.assert_twice(n) for n in t.ALONE]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

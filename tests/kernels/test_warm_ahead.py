@@ -14,12 +14,10 @@ import pytest
 import torch
 import triton
 from triton import knobs
-from typer.testing import CliRunner
 
 import tritile
-from tests import configs
+from tests import commands, configs
 from tests.configs import turned
-from tritile import cli
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import NotCompiledError, TuningError
@@ -99,8 +97,8 @@ def run(base, *options, mode="cached"):
         "TRITILE_TABLE": str(base / "table.json"), "TRITON_CACHE_DIR": str(base / "triton"),
         "TRITILE_CACHE_DIR": str(base), "TRITILE_MODE": mode,
     }  # fmt: skip
-    command = ["compile", "--target", "nvidia-h200", *map(str, options)]
-    found = CliRunner(env=environment).invoke(cli.app, command)
+    command = ["compile", "--target", "nvidia-h200", *options]
+    found = commands.run(*command, env=environment)
     tritile.forget()
     return found
 
@@ -317,26 +315,26 @@ def asked(monkeypatch):
 
     monkeypatch.setattr("tritile.cli.compile.compile_calls", compile_calls)
 
-    def ask(*options, status=0):
+    def ask(*options):
         found.clear()
-        done = CliRunner().invoke(cli.app, ["compile", "--target", "nvidia-h200", *options])
-        assert done.exit_code == status, done.output
+        done = commands.run("compile", "--target", "nvidia-h200", *options)
+        assert done.exit_code == 0, done.output
         return dict(found)
 
     return ask
 
 
-def test_the_command_takes_shapes_and_any_rows(asked):
+def test_the_command_takes_products_of_any_rows_or_batch_invariant_and_packed_weights(asked):
     problem = MatmulProblem(1, 512, 320, 192, "float16", "float16", b_layout="column")
     shape = ("512x320x192", "--dtype", "float16", "--layout", "NT")
     plan = plans.plan_for(problem, H200, "cached")
     assert asked(*shape) == {plan.config: [problem]}
     assert asked(*shape, "--any-rows") == warm.calls_of(problem, H200, "cached", any_rows=True)
-
-
-def test_the_command_takes_batch_invariant_calls(asked):
     calls = asked("64x48x32", "--batch-invariant")
     assert [problem.invariant for (problem,) in calls.values()] == [True]
+    calls = asked("5x320x192", "--op", "linear_quantized", "--layout", "int4/64", "--bias")
+    found = {(p.op, p.group_size, p.bias) for problems in calls.values() for p in problems}
+    assert found == {("linear_quantized", 64, True)}
 
 
 @pytest.mark.parametrize(("biased", "activation"), [(False, "gelu"), (True, None)])
@@ -348,13 +346,6 @@ def test_the_command_takes_linear_layers(asked, biased, activation):
     assert asked("50x320x192", "--layout", "NT", *options) == {plan.config: [plan.problem]}
 
 
-def test_the_command_takes_packed_linear_layers(asked):
-    calls = asked("5x320x192", "--op", "linear_quantized", "--layout", "int4/64", "--bias")
-    assert {(p.op, p.group_size, p.bias) for ps in calls.values() for p in ps} == {
-        ("linear_quantized", 64, True)
-    }
-
-
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -364,18 +355,9 @@ def test_the_command_takes_packed_linear_layers(asked):
         (("8x1x192", "--any-rows"), "one column is made as one row"),
         (("8x320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
         (("8x320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),
+        (("8x8x8", "--target", "gfx942"), "NVIDIA GPUs only"),
     ],
 )
-def test_what_there_is_not_is_refused(asked, options, wanted, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tritile", "compile", "--target", "nvidia-h200", *options])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 2
-    assert wanted in capsys.readouterr().err
-
-
-def test_other_gpus_are_refused(asked, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tritile", "compile", "--target", "gfx942", "8x8x8"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "NVIDIA GPUs only" in capsys.readouterr().err
+def test_what_there_is_not_is_refused(options, wanted):
+    target = () if "--target" in options else ("--target", "nvidia-h200")
+    assert wanted in commands.refused("compile", *target, *options)
