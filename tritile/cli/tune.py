@@ -1,6 +1,6 @@
 """Measure configs and remember the best: `tritile tune`.
 
-`calibrating` has what the option --calibrate asks for, `tune_modes` what --model does.
+`calibrating` has what the option --calibrate asks for.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tritile.cli import calibrating, shared, tune_modes
+from tritile.cli import calibrating, shared
 from tritile.cli.shared import app, console, interruptible
 from tritile.cli.watching import Watch
 from tritile.core import device as devices
@@ -186,13 +186,6 @@ Configs = Annotated[
 Sweeps = Annotated[
     Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="module:function. Measure tritile and torch at the linear layers that this function, a step of "
-        "a model, calls; then time the step with tritile.nn.convert and without."
-    ),
-]
 Output = Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")]
 
 
@@ -242,7 +235,6 @@ def tune(
     sizes: Sizes = 200,
     configs: Configs = None,
     sweeps: Sweeps = None,
-    model: Model = None,
     output: Output = None,
     batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
@@ -260,12 +252,8 @@ def tune(
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
     ranks = _Ranks.from_environment()
-    if ranks.size > 1 and (model is not None or calibrate or as_json):
-        raise InvalidValueError(
-            "--model, --calibrate and --json are for one process, not for ranks of torchrun"
-        )
-    if model is not None:
-        return tune_modes.tune_model(model, as_json)
+    if ranks.size > 1 and (calibrate or as_json):
+        raise InvalidValueError("--calibrate and --json are for one process, not for ranks of torchrun")
     if calibrate:
         return _calibrate(calibrate, sizes, configs, budget, output, sweeps, as_json)
     if output is not None:
