@@ -24,7 +24,6 @@ from tritile.tune.calibrate.sweep import Row, ready, sweep
 
 ALL = "all"
 LIKELY = 300  # sizes whose likeliest configs are candidates
-TIMED = 96  # configs of a class
 
 _Rows = Callable[[], Iterator[Row]]  # times one size after the other
 
@@ -41,27 +40,28 @@ def calibrate(
     names: Sequence[str],
     device: Device,
     sizes: int,
-    count: int | None,
+    count: int,
     seconds: float,
-    output: Path | None,
+    path: Path,
     sweeps: Path | None,
 ) -> None:
-    """Measure the portfolios of classes on the current GPU, and write them where plans look for them.
+    """Measure the portfolios of classes on the current GPU, and write them to a table.
 
     `count` configs are timed at `sizes` drawn sizes, for at most `seconds` a class. `sweeps` is a folder for
     all times, a file a class.
     """
-    path = output or gpu_tables.calibrated_path(device)
-    old = begun_at(path, device)
+    old = table.read(path) if path.exists() else table.Table(device.to_dict(), {}, ())
+    if old.device["name"] != device.name:
+        raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
     known, leads = old.current_portfolios(), old.current_leads()
-    wanted = [name for name in classes_of(names) if _runs(name, device)]
+    wanted = [name for name in names if _runs(name, device)]
     if not wanted:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
     with interruptible() as keep_on, ThreadPoolExecutor(1) as ahead:
 
         def prepare(place: int) -> Future[_Rows]:
-            return ahead.submit(_prepared, wanted[place], device, sizes, count or TIMED)
+            return ahead.submit(_prepared, wanted[place], device, sizes, count)
 
         coming = prepare(0)
         for place, name in enumerate(wanted):
@@ -95,16 +95,7 @@ def found(path: Path) -> dict[str, Any]:
     return {"classes": {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in portfolios}}
 
 
-def begun_at(path: Path, device: Device) -> table.Table:
-    """Return the table at a path, empty where there is none. Raises InvalidValueError for another GPU's."""
-    old = table.read(path) if path.exists() else table.Table(device.to_dict(), {}, ())
-    if old.device["name"] != device.name:
-        raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
-    return old
-
-
 def _runs(name: str, device: Device) -> bool:
-    """Tell whether a GPU can run problems of a class, and say so where it cannot."""
     try:
         legal_configs(drawn(name, 1, "candidates")[0], device)
     except UnsupportedError as error:

@@ -188,7 +188,7 @@ def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Ti
     return [numerics.in_one_way(problem) for problem in problems if problem not in refused]
 
 
-def progress() -> Progress:
+def progress(shown: bool = True) -> Progress:
     """Return a bar on standard error of how many are done, of how many, and how long; only on a terminal."""
     columns = (
         TextColumn("{task.description}", justify="left", markup=False),
@@ -196,7 +196,7 @@ def progress() -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=notes, disable=not notes.is_terminal)
+    return Progress(*columns, console=notes, disable=not (shown and notes.is_terminal))
 
 
 @contextmanager

@@ -1,11 +1,13 @@
-"""Measure configs and remember the best: `tritile tune`.
+"""Measure configs and remember the best: `tritile tune`. `calibrating` has what --calibrate asks for."""
 
-`calibrating` has what the option --calibrate asks for.
-"""
-
-import contextlib
 import math
 import os
+import re
+import statistics
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,24 +16,22 @@ import typer
 
 from tritile.cli import calibrating, shared
 from tritile.cli.shared import app, console, interruptible
-from tritile.cli.watching import Watch
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.errors import InvalidValueError, TritileError
 from tritile.planning import gpu_tables, plans
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
+from tritile.planning.torch_times import measured
 from tritile.planning.trial import Trial
 from tritile.tune import now, tuner
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import processes_for
-from tritile.tune.measure.tasks import Rules, keeper, whole
+from tritile.tune.measure.tasks import Rules, Tuned, keeper, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
 from tritile.tune.subject import is_tuned
-
-VERIFY = ("winner", "all")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Wish:
     rules: Rules
     log: Path | None
     fork_server: ForkServer
-    as_json: bool = False
+    as_json: bool
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,6 @@ class _Ranks:
         return f"rank {self.rank}: " if self.size > 1 else ""
 
 
-def _todo(problems: list[Tiled], device: Device, force: bool) -> list[Tiled]:
-    todo = [problem for problem in problems if force or not is_tuned(problem, device)]
-    console.print(
-        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered",
-        soft_wrap=True,
-    )
-    return todo
-
-
 def _remembered(store: Store) -> str:
     """Write trials that are not written yet; say where they are, or how many are lost."""
     lost = store.flush()
@@ -96,41 +87,89 @@ def _remembered(store: Store) -> str:
     )
 
 
-def _told(watch: Watch, device: Device, wish: _Wish, left: int, ranks: _Ranks) -> None:
-    """Print how a search ended: one line, or JSON."""
-    where = _remembered(store_of(device))
-    if wish.as_json:
-        told = {"gpu": device.name, "seconds": watch.seconds, "left": left, "store": store_of(device).path}
-        shared.print_json(told | {"problems": watch.to_list()})
-        return
-    if watch.failures:
-        console.print(f"configs that failed: {watch.reasons}", soft_wrap=True)
-    console.print(f"{ranks}{watch.summary()}; {where}", soft_wrap=True)
+def _torch_us(problem: object, device: Device) -> float | None:
+    known = measured(problem, device) if isinstance(problem, MatmulProblem | PermuteProblem) else None
+    return known.torch_us if known else None
+
+
+def _print_tuned(found: Tuned, device: Device, ranks: _Ranks) -> None:
+    if found.best is None:
+        return shared.say(f"{ranks}{found.problem.label}: {found.failure}")
+    torch_us = _torch_us(found.problem, device)
+    torchs = f", torch {torch_us:.1f} us" if torch_us else ""
+    console.print(
+        f"{ranks}{found.problem.label}: {found.best.time:.1f} us{torchs}, {found.best.config} "
+        f"({found.trials} configs, {found.seconds:.1f} s)",
+        soft_wrap=True,
+    )
+
+
+def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
+    """Return one line on what was tuned, and how it compares with torch."""
+    best = {found.problem: found.best.time for found in done if found.best is not None}
+    text = f"{len(best)} problem{'s' * (len(best) != 1)} in {seconds:.0f} s"
+    ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
+    if ratios:
+        worst = min(ratios, key=ratios.__getitem__)
+        text += f": {statistics.geometric_mean(ratios.values()):.2f}x torch on the mean"
+        text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
+        text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
+    return text
 
 
 def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks) -> int:
     """Tune on the current GPU; return how many problems are left."""
-    jobs = wish.jobs or processes_for(ranks.of_host)
-    todo, failed = _todo(problems, device, wish.force), 0
-    index, remember = devices.current_index(), keeper(store_of(device), wish.log)
-    watch = Watch(len(todo), device, wish.budget)
+    todo = [problem for problem in problems if wish.force or not is_tuned(problem, device)]
+    console.print(
+        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered",
+        soft_wrap=True,
+    )
+    index, store, begun = devices.current_index(), store_of(device), time.monotonic()
+    remember, done, failures = keeper(store, wish.log), list[Tuned](), Counter[str]()
 
     def keep(digest: str, trial: Trial) -> None:
         remember(digest, trial)
-        watch.tried(trial)
+        if trial.failure:
+            reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
+            failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
 
-    with interruptible(wish.budget) as keep_on:
-        shown = watch.shown() if ranks.size == 1 else contextlib.nullcontext()
-        with Workshop(index, jobs, fork_server=wish.fork_server) as shop, shown:
-            for done in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
-                failed += done.best is None
-                watch.done(done, str(ranks))
-        with shared.working("timing torch"):
-            watch.know_torch(lambda problem: now.beside_torch(problem, device, index or 0), keep_on)
+    with interruptible(wish.budget) as keep_on, shared.progress(ranks.size == 1) as bar:
+        task = bar.add_task("tuning", total=len(todo))
+        jobs = wish.jobs or processes_for(ranks.of_host)
+        with Workshop(index, jobs, fork_server=wish.fork_server) as shop:
+            for found in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
+                done.append(found)
+                _print_tuned(found, device, ranks)
+                bar.update(task, advance=1, description=found.problem.label)
+        bar.update(task, description="timing torch")
+        for problem in (found.problem for found in done if found.best is not None):
+            if isinstance(problem, MatmulProblem | PermuteProblem) and keep_on():
+                if _torch_us(problem, device) is None:
+                    now.beside_torch(problem, device, index or 0)
     left = sum(not is_tuned(problem, device) for problem in todo)
-    if left > failed:
-        console.print(f"{ranks}{left - failed} problems are left: the same command goes on with them")
-    _told(watch, device, wish, left, ranks)
+    stopped = left - sum(found.best is None for found in done)
+    if stopped > 0:
+        console.print(f"{ranks}{stopped} problems are left: the same command goes on with them")
+    where, seconds = _remembered(store), time.monotonic() - begun
+    if wish.as_json:
+        listed = [
+            {
+                "problem": found.problem.label,
+                "us": found.best and found.best.time,
+                "torch_us": _torch_us(found.problem, device),
+                "tried": found.trials,
+                "config": found.best and found.best.config.to_dict(),
+                "failure": found.failure,
+            }
+            for found in done
+        ]
+        told = {"gpu": device.name, "seconds": seconds, "left": left, "store": store.path}
+        shared.print_json(told | {"problems": listed})
+        return left
+    if failures:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in failures.most_common(4))
+        console.print(f"configs that failed: {reasons}", soft_wrap=True)
+    console.print(f"{ranks}{_summary(done, device, seconds)}; {where}", soft_wrap=True)
     return left
 
 
@@ -157,62 +196,9 @@ def _race_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
     return failed
 
 
-def _among(name: str, value: str, wanted: tuple[str, ...]) -> str:
+def _among(name: str, value: str, wanted: Sequence[str]) -> None:
     if value not in wanted:
         raise InvalidValueError(f"--{name} {value!r}: wanted one of {', '.join(wanted)}")
-    return value
-
-
-Budget = Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")]
-Force = Annotated[bool, typer.Option(help="Measure again what is tuned already.")]
-Search = Annotated[
-    bool, typer.Option(help="Search for seconds; or race the likeliest few, as mode tune does at a call.")
-]
-Strategy = Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")]
-Verify = Annotated[str, typer.Option(help="Whose answers to check: winner or all.")]
-Log = Annotated[Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")]
-Calibrate = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"Measure the configs of a class of problems at drawn sizes: {', '.join(MEASURED)}, or all. "
-        "May be repeated. Calls of any size then run with the config predicted to be the fastest."
-    ),
-]
-Sizes = Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")]
-Configs = Annotated[
-    int | None,
-    typer.Option(min=8, help=f"With --calibrate: how many configs to time, default {calibrating.TIMED}."),
-]
-Sweeps = Annotated[
-    Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
-]
-Output = Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")]
-
-
-def _rules(strategy: str, verify: str) -> Rules:
-    """Return the rules that the options ask for. Strategy "exhaustive" has no limit of time."""
-    rules = Rules(strategy, verify_all=_among("verify", verify, VERIFY) == "all")
-    return whole(replace(rules, problem_s=math.inf)) if strategy == "exhaustive" else rules
-
-
-def _calibrate(
-    names: list[str],
-    sizes: int,
-    configs: int | None,
-    budget: float | None,
-    output: Path | None,
-    sweeps: Path | None,
-    as_json: bool,
-) -> None:
-    """Measure portfolios of classes on the current GPU."""
-    shared.check_output(output)
-    shared.check_folder(sweeps)
-    calibrating.classes_of(names)
-    device = shared.gpu_here()
-    calibrating.calibrate(names, device, sizes, configs, budget or math.inf, output, sweeps)
-    if as_json:
-        path = output or gpu_tables.calibrated_path(device)
-        shared.print_json({"gpu": device.name, "table": path} | calibrating.found(path))
 
 
 @app.command()
@@ -225,17 +211,31 @@ def tune(
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
     only: shared.Only = "",
-    budget: Budget = None,
-    force: Force = False,
-    search: Search = True,
-    strategy: Strategy = Rules.strategy,
-    verify: Verify = "winner",
-    log: Log = None,
-    calibrate: Calibrate = None,
-    sizes: Sizes = 200,
-    configs: Configs = None,
-    sweeps: Sweeps = None,
-    output: Output = None,
+    budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
+    force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
+    search: Annotated[
+        bool,
+        typer.Option(help="Search for seconds; or race the likeliest few, as mode tune does at a call."),
+    ] = True,
+    strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = Rules.strategy,
+    verify: Annotated[str, typer.Option(help="Whose answers to check: winner or all.")] = "winner",
+    log: Annotated[
+        Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")
+    ] = None,
+    calibrate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure the configs of a class of problems at drawn sizes: "
+            f"{', '.join(MEASURED)}, or all. May be repeated. Calls of any size then run with the config "
+            "predicted to be the fastest."
+        ),
+    ] = None,
+    sizes: Annotated[int, typer.Option(min=8, help="With --calibrate: how many sizes.")] = 200,
+    configs: Annotated[int, typer.Option(min=8, help="With --calibrate: how many configs to time.")] = 96,
+    sweeps: Annotated[
+        Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")] = None,
     batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
     as_json: shared.Json = False,
@@ -251,15 +251,27 @@ def tune(
     fork_server = ForkServer(forked=True)  # before a GPU is in use
     context.call_on_close(fork_server.close)
     _among("strategy", strategy, tuple(STRATEGIES))
+    _among("verify", verify, ("winner", "all"))
     ranks = _Ranks.from_environment()
     if ranks.size > 1 and (calibrate or as_json):
         raise InvalidValueError("--calibrate and --json are for one process, not for ranks of torchrun")
+    shared.check_output(output)
     if calibrate:
-        return _calibrate(calibrate, sizes, configs, budget, output, sweeps, as_json)
+        shared.check_folder(sweeps)
+        names = calibrating.classes_of(calibrate)
+        device = shared.gpu_here()
+        path = output or gpu_tables.calibrated_path(device)
+        calibrating.calibrate(names, device, sizes, configs, budget or math.inf, path, sweeps)
+        if as_json:
+            shared.print_json({"gpu": device.name, "table": path} | calibrating.found(path))
+        return
     if output is not None:
         raise InvalidValueError("--output is for --calibrate; what is measured is remembered")
     shared.check_output(log)
-    wish = _Wish(budget, force, jobs or None, _rules(strategy, verify), log, fork_server, as_json)
+    rules = Rules(strategy, verify_all=verify == "all")
+    if strategy == "exhaustive":
+        rules = whole(replace(rules, problem_s=math.inf))
+    wish = _Wish(budget, force, jobs or None, rules, log, fork_server, as_json)
     cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
     if not search and (budget is not None or log is not None):
         raise InvalidValueError("--no-search takes neither --budget nor --log")
