@@ -143,9 +143,9 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
                 bar.update(task, advance=1, description=found.problem.label)
         bar.update(task, description="timing torch")
         for problem in (found.problem for found in done if found.best is not None):
-            if isinstance(problem, MatmulProblem | PermuteProblem) and keep_on():
-                if _torch_us(problem, device) is None:
-                    now.beside_torch(problem, device, index or 0)
+            known = _torch_us(problem, device) is not None
+            if not known and isinstance(problem, MatmulProblem | PermuteProblem) and keep_on():
+                now.beside_torch(problem, device, index or 0)
     left = sum(not is_tuned(problem, device) for problem in todo)
     stopped = left - sum(found.best is None for found in done)
     if stopped > 0:
