@@ -68,7 +68,7 @@ def test_a_rung_that_a_gpu_lacks_says_so():
 
 
 def test_a_kept_result_is_drawn_as_svg(kept, timed, tmp_path):
-    timed.save(tmp_path / "timed.json")
+    (tmp_path / "timed.json").write_text(timed.to_json())
     for saved, unit in ((kept[0], "bytes requested"), (tmp_path / "timed.json", "TFLOP/s")):
         result = run("--from", saved, "--output", tmp_path / "drawn.svg")
         assert result.exit_code == 0, result.output
@@ -85,14 +85,14 @@ def test_one_ladder_of_a_kept_result(kept, tmp_path):
     assert "row by row" in result.output
     assert "naive" not in result.output
     found = results.read(kept[0])
-    replace(found, readings=tuple(found.by_op["transpose"])).save(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(replace(found, readings=tuple(found.by_op["transpose"])).to_json())
     assert "no ladder of matmul" in commands.refused(
         "ladder", "--from", tmp_path / "x.json", "--op", "matmul"
     )
 
 
 def test_a_timed_result_is_shown_with_rates(timed, tmp_path):
-    replace(timed, n=8192).save(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(replace(timed, n=8192).to_json())
     lines = run("--from", tmp_path / "x.json").output.splitlines()
     naive, tiles = (next(s for s in lines if s.startswith(f"{name} ")) for name in ("naive", "shared tiles"))
     assert re.split("  +", naive)[2:6] == ["100", f"{2 * 8192**3 / 1e5 / 1e6:.4g}", "1", "0.8%"]
@@ -123,7 +123,7 @@ def test_damaged_results_are_refused(kept, tmp_path, damage):
 
 def test_a_ladder_of_failures_is_shown_as_one(timed, tmp_path):
     readings = tuple(replace(r, us=None, failed=True, note="no memory") for r in timed.readings)
-    replace(timed, readings=readings).save(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(replace(timed, readings=readings).to_json())
     result = run("--from", tmp_path / "x.json", "--output", tmp_path / "x.svg")
     assert result.exit_code == 1
     assert "failed" in (tmp_path / "x.svg").read_text()

@@ -1,7 +1,6 @@
 """tritile bench: time tritile beside its baselines."""
 
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from tritile.cli import shared
 from tritile.cli.columns import number, table
 from tritile.cli.shared import app, console, progress, say
 from tritile.core import device as devices
-from tritile.errors import FileError, InvalidValueError
+from tritile.errors import FileError
 from tritile.lab import bench as benchmark
 from tritile.lab import drawn
 from tritile.lab.environment import environment
@@ -28,11 +27,9 @@ from tritile.lab.results import (
     stored,
     summary,
 )
-from tritile.tune.suites import Case
 
 
 def _title(results: list[Result]) -> str:
-    """Return the GPU and the versions of the results."""
     names = ("gpu", "torch", "triton")
     found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
     return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
@@ -118,63 +115,34 @@ def _compare(places: list[Path], as_json: bool) -> None:
         print_host([line for line in latest(here) if line["op"] == HOST])
 
 
-class Baseline(StrEnum):
-    """Name what may be timed besides torch."""
-
-    INDUCTOR = "inductor"
-
-
-Suite = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"A suite by name; may be repeated. {drawn.SUITE}: {drawn.PRODUCTS} products and "
-        f"{drawn.PERMUTATIONS} permutations of sizes drawn by a hash of the code, with nothing remembered."
-    ),
-]
-Peer = Annotated[
-    list[Baseline] | None, typer.Option(help="A baseline besides torch. Takes seconds a product.")
-]
-Draw = Annotated[
-    list[int] | None,
-    typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
-]
-Searched = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        help=f"Of suite {drawn.SUITE}: how many aligned products of a draw are also timed beside baseline "
-        "inductor.",
-    ),
-]
-
-
-def _measured(
-    plain: list[Case], draws: dict[str, list[Case]], inductor: bool, searched: int, output: Path | None
-) -> benchmark.Run:  # fmt: skip
-    """Measure cases of suites, then drawn cases by seed."""
-    here = shared.gpu_here()
-    env = environment(here)
-    with progress() as bar:
-        task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
-        run = benchmark.Run(output, say, lambda label: bar.update(task, advance=1, description=label))
-        run.cases(plain, env, inductor)
-        for seed, cases in draws.items():
-            run.drawn(cases, searched, here, env | {"seed": seed}, inductor)
-    return run
-
-
 @app.command()
 def bench(
     shapes: shared.Shapes = None,
-    suite: Suite = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"A suite by name; may be repeated. {drawn.SUITE}: {drawn.PRODUCTS} products and "
+            f"{drawn.PERMUTATIONS} permutations of sizes drawn by a hash of the code, nothing remembered."
+        ),
+    ] = None,
     suites_dir: shared.Directory = shared.SUITES,
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
-    peer: Peer = None,
+    inductor: Annotated[
+        bool, typer.Option("--inductor", help="Time torch.compile's max-autotune too: seconds a product.")
+    ] = False,
     only: shared.Only = "",
-    draw: Draw = None,
-    searched: Searched = drawn.SEARCHED,
+    draw: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
+    ] = None,
+    searched: Annotated[
+        int,
+        typer.Option(
+            min=0, help=f"Of suite {drawn.SUITE}: how many aligned products are timed with --inductor anyway."
+        ),
+    ] = drawn.SEARCHED,
     output: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
@@ -185,11 +153,7 @@ def bench(
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     if compare:
-        here = shared.kept("results")
-        places = [Path(text) for text in shapes or []] or ([here] if here else [])
-        if not places:
-            raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
-        return _compare(places, as_json)
+        return _compare(shared.places_of(shapes), as_json)
     shared.check_folder(output)
     draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
@@ -197,7 +161,13 @@ def bench(
     if named or shapes or not draws:
         cases = shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
         plain = shared.as_called(cases, devices.current_gpu())
-    run = _measured(plain, draws, bool(peer), searched, output)
+    gpu, env = shared.gpu_here(), environment()
+    with progress() as bar:
+        task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
+        run = benchmark.Run(output, say, lambda label: bar.update(task, advance=1, description=label))
+        run.cases(plain, env, inductor)
+        for seed, cases in draws.items():
+            run.drawn(cases, searched, gpu, env | {"seed": seed}, inductor)
     with shared.working("timing the host"):
         host = benchmark.run_host(environment(), output)
     if as_json:

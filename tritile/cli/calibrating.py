@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tritile.cli.shared import console, interruptible, progress, say
 from tritile.core.device import Device
@@ -86,13 +85,6 @@ def calibrate(
                 break
     plans.forget()
     console.print(f"portfolios are in {path}", soft_wrap=True)
-
-
-def found(path: Path) -> dict[str, Any]:
-    """Return what a table's portfolios lose, by class, as JSON holds it."""
-    made = table.read(path) if path.exists() else None
-    portfolios = made.portfolios.items() if made else ()
-    return {"classes": {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in portfolios}}
 
 
 def _runs(name: str, device: Device) -> bool:

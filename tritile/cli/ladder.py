@@ -12,7 +12,6 @@ from tritile.cli.columns import number, whole
 from tritile.cli.shared import app, check_output, console, progress
 from tritile.core import device as devices
 from tritile.core import gpus
-from tritile.core.files import write_whole
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
 from tritile.lab.ladder import results
@@ -98,7 +97,6 @@ def ladder(
             console.print()
         console.print("requested: bytes of global memory; of a transpose, of whole 32-byte sectors")
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        found.save(output) if output.suffix == ".json" else write_whole(output, svg(found))
+        shared.write(output, found.to_json() if output.suffix == ".json" else svg(found))
     if any(reading.failed for reading in found.readings):
         raise typer.Exit(1)

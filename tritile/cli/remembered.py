@@ -33,17 +33,45 @@ def show(
     Remembered trials that count today are listed: each problem's best, or all of them.
     """
     device = device_of(target)
-    rows = [trial for _, trial in _current(device)]
+    store, tables = store_of(device), gpu_tables.serving(device)
+    remembered = [trial for _, trial in _current(device)]
     if not trials:
-        rows = _bests(rows)
+        remembered = _bests(remembered)
     if as_json:
-        told = {"gpu": device.name, "store": store_of(device).path, "remembered": list(map(_fields, rows))}
-        print_json(told | {"tables": [_table(each, where) for each, where in gpu_tables.serving(device)]})
+        told = {"gpu": device.name, "store": store.path, "remembered": list(map(_fields, remembered))}
+        print_json(told | {"tables": [_numbers(made, where) for made, where in tables]})
         return
-    _print_tables(device)
+    rows: dict[str, columns.Row] = {}  # of each class, from the first table that has its portfolio
+    for made, where in tables:
+        by = f", by triton {made.triton}" if made.triton else ""
+        console.print(f"table {where}{by}: {len(made.entries)} entries", soft_wrap=True)
+        for name, own in made.portfolios.items():
+            row = {
+                "class": name,
+                "configs": number(len(own.configs)),
+                "sizes": number(own.loss.sizes),
+                "loss": number(own.loss.median, ".1%"),
+                "95%": number(own.loss.p95, ".1%"),
+                "from": where,
+            }
+            rows.setdefault(name, row)
     if rows:
-        console.print(columns.table([_row(trial) for trial in rows], "remembered"))
-    console.print(f"{len(rows)} remembered, of {device.name}, in {store_of(device).path}", soft_wrap=True)
+        console.print(columns.table(list(rows.values()), "portfolios", ("from",)))
+        console.print("loss: how much slower than the fastest config picks are, median and 95%")
+    if not tables:
+        console.print(f"no table serves {device.name}")
+    if remembered:
+        lines = [
+            {
+                "problem": trial.problem.label,
+                "us": number(trial.us, ".1f") if trial.us else trial.failure or "",
+                "config": str(trial.config),
+                "measured": trial.measured_utc[:10],
+            }
+            for trial in remembered
+        ]
+        console.print(columns.table(lines, "remembered"))
+    console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}", soft_wrap=True)
 
 
 def _fields(trial: Trial) -> dict[str, Any]:
@@ -51,47 +79,14 @@ def _fields(trial: Trial) -> dict[str, Any]:
     return named | {name: getattr(trial, name) for name in _FACTS}
 
 
-def _row(trial: Trial) -> dict[str, Any]:
-    return {
-        "problem": trial.problem.label,
-        "us": number(trial.us, ".1f") if trial.us else trial.failure or "",
-        "config": str(trial.config),
-        "measured": trial.measured_utc[:10],
-    }
-
-
-def _table(made: table.Table, where: str) -> dict[str, Any]:
-    """Return what a table holds, in numbers."""
+def _numbers(made: table.Table, where: str) -> dict[str, Any]:
     return {
         "from": where,
         "gpu": made.device["name"],
         "triton": made.triton,
         "entries": len(made.entries),
-        "portfolios": {
-            name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()
-        },
+        "portfolios": shared.portfolios(made),
     }
-
-
-def _print_tables(device: Device) -> None:
-    """Print the tables that serve a GPU, and the portfolio of each class from the first that has one."""
-    found = [_table(made, where) for made, where in gpu_tables.serving(device)]
-    rows, seen = [], set[str]()
-    for made in found:
-        for name, own in made["portfolios"].items():
-            if name not in seen:
-                row = {"class": name, "configs": number(own["configs"]), "sizes": number(own["sizes"])}
-                losses = {head: number(own[key], ".1%") for head, key in (("loss", "median"), ("95%", "p95"))}
-                rows.append(row | losses | {"from": made["from"]})
-            seen.add(name)
-    for made in found:
-        by = f", by triton {made['triton']}" if made["triton"] else ""
-        console.print(f"table {made['from']}{by}: {made['entries']} entries", soft_wrap=True)
-    if rows:
-        console.print(columns.table(rows, "portfolios", ("from",)))
-        console.print("loss: how much slower than the fastest config picks are, median and 95%")
-    if not found:
-        console.print(f"no table serves {device.name}")
 
 
 def _current(device: Device) -> list[tuple[str, Trial]]:
@@ -156,7 +151,6 @@ def export(
     shared.check_output(output)
     device = device_of(target)
     path = output or Path("kernels.json" if kernel else f"{device.slug}.json")
-    shared.check_output(path)
     if not kernel:
         _export_own(device, path, replace)
     elif replace:
@@ -166,9 +160,7 @@ def export(
 
 
 def _export_own(device: Device, path: Path, replace: bool) -> None:
-    """Write the table of tritile's own operations."""
-    kernels = families.digests()
-    made = from_store(store_of(device), device, kernels)
+    made = from_store(store_of(device), device, families.digests())
     own = gpu_tables.calibrated(device)
     if own is not None:
         portfolios, leads = own.current_portfolios(), own.current_leads()
@@ -187,9 +179,8 @@ def _export_own(device: Device, path: Path, replace: bool) -> None:
         raise InvalidValueError(f"nothing is remembered of {device.name}{advice or ': tune it first'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
-    console.print(
-        f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}", soft_wrap=True
-    )
+    written = f"{len(made.entries)} entries and {len(made.portfolios)} portfolios"
+    console.print(f"{written} written to {path}", soft_wrap=True)
 
 
 def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:

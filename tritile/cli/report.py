@@ -94,10 +94,7 @@ def report(
             trials = _trials(files or [], target, problem)
             shared.write(path, charts.picture(charts.heatmap(trials), kind))
         return console.print(f"{trials[0].problem.label}: {len(trials)} trials in {path}", soft_wrap=True)
-    here = kept("results")
-    places = files or ([here] if here else [])
-    if not places:
-        raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
+    places = shared.places_of(files)
     with shared.working("drawing"):
         lines = stored(places, say)
         if not lines:

@@ -25,6 +25,7 @@ from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import numerics
+from tritile.planning.table import Table
 from tritile.tune import suites
 
 SUITES = suites.SHIPPED
@@ -43,24 +44,15 @@ def _json(context: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
-def torchs_names(names: Sequence[str] | str | None) -> Any:
-    """Return torch's names of dtypes: of bf16, half or torch.bfloat16 too."""
-    if not isinstance(names, str):
-        return names and [torchs_names(each) for each in names]
-    name = names.strip().lower().removeprefix("torch.")
+def _torchs_name(dtype: str) -> str:
+    name = dtype.strip().lower().removeprefix("torch.")
     return _DTYPES.get(name, name)
-
-
-def _gpus(incomplete: str) -> list[str]:
-    return [name for name in gpus.SHORT if name.startswith(incomplete)]
 
 
 _DTYPES: Final = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
     "fp64": "float64", "double": "float64", "fp8": "float8_e4m3fn",
 }  # fmt: skip
-_GPUS: Final = ", ".join(gpus.SHORT)
-_CONFIG: Final = 'Some parameters of a config, as "tile BLOCK_M=64". Default: what a call runs.'
 Shapes = Annotated[
     list[str] | None,
     typer.Argument(
@@ -81,7 +73,7 @@ Op = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Of explicit shapes: torch's name, or as bf16.", callback=torchs_names)
+    str, typer.Option(help="Of explicit shapes: torch's name, or as bf16.", callback=_torchs_name)
 ]
 Only = Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')]
 Layout = Annotated[
@@ -91,11 +83,15 @@ Layout = Annotated[
         callback=lambda layout: layout.upper() if layout.isalpha() else layout,
     ),
 ]
-Wanted = Annotated[str, typer.Option("--config", help=_CONFIG)]
+Wanted = Annotated[
+    str,
+    typer.Option("--config", help='Some parameters of a config, as "tile BLOCK_M=64". Default: a call\'s.'),
+]
 Target = Annotated[
     str | None,
     typer.Option(
-        help=f"A GPU that need not be here: {_GPUS}; or as nvidia-h200, sm_90, gfx942.", autocompletion=_gpus
+        help=f"A GPU that need not be here: {', '.join(gpus.SHORT)}; or as nvidia-h200, sm_90, gfx942.",
+        autocompletion=lambda incomplete: [name for name in gpus.SHORT if name.startswith(incomplete)],
     ),
 ]
 Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")]
@@ -125,6 +121,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def portfolios(made: Table) -> dict[str, dict[str, Any]]:
+    """Return how many configs a table's portfolios have and what their picks lose, by class, for JSON."""
+    return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
+
+
 def joined(sizes: Sequence[str]) -> str:
     """Return one shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
     return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())
@@ -136,6 +137,15 @@ def kept(folder: str) -> Path | None:
     return there if (_CHECKOUT / "pyproject.toml").is_file() and there.is_dir() else None
 
 
+def places_of(files: Iterable[str | Path] | None) -> list[Path]:
+    """Return files and folders of results, by default a checkout's. Raises InvalidValueError for none."""
+    here = kept("results")
+    places = [Path(each) for each in files or []] or ([here] if here else [])
+    if not places:
+        raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
+    return places
+
+
 def cases_of(
     shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str,
     only: str = "",
@@ -144,9 +154,10 @@ def cases_of(
 
     Raises InvalidValueError where there is no folder of suites, or no such case.
     """
-    apart = bool(shapes) and all(text.isdecimal() or text in "xX" for text in shapes or [])
-    texts = [shapes or []] if apart else [[text] for text in shapes or []]
-    given = [suites.parse_shape(joined(text), op, dtype, layout) for text in texts]
+    texts = shapes or []
+    if texts and all(text.isdecimal() or text in "xX" for text in texts):
+        texts = [" ".join(texts)]  # one shape, written with spaces
+    given = [suites.parse_shape(joined([text]), op, dtype, layout) for text in texts]
     wanted = names or ([] if given else ["quick"])
     if wanted and not folder.is_dir():
         raise InvalidValueError(
@@ -164,14 +175,14 @@ def as_called(
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
     if device is None or (is_batch_invariant() if invariant is None else invariant):
         return list(cases)
-    found = []
-    for case in cases:
-        if case.op == "matmul" and case.precision == "ieee":
-            problem = numerics.unnamed(case.problem, device)
-            if isinstance(problem, MatmulProblem):
-                case = replace(case, precision=problem.precision)
-        found.append(case)
-    return found
+
+    def called(case: suites.Case) -> suites.Case:
+        problem = numerics.unnamed(case.problem, device)
+        if case.precision == "ieee" and isinstance(problem, MatmulProblem):
+            return replace(case, precision=problem.precision)
+        return case
+
+    return [called(case) for case in cases]
 
 
 def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:

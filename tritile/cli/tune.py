@@ -20,7 +20,7 @@ from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
 from tritile.errors import InvalidValueError, TritileError
-from tritile.planning import gpu_tables, plans
+from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.torch_times import measured
@@ -263,7 +263,8 @@ def tune(
         path = output or gpu_tables.calibrated_path(device)
         calibrating.calibrate(names, device, sizes, configs, budget or math.inf, path, sweeps)
         if as_json:
-            shared.print_json({"gpu": device.name, "table": path} | calibrating.found(path))
+            classes = shared.portfolios(table.read(path)) if path.exists() else {}
+            shared.print_json({"gpu": device.name, "table": path, "classes": classes})
         return
     if output is not None:
         raise InvalidValueError("--output is for --calibrate; what is measured is remembered")

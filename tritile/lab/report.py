@@ -57,20 +57,13 @@ h1 {{ font-size: 20px }} p {{ margin: 2px 0 }} svg {{ max-width: none }}
 @media (prefers-color-scheme: dark) {{ body {{ background: {_DARK[0]}; color: {_DARK[1]} }} }}
 </style>"""
 
-
-def dark_rules(
-    light: Iterable[str] = (*_LIGHT, *_POINTS), dark: Iterable[str] = (*_DARK, *_POINTS_DARK)
-) -> str:
-    """Return CSS that exchanges the colours of an SVG picture where its reader asks for a dark scheme."""
-    pairs = list(zip(light, dark, strict=True))
-    rules = [f'[{side}="{old}"]{{{side}:{new}}}' for old, new in pairs for side in ("fill", "stroke")]
-    return f"@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
-
-
-def with_dark(svg: str, rules: str) -> str:
-    """Return an SVG picture with rules of `dark_rules`."""
-    end = svg.index(">") + 1
-    return f"{svg[:end]}<style>{rules}</style>{svg[end:]}"
+# Exchanges the colours of an SVG picture where its reader asks for a dark scheme.
+_RULES: Final = "".join(
+    f'[{side}="{light}"]{{{side}:{dark}}}'
+    for light, dark in zip((*_LIGHT, *_POINTS), (*_DARK, *_POINTS_DARK), strict=True)
+    for side in ("fill", "stroke")
+)
+_DARK_STYLE: Final = f"<style>@media (prefers-color-scheme: dark){{{_RULES}}}</style>"
 
 
 def rows_of(results: Iterable[Result], gpu: str) -> list[Row]:
@@ -123,20 +116,6 @@ _ROW_TIPS: Final = (
 )  # fmt: skip
 
 
-def _ratio_axis(rows: list[Row]) -> dict[str, Any]:
-    """Return the scale and axis of ratios, which stay where they are whatever filters leave."""
-    ratios = [1.0, *(row["ratio"] for row in rows)]
-    scale = alt.Scale(type="log", nice=False, domain=[min(ratios) / 1.25, max(ratios) * 1.25])
-    axis = alt.Axis(values=_RATIOS, format=".4~r", labelOverlap="greedy", labelSeparation=5, orient="top")
-    return {"scale": scale, "axis": axis, "title": "times as fast as the baseline (log scale)"}
-
-
-def _even() -> alt.Chart:
-    """Draw the line on which both sides are even."""
-    line = alt.Chart(alt.InlineData([{"one": 1}]))
-    return line.mark_rule(color=_ACCENT, strokeDash=[5, 4], size=1.5).encode(x="one:Q")
-
-
 def speedups(rows: list[Row], base: alt.Chart | None = None) -> Chart:
     """Chart each problem's speed-up over each baseline: a band a suite, the highest mean on top.
 
@@ -151,7 +130,12 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> Chart:
     for row in rows:
         bands[row["band"]].append(row["ratio"])
     order = sorted(bands, key=lambda band: -geomean(bands[band]))
-    x, lines = _ratio_axis(rows), alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
+    ratios = [1.0, *(row["ratio"] for row in rows)]  # of all rows: the axis stays whatever filters leave
+    scale = alt.Scale(type="log", nice=False, domain=[min(ratios) / 1.25, max(ratios) * 1.25])
+    axis = alt.Axis(values=_RATIOS, format=".4~r", labelOverlap="greedy", labelSeparation=5, orient="top")
+    x = alt.X("ratio:Q", scale=scale, axis=axis, title="times as fast as the baseline (log scale)")
+    even = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(color=_ACCENT, strokeDash=[5, 4], size=1.5)
+    lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
     y = alt.Y("band:N", title=None, axis=lines, sort=order)
     sides = alt.Scale(domain=["as fast or faster", "slower"], range=["circle", "triangle-down"])
     points = (
@@ -162,7 +146,7 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> Chart:
         )
         .mark_point(size=30, strokeWidth=1.4, opacity=0.9)
         .encode(
-            x=alt.X("ratio:Q", **x),
+            x=x,
             y=y,
             yOffset=alt.YOffset("place:Q", scale=alt.Scale(domain=[-0.15, 1.15])),
             color=alt.Color("type:N", title="type of element", scale=alt.Scale(domain=_TYPES)),
@@ -187,7 +171,7 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> Chart:
     shares = means.mark_text(align="left", dx=8, dy=8, color=_MUTED, fontSize=10).encode(
         **right, text="share:N"
     )
-    return alt.layer(_even(), points, ticks, texts, shares).properties(
+    return alt.layer(even.encode(x="one:Q"), points, ticks, texts, shares).properties(
         width=_WIDTH - 200, height=alt.Step(40)
     )
 
@@ -256,7 +240,7 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in (*headline(rows), env))
     name = html.escape(f"tritile on {gpu}")
     script, body, rest = rest.rpartition("<body>")
-    style = f"<title>{name}</title>{_STYLE}<style>{dark_rules()}</style>"
+    style = f"<title>{name}</title>{_STYLE}{_DARK_STYLE}"
     return f"{head}{style}{script}{body}<h1>{name}</h1>{lines}{rest}"
 
 
@@ -315,4 +299,6 @@ def picture(chart: Chart, kind: str) -> bytes:
         return bytes(vl_convert.vegalite_to_png(text, scale=2))
     if kind != "svg":
         raise InvalidValueError(f"a picture of kind {kind!r}: wanted svg or png")
-    return with_dark(vl_convert.vegalite_to_svg(text), dark_rules()).encode()
+    svg: str = vl_convert.vegalite_to_svg(text)
+    end = svg.index(">") + 1
+    return f"{svg[:end]}{_DARK_STYLE}{svg[end:]}".encode()

@@ -120,44 +120,37 @@ def _bounded(rules: Rules, strategy: str | None, budget: float | None) -> Rules:
     return rules if budget is None else replace(rules, problem_s=budget)
 
 
-class _Count:
-    """Count the trials that are new since it was made."""
+def _counter(trials: Callable[[], list[Trial]]) -> Callable[[], tuple[int, int, float]]:
+    """Return a function that counts the new trials, those of them that failed, and the seconds since."""
+    before, begun = set(trials()), time.perf_counter()
 
-    def __init__(self, read: Callable[[], list[Trial]]) -> None:
-        self._read, self._before, self._since = read, set(read()), time.perf_counter()
+    def count() -> tuple[int, int, float]:
+        fresh = [trial for trial in trials() if trial not in before]
+        return len(fresh), sum(not trial.works for trial in fresh), time.perf_counter() - begun
 
-    @property
-    def told(self) -> tuple[int, int, float]:
-        """Return how many trials are new, how many of these failed, and the seconds since."""
-        fresh = [trial for trial in self._read() if trial not in self._before]
-        return len(fresh), sum(not trial.works for trial in fresh), time.perf_counter() - self._since
-
-
-def _tuned(problem: Tiled, device: Device, gpu: int, rules: Rules, force: bool) -> None:
-    """Search for a problem's best config; trials go to the store. Raises TuningError where none works."""
-    with borrowed(gpu) as shop:
-        (found,) = tuner.tune([problem], device, shop, keeper(store_of(device)), rules, force)
-    if found.best is None:
-        raise TuningError(f"{problem.label}: {found.failure}")
+    return count
 
 
 def _of_problem(
     problem: Tiled, device: Device, gpu: int, search: bool, rules: Rules, force: bool
 ) -> TuneResult:
-    known = bool(plans.trials(problem, device)) if not search else is_tuned(problem, device)
-    count = _Count(lambda: plans.trials(problem, device))
+    known = is_tuned(problem, device) if search else bool(plans.trials(problem, device))
+    store, count = store_of(device), _counter(lambda: plans.trials(problem, device))
     how = _REMEMBERED if known and not force else "searched" if search else "raced"
     if how == "searched":
-        _tuned(problem, device, gpu, rules, force)
+        with borrowed(gpu) as shop:
+            (found,) = tuner.tune([problem], device, shop, keeper(store), rules, force)
+        if found.best is None:
+            raise TuningError(f"{problem.label}: {found.failure}")
     elif how == "raced":
         now.tuned_now(problem, device, gpu)
-    told = count.told
-    if isinstance(problem, Known) and store_of(device).best(TORCH, problem) is None:
+    counts = count()
+    if isinstance(problem, Known) and store.best(TORCH, problem) is None:
         now.beside_torch(problem, device, gpu)
-    torchs, best = store_of(device).best(TORCH, problem), best_of(plans.trials(problem, device))
+    torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
     if best is None:
         raise TuningError(f"{problem.label}: no config of it is remembered")
-    return TuneResult(problem, device, best.config, best.us, how, *told, torchs.us if torchs else None)
+    return TuneResult(problem, device, best.config, best.us, how, *counts, torchs.us if torchs else None)
 
 
 def _of_kernel(
@@ -176,17 +169,14 @@ def _of_kernel(
     if given.get("grid") is None:
         raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
     problem = kernel.problem(args, given)
-
-    def trials() -> list[Trial]:
-        return store_of(device).trials(kernel.digest, problem)
-
-    count, rules = _Count(trials), _bounded(rules_of(kernel), strategy, budget)
+    count = _counter(lambda: store_of(device).trials(kernel.digest, problem))
+    rules = _bounded(rules_of(kernel), strategy, budget)
     offered = kernel.offered(args, given)
     config = kernel.measure(problem, offered, args, given, device, rules, force)
     kernel.forget()
-    best, told = kernel.remembered(problem, device, kernel.finder(offered)), count.told
+    best, counts = kernel.remembered(problem, device, kernel.finder(offered)), count()
     us = best.us if best is not None and best.config == config else None
-    return TuneResult(problem, device, config, us, "searched" if told[0] else _REMEMBERED, *told)
+    return TuneResult(problem, device, config, us, "searched" if counts[0] else _REMEMBERED, *counts)
 
 
 def tune(

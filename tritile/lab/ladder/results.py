@@ -12,7 +12,6 @@ import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.files import write_whole
 from tritile.core.settings import mode
 from tritile.errors import FileError, InvalidValueError, TuningError, brief
 from tritile.lab.ladder.rungs import ITEMSIZE, Dtype, Op, Rung
@@ -84,9 +83,9 @@ class Ladders:
         times = [each.us for each in self.by_op[reading.op] if each.us]
         return (times[0] / reading.us, min(times) / reading.us) if reading.us else None
 
-    def save(self, path: Path) -> None:
-        """Write JSON. Raises OSError where the file cannot be written."""
-        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+    def to_json(self) -> str:
+        """The same as JSON, for `read`."""
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def unit(op: Op) -> str:
@@ -95,7 +94,7 @@ def unit(op: Op) -> str:
 
 
 def read(path: Path) -> Ladders:
-    """Read what `Ladders.save` wrote. Raises FileError for others, and for no file."""
+    """Read what `Ladders.to_json` gave. Raises FileError for others, and for no file."""
     from pydantic import TypeAdapter, ValidationError  # late: slow to import
 
     if not path.is_file():
