@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tritile.cli import doctor
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
@@ -22,7 +23,6 @@ from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, Untun
 from tritile.families import space
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
-from tritile.lab import doctor
 from tritile.ops import run
 from tritile.planning import export, gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, class_of

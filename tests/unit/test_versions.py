@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import triton
 
+from tritile.cli import doctor
 from tritile.core import versions
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
 from tritile.errors import UntestedWarning
 from tritile.families import registry as families
-from tritile.lab import doctor
 from tritile.planning import gpu_tables, plans, table
 
 ROOT = Path(__file__).parents[2]

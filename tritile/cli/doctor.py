@@ -1,36 +1,174 @@
-"""Show what is here and what is missing: `tritile doctor`."""
+"""Show what tritile needs, what was found, and what to do about what is missing: `tritile doctor`."""
 
-import dataclasses
 import functools
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
 import textwrap
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
+import torch
+import triton
 import typer
 
+import tritile.ops.matmul as matmul_op
 from tritile.cli.shared import Json, app, console, print_json, working
-from tritile.core.settings import cache_dir
-from tritile.lab import doctor as diagnosis
+from tritile.core import device as devices
+from tritile.core import settings
+from tritile.core.extras import EXTRAS, extra_advice
+from tritile.core.versions import OLDEST_TRITON, parsed, untested
+from tritile.errors import TritileError, brief
+from tritile.lab.environment import environment
+from tritile.planning import gpu_tables
+from tritile.planning.classes import MEASURED
+from tritile.planning.store import store_of
 
-_WIDTH = 20  # of the names
+
+@dataclass(frozen=True)
+class Finding:
+    """Hold what was found of one thing; `advice` is "" if there is nothing to do."""
+
+    name: str
+    found: str
+    good: bool = True
+    advice: str = ""
+
+
+def _versions() -> list[Finding]:
+    old = parsed(triton.__version__) < OLDEST_TRITON
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    advice = f"install triton {oldest} or later" if old else untested("triton", triton.__version__)
+    found = [
+        Finding("python", platform.python_version(), sys.version_info >= (3, 11)),
+        Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
+        Finding("triton", triton.__version__, not old, advice),
+    ]
+    return found + [_extra(*each) for each in EXTRAS.items()]
+
+
+def _extra(name: str, modules: Sequence[str]) -> Finding:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    found = f"missing {', '.join(missing)}" if missing else "there"
+    return Finding(f"extra {name}", found, True, extra_advice(missing[0]) if missing else "")
+
+
+def _settings() -> list[Finding]:
+    found = []
+    for check in (
+        settings.current_mode,
+        settings.is_batch_invariant,
+        settings.tune_log,
+        lambda: settings.tune_budget_s(1.0),
+        lambda: gpu_tables.pinned(devices.current_gpu() or devices.INTERPRETER),
+    ):
+        try:
+            check()
+        except TritileError as error:
+            found.append(Finding("settings", str(error), False, "set that variable right, or unset it"))
+    return found
+
+
+def _gpu() -> list[Finding]:
+    gpu = devices.current_gpu()
+    if gpu is None:
+        advice = "calls run in Triton's interpreter; `tritile compile --target` compiles for a GPU elsewhere"
+        return [Finding("GPU", "none that torch can use", True, advice)]
+    facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
+    facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
+    return [
+        Finding("GPU", facts),
+        Finding("driver", environment(gpu)["driver"] or "unknown"),
+        Finding("assembler", gpu.compiler or "unknown"),
+        _table(gpu),
+    ]
+
+
+def _table(gpu: devices.Device) -> Finding:
+    shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
+    if shipped is None:
+        return Finding("shipped table", "none", True, "tritile tune --suite llm, for example, measures here")
+    found = f"{len(shipped.entries)} entries, measured"
+    found += f" with triton {shipped.triton or 'of unknown version'}"
+    other = shipped.triton not in ("", gpu.triton)
+    advice = f"triton {gpu.triton} is in use: the table still counts, but times may differ"
+    return Finding("shipped table", found, True, advice if other else "")
+
+
+def _portfolios(gpu: devices.Device | None) -> list[Finding]:
+    """List the classes of problems that have a portfolio, by its source."""
+    if gpu is None:
+        return []
+    names: dict[str, list[str]] = {}
+    for name in MEASURED:
+        found = gpu_tables.portfolio(name, gpu)
+        where = "none" if found is None else found[2]
+        if found is not None and name not in found[1].current_portfolios():
+            where += ", with other kernels"
+        names.setdefault(where, []).append(name)
+    text = "; ".join(f"{where}: {', '.join(own)}" for where, own in names.items())
+    advice = "" if gpu_tables.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
+    return [Finding("portfolios", text, True, advice)]
+
+
+def _cache() -> Finding:
+    gpu, folder = devices.current_gpu() or devices.INTERPRETER, settings.cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        advice = "set TRITILE_CACHE_DIR to a writable folder"
+        return Finding("cache", f"{folder}: {brief(error)}", False, advice)
+    count = sum(1 for _ in store_of(gpu).everything())
+    return Finding("cache", f"{folder}: {count} trials of {gpu.name}")
+
+
+def _kernel() -> Finding:
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    a = torch.randn(33, 65, device=place)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
+    except Exception as failure:  # whatever stops a kernel is the finding
+        return Finding("a kernel", brief(failure), False, _advice(failure))
+    return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
+
+
+def _advice(failure: Exception) -> str:
+    """Return what to do about a kernel that does not run, "" where its message says all."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if isinstance(failure, TritileError):
+        return ""
+    if compiler is None or shutil.which(compiler) is None:
+        return "install a C compiler, or name one in CC: Triton builds its launcher with it"
+    return "see the message; the GPU's driver, Triton and torch have to fit each other"
+
+
+def _print(finding: Finding) -> None:
+    wrap = functools.partial(
+        textwrap.wrap, width=max(20, console.width - 21), break_long_words=False, break_on_hyphens=False
+    )
+    lines = [*(wrap(finding.found) or [""]), *(wrap(f"-> {finding.advice}") if finding.advice else [])]
+    for name, line in zip((finding.name, *[""] * len(lines)), lines, strict=False):
+        console.print(f"{name:20} {line}", style=None if finding.good else "red", soft_wrap=True)
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing."""
     with working("examining"):
-        findings = diagnosis.examine(cache_dir())
+        wrong = _settings()
+        findings = [*_versions(), *_gpu(), *([] if wrong else _portfolios(devices.current_gpu())), _cache()]
+        findings += wrong or [_kernel()]  # it would say the same once more
     if as_json:
-        print_json([dataclasses.asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            _tell(finding)
+            _print(finding)
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
-
-
-def _tell(finding: diagnosis.Finding) -> None:
-    """Print a finding in lines of the console's width, what to do about it below it."""
-    room = max(20, console.width - _WIDTH - 1)
-    wrap = functools.partial(textwrap.wrap, width=room, break_long_words=False, break_on_hyphens=False)
-    lines = [*(wrap(finding.found) or [""]), *(wrap(f"-> {finding.advice}") if finding.advice else [])]
-    for name, line in zip((finding.name, *[""] * len(lines)), lines, strict=False):
-        console.print(f"{name:{_WIDTH}} {line}", style=None if finding.good else "red", soft_wrap=True)

@@ -9,13 +9,12 @@ from rich.text import Text
 
 from tritile.cli import columns, shared
 from tritile.cli.columns import number, whole
-from tritile.cli.shared import app, check_output, console, progress
+from tritile.cli.shared import DRAWING, app, check_output, console, progress
 from tritile.core import device as devices
 from tritile.core import gpus
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
 from tritile.lab.ladder import results
-from tritile.lab.ladder.picture import svg
 from tritile.lab.ladder.results import Ladders, Reading, unit
 from tritile.lab.ladder.rungs import LADDERS
 from tritile.lab.traffic import bytes_text
@@ -63,7 +62,9 @@ def ladder(
     n: Annotated[int | None, typer.Argument(help=f"Rows and columns. Default: {_N}.")] = None,
     op: Annotated[str, typer.Option(help=f"{', '.join(LADDERS)}. Default: both.")] = "",
     target: shared.Target = None,
-    output: Annotated[Path | None, typer.Option(help="Keep the result (.json), or draw it (.svg).")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Keep the result (.json), or draw it (.svg, .png).")
+    ] = None,
     saved: Annotated[
         Path | None, typer.Option("--from", help="Run nothing: show the result that --output kept.")
     ] = None,
@@ -78,7 +79,7 @@ def ladder(
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(LADDERS)}")
     if saved and (n is not None or target):
         raise InvalidValueError("--from shows a result that is there: leave out N and --target")
-    check_output(output, {".json": (), ".svg": ()})
+    check_output(output, {".json": (), ".svg": DRAWING, ".png": DRAWING})
     ops = [op] if op else list(LADDERS)
     found = results.read(saved) if saved else _measured(_N if n is None else n, ops, target)
     found = dataclasses.replace(found, readings=tuple(each for each in found.readings if each.op in ops))
@@ -97,6 +98,11 @@ def ladder(
             console.print()
         console.print("requested: bytes of global memory; of a transpose, of whole 32-byte sectors")
     if output is not None:
-        shared.write(output, found.to_json() if output.suffix == ".json" else svg(found))
+        data: str | bytes = found.to_json()
+        if output.suffix != ".json":
+            from tritile.lab import report  # needs the extra `report`
+
+            data = report.picture(report.ladder(found), output.suffix.removeprefix("."))
+        shared.write(output, data)
     if any(reading.failed for reading in found.readings):
         raise typer.Exit(1)

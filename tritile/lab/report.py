@@ -1,4 +1,4 @@
-"""Results as charts: one HTML page of where this GPU gains and loses, and the two figures of the README.
+"""Results as charts: one HTML page of where this GPU gains and loses, two figures, and the ladder.
 
 altair draws, and its own controls filter. Nothing is loaded from the network.
 """
@@ -15,11 +15,13 @@ import vl_convert
 
 from tritile.core.config import Config
 from tritile.errors import FileError, InvalidValueError, UnsupportedError
+from tritile.lab.ladder.results import Ladders, unit
 from tritile.lab.results import BASELINES, Result, dtype_label, geomean, of_cases, sizes_label
+from tritile.lab.traffic import bytes_text
 from tritile.planning.trial import Trial
 
 Row = dict[str, Any]
-Chart = alt.LayerChart | alt.FacetChart
+Chart = alt.LayerChart | alt.VConcatChart
 FIGURES: Final = ("speedups", "heatmap")
 FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suite": "suite"}
 _WIDTH: Final = 900
@@ -34,6 +36,8 @@ _DARK: Final = ("#12181f", "#eef2f6", "#a9b6c3", "#2b3641", "#ff8a80", "#53606d"
 _POINTS: Final = ("#0072b2", "#d55e00", "#00845f", "#c2408f", "#967000", "#66727e", "#5b3fb0")
 _POINTS_DARK: Final = ("#56b4e9", "#ff9a4d", "#2fc99a", "#ee9fcb", "#f0d24a", "#94a2b1", "#b79bf0")
 _PAPER, _INK, _MUTED, _LINE, _ACCENT, _EMPTY = _LIGHT
+_LADDER: Final = (_POINTS[0], _POINTS[1], _EMPTY)
+_POWERS: Final = [10.0**power for power in range(15)]
 _TITLE: Final = {"anchor": "start", "color": _INK, "subtitleColor": _MUTED, "subtitleFontSize": 12}
 _TEXT: Final = {"labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal"}
 _CONFIG: Final[dict[str, Any]] = {
@@ -288,6 +292,49 @@ def heatmap(trials: Sequence[Trial]) -> Chart:
     layers = [empty.encode(**place), rects, ring.encode(**place), texts, failed.encode(**place)]
     title = alt.TitleParams(trials[0].problem.label, fontSize=12, fontWeight="normal")
     return alt.layer(*layers).properties(width=_WIDTH - 60, height=alt.Step(34), title=title)
+
+
+def ladder(found: Ladders) -> Chart:
+    """Chart the rate of each rung on a logarithmic scale, the bytes it requests where nothing was timed."""
+    panels = []
+    for op, readings in found.by_op.items():
+        rows: list[Row] = []
+        for reading in readings:
+            value, gains = found.rate(reading), found.gains(reading)
+            if not found.timed:
+                value, label = reading.requested, bytes_text(reading.requested or 0)
+            elif value and gains:
+                label = (
+                    f"{value:,.4g} {unit(op)} \u00b7 {gains[0]:.3g}\u00d7 \u00b7 {gains[1]:.1%} of the best"
+                )
+            else:
+                label = "failed" if reading.failed else "does not run here"
+            kind = "kernels of the ladder"
+            if reading.baseline or reading.name == f"tritile.{op}":
+                kind = "torch" if reading.baseline else "tritile"
+            rows.append(
+                {"rung": reading.name, "idea": reading.idea, "by": kind, "value": value, "label": label}
+            )
+        values = [row["value"] for row in rows if row["value"]] or [1.0]
+        low = 10.0 ** math.floor(math.log10(min(values) * 0.9))
+        rows = [row | {"value": row["value"] or low} for row in rows]
+        base = alt.Chart(alt.InlineData(rows)).encode(y=alt.Y("rung:N", sort=None, axis=None))
+        scale = alt.Scale(type="log", domain=[low, max(*values, 10 * low)], nice=False)
+        x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(grid=False, values=_POWERS, format="~s"))
+        kinds = alt.Scale(domain=["kernels of the ladder", "tritile", "torch"], range=_LADDER)
+        color = alt.Color("by:N", title=None, scale=kinds)
+        bars = base.mark_bar(height=13, yOffset=9).encode(x=x, x2=alt.datum(low), color=color)
+        names = base.mark_text(align="left", dy=-9, fontWeight="bold", color=_INK)
+        ideas = base.mark_text(align="left", dx=150, dy=-9, color=_MUTED).encode(text="idea:N")
+        labels = base.mark_text(align="left", dx=7, dy=9, color=_INK).encode(x="value:Q", text="label:N")
+        left = alt.value(0)
+        layers = [bars, names.encode(x=left, text="rung:N"), ideas.encode(x=left), labels]
+        about = "compiled for {}; bytes requested of global memory, less is better (log scale)"
+        if found.timed:
+            about = "on {}; \u00d7: times the speed of the first (log scale)"
+        title = alt.TitleParams(f"{op}, {found.n} x {found.n}", subtitle=about.format(found.device))
+        panels.append(alt.layer(*layers).properties(width=470, height=alt.Step(44), title=title))
+    return alt.vconcat(*panels, spacing=30).resolve_scale(x="independent", y="independent")
 
 
 def picture(chart: Chart, kind: str) -> bytes:
