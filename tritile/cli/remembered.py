@@ -46,7 +46,7 @@ def show(
         by = f", by triton {made.triton}" if made.triton else ""
         console.print(f"table {where}{by}: {len(made.entries)} entries", soft_wrap=True)
         for name, own in made.portfolios.items():
-            row = {
+            row: columns.Row = {
                 "class": name,
                 "configs": number(len(own.configs)),
                 "sizes": number(own.loss.sizes),

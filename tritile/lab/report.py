@@ -21,7 +21,7 @@ from tritile.lab.traffic import bytes_text
 from tritile.planning.trial import Trial
 
 Row = dict[str, Any]
-Chart = alt.LayerChart | alt.VConcatChart
+Chart = alt.LayerChart | alt.FacetChart | alt.VConcatChart
 FIGURES: Final = ("speedups", "heatmap")
 FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suite": "suite"}
 _WIDTH: Final = 900
