@@ -1,7 +1,7 @@
 """tritile picture: draw how a kernel cuts a problem into tiles."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -18,8 +18,6 @@ from tritile.lab.picture import picture as draw
 from tritile.planning import model, plans
 from tritile.tune import suites
 
-_OPS: Final = {"matmul": "matmul", "transpose": "permute", "permute": "permute"}
-
 
 def _config(text: str, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
     """Return the config that is named, else a call's; where that has no tiles to draw, the next one."""
@@ -34,7 +32,7 @@ def _config(text: str, problem: MatmulProblem | PermuteProblem, device: Device) 
 @app.command()
 def picture(
     sizes: shared.Shape,
-    op: Annotated[str, typer.Option(help="matmul or transpose.")] = "matmul",
+    op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
     config: shared.Wanted = "",
@@ -49,11 +47,11 @@ def picture(
 
     Drawing needs no GPU: without a --target it is for an h200.
     """
-    if op not in _OPS:
-        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(_OPS)}")
+    if op not in ("matmul", "permute"):
+        raise InvalidValueError(f"op {op!r}: wanted one of matmul, transpose")
     shared.check_output(output, {".svg": (), ".png": ("vl_convert",)})
     device = target_device(target or "h200")
-    problem = suites.parse_shape(shared.joined(sizes), _OPS[op], dtype, layout).problem
+    problem = suites.parse_shape(shared.joined(sizes), op, dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     with shared.working("drawing"):
         chosen = _config(config, problem, device)

@@ -269,14 +269,13 @@ def _grouped_inputs(call: GroupedCall) -> Inputs:
 def _grouped(call: GroupedCall) -> Product:
     if call.dtype not in FP8_DTYPES:
         return Product(_grouped_inputs, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
-    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
-
-    def multiply(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
-                 offs: torch.Tensor) -> torch.Tensor:  # fmt: skip
-        options = {"offs": offs, "out_dtype": kind, "use_fast_accum": fast}
-        return of_torch.scaled_grouped_mm(a, b, scale_a, scale_b, **options)
-
-    return Product(_grouped_inputs, multiply)
+    options = {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": call.precision == "fast"}
+    return Product(
+        _grouped_inputs,
+        lambda a, b, scale_a, scale_b, offs: of_torch.scaled_grouped_mm(
+            a, b, scale_a, scale_b, offs=offs, **options
+        ),
+    )
 
 
 # Products by packed weights.
@@ -290,9 +289,6 @@ def _linear_inputs(call: QuantizedCall) -> Inputs:
 def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
     weight = once(call.words, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]))
     return {"weight": weight, **_linear_inputs(call)}
-
-
-by_wide_weight: Final = Product(_wide_weight_inputs, F.linear)
 
 
 def _as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
@@ -328,14 +324,6 @@ def by_packed_weight(call: QuantizedCall) -> Product:
         return made if bias is None else made.add_(bias)
 
     return Product(_packed_inputs, multiply)
-
-
-def of_weights(call: QuantizedCall) -> dict[str, Product]:
-    """Return the ways that take such a weight, by name."""
-    (_, n), k = call.out.shape, call.x.shape[1]
-    fits = call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0
-    packed = {PACKED_WEIGHT: by_packed_weight(call)} if fits else {}
-    return {WIDE_WEIGHT: by_wide_weight, **packed}
 
 
 # All ways of a call.
@@ -387,7 +375,11 @@ def torch_ways(what: Case | Tiled, call: Call) -> dict[str, Way]:
     if isinstance(call, GroupedCall):
         fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
         return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": in_general(call)}
-    return dict(of_weights(call))
+    (_, n), k = call.out.shape, call.x.shape[1]
+    found: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight_inputs, F.linear)}
+    if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
+        found[PACKED_WEIGHT] = by_packed_weight(call)
+    return found
 
 
 def into_out(way: Way) -> Callable[[Call], None]:

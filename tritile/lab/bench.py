@@ -65,7 +65,7 @@ def _graphs(problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way]
     return graphs
 
 
-def _torch_graphs(what: Case | Tiled, calls: list[Call], tell: Tell) -> Graphs:
+def _torch_graphs(what: Case | Tiled, problem: Tiled, calls: list[Call], tell: Tell) -> Graphs:
     """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
     (name, plainest), *others = baselines.torch_ways(what, calls[0]).items()
     operands.poison(calls[0])
@@ -73,11 +73,7 @@ def _torch_graphs(what: Case | Tiled, calls: list[Call], tell: Tell) -> Graphs:
     torch.cuda.synchronize()
     error = answers.error_of(calls[0])
     found = {name: (baselines.graph_of(plainest, calls), error)}
-    return found | _graphs(_problem(what), calls, dict(others), tell)
-
-
-def _problem(what: Case | Tiled) -> Tiled:
-    return what.problem if isinstance(what, Case) else what
+    return found | _graphs(problem, calls, dict(others), tell)
 
 
 def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.warn) -> Measurement:
@@ -90,8 +86,7 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     device = devices.current_gpu()
     if device is None:
         raise UnsupportedError("bench: there is no GPU here to measure")
-    problem = _problem(what)
-    load = what.load if isinstance(what, Case) else "skewed"
+    problem, load = (what.problem, what.load) if isinstance(what, Case) else (what, "skewed")
     chosen = plans.plan_for(problem, device, "cached")
     assert chosen is not None
     calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
@@ -99,7 +94,7 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if getattr(problem, "precision", "").removesuffix(THREE) == "tf32" else "ieee"):
-        ways = _torch_graphs(what, calls, tell)
+        ways = _torch_graphs(what, problem, calls, tell)
         taken = inductor and problem.op != "linear_quantized"
         more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
     graphs |= {name: graph for name, (graph, _) in (ways | more).items()}

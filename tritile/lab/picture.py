@@ -16,13 +16,8 @@ from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab import traffic
 
-DRAWN: Final = (
-    "tile",
-    "descriptor",
-    "warpgroups",
-    "scaled",
-    "packed",
-)  # families that walk down bands of tiles
+# Families that walk down bands of tiles.
+DRAWN: Final = ("tile", "descriptor", "warpgroups", "scaled", "packed")
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 24.0, 108.0, 500.0, 430.0, 46.0  # of the matrices, in pixels
 _THIN: Final = 7  # no side is drawn thinner than the longest by more than this
 _STYLE: Final = """
@@ -208,10 +203,9 @@ def _made(tiling: Tiling, frame: _Frame, index: int) -> str:
     return drawn
 
 
-Panel = list[tuple[str, str]]  # lines beside the matrices: how a line is written, and its words
-Bars = tuple[
-    str, tuple[str, float], tuple[str, float]
-]  # a title, then what tiles request and what none would
+Panel = list[tuple[str, str]]  # lines next to the matrices: how a line is written, and its words
+Bar = tuple[str, float]
+Bars = tuple[str, Bar, Bar]  # a title, then what tiles request and what none would
 
 
 def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, Panel, Bars]:
@@ -277,9 +271,8 @@ def _permutation(
     for frame, kind in ((x, "a"), (out, "c")):
         drawn += frame.matrix(problem.m, problem.n, height, width) + _made(tiling, frame, index)
         drawn += frame.rect(kind, top, first, height, width, 3)
-        drawn += frame.rect("masked", top, first, again[0], width) + frame.rect(
-            "masked", top, first, height, again[1]
-        )
+        drawn += frame.rect("masked", top, first, again[0], width)
+        drawn += frame.rect("masked", top, first, height, again[1])
     low = _TOP + max(m, n if turned else m) * scale + 20
     drawn += _text("name a-ink", _LEFT, _TOP - 8, f"x\u2002{_by(problem.m, problem.n)}")
     sides = (problem.n, problem.m) if turned else (problem.m, problem.n)
@@ -313,9 +306,8 @@ def _panel(lines: Panel, title: str, *sides: tuple[str, float]) -> tuple[str, fl
     for (words, value), kind in zip(sides, ("c bar", "bad"), strict=True):
         drawn += _text("small", 560, y + 24, words)
         drawn += _text("name", 776, y + 24, traffic.bytes_text(value), ' text-anchor="end"')
-        drawn += _rect("track", 560, y + 30, 216, 10) + _rect(
-            kind, 560, y + 30, max(2, 216 * value / most), 10
-        )
+        drawn += _rect("track", 560, y + 30, 216, 10)
+        drawn += _rect(kind, 560, y + 30, max(2, 216 * value / most), 10)
         y += 40
     ratio = sides[1][1] / sides[0][1] if sides[0][1] else 1
     times = f"{ratio:,.1f}" if ratio < 10 else f"{ratio:,.0f}"

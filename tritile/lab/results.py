@@ -82,8 +82,7 @@ class Measurement:
     launches: int | None = None
 
 
-def _by_name(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Round values to six digits."""
+def _rounded(values: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else float(f"{value:.6g}") for name, value in values.items()}
 
 
@@ -94,12 +93,14 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     named |= {name: value for name in _LATER_FIELDS if (value := getattr(case, name))}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     problem, ours = case.problem, measured.tritile_us
-    told = vars(measured) | {
-        "torch_calls": _by_name(measured.torch_calls),
-        "spreads": _by_name(measured.spreads),
+    sides = {
+        "torch_call": measured.torch_call,
+        "torch_calls": _rounded(measured.torch_calls),
+        "spreads": _rounded(measured.spreads),
+        "samples": measured.samples,
+        "launches": measured.launches,
     }
-    sides = ("torch_call", "torch_calls", "spreads", "samples", "launches")
-    times = {name: told[f"{name}_us"] for name in ("torch", "inductor")}
+    times = {"torch": measured.torch_us, "inductor": measured.inductor_us}
     rates = {
         "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
         "gbps": problem.bytes / ours / 1e3,
@@ -115,13 +116,13 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         "torch_error": measured.torch_error,
     }
     chosen = {"config": measured.config.to_dict(), "plan_source": measured.plan_source, "env": dict(env)}
-    return {**named, **{name: told[name] for name in sides if told[name]}, **_by_name(numbers), **chosen}
+    return {**named, **{name: value for name, value in sides.items() if value}, **_rounded(numbers), **chosen}
 
 
 def host_result(call: str, tritile_us: float, torch_us: float, env: Mapping[str, str]) -> Result:
     """Return the result of one call's host time, in microseconds."""
     times = {"tritile_us": tritile_us, "torch_us": torch_us, "ratio_torch": torch_us / tritile_us}
-    return {"op": HOST, "suite": HOST, "call": call, **_by_name(times), "env": dict(env)}
+    return {"op": HOST, "suite": HOST, "call": call, **_rounded(times), "env": dict(env)}
 
 
 def case_of(line: Mapping[str, Any]) -> Case:
