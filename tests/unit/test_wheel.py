@@ -165,7 +165,7 @@ def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, t
         ("bench", "--compare", LINES): (0, "transpose"),
         ("ladder", "--from", LADDER): (0, "naive"),
         ("export", "--output", "c.json", *H200): (0, "1 entries"),
-        ("ladder", "--from", LADDER, "--output", "a.svg"): (0, "naive"),
+        ("ladder", "--from", LADDER, "--output", "a.svg"): needs_report,
         ("picture", "300x200x150", "--output", "a.png"): needs_report,
         ("report", LINES): needs_report,
     }
