@@ -309,9 +309,8 @@ def ladder(found: Ladders) -> Chart:
                 )
             else:
                 label = "failed" if reading.failed else "does not run here"
-            kind = "kernels of the ladder"
-            if reading.baseline or reading.name == f"tritile.{op}":
-                kind = "torch" if reading.baseline else "tritile"
+            own = "tritile" if reading.name == f"tritile.{op}" else "kernels of the ladder"
+            kind = "torch" if reading.baseline else own
             rows.append(
                 {"rung": reading.name, "idea": reading.idea, "by": kind, "value": value, "label": label}
             )
