@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.commands import commands, refused, run
 from tritile import cli, errors
-from tritile.cli import shared, watching
+from tritile.cli import doctor, shared
 from tritile.cli import tune as tune_module
 from tritile.core import gpus
 from tritile.core.config import Config
@@ -28,7 +28,6 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import tune_log
 from tritile.families import registry as families
-from tritile.lab import doctor
 from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
@@ -118,8 +117,6 @@ USAGE = {
     "tune 8x8x8 --output t.json": "--output is for --calibrate",
     "tune --calibrate all --output notes.txt/t.json": "notes.txt is not a folder",
     "tune --calibrate nothing": "'nothing': wanted all or one of halves-nn",
-    "tune --model nothing": "wanted module:function",
-    "tune --model no_such_module:step": "there is no module no_such_module here",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M = 5",
@@ -381,7 +378,7 @@ def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch, by):
     assert [getattr(problem, "invariant", None) for problem in raced] == [True, None]
 
 
-@pytest.mark.parametrize(("option", "value"), [("--calibrate", "fp8"), ("--model", "a:b"), ("--json", "")])
+@pytest.mark.parametrize(("option", "value"), [("--calibrate", "fp8"), ("--json", "")])
 def test_what_is_for_one_process_is_refused_to_ranks(monkeypatch, option, value):
     names = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert "are for one process" in refused("tune", "8x8x8", option, *filter(None, [value]), env=names)
@@ -507,97 +504,66 @@ def test_doctor_advises_what_follows_from_a_failure(failure, compilers, told, mo
     assert bool(told) == bool(finding.advice)
 
 
-OTHER = MatmulProblem(1, 512, 256, 256, "float16", "float16")
+SHAPES = ("299x256x256", "301x256x256", "303x256x256")  # of which no table knows torch's time
 
 
 @pytest.fixture
-def watch(monkeypatch):
-    """Watch two searches; torch takes 10 us, and the clock is at 20 s."""
-    monkeypatch.setattr(watching, "torch_us", lambda problem, device: 10.0 if problem == PROBLEM else None)
-    ticks = iter([0.0])
-    made = watching.Watch(3, H200, clock=lambda: next(ticks, 20.0))
-    for us, failure in (
-        (7.5, None),
-        (5.0, None),
-        (None, "hung: no answer in 10 s"),
-        (None, "hung: again"),
-        (None, "compiled to 216 bytes of spilled registers a thread"),
-        (None, "compiled to 48 bytes of spilled registers a thread"),
-    ):
-        made.tried(Trial(PROBLEM, CONFIG, us, failure=failure))
-    made.done(Tuned(PROBLEM, Trial(PROBLEM, CONFIG, 5.0), 4, 2.0))
-    made.tried(Trial(OTHER, CONFIG, None, failure="hung: no answer"))
-    return made
-
-
-@pytest.mark.parametrize("width", [80, 60])
-def test_a_live_table_shows_the_best_beside_torch_and_the_time_left(watch, width):
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(watch.table)
-    lines = console.export_text().splitlines()
-    assert [line.split()[-5:] for line in lines if PROBLEM.label[:11] in line] == [
-        ["6", "5.0", "10.0", "2.00", "done"]
-    ]
-    below = " ".join(" ".join(lines).split())
-    assert "1 of 3 problems, 20 s, some 40 s left" in below
-    assert "configs that failed: 3 hung, 2 compiled to .. bytes of spilled registers a thread" in below
-    assert "\u2026" not in below
-
-
-def test_the_table_is_live_on_a_terminal_and_nothing_is_shown_elsewhere(watch, monkeypatch):
-    for terminal in (True, False):
-        notes = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-        monkeypatch.setattr(watching, "notes", notes)
-        with watch.shown():
-            pass
-        assert ("1 of 3 problems" in notes.file.getvalue()) == terminal
-
-
-def test_a_search_ends_with_a_line_on_how_it_compares(watch):
-    assert watch.summary() == "1 problem in 20 s: 2.00x torch on the mean"
-    watch.done(Tuned(OTHER, Trial(OTHER, CONFIG, 8.0), 4, 2.0))
-    assert watch.summary() == "2 problems in 20 s: 2.00x torch on the mean, of 1 compared"
-    watch._lines[OTHER].torch_us = 4.0
-    assert watch.summary() == f"2 problems in 20 s: 1.00x torch on the mean, worst 0.50 ({OTHER.label})"
-
-
-def test_torch_is_measured_beside_winners_that_it_is_not_known_of(watch):
-    asked = []
-    watch.know_torch(asked.append, lambda: True)
-    assert asked == []  # no config of it works yet
-    watch.done(Tuned(OTHER, Trial(OTHER, CONFIG, 8.0), 4, 2.0))
-    watch.know_torch(asked.append, lambda: False)
-    assert asked == []
-    watch.know_torch(asked.append, lambda: True)
-    assert asked == [OTHER]
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_tune_prints_plain_lines_and_how_it_compares(monkeypatch, as_json):
-    """Act the GPU and the search: what is printed, and what is remembered of torch."""
+def searches(monkeypatch):
+    """Act the GPU and the search: the first problem takes 4 us, the next 8, the third fails."""
 
     def tune(problems, device, shop, keep, rules, force, keep_on):
-        for problem in problems:
-            best = Trial(problem, CONFIG, 4.0, error=1e-4, measured_utc="2026-01-01T00:00:00+00:00")
-            keep(families.FAMILIES["matmul"]["tile"].digest, best)
-            yield Tuned(problem, best, 1, 0.5)
+        for problem, us in zip(problems, (4.0, 8.0, None), strict=False):
+            trial = Trial(
+                problem, CONFIG, us, error=1e-4, failure=None if us else "compiled to 216 bytes of spills",
+                measured_utc="2026-01-01T00:00:00+00:00",
+            )  # fmt: skip
+            keep(families.FAMILIES["matmul"]["tile"].digest, trial)
+            yield Tuned(problem, trial if us else None, 1, 0.5, None if us else "nothing works")
 
     def beside_torch(problem, device, index):
+        assert plans.trials(problem, device)
         store_of(device).add(TORCH, Trial(problem, AS_TORCH, 8.0, measured_utc="2026-01-01T00:00:00+00:00"))
 
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(tune_module.tuner, "tune", tune)
     monkeypatch.setattr(tune_module.now, "beside_torch", beside_torch)
-    monkeypatch.setattr(tune_module, "is_tuned", lambda problem, device: bool(plans.trials(problem, device)))
-    found = run("tune", "300x256x256", *["--json"] * as_json)
-    assert found.exit_code == 0, found.output
-    if as_json:
-        told = json.loads(found.stdout)
-        assert (told["left"], told["problems"][0]["us"], told["problems"][0]["torch_us"]) == (0, 4.0, 8.0)
-        return
-    assert "300x256x256 NN bfloat16: 4.0 us, tile BLOCK_K=32" in found.stdout
-    assert ": 2.00x torch on the mean; remembered in" in found.stdout.splitlines()[-1]
+    monkeypatch.setattr(
+        tune_module, "is_tuned", lambda problem, device: any(t.us for t in plans.trials(problem, device))
+    )
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_tune_prints_each_problem_and_how_all_compare_with_torch(searches, terminal, monkeypatch):
+    notes = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    monkeypatch.setattr(shared, "notes", notes)
+    found = run("tune", *SHAPES, "--dtype", "fp16")
+    assert found.exit_code == 1  # for the one that nothing works for
+    lines = found.stdout.splitlines()
+    assert any(line.startswith("299x256x256 NN float16: 4.0 us, tile BLOCK_K=32") for line in lines)
+    assert lines[-2] == "configs that failed: 1 compiled to .. bytes of spills"
+    summary = " s: 1.41x torch on the mean, worst 1.00 (301x256x256 NN float16); remembered in"
+    assert summary in lines[-1]
+    assert "303x256x256 NN float16: nothing works" in notes.file.getvalue()
+    assert ("3/3" in notes.file.getvalue()) == terminal
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_tune_has_the_same_as_json_and_times_torch_unless_stopped(searches, stopped, monkeypatch):
+    asked = []
+    go_on = contextlib.nullcontext(lambda: not stopped)
+    monkeypatch.setattr(tune_module, "interruptible", lambda budget: go_on)
+    monkeypatch.setattr(tune_module.now, "beside_torch", lambda problem, *gpu: asked.append(problem))
+    found = run("tune", *SHAPES, "--dtype", "fp16", "--json")
+    told = json.loads(found.stdout)
+    keys = ("problem", "us", "torch_us", "tried", "failure")
+    assert [tuple(each[key] for key in keys) for each in told["problems"]] == [
+        ("299x256x256 NN float16", 4.0, None, 1, None),
+        ("301x256x256 NN float16", 8.0, None, 1, None),
+        ("303x256x256 NN float16", None, None, 1, "nothing works"),
+    ]
+    assert told["left"] == 1
+    assert [problem.m for problem in asked] == ([] if stopped else [299, 301])
 
 
 def test_a_log_in_nobodys_home_is_refused(monkeypatch):

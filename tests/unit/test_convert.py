@@ -7,7 +7,6 @@ say that they are on a GPU.
 import copy
 import importlib
 import io
-import json
 import pickle
 import sys
 import types
@@ -18,13 +17,10 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 import tritile
-from tests.commands import run
 from tests.layers import TOKENS, Net, layer_of
 from tests.mock_gpu import mock_gpu
 from tests.reference import values
-from tritile.cli import tune_modes
 from tritile.core.device import target_device
-from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError, NotTunedError
 from tritile.nn import convert, exchanged, restore
 from tritile.nn.convert import recorded
@@ -682,34 +678,3 @@ def test_a_forward_that_fails_changes_nothing_and_leaves_no_hook(net, wins):
         convert(net, forward=lambda: 1 / 0, device=H200)
     assert type(net.up) is nn.Linear
     assert not net.up._forward_hooks
-
-
-def test_tune_model_measures_the_layers_of_a_step_and_times_both_sides_in_turns(
-    monkeypatch, tmp_path, net, wins
-):
-    """`tritile tune --model` with a GPU that is not here: a step's time is by the class of a layer."""
-    asked = []
-
-    def compared(call, *gpu):
-        asked.append((call.rows, current_mode()))
-        return WINS if call.features[1] == 16 else LOSES
-
-    (tmp_path / "train_of_test_convert.py").write_text("def step(): calls.append(net(tokens))\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("train_of_test_convert")
-    monkeypatch.setattr(module, "net", net, raising=False)
-    monkeypatch.setattr(module, "tokens", TOKENS, raising=False)
-    monkeypatch.setattr(module, "calls", [], raising=False)
-    monkeypatch.setattr(CONVERT, "judged", compared)
-    monkeypatch.setattr(CONVERT, "_target", lambda *given: (HERE, 0))
-    monkeypatch.setattr(tune_modes, "gpu_here", lambda *given: HERE)
-    times = {ConvertedLinear: 0.001, nn.Linear: 0.002}
-    monkeypatch.setattr(tune_modes, "_seconds", lambda step: times[type(net.up)])
-    done = run("tune", "--model", "train_of_test_convert:step", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["torch_ms"] == 2.0
-    assert json.loads(done.stdout)["tritile_ms"] == 1.0
-    assert asked == [(6, "tune")] * 3
-    assert type(net.down) is nn.Linear
-    assert "1 of 3 linear layers exchanged" in done.output
-    assert not torch.nn.modules.module._global_forward_pre_hooks

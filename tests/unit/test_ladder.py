@@ -14,6 +14,7 @@ from tests import commands
 from tritile.core.device import target_device
 from tritile.core.settings import current_mode, mode
 from tritile.errors import FileError, TuningError
+from tritile.lab import report
 from tritile.lab.ladder import results
 from tritile.lab.ladder.results import Reading, allowed_error, error_of, matrices
 from tritile.lab.ladder.rungs import LADDERS, Rung
@@ -78,6 +79,15 @@ def test_a_kept_result_is_drawn_as_svg(kept, timed, tmp_path):
         for reading in results.read(saved).readings:
             assert reading.name in words
             assert reading.idea in words
+
+
+def test_bars_have_the_rate_of_each_rung_or_the_bytes_it_requests(timed):
+    for found, value in (timed, timed.rate), (replace(timed, timed=False), lambda each: each.requested):
+        charts = report.ladder(found).to_dict()
+        for chart, readings in zip(charts["vconcat"], found.by_op.values(), strict=True):
+            rows = charts["datasets"][chart["data"]["name"]]
+            low = chart["layer"][0]["encoding"]["x"]["scale"]["domain"][0]
+            assert [row["value"] for row in rows] == [value(each) or low for each in readings]
 
 
 def test_one_ladder_of_a_kept_result(kept, tmp_path):
