@@ -37,7 +37,7 @@ ADVICE = (
     (
         "model",
         "",
-        "Convert it in mode `tune`, which measures, or keep torch's layers.",
+        "Convert it in mode `tune`, which measures (`tritile tune --model`), or keep torch's layers.",
     ),
     ("complex", "complex128", "Call torch."),
     ("complex", "", 'Call torch, or take `precision="fp16x3"` for hundreds of rows and more.'),
