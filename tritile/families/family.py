@@ -8,12 +8,8 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.source import source_hash
-from tritile.families.common.numerics import Numerics
+from tritile.families.common.numerics import Numerics, canonical_product, of_product
 from tritile.families.common.work import Kernel, Work
-
-
-def _always(problem: Any) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,11 @@ class Family:
     pointless: Callable[[Config, Any, Device], bool]
     predicted_us: Callable[[Config, Any, Device], float]
     work: Callable[[Any, Config, int, bool], Work]
-    numerics: Callable[[Config, Any, Device], Numerics]
-    canonical: Callable[[Any, Device], Numerics]
+    numerics: Callable[[Config, Any, Device], Numerics] = of_product
+    canonical: Callable[[Any, Device], Numerics] = canonical_product
     also: tuple[Kernel, ...] = ()
     resident: Callable[[Config, Any, Device], int] | None = None
-    contends: Callable[[Any], bool] = _always
+    contends: Callable[[Any], bool] = lambda problem: True
     margin: float | None = None
     interpreted: Callable[[Any], Config] | None = None
 

@@ -34,7 +34,6 @@ def unnamed(problem: Tiled, device: Device) -> Tiled:
 
 
 def in_one_way(problem: Tiled) -> Tiled:
-    """Return the problem of a batch-invariant call; a permutation's stays as it is."""
     found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
     return found
 
@@ -48,7 +47,6 @@ def numerics(config: Config, problem: Tiled, device: Device) -> Numerics:
 
 
 def canonical(problem: Tiled, device: Device) -> Numerics:
-    """Return the numerics that a problem has in batch-invariant mode, whatever its m."""
     return next(iter(FAMILIES[problem.op].values())).canonical(problem, device)
 
 

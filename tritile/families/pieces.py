@@ -30,12 +30,10 @@ def laid_out(scratch: Iterable[Section]) -> tuple[list[int], int]:
 
 
 def workspace_bytes(call: Call, config: Config, device: Device) -> int:
-    """Return the bytes of workspace that a call takes while it runs with this config."""
     return max(laid_out(work.scratch.values())[1] for _, work in pieces_of(call, config, device))
 
 
 def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
-    """Return the same memory, beginning some elements further on."""
     return tensor.as_strided((1,), (1,), tensor.storage_offset() + elements)
 
 

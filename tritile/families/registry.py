@@ -49,5 +49,4 @@ FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
 
 
 def digests() -> dict[str, str]:
-    """Return the digest of each kernel's source, by its name in files."""
     return {family.label: family.digest for family in ALL}

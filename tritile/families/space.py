@@ -18,7 +18,6 @@ def contenders(problem: Tiled) -> tuple[str, ...]:
 
 
 def _core(problem: Tiled) -> Tiled:
-    """Return the problem that kernels make: another product for one that is lowered."""
     return problem.core if isinstance(problem, MatmulProblem) else problem
 
 
@@ -63,7 +62,6 @@ def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
 
 
 def unbanded(config: Config) -> Config:
-    """Return the same config with its tiles in no bands, as suits a single row of tiles."""
     return replace(config, kwargs=tuple((name, 1 if name == "GROUP_M" else v) for name, v in config.kwargs))
 
 

@@ -62,7 +62,6 @@ class Correction:
         return ranges, first[:, 1:inputs].T, own @ first[:, inputs:].T + first[:, 0], second.T, weights
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds."""
         return {name: [[float(f"{x:.3g}") for x in row] for row in rows] for name, rows in vars(self).items()}
 
 

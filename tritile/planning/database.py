@@ -80,12 +80,10 @@ FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError, DamagedErr
 
 
 def has_code(error: Exception, *codes: int) -> bool:
-    """Tell whether SQLite raised the error, with one of these codes."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in codes
 
 
 def is_busy(error: Exception) -> bool:
-    """Tell whether the error says that another process holds a lock."""
     return isinstance(error, TimeoutError) or has_code(error, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -152,7 +150,6 @@ def _is_store(connection: sqlite3.Connection) -> bool:
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Create the tables in a new file, unless another process did meanwhile."""
     with transaction(connection, "IMMEDIATE"):
         if not _is_store(connection):
             for statement in _SCHEMA:
@@ -190,7 +187,6 @@ def opened(path: Path, new: bool, check: bool = True) -> sqlite3.Connection | No
 
 
 def put(connection: sqlite3.Connection, environment: Row, row: Row) -> None:
-    """Add a trial, or replace that of the same key, in a transaction of the caller's."""
     connection.execute(_ADD_ENVIRONMENT, environment)
     connection.execute(ADD_TRIAL, (*row, *environment))
 
@@ -239,7 +235,6 @@ def rows_of(path: Path) -> list[Any]:
 
 @contextlib.contextmanager
 def _unzipped(path: Path) -> Iterator[Path]:
-    """Yield a file with what a .gz holds."""
     with gzip.open(path) as zipped, tempfile.NamedTemporaryFile(suffix=".sqlite3") as plain:
         shutil.copyfileobj(zipped, plain)
         plain.flush()

@@ -77,7 +77,6 @@ def _at_least_one(x: Any) -> Any:
 
 
 def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
-    """Return the parts of a prediction by Constants `c`; see `Formula`."""
     m, n, k = facts.m, facts.n, facts.k
     tiles_m, tiles_n = -(-m // shape.block_m), -(-n // shape.block_n)
     tiles = tiles_m * tiles_n * facts.batch
@@ -221,7 +220,6 @@ def _permute_facts(problem: PermuteProblem, device: Device, config: Config) -> t
 
 
 def _permute_parts(shape: tuple[()], parts: Any, c: Any) -> tuple[Any, ...]:
-    """Return the parts of a prediction of a permutation."""
     power = 1 + c.blend
     scaled = (c.memory * parts[0], c.cache * parts[1], c.instructions * parts[2], c.wait * parts[3])
     total = scaled[0] ** power + scaled[1] ** power + scaled[2] ** power + scaled[3] ** power

@@ -71,7 +71,6 @@ def calibrated(device: Device) -> Table | None:
 
 
 def calibrated_path(device: Device) -> Path:
-    """Return the file of portfolios that were measured on this machine for a GPU model."""
     return cache_dir() / f"{device.slug}.portfolios.json"
 
 
@@ -131,7 +130,6 @@ def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
 
 
 def is_calibrated(device: Device) -> bool:
-    """Tell whether a portfolio of any class was measured on a GPU, or on one that is like it."""
     return any(each.portfolios for each, _ in serving(device))
 
 

@@ -44,7 +44,6 @@ def _model(device: Device) -> str:
 
 
 def _winner(text: str, entry: Any) -> Winner:
-    """Return the winner of a problem, given as text. Raises InvalidValueError for anything else."""
     if not isinstance(entry, dict) or not {"config", "us"} <= set(entry) or entry["us"] is None:
         raise InvalidValueError(f"{str(entry)[:80]!r}: wanted config and us")
     problem, config = pair_from(parsed(text), entry["config"])
@@ -85,7 +84,6 @@ class KernelTable:
         return good
 
     def problems(self, device: Device, digest: str) -> list[str]:
-        """Return the problems of a kernel that the table holds for a GPU, as text."""
         return list(self.winners(device, digest))
 
     def find(self, device: Device, digest: str, problem: KernelProblem) -> Winner | None:
@@ -135,7 +133,6 @@ def kernel_problem(text: str) -> KernelProblem | None:
 
 
 def empty(path: Path) -> KernelTable:
-    """Return a table without entries, to be written to `path`."""
     return KernelTable(path, {})
 
 

@@ -35,12 +35,10 @@ class Lead:
     sizes: int
 
     def ratio(self, problem: MatmulProblem | PermuteProblem) -> float:
-        """Return how many times as long torch is predicted to take."""
         pairs = zip(self.weights, terms(problem), strict=True)
         return math.exp(max(-50.0, min(50.0, sum(weight * term for weight, term in pairs))))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds."""
         weights = [float(f"{weight:.4g}") for weight in self.weights]
         return {"weights": weights, "least": float(f"{self.least:.4g}"), "sizes": self.sizes}
 

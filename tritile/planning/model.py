@@ -17,7 +17,6 @@ _SHAPES = 4  # tile shapes wanted, at the least, among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
-    """Return predicted microseconds of a legal config on a problem."""
     made = problem.core if isinstance(problem, MatmulProblem) else problem
     return FAMILIES[problem.op][config.family].predicted_us(config, made, device)
 

@@ -178,7 +178,6 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | 
 
 
 def logged(plan: Plan, seconds: float | None = None) -> Plan:
-    """Log a plan that was made just now, and return it."""
     facts = {"problem": plan.problem.label, "config": str(plan.config), "source": plan.source}
     log("plan", logging.INFO, **facts, device=plan.device.name, us=plan.us, seconds=seconds)
     return plan
@@ -219,7 +218,6 @@ def _any_batch(problem: Tiled) -> Tiled:
 
 
 def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
-    """Return a plan by measurements of the kernels as they are now. Raises NotTunedError."""
     found = (known, by_portfolio(problem, device) if known is None or not known.current else None)
     plan = next((each for each in found if each is not None and each.current), None)
     if plan is None:
@@ -235,7 +233,6 @@ def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
 
 
 def trials(problem: Tiled, device: Device) -> list[Trial]:
-    """Return everything measured for this problem on this device, over all kernel families."""
     first, *more = (kernel.digest for kernel in FAMILIES[problem.op].values())
     return store_of(device).trials(first, problem, *more)
 
@@ -341,7 +338,6 @@ def _or_beside(plan: Plan) -> Plan:
 
 
 def by_model(problem: Tiled, device: Device) -> Plan:
-    """Return the model's pick of all legal configs."""
     config = model.pick(problem, device)
     us = model.predict_us(config, problem, device)
     why = "predicted to be the fastest of all legal configs: mode is off, or no portfolio serves this problem"

@@ -39,7 +39,6 @@ class Loss:
 
 
 def _columns(rows: Iterable[Iterable[float]]) -> Any:
-    """Return rows of numbers as an array, transposed: a row for each field."""
     return np.array(list(zip(*rows, strict=True)), dtype=np.float64)
 
 
@@ -98,7 +97,6 @@ class Portfolio:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds."""
         members = [
             {"config": config.to_dict(), "constants": [float(f"{value:.3g}") for value in astuple(constants)]}
             for config, constants in zip(self.configs, self.constants, strict=True)
@@ -143,7 +141,6 @@ def _parameters(op: str, name: str) -> frozenset[str]:
 
 
 def _offered(config: Config, op: str, name: str) -> Config:
-    """Return a config that a family of the operation could have. Raises InvalidValueError for another."""
     family = FAMILIES[op].get(config.family)
     _check(family is not None, f"{name}: {config.family!r} is not a family of {op}")
     assert family is not None

@@ -91,7 +91,6 @@ class SharedFile:
         return result
 
     def retry_writing(self) -> None:
-        """Use the file for writing again, though it failed a moment ago."""
         self._writes_from = -inf
 
     def warn(self, kind: str, text: str) -> None:

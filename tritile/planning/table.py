@@ -59,7 +59,6 @@ class Table:
     leads: Mapping[str, Lead] = field(default_factory=dict)
 
     def find(self, problem: Problem) -> Entry | None:
-        """Return the entry of just this problem, None where there is none."""
         return self._by_problem.get(problem)
 
     def counts(self, op: str, family: str) -> bool:
@@ -67,7 +66,6 @@ class Table:
         return self._is_current(op, family)
 
     def current_portfolios(self) -> dict[str, Portfolio]:
-        """Return the portfolios that were measured with the kernels as they are now."""
         return {
             name: each
             for name, each in self.portfolios.items()
@@ -143,7 +141,6 @@ def _parsed(raw: bytes, name: str) -> Table:
 
 
 def _is_facts(device: Any) -> bool:
-    """Tell whether `Device.to_dict` could have given this."""
     if not isinstance(device, dict) or not isinstance(device.get("name"), str):
         return False
     return all(
@@ -156,7 +153,6 @@ def _is_digests(kernels: Any) -> bool:
 
 
 def _entry(data: Any) -> Entry:
-    """Return the entry of a parsed line. Raises InvalidValueError for anything else."""
     if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
         raise InvalidValueError(
             f"{str(data)[:80]!r} is not an entry: wanted problem, config, us and torch_us"

@@ -74,7 +74,6 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Tell whether it was timed, and did not fail."""
         return self.time < math.inf
 
     @property
@@ -84,12 +83,10 @@ class Trial:
 
     @property
     def of_torch(self) -> bool:
-        """Tell whether it is torch's time, and not a config's."""
         return self.config == AS_TORCH
 
     @property
     def right(self) -> bool:
-        """Tell whether it works, and its answer was checked."""
         return self.works and self.error is not None
 
 
@@ -107,12 +104,10 @@ def rank(trial: Trial) -> tuple[bool, bool, float, str]:
 
 
 def best_of(trials: Iterable[Trial]) -> Trial | None:
-    """Return the best of the trials that work, None where none does."""
     return min((trial for trial in trials if trial.works), key=rank, default=None)
 
 
 def parsed(text: Any) -> Any:
-    """Return the value of a short JSON text. Raises InvalidValueError for anything else."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise InvalidValueError(f"{str(text)[:80]!r} is not JSON text of at most {MAX_TEXT} characters")
     try:
@@ -181,7 +176,6 @@ def trial_from(row: Sequence[Any]) -> Trial:
 
 
 def _line(text: str) -> str:
-    """Return text, perhaps a compiler's, cut to one short printable line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:_MAX_FAILURE]).split())
 
 

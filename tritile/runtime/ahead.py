@@ -46,7 +46,6 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
 
 
 def compile_resources(problem: Tiled, config: Config, device: Device) -> Resources:
-    """Compile, and return what the kernel takes. Raises TuningError where the compiler refuses."""
     kernel = compiled_for(problem, config, device)
     try:
         return resources(kernel)

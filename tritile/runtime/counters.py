@@ -56,7 +56,6 @@ _OF_GPU: Final[dict[int, Counters]] = {}
 
 
 def counters_of(device: int) -> Counters:
-    """Return the counters of a GPU."""
     found = _OF_GPU.get(device)
     if found is None:
         with _LOCK:

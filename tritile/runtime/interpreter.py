@@ -177,7 +177,6 @@ def _interpreted_library() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute for the `with`."""
     before = getattr(owner, name)
     with _undone(lambda: setattr(owner, name, before)):
         setattr(owner, name, value)
@@ -307,7 +306,6 @@ class HostAware:
         return getattr(self.__dict__["fn"], name)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch, as `kernel[grid](...)` does."""
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
         host = bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
         if host or triton.knobs.runtime.interpret:

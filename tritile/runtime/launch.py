@@ -42,7 +42,6 @@ class _At:
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
-        """Return the address."""
         return self.address
 
 
@@ -53,7 +52,6 @@ def _gluon_descriptor() -> Callable[..., Any]:
 
 
 def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
-    """Return an argument as Triton takes it. Buffers are tensors or stand-ins."""
     if isinstance(value, Buffer):
         return buffers[value.buffer]
     if isinstance(value, Descriptor):
@@ -65,7 +63,6 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
 
 
 def _addressed(arg: Any) -> Any:
-    """Return a bound argument with addresses in place of stand-ins."""
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
     return arg.address if isinstance(arg, _At) else arg
@@ -224,7 +221,6 @@ class SplitLaunch:
 
     @property
     def kernel(self) -> Any:
-        """Return the compiled kernel of the first piece."""
         return self.pieces[0][0].kernel
 
     def __call__(self, *tensors: torch.Tensor) -> None:
@@ -301,7 +297,6 @@ def _prepared(call: Call, work: Work, config: Config, index: int, spare: bool = 
 
 
 def run_interpreted(call: Call, config: Config) -> None:
-    """Run on tensors in host memory, in Triton's interpreter."""
     work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
     scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
     buffers = call.buffers | scratch

@@ -116,7 +116,6 @@ def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(metadata: Any) -> "ctypes.Array[_Attribute]":
-    """Return the attributes of a launch: clusters along the grid's first axis, and an early start."""
     found: list[tuple[int, tuple[int, ...]]] = []
     if metadata.num_ctas > 1:
         ones = 1 | 1 << 32  # the value is three numbers of 32 bits: programs along each axis
@@ -247,7 +246,6 @@ class NativeLaunch:
             _checked(code, f"launching {self._kernel.name}")
 
     def _moved(self, pointers: Sequence[int]) -> int:
-        """Write the addresses into the tensor maps; return the driver's code."""
         for tensor_map, index in self._maps:
             if tensor_map.pointer != pointers[index]:
                 code = int(self._replace(tensor_map.address, pointers[index]))

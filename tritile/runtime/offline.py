@@ -49,7 +49,6 @@ def _too_much(shared: int, device: Device) -> str:
 
 
 def check_fits(kernel: Any, device: Device) -> None:
-    """Raise TuningError where a compiled kernel asks for more shared memory than a block can have."""
     shared = int(kernel.metadata.shared)
     if shared > device.shared_memory:
         raise TuningError(_too_much(shared, device))
@@ -78,7 +77,6 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _assembled(kernel: Any) -> str:
-    """Return the assembler's verbose output for the kernel."""
     arch = kernel.metadata.target.arch
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")

@@ -8,13 +8,11 @@ from tritile.families.common.products import warpgroup_mma
 
 
 def names_fault(config: Config, names: tuple[str, ...]) -> str | None:
-    """Say that a config's parameters are not these, None where they are."""
     found = tuple(name for name, _ in config.kwargs)
     return None if found == names else f"parameters {[*found]} are not {[*names]}"
 
 
 def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | None:
-    """Say what is wrong with a config's parameters: not these, not powers of two, or above `most`."""
     reason = names_fault(config, names)
     if reason is not None:
         return reason
@@ -30,14 +28,12 @@ def blocks_fault(config: Config, names: tuple[str, ...], most: int) -> str | Non
 
 
 def launch_fault(config: Config) -> str | None:
-    """Say what is wrong with warps and stages, for kernels that read and write through pointers."""
     if config.num_ctas != 1 or config.num_warps > 16 or not 1 <= config.num_stages <= 8:
         return "num_ctas must be 1, num_warps at most 16, num_stages 1 to 8"
     return None
 
 
 def shared_fault(shared: int, device: Device) -> str | None:
-    """Say why a kernel may not take so many bytes of shared memory, None where it may."""
     return (
         f"{shared} bytes of shared memory, of {device.shared_memory}"
         if shared > device.shared_memory
@@ -46,7 +42,6 @@ def shared_fault(shared: int, device: Device) -> str | None:
 
 
 def least_blocks(problem: Product) -> dict[str, int]:
-    """Return the smallest blocks that tl.dot takes."""
     return {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32 if problem.itemsize == 1 else 16}
 
 
@@ -76,6 +71,5 @@ def order_fault(config: Config, problem: Product | PermuteProblem) -> bool:
 
 
 def oversized(config: Config, problem: Product, least: dict[str, int]) -> bool:
-    """Tell whether a block is at least twice as large as the problem, though it could be halved."""
     blocks = ((problem.m, "BLOCK_M"), (problem.n, "BLOCK_N"), (problem.k, "BLOCK_K"))
     return any(config[name] >= 2 * max(size, least[name]) for size, name in blocks)

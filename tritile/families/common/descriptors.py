@@ -32,14 +32,12 @@ def output_of(call: MatmulCall) -> Output:
 
 
 def check_sizes(call: MatmulCall) -> None:
-    """Raise TuningError where a size is beyond what descriptors count."""
     sizes = (call.a.shape[0], call.a.shape[1], call.b.shape[1], *call.batch_shape)
     if max(sizes) > WIDE_FROM:
         raise TuningError(f"a size of {max(sizes)}: descriptors count in 32 bits")
 
 
 def sizes_of(call: MatmulCall) -> tuple[int, ...]:
-    """Return M, N, K, the matrices of the batch, and those of its last dimension."""
     (outer, inner), _ = batch_of(call, call.out)
     return (call.a.shape[0], call.b.shape[1], call.a.shape[1], outer * inner, inner)
 

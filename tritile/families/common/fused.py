@@ -41,7 +41,6 @@ def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, i
 
 
 def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
-    """Return the fallback flag, and the values of it with which there is something to do."""
     if call.verdict is None:
         return None, None
     return buffer_of(call.verdict.word, "verdict"), (call.verdict.least, call.verdict.end)

@@ -27,7 +27,6 @@ def grid(tiles: int, batch: int) -> tuple[int, int, int]:
 
 
 def options(config: Config) -> dict[str, Any]:
-    """Return how to compile a kernel for a config."""
     found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}
 

@@ -94,17 +94,14 @@ def _sums_apart(problem: Product) -> bool:
 
 
 def matrix(config: Config) -> str:
-    """Return the instruction of AMD's matrix cores for a tile."""
     return "matrix 32" if min(config["BLOCK_M"], config["BLOCK_N"]) >= AMD_SIDE else "matrix 16"
 
 
 def fastest(device: Device) -> str:
-    """Return the instruction of tensor cores that is fastest with many rows."""
     return "warpgroup" if _has_warpgroups(device) else "warp" if device.nvidia else "matrix 32"
 
 
 def _instruction(config: Config, problem: Product, device: Device) -> str:
-    """Return the instruction by which `tl.dot` makes a tile."""
     if not device.nvidia:
         return matrix(config)
     many = device.nvidia >= 100 and config.num_warps > _BLACKWELL_WARPS

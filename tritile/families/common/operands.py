@@ -59,7 +59,6 @@ def turned(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Tell which of a and b no descriptor can see where they lie."""
     sides = (problem.a_layout, problem.a_align), (problem.b_layout, problem.b_align)
     a, b = (align < 16 or layout == "strided" for layout, align in sides)
     return a, b
@@ -88,14 +87,12 @@ def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def copied(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Tell which of a and b are copied before kernels by descriptor read them."""
     reasons = _unreadable(problem), turned(problem), realigned(problem)
     a, b = (any(of_side) for of_side in zip(*reasons, strict=True))
     return a, b
 
 
 def tiles(config: Config, problem: MatmulProblem) -> int:
-    """Return how many tiles the result has, over all of the batch."""
     return problem.batch * -(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"])
 
 
@@ -117,7 +114,6 @@ class Seen(NamedTuple):
 
 
 def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return sizes and strides of the batch, as two dimensions."""
     if len(call.batch_shape) > 2:
         raise TuningError(
             f"a batch of {len(call.batch_shape)} dimensions that do not merge: descriptors have 2"
@@ -142,7 +138,6 @@ def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Se
 
 
 def readable(seen: Seen, view: View) -> bool:
-    """Tell whether a descriptor can read the operand where it lies."""
     if view.tensor.data_ptr() % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
         return False
     steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
@@ -206,7 +201,6 @@ class Inputs(NamedTuple):
 
 
 def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
-    """Return the launch that copies one operand, or two."""
     nothing = {"{}_batch": 0, "{}_inner": 1, "{}_rows": 1, "{}_columns": 1, "stride_{}cr": _ROW_BYTES}
     nothing |= {"stride_{}o": 0, "stride_{}i": 0, "stride_{}r": 0, "stride_{}c": 1}
     sides = {"a": first.args, "b": second.args if second else first.args | nothing}

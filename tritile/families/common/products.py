@@ -11,7 +11,6 @@ def uses_tensor_cores(problem: Product) -> bool:
 
 
 def accumulator_bytes(problem: Product) -> int:
-    """Return the bytes of one accumulated element."""
     return 8 if problem.dtype == "float64" else 4
 
 
@@ -22,7 +21,6 @@ def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
 
 
 def accumulator_words(config: Config, problem: Product, device: Device) -> int:
-    """Return the 32-bit registers of each thread that hold sums."""
     threads = config.num_warps * device.warp_size
     # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
     apart = problem.promoted or (problem.totals and device.nvidia == 90)

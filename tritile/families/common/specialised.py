@@ -18,7 +18,7 @@ from tritile.families.common import tma_time
 from tritile.families.common.blocks import names_fault, order_fault, shared_fault
 from tritile.families.common.descriptors import Output, arguments, check_sizes, grid_of, output_of
 from tritile.families.common.facts import SECTOR
-from tritile.families.common.numerics import canonical_product, of_product
+from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import Inputs, Seen, copied, inputs, repack, tiles
 from tritile.families.common.sums import in_parts, promoted_turns
 from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
@@ -91,12 +91,10 @@ class Kind:
 
     @property
     def programs(self) -> int:
-        """Return the programs of a cluster."""
         return 1 if self.shapes is None else 2
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return the names of a config's parameters."""
         return PARAMETERS if self.shapes is None else tuple(sorted((*PARAMETERS, "DOWN")))
 
     def mirrored(self, config: Config) -> Config:
@@ -119,7 +117,6 @@ class Kind:
         return (1, 1) if self.shapes is None else (config["DOWN"], self.programs // config["DOWN"])
 
     def clustered(self, config: Config) -> Config:
-        """Return the config with the rows and columns of a cluster as its blocks."""
         if self.shapes is None:
             return config
         down, across = self.arranged(config)[:: -1 if self.turned else 1]
@@ -127,11 +124,9 @@ class Kind:
         return config.derived((name, sides.get(name, value)) for name, value in config.kwargs)
 
     def seen(self, problem: MatmulProblem) -> MatmulProblem:
-        """Return the problem that programs make."""
         return transposed(problem) if self.turned else problem
 
     def shared_bytes(self, config: Config, problem: MatmulProblem) -> int:
-        """Return the shared memory of a program, in bytes."""
         own = shared_bytes(self.alone(config), self.seen(problem))
         return own if self.shapes is None else own + _RESERVED
 
@@ -151,7 +146,6 @@ class Kind:
         return None
 
     def illegal(self, config: Config, problem: MatmulProblem, device: Device) -> str | None:
-        """Say why `config` may not run `problem` on `device`, None where it may."""
         if problem.rights > 1:
             return "gated products are made by tile and descriptor"
         if self.name != NAME and (problem.itemsize != 2 or problem.totals):
@@ -170,7 +164,6 @@ class Kind:
         return shared_fault(self.shared_bytes(config, problem), device)
 
     def pointless(self, config: Config, problem: MatmulProblem, device: Device) -> bool:
-        """Tell whether the config is dominated: another of the family does the same or less work."""
         seen, whole = self.seen(problem), self.alone(self.clustered(config))
         if order_fault(whole, seen):
             return True
@@ -185,7 +178,6 @@ class Kind:
         return any(whole[name] > least and whole[name] >= 2 * size for name, least, size in sides)
 
     def resident(self, config: Config, problem: MatmulProblem, device: Device) -> int:
-        """Return how many programs of a config an SM holds at once."""
         return tma_time.resident(programs_of(self.alone(config), self.seen(problem)), device)
 
     def predicted_us(
@@ -244,7 +236,6 @@ class Kind:
         }  # fmt: skip
 
     def work(self, call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-        """Return the launches of `call`: see `tritile.families.work.work_of`."""
         check_sizes(call)
         read, out = inputs(call, early), output_of(call)
         values = self.arguments(call, config, read, out, early)
@@ -256,13 +247,9 @@ class Kind:
         return Work((*read.steps, step_of(self.kernel, grid, values, options)), read.scratch)
 
     def family(self, space: Callable[[], Iterable[Config]], **more: Any) -> Family:
-        """Return the family: `more` is what it has of its own."""
         given: dict[str, Any] = {
             "illegal": self.illegal, "pointless": self.pointless, "predicted_us": self.predicted_us,
             "resident": self.resident, "work": self.work,
             "numerics": functools.partial(of_product, specialised=True), **more,
         }  # fmt: skip
-        return Family(
-            op=MatmulProblem.op, name=self.name, kernel=self.kernel, also=(repack,), space=space,
-            canonical=canonical_product, **given,
-        )  # fmt: skip
+        return Family(MatmulProblem.op, self.name, self.kernel, space, also=(repack,), **given)

@@ -12,7 +12,6 @@ def in_parts(call: MatmulCall) -> bool:
 
 
 def input_precision(call: MatmulCall) -> str:
-    """Return the precision that `tl.dot` is given."""
     return "ieee" if in_parts(call) else call.precision
 
 

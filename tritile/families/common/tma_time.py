@@ -71,7 +71,6 @@ class Programs(NamedTuple):
 
 
 def resident(made: Programs, device: Device) -> int:
-    """Return how many programs an SM holds at once of a kernel whose tiles travel by TMA."""
     return max(1, min((device.shared_memory + 1024) // (made.shared + 1024), 512 // (32 * made.warps), 4))
 
 
@@ -83,13 +82,11 @@ def _repack_us(problem: MatmulProblem, device: Device, made: Programs, fit: TmaF
 
 
 def _tiles(config: Config, problem: MatmulProblem, made: Programs) -> int:
-    """Return how many tiles are made, with those beyond the edge that fill up clusters."""
     rows = -(-problem.m // (config["BLOCK_M"] * made.down)) * made.down
     return problem.batch * rows * -(-problem.n // (config["BLOCK_N"] * made.across)) * made.across
 
 
 def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Programs, fit: TmaFit) -> float:
-    """Return predicted microseconds of a product whose tiles travel by tensor descriptor."""
     m, n, k, size = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], problem.itemsize
     specialised, split = made.specialised, made.split
     whole = specialised or warpgroup_mma(config, problem, device) or device.nvidia >= 100

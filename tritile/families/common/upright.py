@@ -53,7 +53,6 @@ def sides_of(problem: MatmulProblem, turned: bool) -> Sides:
 
 
 def sides(problem: MatmulProblem) -> Sides:
-    """Return what a kernel without tensor cores sees of a product."""
     return sides_of(problem, turned(problem))
 
 
@@ -84,12 +83,10 @@ def rows_fault(config: Config, rows: int) -> str | None:
 
 
 def contends(problem: MatmulProblem) -> bool:
-    """Tell whether a config for few rows can be the fastest."""
     return min(problem.m, problem.n) <= MOST_ROWS
 
 
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Return the rows and columns of the result in a tile of a kernel without tensor cores."""
     rows, columns = config["BLOCK_M"], config["BLOCK_N"]
     return (columns, rows) if turned(problem) else (rows, columns)
 

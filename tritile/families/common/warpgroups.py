@@ -32,7 +32,6 @@ def main_columns(config: Config) -> int:
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Return shared memory that the compiled kernel asks for, in bytes."""
     main = main_columns(config)
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     stored = config["BLOCK_M"] * (main // config["SUBTILES"] + config["BLOCK_N"] - main)
@@ -68,7 +67,6 @@ def _tile_fault(config: Config) -> str | None:
 
 
 def _accumulators(config: Config) -> int:
-    """Return the registers of a thread that hold sums."""
     return int(config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128)
 
 
@@ -126,7 +124,6 @@ def fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
 
 
 def programs_of(config: Config, problem: MatmulProblem) -> Programs:
-    """Return what the time of a config of `warpgroups` depends on."""
     main, consumers = main_columns(config), config["CONSUMERS"]
     rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
     pieces = ([(rows, main)] + [(rows, rest)] * (rest > 0)) * consumers

@@ -55,7 +55,6 @@ class Kernel:
 
     @property
     def jitted(self) -> Any:
-        """Return the function under `triton.jit`."""
         if self._jitted is None:
             self._jitted = getattr(import_late(self.module), self.name)
         return self._jitted

@@ -46,7 +46,6 @@ class _Call:
         self.scratch: dict[str, Section] = {}
 
     def place(self, name: str, elements: int) -> Placed:
-        """Return a new workspace."""
         self.scratch[name] = Section(self.real, elements)
         return Placed(name, self.real)
 
@@ -149,7 +148,6 @@ def _as_it_lies(view: View) -> View:
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether a product is of complex numbers."""
     return call.dtype in REAL_DTYPE
 
 

@@ -15,7 +15,7 @@ from tritile.core.views import MatmulCall
 from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault
 from tritile.families.common.grids import grid, options, unit
-from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.few_rows.family import DTYPES
@@ -80,7 +80,6 @@ def _shape(config: Config, problem: MatmulProblem) -> Shape:
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
-    """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
     reason = upright.rows_fault(config, upright.sides(problem).rows)
     if reason is not None:
         return reason
@@ -94,7 +93,6 @@ def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -147,7 +145,6 @@ def _tiles(config: Config, problem: MatmulProblem) -> int:
 
 
 def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
-    """Return how many programs share the K of a tile: as many as run at once, of so many SMs."""
     blocks = -(-problem.k // config["BLOCK_K"])
     most = resident(config, problem) * processors // _tiles(config, problem)
     split = max(1, min(most, blocks // _LEAST))
@@ -174,7 +171,6 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
 
 
 def _sum_us(problem: MatmulProblem, split: int, device: Device, fit: _Fit) -> float:
-    """Return predicted microseconds of leaving the parts, and of adding them up."""
     seen = upright.sides(problem)
     programs = problem.batch * seen.rows * -(-seen.columns // _COLUMNS)
     waits = -(-split // _PARTS) * -(-programs // (8 * device.processors))
@@ -212,18 +208,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=few_rows_across,
-    also=(sum_parts,),
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=numerics,
-    canonical=canonical_product,
-    contends=upright.contends,
+    MatmulProblem.op, NAME, few_rows_across, _configs, illegal, pointless, predicted_us, work,
+    also=(sum_parts,), resident=resident, numerics=numerics, contends=upright.contends,
     margin=1.2,  # its formula errs by 15% (standard deviation) at its picks
-)
+)  # fmt: skip

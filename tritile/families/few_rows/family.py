@@ -15,7 +15,7 @@ from tritile.core.views import MatmulCall
 from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.grids import grid, options
-from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import held
 from tritile.families.common.work import Kernel, Work, step_of
 from tritile.families.family import Family
@@ -58,14 +58,12 @@ FITTED: Final = _Fit()
 
 
 def _words(config: Config, problem: MatmulProblem) -> float:
-    """Return the words of w that a thread multiplies in a K iteration."""
     return float(
         config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (upright.WORD * 32 * config.num_warps)
     )
 
 
 def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
-    """Say why a tile does not suit the problem, or the threads of a program, None where it does."""
     word, reason = upright.WORD // problem.itemsize, upright.rows_fault(config, upright.sides(problem).rows)
     if reason is not None:
         return reason
@@ -79,7 +77,6 @@ def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Return the most shared memory that the compiled kernel asks for to bring tiles, in bytes."""
     tile = (config["BLOCK_N"] + config["BLOCK_M"]) * config["BLOCK_K"] * problem.itemsize
     return int(tile * (config.num_stages - 1))
 
@@ -90,7 +87,6 @@ def _programs(config: Config, problem: MatmulProblem) -> int:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -122,7 +118,6 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return how many programs of a config an SM holds at once."""
     sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
     threads, registers = 32 * config.num_warps, min(255, 64 + sums)
     return held(device, threads, registers, shared_bytes(config, problem), 32)
@@ -155,7 +150,6 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
     seen = upright.sides(call.problem)
     call = upright.transposed(call) if upright.turned(call.problem) else call
     values = upright.arguments(call, config, early)
@@ -168,17 +162,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=few_rows,
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=numerics,
-    canonical=canonical_product,
-    contends=upright.contends,
+    MatmulProblem.op, NAME, few_rows, _configs, illegal, pointless, predicted_us, work,
+    resident=resident, numerics=numerics, contends=upright.contends,
     margin=1.1,  # its formula errs by 11% (standard deviation) at its picks
-)
+)  # fmt: skip

@@ -89,7 +89,6 @@ class _Blocks(NamedTuple):
     once: bool
 
     def constants(self, side: str) -> dict[str, Any]:
-        """Return the constants of an operand, by name."""
         names = (f"{side}_TURNED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
         return dict(zip(names, self, strict=True))
 
@@ -109,7 +108,6 @@ class _Parts(NamedTuple):
 
 
 def _warps(k: int) -> int:
-    """Return the warps of the programs that split."""
     return 2 * _WARPS if _LONG < k <= _WHOLE[False] else _WARPS
 
 
@@ -185,7 +183,6 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether a product is to be made of parts in fp16."""
     return call.problem.in_parts
 
 

@@ -18,7 +18,7 @@ from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.common.blocks import least_blocks, oversized, shared_fault
 from tritile.families.common.descriptors import BARRIER
-from tritile.families.common.numerics import canonical_product, of_product
+from tritile.families.common.numerics import of_product
 from tritile.families.common.products import accumulator_words
 from tritile.families.common.work import Buffer, Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
@@ -52,7 +52,6 @@ def tiles(config: Config, problem: GroupedProblem) -> int:
 
 
 def shared_bytes(config: Config, problem: GroupedProblem) -> int:
-    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype]
     stored = config["PERSISTENT"] and problem.out_align == 16 and problem.out_layout == "row"
@@ -79,7 +78,6 @@ def unreachable(problem: GroupedProblem) -> str | None:
 
 
 def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or unreachable(problem)
     if reason is not None:
         return reason
@@ -114,7 +112,6 @@ def _tma_configs() -> Iterator[Config]:
 
 
 def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
@@ -139,7 +136,6 @@ def _group_stride(view: View) -> int:
 
 
 def _args(call: GroupedCall) -> dict[str, Any]:
-    """Return the arguments of both kernels that do not depend on the config, by name."""
     a, b, out = call.a, call.b, call.out
     offs = None if call.offs is None else Buffer("offs")
     scales = (None, None) if call.scales is None else (Buffer("scale_a"), Buffer("scale_b"))
@@ -164,7 +160,6 @@ def _units(view: View) -> tuple[int, int, int]:
 
 
 def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of products of groups with a config of the tile family."""
     values = _args(call) | dict(config.kwargs)
     a, b, out = call.a, call.b, call.out
     m, n, k = (values[f"BLOCK_{side}"] for side in "MNK")
@@ -206,7 +201,6 @@ def _cut(whole: Descriptor) -> Descriptor:
 
 
 def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
-    """Return the descriptor that stores tiles of the result, None without one: see `operands.storable`."""
     out = call.out
     if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
         return None
@@ -245,26 +239,10 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
 
 
 TILE: Final = Family(
-    op=GroupedProblem.op,
-    name=tile.NAME,
-    kernel=grouped_matmul_tile,
-    space=_tile_configs,
-    illegal=tile.illegal,
-    pointless=tile.pointless,
-    predicted_us=_tile_predicted_us,
-    work=tile_work,
-    numerics=of_product,
-    canonical=canonical_product,
-)
+    GroupedProblem.op, tile.NAME, grouped_matmul_tile, _tile_configs, tile.illegal, tile.pointless,
+    _tile_predicted_us, tile_work,
+)  # fmt: skip
 DESCRIPTOR: Final = Family(
-    op=GroupedProblem.op,
-    name=descriptor.NAME,
-    kernel=grouped_matmul_descriptor,
-    space=_tma_configs,
-    illegal=_tma_illegal,
-    pointless=_tma_pointless,
-    predicted_us=_tma_predicted_us,
-    work=descriptor_work,
-    numerics=functools.partial(of_product, rounding="tma"),
-    canonical=canonical_product,
-)
+    GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
+    _tma_pointless, _tma_predicted_us, descriptor_work, numerics=functools.partial(of_product, rounding="tma"),
+)  # fmt: skip

@@ -32,7 +32,6 @@ KIND: Final = Kind(NAME, matmul_clusters, shapes=_SHAPES)
 
 
 def configs_of(kind: Kind) -> Iterator[Config]:
-    """Yield the configs of a kind of clusters."""
     for (m, n, consumers, subtiles), (stages, downs) in (kind.shapes or {}).items():
         for down, group, persistent in itertools.product(downs, (1, 8), (False, True)):
             kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "CONSUMERS": consumers, "DOWN": down}

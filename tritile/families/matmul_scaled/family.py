@@ -39,19 +39,16 @@ _OWN: Final = 350.0  # the same where each column has scales of its own
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Return shared memory that the compiled kernel asks for, in bytes."""
     stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"]
     stored = config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[problem.out_dtype]
     return int(stage * config.num_stages + stored + _BARRIERS)
 
 
 def pieces(config: Config) -> int:
-    """Return the pieces of a consumer."""
     return int(config["BLOCK_M"] // config["CONSUMERS"] // _ROWS * (config["BLOCK_N"] // config["PIECE"]))
 
 
 def _own(problem: MatmulProblem) -> bool:
-    """Tell whether each column of b has scales of its own."""
     return not problem.block_scales.endswith("x128")
 
 
@@ -81,7 +78,6 @@ def _values_fault(config: Config) -> str | None:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
     if not problem.block_scales or problem.dtype not in FP8_DTYPES:
@@ -107,7 +103,6 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
@@ -117,7 +112,6 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 
 def _added(config: Config, problem: MatmulProblem) -> float:
-    """Return clocks of a K iteration in which sums are waited for and scaled."""
     count, area = pieces(config), config["BLOCK_M"] * config["BLOCK_N"] / 2**14
     if _own(problem):
         return _WAIT * count + _OWN * area
@@ -125,24 +119,20 @@ def _added(config: Config, problem: MatmulProblem) -> float:
 
 
 def programs(config: Config, problem: MatmulProblem) -> Programs:
-    """Return what the time of a config depends on."""
     consumers, added = config["CONSUMERS"], _added(config, problem)
     made = [(_ROWS, config["PIECE"])] * (pieces(config) * consumers)
     return Programs(made, shared_bytes(config, problem), 4 * consumers + 4, consumers, True, 1, added)
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return how many programs of a config an SM holds at once."""
     return tma_time.resident(programs(config, problem), device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Return predicted microseconds of a config."""
     return tma_us(config, problem, device, programs(config, problem), fit)
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a call: see `tritile.families.work.work_of`."""
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     grid, flat = grid_of(call, config, 1, processors)

@@ -47,18 +47,15 @@ def tail_of(made: int, turns: int, processors: int) -> Tail:
 
 
 def _as_warpgroups(config: Config, persistent: bool) -> Config:
-    """Return the config of the warpgroups family that makes whole tiles as this one does."""
     kwargs: tuple[tuple[str, Any], ...] = (*config.kwargs, ("PERSISTENT", persistent))
     return config.derived(sorted(kwargs), family=warpgroups.NAME)
 
 
 def tail(config: Config, problem: MatmulProblem, device: Device) -> Tail:
-    """Return how a config makes a problem's tiles."""
     return tail_of(tiles(config, problem), -(-problem.k // config["BLOCK_K"]), device.processors)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = names_fault(config, PARAMETERS)
     if reason is not None:
         return reason
@@ -81,7 +78,6 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     return warpgroups.KIND.pointless(_as_warpgroups(config, False), problem, device)
 
 
@@ -106,7 +102,6 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a call: see `tritile.families.work.work_of`."""
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     m, n, k, batch, _ = sizes_of(call)

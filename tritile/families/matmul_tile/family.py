@@ -21,7 +21,6 @@ from tritile.families.common.blocks import (
 )
 from tritile.families.common.fused import block_scales, extra, verdict
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
-from tritile.families.common.numerics import canonical_product, of_product
 from tritile.families.common.products import (
     accumulator_words,
     held,
@@ -90,7 +89,6 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
 
 
 def illegal(config: Config, problem: Product, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     return (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -107,7 +105,6 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: Product, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
@@ -147,7 +144,6 @@ FITTED = Fit()
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
     return held(device, threads, registers, shared_bytes(config, problem, device), 16)
@@ -161,7 +157,6 @@ def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
 
 
 def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
-    """Return the clocks that a K iteration takes of an SM, where so many programs run together."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
@@ -187,7 +182,6 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
-    """Return predicted microseconds of a config of the tile family."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     turns = -(-problem.k // k)
     tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
@@ -222,7 +216,6 @@ def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...],
 
 
 def _args(call: MatmulCall) -> dict[str, Any]:
-    """Return the arguments of `matmul_tile` that do not depend on the config, by name."""
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
@@ -250,7 +243,6 @@ def _args(call: MatmulCall) -> dict[str, Any]:
 
 
 def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
-    """Return the launch of a product: one kernel, on the tensors as they lie and any number of SMs."""
     values = _args(call) | dict(config.kwargs)
     if (up := call.up) is not None:
         values |= {
@@ -267,16 +259,6 @@ def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = Fa
 
 
 FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=matmul_tile,
-    also=(gated_tile,),
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=of_product,
-    canonical=canonical_product,
-)
+    MatmulProblem.op, NAME, matmul_tile, _configs, illegal, pointless, predicted_us, work,
+    also=(gated_tile,), resident=resident,
+)  # fmt: skip

@@ -26,7 +26,7 @@ from tritile.families.common.blocks import (
 )
 from tritile.families.common.descriptors import BARRIER, arguments, check_sizes, grid_of, output_of, sizes_of
 from tritile.families.common.grids import options, polls
-from tritile.families.common.numerics import canonical_product, of_product
+from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import inputs, reachable, repack, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores
 from tritile.families.common.sums import in_parts, input_precision
@@ -47,7 +47,6 @@ _SM_SHARED: Final = 228 << 10  # bytes of an SM of Hopper or Blackwell, 1 KiB of
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
-    """Return shared memory that the compiled kernel will ask for, at the least, in bytes."""
     tile = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     fused = epilogue_of(problem.epilogue)
     # An operand read tile by tile has another layout than sums, which then go through shared memory.
@@ -79,7 +78,6 @@ def fault(config: Config, problem: Product, device: Device, parameters: tuple[st
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = fault(config, problem, device, PARAMETERS) or reachable(problem)
     if reason is not None:
         return reason
@@ -143,7 +141,6 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     if order_fault(config, problem):
         return True
     if config["BLOCK_K"] == 32 and problem.itemsize < 4:
@@ -175,17 +172,14 @@ def at_once(config: Config, problem: MatmulProblem) -> int:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return how many programs of a config an SM holds at once."""
     return tma_time.resident(_programs(config, problem), device)
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    """Return predicted microseconds of a config."""
     return tma_us(config, problem, device, _programs(config, problem), fit)
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a call: see `tritile.families.work.work_of`."""
     check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     m, n, k, batch, _ = sizes_of(call)
@@ -217,16 +211,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=matmul_descriptor,
-    also=(repack, gated_descriptor),
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
+    MatmulProblem.op, NAME, matmul_descriptor, _configs, illegal, pointless, predicted_us, work,
+    also=(repack, gated_descriptor), resident=resident,
     numerics=functools.partial(of_product, rounding="tma"),
-    canonical=canonical_product,
-)
+)  # fmt: skip

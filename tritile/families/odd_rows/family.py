@@ -17,7 +17,7 @@ from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import POLLS, options
-from tritile.families.common.numerics import Numerics, canonical_product
+from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import held, warpgroup_mma
 from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of, transposed
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
@@ -64,7 +64,6 @@ FITTED: Final = Fit()
 
 
 def _turns(problem: MatmulProblem) -> bool:
-    """Tell whether the transpose is made: of a product with fewer columns than rows."""
     return problem.n < problem.m
 
 
@@ -73,7 +72,6 @@ def _sides(problem: MatmulProblem) -> Sides:
 
 
 def _fault(problem: MatmulProblem, device: Device) -> str | None:
-    """Say why no config may run a problem, None where one may."""
     seen = _sides(problem)
     reason = fault(problem, device, seen, "k", MOST_ROWS, _DTYPES)
     if reason is None and problem.batch > 1:
@@ -86,7 +84,6 @@ def _blocks(config: Config, problem: MatmulProblem) -> int:
 
 
 def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why a tile does not suit the problem, None where it does."""
     reason = rows_fault(config, max(16, _sides(problem).rows))
     if reason is not None:
         return reason
@@ -106,7 +103,6 @@ def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str |
 
 
 def shared_bytes(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return the most shared memory that the compiled kernel asks for to bring tiles, in bytes."""
     tile = (config["BLOCK_N"] + config["BLOCK_M"]) * config["BLOCK_K"] * problem.itemsize
     stages = config.num_stages if warpgroup_mma(config, problem, device) else config.num_stages - 1
     return int(tile * max(1, stages))
@@ -118,19 +114,16 @@ def _tiles(config: Config, problem: MatmulProblem) -> int:
 
 
 def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Return how many tiles the result has along its rows, and along its columns."""
     count = _tiles(config, problem)
     return (count, 1) if _turns(problem) else (1, count)
 
 
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Return the rows and columns of the result in a tile."""
     rows, columns = config["BLOCK_M"], config["BLOCK_N"]
     return (columns, rows) if _turns(problem) else (rows, columns)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     return (
         blocks_fault(config, PARAMETERS, _MAX_BLOCK)
         or launch_fault(config)
@@ -147,17 +140,14 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: its tile is too large."""
     return bool(config["BLOCK_N"] >= 2 * max(_sides(problem).columns, 32))
 
 
 def contends(problem: MatmulProblem) -> bool:
-    """Tell whether one of the configs can be the fastest."""
     return min(problem.m, problem.n) <= MOST_ROWS
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    """Return how many programs of a config an SM holds at once."""
     threads = 32 * config.num_warps
     registers = min(255, 80 + config["BLOCK_M"] * config["BLOCK_N"] // threads)
     return held(device, threads, registers, shared_bytes(config, problem, device), 32)
@@ -222,18 +212,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    op=MatmulProblem.op,
-    name=NAME,
-    kernel=odd_rows,
-    also=(copy_shifted,),
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=numerics,
-    canonical=canonical_product,
-    contends=contends,
+    MatmulProblem.op, NAME, odd_rows, _configs, illegal, pointless, predicted_us, work,
+    also=(copy_shifted,), resident=resident, numerics=numerics, contends=contends,
     margin=1.2,  # its formula errs by 12% (standard deviation) at its picks, and is 6% too low
-)
+)  # fmt: skip

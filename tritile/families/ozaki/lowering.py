@@ -48,7 +48,6 @@ _PLAIN: Final = (64, 64, 16, 8)
 
 
 def _nearest(value: int, modulus: int) -> int:
-    """Return the remainder that is nearest 0."""
     return (value + modulus // 2) % modulus - modulus // 2
 
 
@@ -83,7 +82,6 @@ class _Vectors(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """Return how many matrices there are: one where the batch shares it."""
         return prod(self.batch_shape)
 
     @property
@@ -93,12 +91,10 @@ class _Vectors(NamedTuple):
 
     @property
     def plane(self) -> int:
-        """Return how many remainders modulo one number there are."""
         return self.matrices * self.size * self.padded
 
     @property
     def scratch(self) -> dict[str, Section]:
-        """Return the workspaces of exponents and of remainders."""
         exponents = Section("int32", self.matrices * self.size)
         return {self.exponents: exponents, self.residues: Section("int8", len(MODULI) * self.plane)}
 
@@ -110,7 +106,6 @@ class _Vectors(NamedTuple):
 
 
 def _vectors(call: MatmulCall, view: View, side: str) -> _Vectors:
-    """Return the vectors that are rows of a view."""
     shared = not any(view.batch_strides)
     batch = ((1,), (0,)) if shared else (call.batch_shape, view.batch_strides)
     names = f"exponents_of_{side}", f"residues_of_{side}"
@@ -172,7 +167,6 @@ def _product(call: MatmulCall, a: _Vectors, b: _Vectors, parts: str, moduli: str
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether a product is to be made of remainders."""
     return call.precision == "ozaki"
 
 

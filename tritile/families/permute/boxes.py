@@ -139,7 +139,6 @@ def _box(problem: PermuteProblem, run_out: int, run_x: int, block: int) -> Box:
 
 
 def box_of(config: Config, problem: PermuteProblem) -> Box:
-    """Return how the boxes of a config lie."""
     return _box(problem, config["BLOCK_M"], config["BLOCK_N"], config["BLOCK"])
 
 
@@ -150,12 +149,10 @@ def ends(box: Box) -> int:
 
 
 def boxes_of(box: Box, problem: PermuteProblem) -> int:
-    """Return how many boxes, each a program, cover the problem."""
     return prod(-(-size // side) for size, side in zip(problem.shape, box.sides, strict=True))
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     if not device.nvidia:
         return f"boxes were not tried on {device.name}, which is not NVIDIA's"
     if not contends(problem):
@@ -179,7 +176,6 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
 
 
 def configs() -> Iterator[Config]:
-    """Yield every config."""
     for block, run_out, run_x, warps in _CONFIGS:
         yield Config.of(warps, 1, BOX, BLOCK=block, BLOCK_M=run_out, BLOCK_N=run_x)
 
@@ -192,7 +188,6 @@ def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
 
 
 def contends(problem: PermuteProblem) -> bool:
-    """Tell whether one of the configs can be the fastest."""
     return problem.itemsize <= 8 and 0 not in problem.x_strides
 
 
@@ -244,7 +239,6 @@ def _instructions(box: Box, problem: PermuteProblem, fit: _Fit) -> float:
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
-    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = 24 + 2 * config["BLOCK"] // threads
     taken = config["BLOCK"] * problem.itemsize + 1024
@@ -252,7 +246,6 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
 
 
 def parts_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit = FITTED) -> Parts:
-    """Return predicted microseconds of each part of the GPU on a permutation."""
     size, block, box = problem.itemsize, config["BLOCK"], box_of(config, problem)
     read, written = (run * size for run in runs(box, problem))
     covered = prod(-(-n // side) * side / n for n, side in zip(problem.shape, box.sides, strict=True))
@@ -269,7 +262,6 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit 
 
 
 def predicted_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit = FITTED) -> float:
-    """Return predicted microseconds of a config on a permutation."""
     total = sum(part**fit.power for part in parts_us(config, problem, device, fit))
     return fit.start_us + float(total ** (1 / fit.power))
 
@@ -293,7 +285,6 @@ def _run(sides: Sequence[int], *strides: Sequence[int], unit: int = 1) -> tuple[
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a permutation by boxes."""
     problem, box = call.problem, box_of(config, call.problem)
     shape, x, out, sides = problem.shape, problem.x_strides, problem.out_strides, box.sides
     order = [i for i in _by(x) if sides[i] > 1]

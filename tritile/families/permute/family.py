@@ -40,7 +40,6 @@ def uneven(extent: int, block: int) -> bool:
 
 
 def whole_rows(problem: PermuteProblem) -> int:
-    """Return how many rows give every column whole words, wherever its first word starts."""
     return problem.m - (WORD // problem.itemsize - 1)
 
 
@@ -85,12 +84,10 @@ def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     return _launch_fault(config, problem, device) or _moved_fault(config, problem, device)
 
 
 def _packed_illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     if problem.itemsize > 2:
         return f"elements of {problem.itemsize} bytes are not packed"
     if (problem.x_layout, problem.out_layout) != ("row", "column"):
@@ -126,12 +123,10 @@ def in_place(problem: PermuteProblem) -> Config:
 
 
 def oversized(config: Config, problem: PermuteProblem) -> bool:
-    """Tell whether half of a tile lies beyond a side."""
     return bool(config["BLOCK_M"] >= 2 * max(problem.m, 16) or config["BLOCK_N"] >= 2 * max(problem.n, 16))
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     return order_fault(config, problem) or oversized(config, problem)
 
 
@@ -166,7 +161,6 @@ def sectors(run: float, align: int, request: float) -> float:
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
-    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     registers = 16 + 2 * held_words(config, problem, device)  # as compiled: a word and its address
     shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.turns else 0
@@ -185,7 +179,6 @@ class Parts(NamedTuple):
 def parts_us(
     config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
 ) -> Parts:
-    """Return predicted microseconds of each part of the GPU on a permutation."""
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
     read, written = (run * size for run in problem.runs(m, n))
     x_vector, out_vector = vectors(config, problem)
@@ -226,7 +219,6 @@ def parts_us(
 def predicted_us(
     config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
 ) -> float:
-    """Return predicted microseconds of a config on a permutation."""
     times = parts_us(config, problem, device, fit)
     return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us
 
@@ -245,7 +237,6 @@ def digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _args(call: PermuteCall) -> dict[str, Any]:
-    """Return the arguments of `permute_tile` that do not depend on the config, by name."""
     problem, (m, n, batch) = call.problem, call.problem.plane
     lanes = 2 if problem.itemsize == 16 else 1
     word = problem.itemsize // lanes
@@ -277,7 +268,6 @@ def _args(call: PermuteCall) -> dict[str, Any]:
 
 
 def _in_place(call: PermuteCall, config: Config) -> Work:
-    """Return the launch that transposes square matrices in place."""
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = problem.x_strides, problem.out_strides
@@ -318,18 +308,9 @@ def _exact(*_: Any) -> Numerics:
 
 
 TILE: Final = Family(
-    op=PermuteProblem.op,
-    name=NAME,
-    kernel=permute_tile,
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    numerics=_exact,
-    canonical=_exact,
-)
+    PermuteProblem.op, NAME, permute_tile, _configs, illegal, pointless, predicted_us, work,
+    resident=resident, numerics=_exact, canonical=_exact,
+)  # fmt: skip
 PACKED_WORDS: Final = replace(
     TILE, name=PACKED, kernel=permute_packed, space=_packed_configs, illegal=_packed_illegal
 )

@@ -43,7 +43,6 @@ MAGIC: Final = {"float16": 0x6400_6400, "bfloat16": 0x4300_4300}  # 1024 and 128
 
 
 def accumulator_words(config: Config, device: Device) -> int:
-    """Return the 32-bit registers of each thread that hold the accumulator."""
     return config["BLOCK_M"] * config["BLOCK_N"] // (config.num_warps * device.warp_size)
 
 
@@ -77,7 +76,6 @@ def held_in_shared(config: Config, device: Device) -> bool:
 
 
 def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Return the least shared memory that the compiled kernel will ask for, in bytes."""
     stages = config.num_stages
     x = config["BLOCK_M"] * config["BLOCK_K"] * problem.itemsize if problem.x_align >= 4 else 0
     words = config["BLOCK_N"] * config["BLOCK_K"] * problem.bits // 8
@@ -88,12 +86,10 @@ def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> i
 
 
 def tiles(config: Config, problem: QuantizedProblem) -> int:
-    """Return how many tiles the result has."""
     return int(-(-problem.m // config["BLOCK_M"]) * -(-problem.n // config["BLOCK_N"]))
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     reason = blocks_fault(config, PARAMETERS, 256)
     if reason is not None:
         return reason
@@ -127,7 +123,6 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     if device.nvidia < 90 or device.nvidia >= 120:
         return f"{device.name} has no tensor memory accelerator"
     if problem.x_layout != "row" or problem.x_align < 16:
@@ -146,7 +141,6 @@ def _configs() -> Iterator[Config]:
 
 
 def interpreted(problem: QuantizedProblem) -> Config:
-    """Return large tiles, as the interpreter's time goes by the number of tile operations."""
     m, n = (max(16, min(128, 1 << (size - 1).bit_length())) for size in (problem.m, problem.n))
     # More than a group, so that weights are scaled.
     k = max(unit_columns(problem.bits), 2 * problem.group_size, min(256, 1 << (problem.k - 1).bit_length()))
@@ -154,7 +148,6 @@ def interpreted(problem: QuantizedProblem) -> Config:
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     one_row = problem.m <= config["BLOCK_M"] or problem.n <= config["BLOCK_N"]
     if one_row != (config["GROUP_M"] == 1):
         return True  # tiles without an order, or unordered ones where bands exist
@@ -200,7 +193,6 @@ QUANTIZED_FITTED = QuantizedFit()
 
 
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
-    """Return how many programs an SM holds at once, by shared memory, registers and threads."""
     threads = config.num_warps * device.warp_size
     twice = scales_sums(config, problem.group_size)
     words = accumulator_words(config, device) * (1 + twice) + weight_words(config, device)
@@ -223,7 +215,6 @@ def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts
 
 
 def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit) -> float:
-    """Return the clocks that a K iteration takes of an SM."""
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"
@@ -242,7 +233,6 @@ def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit:
 def predicted_us(
     config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit = QUANTIZED_FITTED
 ) -> float:
-    """Return predicted microseconds of a config."""
     m, n, split = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
     programs = tiles(config, problem) * split
     blocks = -(-problem.k // config["BLOCK_K"])
@@ -268,7 +258,6 @@ def predicted_us(
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a call: see `tritile.families.work.work_of`."""
     (m, n), k = call.out.shape, call.x.shape[1]
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, split = -(-m // block_m) * -(-n // block_n), config["SPLIT_K"]
@@ -302,7 +291,6 @@ WEIGHTS: Final = "weights"  # weights are scaled, and rounded
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
-    """Return what decides the bits of an element."""
     instruction = matrix(config)
     if device.nvidia:
         instruction = "warpgroup" if held_in_shared(config, device) else "warp"
@@ -317,19 +305,9 @@ def canonical(problem: QuantizedProblem, device: Device) -> Numerics:
 
 
 TILE: Final = Family(
-    op=QuantizedProblem.op,
-    name=NAME,
-    kernel=linear_quantized,
-    space=_configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    work=work,
-    numerics=numerics,
-    canonical=canonical,
-    interpreted=interpreted,
-    resident=resident,
-)
+    QuantizedProblem.op, NAME, linear_quantized, _configs, illegal, pointless, predicted_us, work,
+    numerics=numerics, canonical=canonical, interpreted=interpreted, resident=resident,
+)  # fmt: skip
 TMA: Final = replace(
     TILE,
     name=DESCRIPTOR,

@@ -30,17 +30,14 @@ _TILE: Final = (16, 256, 4)
 
 
 def dense(config: Config) -> Config:
-    """Return the config of the dense kernel that multiplies by the unpacked weight."""
     return config.derived(family=warpgroups.NAME)
 
 
 def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    """Say why `config` may not run `problem` on `device`, None where it may."""
     return warpgroups.KIND.illegal(dense(config), problem.product, device)
 
 
 def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: another of the family does the same or strictly less work."""
     return warpgroups.KIND.pointless(dense(config), problem.product, device)
 
 
@@ -85,7 +82,6 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a call: see `tritile.families.work.work_of`."""
     parts = lowered(call, early)
     return joined(parts, warpgroups.KIND.work(parts.core, dense(config), processors, early))
 
@@ -96,16 +92,8 @@ def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numer
 
 
 FAMILY: Final = Family(
-    op=QuantizedProblem.op,
-    name=NAME,
-    kernel=warpgroups.FAMILY.kernel,
-    also=(unpack, *warpgroups.FAMILY.also),
-    space=lambda: (replace(config, family=NAME) for config in warpgroups.FAMILY.configs),
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    work=work,
-    numerics=numerics,
-    canonical=canonical,
-    contends=contends,
-)
+    QuantizedProblem.op, NAME, warpgroups.FAMILY.kernel,
+    lambda: (replace(config, family=NAME) for config in warpgroups.FAMILY.configs),
+    illegal, pointless, predicted_us, work,
+    also=(unpack, *warpgroups.FAMILY.also), numerics=numerics, canonical=canonical, contends=contends,
+)  # fmt: skip

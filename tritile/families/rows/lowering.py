@@ -19,7 +19,6 @@ _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 
 def wanted(call: MatmulCall) -> bool:
-    """Tell whether b of a product is to be copied row by row."""
     return call.problem.by_rows
 
 
