@@ -20,7 +20,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common import upright
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
-from tritile.families.common.tma_time import TMA_FITTED
+from tritile.families.common.tma_time import TmaFit
 from tritile.families.matmul_split import family as split
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
@@ -280,7 +280,7 @@ def _product_us(problem: MatmulProblem, config: Config, device: Device) -> dict[
     passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
     return {
         MEMORY: traffic.unique(problem).total / (device.memory_gbps * 1e3),
-        L2: requested / (TMA_FITTED.l2_bytes * device.processors * clocks_us),
+        L2: requested / (TmaFit.l2_bytes * device.processors * clocks_us),
         TENSOR_CORES if uses_tensor_cores(summed) else FMA: (
             2.0 * m * n * config["BLOCK_K"] * busiest / peak / clocks_us
         ),

@@ -21,7 +21,7 @@ from tritile.families.common.facts import SECTOR
 from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import Inputs, Seen, copied, inputs, repack, tiles
 from tritile.families.common.sums import in_parts, promoted_turns
-from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
+from tritile.families.common.tma_time import tma_us
 from tritile.families.common.warpgroups import (
     NAME,
     PARAMETERS,
@@ -180,15 +180,13 @@ class Kind:
     def resident(self, config: Config, problem: MatmulProblem, device: Device) -> int:
         return tma_time.resident(programs_of(self.alone(config), self.seen(problem)), device)
 
-    def predicted_us(
-        self, config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED
-    ) -> float:
+    def predicted_us(self, config: Config, problem: MatmulProblem, device: Device) -> float:
         """Return predicted microseconds of a config. `problem`, and not out^T, tells what is copied."""
         alone, seen, (down, across) = self.alone(config), self.seen(problem), self.arranged(config)
         a, b = copied(problem)
         copies = (b, a) if self.turned else (a, b)
         made = programs_of(alone, seen)._replace(down=down, across=across, copied=copies)
-        us = tma_us(alone, seen, device, made, fit)
+        us = tma_us(alone, seen, device, made)
         if self.shapes is None:
             return us
         return (_OFF_SECTORS if _off_sectors(seen, copies) else _ON_SECTORS) * us

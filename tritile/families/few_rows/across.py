@@ -39,26 +39,23 @@ _SUM_WARPS: Final = 4
 _TILES: Final = ((64, 4, 4), (128, 4, 4), (512, 4, 4))
 
 
-class _Fit(NamedTuple):
+class Fit:
     """Hold the formula's constants, in clocks unless said otherwise.
 
     Fitted to times of an H100: `tuning/NOTES.md` says how well.
     """
 
-    start_us: float = 3.13
-    latency: float = 1440.0  # from requesting the elements of a K iteration to having them
-    program: float = 921.0  # to start a program, and to sum over its threads
-    element: float = 4.37  # instructions for an element of w
-    load: float = 0.205  # for each of its loads
-    multiply: float = 3.63  # for each row of x
-    x: float = 1.02  # for an element of x that a thread loads; three times as many where it is not in words
-    fp32: float = 0.248  # share by which instructions are more in fp32
-    sum_us: float = 0.927  # to start the second kernel
-    reads: float = 992.0  # for it to have the parts that are under way at once
-    l2_bytes: float = 10.7  # of parts that an SM moves in a clock
-
-
-FITTED: Final = _Fit()
+    start_us = 3.13
+    latency = 1440.0  # from requesting the elements of a K iteration to having them
+    program = 921.0  # to start a program, and to sum over its threads
+    element = 4.37  # instructions for an element of w
+    load = 0.205  # for each of its loads
+    multiply = 3.63  # for each row of x
+    x = 1.02  # for an element of x that a thread loads; three times as many where it is not in words
+    fp32 = 0.248  # share by which instructions are more in fp32
+    sum_us = 0.927  # to start the second kernel
+    reads = 992.0  # for it to have the parts that are under way at once
+    l2_bytes = 10.7  # of parts that an SM moves in a clock
 
 
 class Shape(NamedTuple):
@@ -151,7 +148,7 @@ def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
     return -(-blocks // -(-blocks // split))
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
     """Return predicted microseconds: of moving w, of instructions, of waiting for w, and of adding parts."""
     own, _, wide = _shape(config, problem)
     split, tiles = parts(config, problem, device.processors), _tiles(config, problem)
@@ -160,23 +157,23 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
     iterations = -(-problem.k // config["BLOCK_K"] // split)
     block_m, block = config["BLOCK_M"], config["BLOCK_N"] * config["BLOCK_K"]
     lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
-    x = fit.x * (1 if upright.sides(problem).x_words else 3) * block_m / own
-    element = fit.element + fit.load / wide + fit.multiply * block_m + x
-    element *= 1 + fit.fp32 * (problem.dtype == "float32")
-    issue = busiest * (iterations * block * element / lanes + fit.program)
-    wait = -(-busiest // slots) * iterations * fit.latency
+    x = Fit.x * (1 if upright.sides(problem).x_words else 3) * block_m / own
+    element = Fit.element + Fit.load / wide + Fit.multiply * block_m + x
+    element *= 1 + Fit.fp32 * (problem.dtype == "float32")
+    issue = busiest * (iterations * block * element / lanes + Fit.program)
+    wait = -(-busiest // slots) * iterations * Fit.latency
     clocks = device.clock_ghz * 1e3
-    us = fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
-    return us if split == 1 else us + _sum_us(problem, split, device, fit)
+    us = Fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
+    return us if split == 1 else us + _sum_us(problem, split, device)
 
 
-def _sum_us(problem: MatmulProblem, split: int, device: Device, fit: _Fit) -> float:
+def _sum_us(problem: MatmulProblem, split: int, device: Device) -> float:
     seen = upright.sides(problem)
     programs = problem.batch * seen.rows * -(-seen.columns // _COLUMNS)
     waits = -(-split // _PARTS) * -(-programs // (8 * device.processors))
     moved = 8 * split * problem.batch * seen.rows * seen.columns / device.processors
-    clocks = waits * fit.reads + moved / fit.l2_bytes
-    return fit.sum_us + clocks / (device.clock_ghz * 1e3)
+    clocks = waits * Fit.reads + moved / Fit.l2_bytes
+    return Fit.sum_us + clocks / (device.clock_ghz * 1e3)
 
 
 def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:

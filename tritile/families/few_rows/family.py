@@ -6,7 +6,7 @@ time. A product of few columns is made as out.T = b.T @ a.T.
 
 from collections.abc import Iterator
 from math import hypot
-from typing import Final, NamedTuple
+from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -39,22 +39,19 @@ _TILES: Final = (
 )
 
 
-class _Fit(NamedTuple):
+class Fit:
     """Hold the formula's constants, in clocks unless said otherwise.
 
     Fitted to times of an H200: `tuning/NOTES.md` says how well.
     """
 
-    start_us: float = 1.9
-    latency: float = 740.0  # from requesting a tile to having it
-    program: float = 510.0  # to start a program, and to sum over its threads
-    element: float = 2.9  # instructions for an element of w
-    multiply: float = 2.0  # for each row of x
-    load: float = 17.5  # for an element of x, where it is not in words; half as many where it is
-    fp32: float = 0.65  # share by which instructions are more in fp32
-
-
-FITTED: Final = _Fit()
+    start_us = 1.9
+    latency = 740.0  # from requesting a tile to having it
+    program = 510.0  # to start a program, and to sum over its threads
+    element = 2.9  # instructions for an element of w
+    multiply = 2.0  # for each row of x
+    load = 17.5  # for an element of x, where it is not in words; half as many where it is
+    fp32 = 0.65  # share by which instructions are more in fp32
 
 
 def _words(config: Config, problem: MatmulProblem) -> float:
@@ -123,7 +120,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem), 32)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _Fit = FITTED) -> float:
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
     """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for tiles."""
     seen, programs = upright.sides(problem), _programs(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
@@ -131,14 +128,14 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: _F
     iterations = -(-problem.k // config["BLOCK_K"])
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
-    element = fit.element + fit.multiply * block_m + fit.load * block_m / block_n / (1 + seen.whole)
-    element *= 1 + fit.fp32 * (problem.dtype == "float32")
-    issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + fit.program)
+    element = Fit.element + Fit.multiply * block_m + Fit.load * block_m / block_n / (1 + seen.whole)
+    element *= 1 + Fit.fp32 * (problem.dtype == "float32")
+    issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + Fit.program)
     # Where x is not read in words, its elements are requested but one iteration ahead.
     waits = 1 / max(1, config.num_stages - 1) + (not seen.whole)
-    wait = -(-busiest // slots) * iterations * waits * fit.latency
+    wait = -(-busiest // slots) * iterations * waits * Fit.latency
     clocks = device.clock_ghz * 1e3
-    return fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
+    return Fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
 
 
 def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:

@@ -244,5 +244,6 @@ TILE: Final = Family(
 )  # fmt: skip
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
-    _tma_pointless, _tma_predicted_us, descriptor_work, numerics=functools.partial(of_product, rounding="tma"),
+    _tma_pointless, _tma_predicted_us, descriptor_work,
+    numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from tritile.families.common.blocks import order_fault, shared_fault
 from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.specialised import Kind
-from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
+from tritile.families.common.tma_time import Programs, tma_us
 from tritile.families.common.warpgroups import numbers_fault, swizzled
 from tritile.families.common.work import Kernel, Work, step_of
 
@@ -128,8 +128,8 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return tma_time.resident(programs(config, problem), device)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    return tma_us(config, problem, device, programs(config, problem), fit)
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+    return tma_us(config, problem, device, programs(config, problem))
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:

@@ -14,7 +14,7 @@ from tritile.families.common.numerics import Numerics
 from tritile.families.common.operands import inputs, tiles
 from tritile.families.common.rates import memory_us
 from tritile.families.common.specialised import Kind
-from tritile.families.common.tma_time import TMA_FITTED, TmaFit, tma_us
+from tritile.families.common.tma_time import TmaFit, tma_us
 from tritile.families.common.warpgroups import epilogue_fault, fault, programs_of
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.matmul_wgmma import family as warpgroups
@@ -81,18 +81,18 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     return warpgroups.KIND.pointless(_as_warpgroups(config, False), problem, device)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
     """Return predicted microseconds of a config: of its whole tiles, of parts and of their sum."""
     made, several = tail(config, problem, device), tiles(config, problem) > device.processors
     dense = _as_warpgroups(config, several)
     programs = programs_of(dense, problem)
     if not several:
-        return tma_us(dense, problem, device, programs._replace(split=made.split), fit) + _MEETING_US
+        return tma_us(dense, problem, device, programs._replace(split=made.split)) + _MEETING_US
     part = config["BLOCK_M"] * config["BLOCK_N"] * 4  # bytes that an SM leaves, and that it sums
-    summed_us = 2 * part / fit.l2_bytes / (device.clock_ghz * 1e3)
+    summed_us = 2 * part / TmaFit.l2_bytes / (device.clock_ghz * 1e3)
     waves = made.whole // device.processors
-    least = memory_us(config, problem, device, fit.short, fit.bandwidth)
-    us = tma_us(dense, problem, device, programs, fit) * (waves + 1 / made.split) / (waves + 1)
+    least = memory_us(config, problem, device, TmaFit.short, TmaFit.bandwidth)
+    us = tma_us(dense, problem, device, programs) * (waves + 1 / made.split) / (waves + 1)
     return max(us, least) + summed_us + 2 * _MEETING_US
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
@@ -112,35 +111,31 @@ def pointless(config: Config, problem: Product, device: Device) -> bool:
     return oversized(config, problem, least_blocks(problem))
 
 
-@dataclass(frozen=True)
 class Fit:
     """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
     They are fitted to measured trials of an H200.
     """
 
-    latency: float = 1330.0  # from requesting a tile to having it, from device memory
-    start: float = 1350.0  # to start a program, compute its addresses and fill the pipeline
-    start_warp: float = 0.0385  # the same for each warp, as a share of `start`
-    turn: float = 24.2  # barriers and bookkeeping in a K iteration
-    turn_warp: float = 21.2  # the same for each warp
-    shared_bytes: float = 138.0  # of shared memory
-    l2_bytes: float = 417.0  # of the L2 cache, with all SMs reading
-    load: float = 7.06  # one warp-wide load instruction with its address and mask
-    narrow: float = 0.544  # factor of one of less than 4 bytes
-    load_words: float = 7.99  # registers that a load which is not asynchronous keeps busy
-    copy_words: float = 1.3  # the same of an asynchronous one
-    piece: float = 3.0  # factor of an asynchronous load of 4 or 8 bytes a thread over one of 16
-    piece_words: float = 4.0  # registers that it keeps busy
-    spared_words: float = 16.6  # registers that neither accumulator nor loads can have
-    small_mma: float = 3.12  # factor of tensor cores without whole warpgroups, on Hopper and later
-    bandwidth: float = 0.879  # share of the peak bandwidth of device memory that is reached
-    reach: float = 2.19  # how many times its share of the bandwidth one SM can use
-    short: float = 0.181  # share by which rows of half of 128 bytes are slower
-    overlap: float = 0.0576  # share of the fixed cost of a round that the next one does not hide
-
-
-FITTED = Fit()
+    latency = 1330.0  # from requesting a tile to having it, from device memory
+    start = 1350.0  # to start a program, compute its addresses and fill the pipeline
+    start_warp = 0.0385  # the same for each warp, as a share of `start`
+    turn = 24.2  # barriers and bookkeeping in a K iteration
+    turn_warp = 21.2  # the same for each warp
+    shared_bytes = 138.0  # of shared memory
+    l2_bytes = 417.0  # of the L2 cache, with all SMs reading
+    load = 7.06  # one warp-wide load instruction with its address and mask
+    narrow = 0.544  # factor of one of less than 4 bytes
+    load_words = 7.99  # registers that a load which is not asynchronous keeps busy
+    copy_words = 1.3  # the same of an asynchronous one
+    piece = 3.0  # factor of an asynchronous load of 4 or 8 bytes a thread over one of 16
+    piece_words = 4.0  # registers that it keeps busy
+    spared_words = 16.6  # registers that neither accumulator nor loads can have
+    small_mma = 3.12  # factor of tensor cores without whole warpgroups, on Hopper and later
+    bandwidth = 0.879  # share of the peak bandwidth of device memory that is reached
+    reach = 2.19  # how many times its share of the bandwidth one SM can use
+    short = 0.181  # share by which rows of half of 128 bytes are slower
+    overlap = 0.0576  # share of the fixed cost of a round that the next one does not hide
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -149,19 +144,19 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
-def _load_costs(alignment: int, fit: Fit) -> tuple[float, float]:
+def _load_costs(alignment: int) -> tuple[float, float]:
     """Return how much longer a load of so many bytes takes than one of 16, and the registers it needs."""
     if alignment < 4:
-        return fit.narrow, fit.load_words
-    return (fit.piece, fit.piece_words) if alignment < 16 else (1.0, fit.copy_words)
+        return Fit.narrow, Fit.load_words
+    return (Fit.piece, Fit.piece_words) if alignment < 16 else (1.0, Fit.copy_words)
 
 
-def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int, fit: Fit) -> float:
+def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int) -> float:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
     warpgroups = warpgroup_mma(config, problem, device)
-    slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else fit.small_mma
+    slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else Fit.small_mma
     if problem.dtype == "float64":
         # Hopper has warp instructions only here; a block is requested when the last of two is done.
         slow = 1.0 if config.num_stages > 2 else 1.35
@@ -170,33 +165,33 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     slow *= max(1.0, 4 / (warps * together))  # each warp has a quarter of the tensor cores
     multiply = 2.0 * m * n * k / rate(problem, device) * slow * turning(problem, device, None)
     rows_at_once = 64 if warpgroups else 32
-    shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / fit.shared_bytes
-    feed = (m + n) * k * size / fit.l2_bytes
+    shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / Fit.shared_bytes
+    feed = (m + n) * k * size / Fit.l2_bytes
     thread_loads = loads_per_thread(config, problem, device)
-    narrow, load_words = _load_costs(min(problem.a_align, problem.b_align), fit)
-    loads = fit.load * narrow * thread_loads * warps
+    narrow, load_words = _load_costs(min(problem.a_align, problem.b_align))
+    loads = Fit.load * narrow * thread_loads * warps
     held = accumulator_words(config, problem, device) + load_words * thread_loads
-    spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + fit.spared_words) / 64
-    beside = fit.turn + fit.turn_warp * warps + scaling(config, problem)
+    spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + Fit.spared_words) / 64
+    beside = Fit.turn + Fit.turn_warp * warps + scaling(config, problem)
     return max(multiply, shared, feed, loads) * spilling + beside
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     turns = -(-problem.k // k)
     tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
     together = min(resident(config, problem, device), -(-tiles // device.processors))
-    turn = _turn_clocks(config, problem, device, together, fit)
-    fetch = fit.latency + (m + n * problem.rights) * k * problem.itemsize / fit.l2_bytes
+    turn = _turn_clocks(config, problem, device, together)
+    fetch = Fit.latency + (m + n * problem.rights) * k * problem.itemsize / Fit.l2_bytes
     alone = max(turn, (turn + fetch) / max(1, config.num_stages - 1))
-    fixed = fit.start * (1 + fit.start_warp * config.num_warps)
+    fixed = Fit.start * (1 + Fit.start_warp * config.num_warps)
     rounds = -(-tiles // (device.processors * together))
     last = tiles - (rounds - 1) * device.processors * together
     last_together = min(together, -(-last // device.processors))
-    full_round = turns * max(alone, together * turn) + fit.overlap * fixed
+    full_round = turns * max(alone, together * turn) + Fit.overlap * fixed
     clocks = (rounds - 1) * full_round + turns * max(alone, last_together * turn) + fixed
-    busy = max(0.05, min(1.0, fit.reach * tiles / device.processors))
-    moved_us = memory_us(config, problem, device, fit.short, fit.bandwidth) / busy
+    busy = max(0.05, min(1.0, Fit.reach * tiles / device.processors))
+    moved_us = memory_us(config, problem, device, Fit.short, Fit.bandwidth) / busy
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
     # More than the larger of the two: of two configs bound by memory, the one with less work is safer.
     return max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + _LAUNCH_US

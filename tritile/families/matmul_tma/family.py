@@ -30,7 +30,7 @@ from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import inputs, reachable, repack, tiles
 from tritile.families.common.products import accumulator_words, uses_tensor_cores
 from tritile.families.common.sums import in_parts, input_precision
-from tritile.families.common.tma_time import TMA_FITTED, Programs, TmaFit, tma_us
+from tritile.families.common.tma_time import Programs, tma_us
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 
@@ -175,8 +175,8 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return tma_time.resident(_programs(config, problem), device)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: TmaFit = TMA_FITTED) -> float:
-    return tma_us(config, problem, device, _programs(config, problem), fit)
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+    return tma_us(config, problem, device, _programs(config, problem))
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:

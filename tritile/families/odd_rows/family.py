@@ -7,7 +7,6 @@ words, and x is copied instead: once for each place in a word at which rows of w
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tritile.core.config import Config
@@ -43,24 +42,20 @@ _TILES: Final = (
 _SPLITS: Final = (1, 2, 4, 8, 16)
 
 
-@dataclass(frozen=True)
 class Fit:
     """Hold the formula's constants, in clocks and in what one SM does in a clock, unless said otherwise.
 
     Fitted to times of an H100: `tuning/NOTES.md` says how well.
     """
 
-    start_us: float = 3.4  # to copy x, and to start and to end the product
-    split_us: float = 2.0  # to sum what programs share
-    latency: float = 2620.0  # from requesting a tile to having it
-    bytes: float = 35.9  # of the L2 cache
-    products: float = 1070.0  # of tensor cores
-    copied: float = 1.78  # elements of the copies
-    stored: float = 0.83  # elements of the result where they lie apart
-    stored_rows: float = 1.03  # elements of a result that is turned over: they lie in rows
-
-
-FITTED: Final = Fit()
+    start_us = 3.4  # to copy x, and to start and to end the product
+    split_us = 2.0  # to sum what programs share
+    latency = 2620.0  # from requesting a tile to having it
+    bytes = 35.9  # of the L2 cache
+    products = 1070.0  # of tensor cores
+    copied = 1.78  # elements of the copies
+    stored = 0.83  # elements of the result where they lie apart
+    stored_rows = 1.03  # elements of a result that is turned over: they lie in rows
 
 
 def _turns(problem: MatmulProblem) -> bool:
@@ -153,7 +148,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem, device), 32)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fit = FITTED) -> float:
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
     """Return predicted microseconds of a config: of waves of tiles, copies and stores, and of moving w."""
     seen, split = _sides(problem), config["SPLIT_K"]
     programs = _tiles(config, problem) * split
@@ -161,16 +156,16 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device, fit: Fi
     together = min(busiest, resident(config, problem, device))
     iterations = -(-_blocks(config, problem) // split)
     tile = (min(config["BLOCK_M"], seen.rows) + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
-    waited = fit.latency / max(1, config.num_stages - 1)
+    waited = Fit.latency / max(1, config.num_stages - 1)
     products = config["BLOCK_M"] * config["BLOCK_N"] * config["BLOCK_K"]
-    iteration = max(waited, together * max(tile / fit.bytes, products / fit.products))
+    iteration = max(waited, together * max(tile / Fit.bytes, products / Fit.products))
     clocks = -(-busiest // together) * iterations * iteration
-    clocks += copied(problem)[0] / (fit.copied * device.processors)
-    stored = fit.stored_rows if _turns(problem) else fit.stored
+    clocks += copied(problem)[0] / (Fit.copied * device.processors)
+    stored = Fit.stored_rows if _turns(problem) else Fit.stored
     clocks += problem.m * problem.n / (stored * device.processors)
     moved_us = problem.bytes / (device.memory_gbps * 1e3)
     compute_us = clocks / (device.clock_ghz * 1e3)
-    return fit.start_us + fit.split_us * (split > 1) + (compute_us**2 + moved_us**2) ** 0.5
+    return Fit.start_us + Fit.split_us * (split > 1) + (compute_us**2 + moved_us**2) ** 0.5
 
 
 def copied(problem: MatmulProblem) -> tuple[int, int]:

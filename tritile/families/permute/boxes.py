@@ -35,23 +35,20 @@ _CONFIGS: Final = (
 )  # fmt: skip
 
 
-class _Fit(NamedTuple):
+class Fit:
     """Hold the formula's constants, fitted to 200 measurements on an H200."""
 
-    memory: float = 1.106  # time of a byte, by that at the peak of device memory
-    short: float = 0.135  # slower by this power of 256 bytes over the length of a run
-    piece: float = 80.0  # bytes that could move while the ends of a skewed piece are copied
-    read: float = 5.53  # instructions to find where a read begins, for a dimension
-    gathered: float = 6.38  # to find an element in shared memory
-    written: float = 6.71  # to find where a word is written
-    end: float = 4.2  # clocks of an SM for each element that may be an end, of 128 threads
-    alone: float = 8.8  # bytes a clock of one program alone on its SM
-    clock: float = 0.934  # share of the highest clock
-    power: float = 3.1  # the larger, the less the faster bounds add to the slowest
-    start_us: float = 1.96
-
-
-FITTED: Final = _Fit()
+    memory = 1.106  # time of a byte, by that at the peak of device memory
+    short = 0.135  # slower by this power of 256 bytes over the length of a run
+    piece = 80.0  # bytes that could move while the ends of a skewed piece are copied
+    read = 5.53  # instructions to find where a read begins, for a dimension
+    gathered = 6.38  # to find an element in shared memory
+    written = 6.71  # to find where a word is written
+    end = 4.2  # clocks of an SM for each element that may be an end, of 128 threads
+    alone = 8.8  # bytes a clock of one program alone on its SM
+    clock = 0.934  # share of the highest clock
+    power = 3.1  # the larger, the less the faster bounds add to the slowest
+    start_us = 1.96
 
 
 class Parts(NamedTuple):
@@ -225,7 +222,7 @@ def _conflicts(box: Box, problem: PermuteProblem) -> float:
     return most / box.lanes
 
 
-def _instructions(box: Box, problem: PermuteProblem, fit: _Fit) -> float:
+def _instructions(box: Box, problem: PermuteProblem) -> float:
     """Return instructions of an element: to read, gather and write it."""
     x, out = problem.x_strides, problem.out_strides
 
@@ -233,9 +230,9 @@ def _instructions(box: Box, problem: PermuteProblem, fit: _Fit) -> float:
         own = [i for i in of if box.sides[i] > 1]
         return len(_merged([box.sides[i] for i in own], *([each[i] for i in own] for each in strides))[0])
 
-    read = fit.read * (1 + dims(_by(x), x)) / box.read
-    written = fit.written * (1 + dims(box.outer, x, out)) / box.lanes
-    return read + fit.gathered * dims(box.inner, x) + written
+    read = Fit.read * (1 + dims(_by(x), x)) / box.read
+    written = Fit.written * (1 + dims(box.outer, x, out)) / box.lanes
+    return read + Fit.gathered * dims(box.inner, x) + written
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
@@ -245,25 +242,25 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     return max(1, min(65536 // (threads * registers), device.shared_memory // taken, 2048 // threads, 32))
 
 
-def parts_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit = FITTED) -> Parts:
+def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     size, block, box = problem.itemsize, config["BLOCK"], box_of(config, problem)
     read, written = (run * size for run in runs(box, problem))
     covered = prod(-(-n // side) * side / n for n, side in zip(problem.shape, box.sides, strict=True))
-    short = (256 / min(256, read) * 256 / min(256, written)) ** fit.short
-    moved = fit.memory * problem.bytes * short
-    moved += box.skewed * fit.piece * problem.bytes / 2 * covered / written
+    short = (256 / min(256, read) * 256 / min(256, written)) ** Fit.short
+    moved = Fit.memory * problem.bytes * short
+    moved += box.skewed * Fit.piece * problem.bytes / 2 * covered / written
     turns = max(1.0, boxes_of(box, problem) / device.processors)
     waves = max(1.0, boxes_of(box, problem) / device.processors / resident(config, problem, device))
-    issue = turns * (block * _instructions(box, problem, fit) + fit.end * ends(box)) / 128
+    issue = turns * (block * _instructions(box, problem) + Fit.end * ends(box)) / 128
     gather = turns * prod(box.sides) * _conflicts(box, problem) / _BANKS
-    wait = waves * block * size / fit.alone
-    clocks = device.clock_ghz * fit.clock * 1e3
+    wait = waves * block * size / Fit.alone
+    clocks = device.clock_ghz * Fit.clock * 1e3
     return Parts(moved / (device.memory_gbps * 1e3), gather / clocks, issue / clocks, wait / clocks)
 
 
-def predicted_us(config: Config, problem: PermuteProblem, device: Device, fit: _Fit = FITTED) -> float:
-    total = sum(part**fit.power for part in parts_us(config, problem, device, fit))
-    return fit.start_us + float(total ** (1 / fit.power))
+def predicted_us(config: Config, problem: PermuteProblem, device: Device) -> float:
+    total = sum(part**Fit.power for part in parts_us(config, problem, device))
+    return Fit.start_us + float(total ** (1 / Fit.power))
 
 
 def _magics(sizes: Sequence[int]) -> tuple[int, ...]:

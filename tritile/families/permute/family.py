@@ -7,7 +7,7 @@ more of them than it fills.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
@@ -130,27 +130,23 @@ def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
     return order_fault(config, problem) or oversized(config, problem)
 
 
-@dataclass(frozen=True)
-class PermuteFit:
+class Fit:
     """Hold the formula's constants, fitted to measured trials of an H200."""
 
-    bandwidth: float = 1.0  # share of the peak bandwidth of device memory that is reached
-    sector: float = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory
-    short: float = 0.0664  # slower by this power of 256 bytes over the length of a run
-    access: float = 2.02  # of a load or store, with its address
-    digit: float = 7.51  # of one more dimension in a run
-    mask: float = 1.54  # of an element where tiles are uneven
-    reach: float = 1.31  # how many times its share of the bandwidth one SM can use
-    alone_bytes: float = 16.1  # bytes a clock of one program alone on its SM
-    gap: float = 45.4  # clocks from one load of a thread to the next
-    setup: float = 52.8  # instructions of a warp before its first element
-    edge: float = 1.5  # extra cost, in sectors, of a sector that two runs in out share
-    scatter: float = 0.0888  # slower by this share if neighbouring programs write short runs far apart
-    overlap: float = 0.25  # share of the faster bounds that adds to the slowest
-    launch_us: float = 1.19
-
-
-PERMUTE_FITTED = PermuteFit()
+    bandwidth = 1.0  # share of the peak bandwidth of device memory that is reached
+    sector = 0.907  # time of a byte through L2 in whole sectors, by that of one of device memory
+    short = 0.0664  # slower by this power of 256 bytes over the length of a run
+    access = 2.02  # of a load or store, with its address
+    digit = 7.51  # of one more dimension in a run
+    mask = 1.54  # of an element where tiles are uneven
+    reach = 1.31  # how many times its share of the bandwidth one SM can use
+    alone_bytes = 16.1  # bytes a clock of one program alone on its SM
+    gap = 45.4  # clocks from one load of a thread to the next
+    setup = 52.8  # instructions of a warp before its first element
+    edge = 1.5  # extra cost, in sectors, of a sector that two runs in out share
+    scatter = 0.0888  # slower by this share if neighbouring programs write short runs far apart
+    overlap = 0.25  # share of the faster bounds that adds to the slowest
+    launch_us = 1.19
 
 
 def sectors(run: float, align: int, request: float) -> float:
@@ -176,9 +172,7 @@ class Parts(NamedTuple):
     wait: float  # for data, of the programs that fit at once
 
 
-def parts_us(
-    config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
-) -> Parts:
+def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
     read, written = (run * size for run in problem.runs(m, n))
     x_vector, out_vector = vectors(config, problem)
@@ -193,34 +187,32 @@ def parts_us(
     group, walked = config["GROUP_M"], config["GROUP_M"] * m / problem.m
     apart = 1 - min(1.0, walked) if problem.turns else 1 - 1 / min(group, tiles_m)
     apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
-    slow = (1 + fit.scatter * apart) / min(1.0, fit.reach * tiles / device.processors)
+    slow = (1 + Fit.scatter * apart) / min(1.0, Fit.reach * tiles / device.processors)
 
     reads = sectors(read, problem.x_align, read)  # the next warp finds the rest of a sector in L1
     writes = sectors(written, problem.out_align, 32.0 * out_vector)
     steps = (step * size for step in problem.out_strides if step != 1)
     starts = problem.out_align if problem.out_align < 16 else gcd(32, *steps)  # bytes that runs start on
-    writes += fit.edge * (1 - starts / 32) * 32 / written
-    gbps = device.memory_gbps * fit.bandwidth
-    memory_us = 2 * moved / (gbps * 1e3) * (256 / min(256, read) * 256 / min(256, written)) ** fit.short
-    l2_us = fit.sector * moved * (reads + writes) / (gbps * 1e3)
+    writes += Fit.edge * (1 - starts / 32) * 32 / written
+    gbps = device.memory_gbps * Fit.bandwidth
+    memory_us = 2 * moved / (gbps * 1e3) * (256 / min(256, read) * 256 / min(256, written)) ** Fit.short
+    l2_us = Fit.sector * moved * (reads + writes) / (gbps * 1e3)
 
     digits = max(0, len(problem.plane.m) + len(problem.plane.n) - 2)
     reading, writing = size / x_vector, size / out_vector  # accesses of an element
-    instructions = fit.access * (reading + writing) + fit.mask * any(parts)
-    instructions += fit.digit * digits * reading
+    instructions = Fit.access * (reading + writing) + Fit.mask * any(parts)
+    instructions += Fit.digit * digits * reading
     turns = max(1.0, tiles / device.processors)
-    issue = turns * (m * n * instructions / 128 + fit.setup * config.num_warps / 4)
-    cycle = m * n * (size / fit.alone_bytes + fit.gap * reading / threads)
+    issue = turns * (m * n * instructions / 128 + Fit.setup * config.num_warps / 4)
+    cycle = m * n * (size / Fit.alone_bytes + Fit.gap * reading / threads)
     wait = max(1.0, turns / resident(config, problem, device)) * cycle
     issue_us, wait_us = (clocks / (device.clock_ghz * 0.85 * 1e3) for clocks in (issue, wait))
     return Parts(memory_us * slow, l2_us * slow, issue_us, wait_us)
 
 
-def predicted_us(
-    config: Config, problem: PermuteProblem, device: Device, fit: PermuteFit = PERMUTE_FITTED
-) -> float:
-    times = parts_us(config, problem, device, fit)
-    return max(times) * (1 - fit.overlap) + fit.overlap * sum(times) + fit.launch_us
+def predicted_us(config: Config, problem: PermuteProblem, device: Device) -> float:
+    times = parts_us(config, problem, device)
+    return max(times) * (1 - Fit.overlap) + Fit.overlap * sum(times) + Fit.launch_us
 
 
 def digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:

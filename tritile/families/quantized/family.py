@@ -7,7 +7,7 @@ load x, the L2 cache, and the latency that too few stages leave uncovered. Devic
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from tritile.core.config import Config
@@ -158,8 +158,7 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
     return bool(config["BLOCK_K"] >= 2 * max(problem.k, unit_columns(problem.bits)))
 
 
-@dataclass(frozen=True)
-class QuantizedFit:
+class Fit:
     """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
 
     Constants that plain products have too come from their fit to an H200; instructions are counted in kernels
@@ -167,29 +166,24 @@ class QuantizedFit:
     an H200: the first pick takes 1.09 times as long as the best, at worst 1.21.
     """
 
-    latency: float = 1220.0  # from requesting a block to having it, from device memory
-    start: float = 2220.0  # to start a program and fill the pipeline
-    turn: float = 330.0  # barriers and bookkeeping in a K iteration
-    unpack: float = 2.4  # instructions of a thread for each number; half as many more for bytes to bfloat16
-    unscaled: float = 1.4  # the same where sums are scaled instead of weights
-    instructions: float = 128.0  # that an SM issues in a clock, over all lanes
-    spared: float = 160.0  # registers of a thread that accumulator and unpacked weight can have
-    copy: float = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
-    shown: float = (
-        0.9  # share of the shorter of unpacking and multiplying that is not hidden: one waits for it
-    )
-    l2_bytes: float = 64.0  # of the L2 cache, with all SMs reading
-    bandwidth: float = 0.87  # share of the peak bandwidth of device memory that is reached
-    reach: float = 2.5  # how many times its share of the bandwidth one SM can use
-    least_m: int = 32  # columns of an instruction below which tensor cores wait for the weight's registers
-    epilogue: float = 359.0  # to store a tile, however small
-    store_bytes: float = 100.0  # of the epilogue, which transposes tiles
-    part_bytes: float = 12.8  # of partial sums, stored and loaded where programs share a tile
-    rendezvous: float = 1500.0  # for programs that share a tile to meet
-    launch_us: float = 1.0
-
-
-QUANTIZED_FITTED = QuantizedFit()
+    latency = 1220.0  # from requesting a block to having it, from device memory
+    start = 2220.0  # to start a program and fill the pipeline
+    turn = 330.0  # barriers and bookkeeping in a K iteration
+    unpack = 2.4  # instructions of a thread for each number; half as many more for bytes to bfloat16
+    unscaled = 1.4  # the same where sums are scaled instead of weights
+    instructions = 128.0  # that an SM issues in a clock, over all lanes
+    spared = 160.0  # registers of a thread that accumulator and unpacked weight can have
+    copy = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
+    shown = 0.9  # share of the shorter of unpacking and multiplying that is not hidden: one waits for it
+    l2_bytes = 64.0  # of the L2 cache, with all SMs reading
+    bandwidth = 0.87  # share of the peak bandwidth of device memory that is reached
+    reach = 2.5  # how many times its share of the bandwidth one SM can use
+    least_m = 32  # columns of an instruction below which tensor cores wait for the weight's registers
+    epilogue = 359.0  # to store a tile, however small
+    store_bytes = 100.0  # of the epilogue, which transposes tiles
+    part_bytes = 12.8  # of partial sums, stored and loaded where programs share a tile
+    rendezvous = 1500.0  # for programs that share a tile to meet
+    launch_us = 1.0
 
 
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
@@ -214,47 +208,45 @@ def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts
     )  # fmt: skip
 
 
-def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit) -> float:
+def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device) -> float:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    multiply = 2.0 * max(m, fit.least_m) * n * k / rate(problem.product, device)
+    multiply = 2.0 * max(m, Fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"
     summed = scales_sums(config, problem.group_size)
-    each = fit.unscaled if summed else fit.unpack
-    issue = n * (k * each * (1.5 if in_two else 1.0) + m * summed) / fit.instructions
+    each = Fit.unscaled if summed else Fit.unpack
+    issue = n * (k * each * (1.5 if in_two else 1.0) + m * summed) / Fit.instructions
     if config.family == NAME:  # x through pointers
-        issue += fit.copy * m * k * problem.itemsize / (16 * 32)
+        issue += Fit.copy * m * k * problem.itemsize / (16 * 32)
     used = min(m, problem.m)
-    feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / fit.l2_bytes
+    feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / Fit.l2_bytes
     held = accumulator_words(config, device) * (1 + summed) + weight_words(config, device)
-    spilling = 1.0 + max(0.0, held - fit.spared) / 32
-    return (max(multiply, issue, feed) + fit.shown * min(multiply, issue)) * spilling + fit.turn
+    spilling = 1.0 + max(0.0, held - Fit.spared) / 32
+    return (max(multiply, issue, feed) + Fit.shown * min(multiply, issue)) * spilling + Fit.turn
 
 
-def predicted_us(
-    config: Config, problem: QuantizedProblem, device: Device, fit: QuantizedFit = QUANTIZED_FITTED
-) -> float:
+def predicted_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
     m, n, split = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
     programs = tiles(config, problem) * split
     blocks = -(-problem.k // config["BLOCK_K"])
     turns = -(-blocks // split)
     together = min(resident(config, problem, device), -(-programs // device.processors))
-    turn = _turn_clocks(config, problem, device, fit)
-    alone = max(turn, (turn + fit.latency) / max(1, config.num_stages - 1))
-    store = fit.epilogue + m * n * problem.itemsize / fit.store_bytes
+    turn = _turn_clocks(config, problem, device)
+    alone = max(turn, (turn + Fit.latency) / max(1, config.num_stages - 1))
+    store = Fit.epilogue + m * n * problem.itemsize / Fit.store_bytes
     if split > 1:
         # All programs sum together, or the last one alone.
         gathered = 1 if programs <= device.processors else split
-        store += fit.rendezvous + m * n * 4 * (1 + gathered) / fit.part_bytes
+        store += Fit.rendezvous + m * n * 4 * (1 + gathered) / Fit.part_bytes
     rounds = -(-programs // (device.processors * together))
     last = programs - (rounds - 1) * device.processors * together
     last_together = min(together, -(-last // device.processors))
-    clocks = (rounds - 1) * (turns * max(alone, together * turn) + (fit.start + store * together) / 2)
-    clocks += fit.start + turns * max(alone, last_together * turn) + store * last_together
+    clocks = (rounds - 1) * (turns * max(alone, together * turn) + (Fit.start + store * together) / 2)
+    clocks += Fit.start + turns * max(alone, last_together * turn) + store * last_together
     ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks in flight hide latency
-    busy = max(0.05, min(1.0, fit.reach * min(1.0, ahead) * programs / device.processors))
-    memory_us = problem.bytes / (device.memory_gbps * fit.bandwidth * 1e3 * busy)
+    busy = max(0.05, min(1.0, Fit.reach * min(1.0, ahead) * programs / device.processors))
+    memory_us = problem.bytes / (device.memory_gbps * Fit.bandwidth * 1e3 * busy)
     compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
-    return float(max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + fit.launch_us)
+    return float(max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + Fit.launch_us)
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:

@@ -14,7 +14,7 @@ from tritile.core.problem import QuantizedProblem, unpacked_row, words_shape
 from tritile.core.views import MatmulCall, Placed, QuantizedCall, View
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.tma_time import TMA_FITTED, TmaFit
+from tritile.families.common.tma_time import TmaFit
 from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.lowering import joined
@@ -50,13 +50,11 @@ def contends(problem: QuantizedProblem) -> bool:
     return problem.m > max(BLOCKS_M)
 
 
-def predicted_us(
-    config: Config, problem: QuantizedProblem, device: Device, fit: TmaFit = TMA_FITTED
-) -> float:
+def predicted_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
     """Return predicted microseconds of the dense product and of the launch before it."""
     bytes_moved = problem.weight_bytes + problem.unpacked_bytes
-    copy_us = bytes_moved / (device.memory_gbps * fit.repack_share * 1e3) + fit.repack_us
-    return warpgroups.KIND.predicted_us(dense(config), problem.product, device, fit) + copy_us
+    copy_us = bytes_moved / (device.memory_gbps * TmaFit.repack_share * 1e3) + TmaFit.repack_us
+    return warpgroups.KIND.predicted_us(dense(config), problem.product, device) + copy_us
 
 
 def lowered(call: QuantizedCall, early: bool) -> Lowered:
