@@ -11,7 +11,6 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
 from tritile.families.common.specialised import TRITON
 from tritile.families.matmul_clusters import family as clusters
-from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.space import illegal
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for
@@ -68,13 +67,13 @@ def instructions(kernel, folder):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def paired(m, n, down, persistent=False, family=clusters):
+def paired(m, n, down, persistent=False, family=clusters.FAMILY):
     """The config of a cluster of two programs with such tiles."""
     sides = {"BLOCK_M": m, "BLOCK_N": n, "DOWN": down, "GROUP_M": 8, "PERSISTENT": persistent}
-    (found,) = (c for c in family.FAMILY.configs if all(c[name] == value for name, value in sides.items()))
+    (found,) = (c for c in family.configs if all(c[name] == value for name, value in sides.items()))
     return found
 
 
 def paired_across(m, n, down, persistent=False):
     """The same of tiles that are made transposed: DOWN counts along columns of the result."""
-    return paired(m, n, down, persistent, transposed_clusters)
+    return paired(m, n, down, persistent, clusters.TRANSPOSED)

@@ -14,7 +14,7 @@ from tests.simulated import DATA
 from tritile.core.problem import error_bound, suits
 from tritile.errors import UntunedWarning
 from tritile.families.common.verdict import EXTREME, UNFIT
-from tritile.families.lowering import lowered
+from tritile.families.work import lowered
 from tritile.ops.described import described
 from tritile.runtime import launch
 

@@ -18,8 +18,8 @@ from tritile.core.problem.complexes import form_of
 from tritile.core.views import posed
 from tritile.errors import TuningError
 from tritile.families.common import grids
-from tritile.families.pieces import pieces_of
 from tritile.families.space import illegal
+from tritile.families.work import pieces_of
 from tritile.ops.described import described
 from tritile.planning import plans
 from tritile.runtime import launch
@@ -240,7 +240,7 @@ def test_paths_of_64_bits(monkeypatch, form, precision):
     [("embedded", "ieee"), ("pairs, gaps", "ieee"), ("planes", "ieee"), ("embedded", "ieee-3m")],
 )
 def test_batches_too_long_for_one_launch(monkeypatch, form, precision):
-    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 8)
+    monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 8)
     a, b = operands(form)
     a, b = torch.stack([a, -a, a.conj(), 2 * a, 3 * a]), torch.stack([b, b + 1, b - 1, 2 * b, b]).conj()
     out = poisoned((5, a.shape[-2], b.shape[-1]), torch.complex64)

@@ -13,7 +13,7 @@ from tests.simulated import DATA, promoted_product
 from tritile.core.problem.parts import PROMOTED_EVERY, error_bound, part_length, suits
 from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
-from tritile.families.lowering import lowered
+from tritile.families.work import lowered
 from tritile.ops.described import described
 from tritile.runtime import launch
 

@@ -24,8 +24,8 @@ from tests.reference import (
 from tritile.core.device import TARGETS
 from tritile.errors import TuningError
 from tritile.families.permute.family import in_place
-from tritile.families.pieces import pieces_of
 from tritile.families.space import illegal
+from tritile.families.work import pieces_of
 from tritile.ops import permute as permute_op
 from tritile.ops import run
 from tritile.runtime import launch
@@ -174,7 +174,7 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
     call = permute_op.described(x, out, [0, 2, 1])
     assert call.batch_shape == (5,)
     config = turned(128, 128)
-    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", most)
+    monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", most)
     pieces = [piece for piece, _ in pieces_of(call, config, TARGETS["nvidia-h200"])]
     assert (len(pieces) > 1) == (most < 5)
     for piece in pieces:
@@ -186,7 +186,7 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
     buffer = values((2, 3, 40), torch.float32)
     x, before = buffer[:, :2], buffer[:, :2].clone()
     call = permute_op.described(x, x, [1, 0, 2])
-    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 8)
+    monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 8)
     for piece, _ in pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"]):
         launch.run_interpreted(piece, in_place(call.problem))
     assert torch.equal(x, before.transpose(0, 1))

@@ -11,7 +11,6 @@ from tests.reference import frame, guard_intact, name, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.views import View
-from tritile.families.lowering import joined
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.quantized import unpacked
 from tritile.families.work import work_of
@@ -92,7 +91,7 @@ def test_the_launches_find_what_those_before_them_wrote(zeros, bias, aligned):
     buffer, out = frame((m, n), torch.float16, "offset")
     call = described(x, weight, side, out)
     parts = unpacked.lowered(call, False)
-    work = joined(parts, descriptor.work(parts.core, DENSE, 3, False))
+    work = parts.around(descriptor.work(parts.core, DENSE, 3, False))
     assert len(work.steps) == len(work.scratch) + 1 == (2 if aligned else 3)
     empty = {name: torch.empty(s.elements, dtype=torch.float16) for name, s in work.scratch.items()}
     scratch = {name: memory.fill_(float("nan")) for name, memory in empty.items()}

@@ -10,7 +10,7 @@ from tests.reference import LAYOUTS, placed
 from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_dict
 from tritile.core.problem.complexes import form_of, moved
 from tritile.errors import InvalidValueError
-from tritile.families.lowering import lowered
+from tritile.families.work import lowered
 from tritile.ops.described import described
 
 SIZES = [(35, 10, 21), (3, 35, 18), (64, 64, 64), (1, 40, 9), (17, 1, 5), (5, 6, 1), (1, 1, 1)]

@@ -17,11 +17,9 @@ from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, 
 from tritile.core.views import posed
 from tritile.errors import UntunedWarning
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
-from tritile.families.lowering import lowered
 from tritile.families.matmul_tile import family as tile
-from tritile.families.pieces import laid_out, pieces_of, workspace_bytes
 from tritile.families.space import legal_configs
-from tritile.families.work import work_of
+from tritile.families.work import laid_out, lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
 from tritile.runtime import launch, loading, offline
@@ -243,7 +241,7 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
         posed_of.append(piece.tensors)
         return SimpleNamespace(at=given.append)
 
-    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 1)
+    monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 1)
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(launch, "_prepared", noted)
     for more in (extras, gated):
@@ -262,7 +260,7 @@ def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
     call = described(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
     copied = 256 * 256 * 2  # a
     assert workspace_bytes(call, by_descriptor(), HOPPER) == 4 * copied
-    monkeypatch.setattr("tritile.families.pieces._MAX_PROGRAMS", 32)
+    monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 32)
     assert workspace_bytes(call, by_descriptor(), HOPPER) == copied
 
 

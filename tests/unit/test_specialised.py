@@ -18,7 +18,6 @@ from tritile.families import numerics
 from tritile.families.common.warpgroups import REGISTERS
 from tritile.families.common.warps import order
 from tritile.families.matmul_clusters import family as clusters
-from tritile.families.matmul_clusters import transposed as transposed_clusters
 from tritile.families.matmul_transposed import family as transposed
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.registry import FAMILIES
@@ -30,7 +29,7 @@ from tritile.planning import model
 from tritile.planning.formula import Constants
 from tritile.planning.portfolio import Loss, Portfolio
 
-KINDS = {each.KIND.name: each.KIND for each in (transposed, clusters, transposed_clusters)}
+KINDS = {each.name: each for each in (transposed.KIND, clusters.KIND, clusters.TRANSPOSED_KIND)}
 H200 = replace(target_device("nvidia-h200"), triton="3.7.1")  # the version with which clusters were checked
 OLDER = replace(H200, triton="3.6.0")
 EVEN = MatmulProblem(1, 4096, 2048, 1024, "bfloat16", "bfloat16", b_layout="column")

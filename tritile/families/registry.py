@@ -8,7 +8,6 @@ from tritile.families.few_rows import across as few_rows_across
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_clusters import family as matmul_clusters
-from tritile.families.matmul_clusters import transposed as matmul_transposed_clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
@@ -29,7 +28,7 @@ ALL: Final = (
     matmul_scaled.FAMILY,
     matmul_clusters.FAMILY,
     matmul_transposed.FAMILY,
-    matmul_transposed_clusters.FAMILY,
+    matmul_clusters.TRANSPOSED,
     few_rows.FAMILY,
     few_rows_across.FAMILY,
     odd_rows.FAMILY,

@@ -16,8 +16,7 @@ from tritile.families.common import operands, upright
 from tritile.families.common.grids import unit
 from tritile.families.few_rows import across
 from tritile.families.few_rows import family as few_rows
-from tritile.families.matmul_clusters import family as clusters
-from tritile.families.matmul_clusters import transposed as transposed_clusters
+from tritile.families.matmul_clusters.family import CLUSTERED
 from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -29,11 +28,6 @@ SECTOR: Final = 32  # bytes
 _ROW: Final = 128  # rows of a copied operand are multiples of these bytes
 _PARTIAL: Final = 4  # bytes of an element of a partial sum
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
-# What gives the rows and columns of a cluster's tile, of the families that have clusters.
-CLUSTERED: Final = {
-    clusters.NAME: clusters.KIND.clustered,
-    transposed_clusters.NAME: transposed_clusters.KIND.clustered,
-}
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
-from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.operands import copied
-from tritile.families.matmul_clusters import family as clusters
-from tritile.families.matmul_clusters import transposed as transposed_clusters
+from tritile.families.common.products import LINE, SECTOR, Facts
+from tritile.families.matmul_clusters.family import CLUSTERED
 from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_split.family import TURNS
 from tritile.families.permute import boxes
@@ -63,9 +62,6 @@ class Shape(NamedTuple):
     shared: Any  # bytes of sums that the programs of a tile share
     tail: Any = 0  # 1 where the tiles of the last wave are split among all SMs, else 0
     sharers: Any = 1  # SMs that make a block together, as a cluster of programs
-
-
-_CLUSTERED: Final = {each.NAME: each.KIND.clustered for each in (clusters, transposed_clusters)}
 
 
 def _lesser(x: Any, y: Any) -> Any:
@@ -127,8 +123,8 @@ def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     kwargs: dict[str, Any] = dict(config.kwargs)
     core = getattr(problem, "core", problem)
     slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
-    if config.family in _CLUSTERED:
-        kwargs |= dict(_CLUSTERED[config.family](config).kwargs)
+    if config.family in CLUSTERED:
+        kwargs |= dict(CLUSTERED[config.family](config).kwargs)
     m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
     if config.family == matmul_split.NAME:  # the parts of the last wave are summed from a workspace
         return Shape(m, n, k, 1, slots, 2.0 * m * n, 1)

@@ -33,9 +33,9 @@ from tritile.core.versions import warn_untested
 from tritile.core.views import posed
 from tritile.errors import NotTunedError, TritileError
 from tritile.families.numerics import BY_DATA
-from tritile.families.pieces import workspace_bytes
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
+from tritile.families.work import workspace_bytes
 from tritile.planning import gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.portfolio import Portfolio

@@ -21,8 +21,7 @@ from tritile.core.threads import import_late, library_lock
 from tritile.core.views import Call, MatmulCall, PermuteCall
 from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
-from tritile.families.pieces import ALIGNMENT, laid_out, pieces_of
-from tritile.families.work import early, work_of
+from tritile.families.work import ALIGNMENT, early, laid_out, pieces_of, work_of
 from tritile.planning import model
 from tritile.runtime.compiles import OPTIONS, as_mode_asks
 from tritile.runtime.counters import counters_of

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tritile.core.views import MatmulCall, View
-from tritile.families.common.work import Section, Step
+from tritile.families.common.work import Section, Step, Work
 
 
 class Lowered(NamedTuple):
@@ -20,6 +20,12 @@ class Lowered(NamedTuple):
     core: MatmulCall
     after: tuple[Step, ...] = ()
     scratch: Mapping[str, Section] = MappingProxyType({})
+
+    def around(self, core: Work) -> Work:
+        """Return all launches of a call: its core's work between the launches before and after."""
+        assert not self.scratch.keys() & core.scratch.keys()
+        scratch, main = {**self.scratch, **core.scratch}, core.main - len(self.after)
+        return Work((*self.before, *core.steps, *self.after), scratch, core.counters, main)
 
 
 def copied_batch(

@@ -10,8 +10,8 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall, Placed, View
 from tritile.errors import TuningError
-from tritile.families.common.facts import SECTOR
 from tritile.families.common.grids import WIDE_FROM
+from tritile.families.common.products import SECTOR
 from tritile.families.common.work import Buffer, Descriptor, Kernel, Section, Step, buffer_of
 
 repack: Final = Kernel("tritile.families.common.repack", "repack")

@@ -1,8 +1,39 @@
-"""Count what a tile of a product takes of an SM: instructions, registers, loads."""
+"""Say what products by tiles have in common: what takes them time, and how their terms are summed."""
+
+from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import Product
+from tritile.core.problem import FP8_DTYPES, SCALE_K, Product
+from tritile.core.problem.parts import PROMOTED_EVERY
+from tritile.core.views import MatmulCall
+
+SECTOR: Final = 32  # bytes that device memory moves at once
+LINE: Final = 128  # bytes that a cache looks up at once
+
+
+class Facts(NamedTuple):
+    """Hold what a product's time depends on beside its config: numbers, or tensors over many products."""
+
+    m: Any
+    n: Any
+    k: Any
+    batch: Any
+    size_a: Any  # bytes an element
+    size_b: Any
+    bytes_a: Any  # of one matrix
+    bytes_b: Any
+    bytes_out: Any  # of all results
+    reread: Any  # share of b that each band of tiles after the first reads again from device memory
+    odd_a: Any  # 1 where rows of a do not start on sectors, else 0
+    odd_b: Any
+    odd_out: Any
+    off_a: Any  # 1 where rows of a do not start on lines
+    off_b: Any
+    by_row: Any  # 1 where b is contiguous along N, 0 where along K
+    copied: Any  # bytes of operands that are copied first
+    copies: Any  # 1 where any operand is copied, else 0
+    processors: Any
 
 
 def uses_tensor_cores(problem: Product) -> bool:
@@ -49,3 +80,21 @@ def held(device: Device, threads: int, registers: float, shared: int, most: int)
     """Return how many programs, of `most`, an SM holds at once: by shared memory, registers and threads."""
     by_shared = (device.shared_memory + 1024) // (shared + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, most)))
+
+
+def in_parts(call: MatmulCall) -> bool:
+    """Tell whether operands are parts of float32 ones, and sums of the large terms move to totals in fp32."""
+    return call.dtype == "float16" and call.precision == "fp16x3"
+
+
+def input_precision(call: MatmulCall) -> str:
+    return "ieee" if in_parts(call) else call.precision
+
+
+def promoted_turns(call: MatmulCall, config: Config) -> int:
+    """Return after how many blocks of K sums move from tensor cores to a total in fp32; 0 for never."""
+    if in_parts(call):
+        return PROMOTED_EVERY // int(config["BLOCK_K"])
+    if call.dtype in FP8_DTYPES and call.precision != "fast":
+        return max(1, SCALE_K // int(config["BLOCK_K"]))
+    return 0

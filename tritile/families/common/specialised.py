@@ -17,10 +17,9 @@ from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import names_fault, order_fault, shared_fault
 from tritile.families.common.descriptors import Output, arguments, check_sizes, grid_of, output_of
-from tritile.families.common.facts import SECTOR
 from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import Inputs, Seen, copied, inputs, repack, tiles
-from tritile.families.common.sums import in_parts, promoted_turns
+from tritile.families.common.products import SECTOR, in_parts, promoted_turns
 from tritile.families.common.tma_time import tma_us
 from tritile.families.common.warpgroups import (
     NAME,

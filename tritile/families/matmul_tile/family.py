@@ -23,12 +23,13 @@ from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, 
 from tritile.families.common.products import (
     accumulator_words,
     held,
+    in_parts,
+    input_precision,
     loads_per_thread,
     uses_tensor_cores,
     warpgroup_mma,
 )
 from tritile.families.common.rates import memory_us, rate, scaling, turning
-from tritile.families.common.sums import in_parts, input_precision
 from tritile.families.common.work import Kernel, Work, buffer_of, step_of
 from tritile.families.family import Family
 

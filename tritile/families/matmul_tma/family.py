@@ -28,8 +28,7 @@ from tritile.families.common.descriptors import BARRIER, arguments, check_sizes,
 from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import inputs, reachable, repack, tiles
-from tritile.families.common.products import accumulator_words, uses_tensor_cores
-from tritile.families.common.sums import in_parts, input_precision
+from tritile.families.common.products import accumulator_words, in_parts, input_precision, uses_tensor_cores
 from tritile.families.common.tma_time import Programs, tma_us
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family

@@ -17,11 +17,10 @@ from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault, shared_fault
 from tritile.families.common.descriptors import BARRIER
-from tritile.families.common.facts import LINE, SECTOR, Facts
 from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
-from tritile.families.common.products import held
+from tritile.families.common.products import LINE, SECTOR, Facts, held
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
 from tritile.families.family import Family

@@ -17,7 +17,6 @@ from tritile.families.common.numerics import Numerics
 from tritile.families.common.tma_time import TmaFit
 from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
-from tritile.families.lowering import joined
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.quantized.family import BLOCKS_M, MAGIC, WEIGHTS, canonical
 
@@ -81,7 +80,7 @@ def lowered(call: QuantizedCall, early: bool) -> Lowered:
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
     parts = lowered(call, early)
-    return joined(parts, warpgroups.KIND.work(parts.core, dense(config), processors, early))
+    return parts.around(warpgroups.KIND.work(parts.core, dense(config), processors, early))
 
 
 def numerics(config: Config, problem: QuantizedProblem, device: Device) -> Numerics:
