@@ -15,7 +15,7 @@ import tritile
 from tritile.core import gpus
 from tritile.core.device import current_gpu
 from tritile.families import registry as families
-from tritile.planning import export, model, table
+from tritile.planning import model, table
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 
@@ -139,7 +139,7 @@ def test_what_was_compiled_without_a_gpu_runs_with_one_and_compiles_nothing(tmp_
         remembered(tritile.plan(tritile.permute, x, order).problem)
     tritile.forget()
     exported, folder = tmp_path / "table.json", tmp_path / "compiled"
-    table.write(export.from_store(store_of(device), device, families.digests()), exported)
+    table.write(table.from_store(store_of(device), device, families.digests()), exported)
     assert len(table.read(exported).entries) == len(PRODUCTS) + len(ORDERS)
 
     command = ["-m", "tritile", "compile", "--target", device.name]

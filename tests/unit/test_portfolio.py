@@ -24,12 +24,22 @@ from tritile.families import space
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
 from tritile.ops import run
-from tritile.planning import export, gpu_tables, model, plans, table
+from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, class_of
-from tritile.planning.correction import LAYERS, OWN, Correction, factors, inputs_of
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, shape_of
-from tritile.planning.lead import Lead
-from tritile.planning.portfolio import MOST, RACED, Loss, Portfolio, portfolio_of
+from tritile.planning.portfolio import (
+    LAYERS,
+    MOST,
+    OWN,
+    RACED,
+    Correction,
+    Lead,
+    Loss,
+    Portfolio,
+    factors,
+    inputs_of,
+    portfolio_of,
+)
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.tune.calibrate import fit
@@ -321,8 +331,8 @@ def test_a_table_keeps_its_portfolios(tmp_path):
     read = table.read(tmp_path / "gpu.json")
     assert read.portfolios["halves-nt"].configs == members().configs
     later = table.Table(H200.to_dict(), digests(), (), {"fp8": replace(members(), name="fp8")})
-    assert set(export.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
-    assert set(export.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
+    assert set(table.completed(later, replace(read, kernels=digests())).portfolios) == {"fp8", "halves-nt"}
+    assert set(table.completed(later, read).portfolios) == {"fp8"}  # the others were of other kernels
     text = json.loads((tmp_path / "gpu.json").read_text())
     text["portfolios"]["halves-nt"]["members"][0]["constants"] = [1.0]
     (tmp_path / "gpu.json").write_text(json.dumps(text))

@@ -17,10 +17,9 @@ from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
 from tritile.planning import gpu_tables
 from tritile.planning import table as table_module
-from tritile.planning.export import from_store
 from tritile.planning.gpu_tables import shipped
 from tritile.planning.store import Store
-from tritile.planning.table import Entry, Table, read, write
+from tritile.planning.table import Entry, Table, from_store, read, write
 from tritile.planning.trial import Trial
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")

@@ -13,8 +13,8 @@ from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
-from tritile.planning import export, gpu_tables, plans, table, torch_times
-from tritile.planning.lead import Lead, lead_of, terms
+from tritile.planning import gpu_tables, plans, table, torch_times
+from tritile.planning.portfolio import Lead, lead_of, terms
 from tritile.planning.store import Trial, store_of
 from tritile.planning.table import Entry, Table
 from tritile.planning.trial import AS_TORCH, TORCH
@@ -250,7 +250,7 @@ def test_tables_keep_torchs_times(tmp_path):
     store = store_of(H200)
     store.add(FAMILIES["matmul"][CONFIG.family].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
     store.add(TORCH, Trial(HALF, AS_TORCH, 30.0))
-    made = export.from_store(store, H200, digests())
+    made = table.from_store(store, H200, digests())
     table.write(replace(made, leads={"turned-4": lead(TURN, 1.5, 1.25)}), tmp_path / "table.json")
     found = table.read(tmp_path / "table.json")
     assert [(entry.us, entry.torch_us) for entry in found.entries] == [(20.0, 30.0)]

@@ -15,8 +15,7 @@ from tritile.families.registry import digests
 from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
-from tritile.planning.lead import Lead
-from tritile.planning.portfolio import Portfolio
+from tritile.planning.portfolio import Lead, Portfolio
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, ready, sweep

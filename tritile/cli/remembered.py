@@ -15,8 +15,8 @@ from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.planning import database, gpu_tables, kernel_table, table
-from tritile.planning.export import completed, from_store
 from tritile.planning.store import store_of
+from tritile.planning.table import completed, from_store
 from tritile.planning.trial import Trial, moment, rank
 
 _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")

@@ -7,7 +7,7 @@
 | What is the key of a remembered trial? | the head of `trial` |
 | Where are trials remembered? | `store.Store`, one SQLite file a GPU model, in the format of `database` |
 | Which table serves a GPU, and how is a GPU added? | `gpu_tables` |
-| What does a class's portfolio predict? | `classes`, `portfolio`, `formula`, `correction` |
+| What does a class's portfolio predict? | `classes`, `portfolio`, `formula` |
 | What if nothing is known? | `model` ranks all configs by their family's own estimate |
 | Is torch faster? | `torch_times`, by times of both or by a `lead` |
 """

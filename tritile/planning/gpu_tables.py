@@ -23,8 +23,7 @@ from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning.kernel_table import is_kernel_table
-from tritile.planning.lead import Lead
-from tritile.planning.portfolio import Portfolio
+from tritile.planning.portfolio import Lead, Portfolio
 from tritile.planning.table import Table, read
 
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another

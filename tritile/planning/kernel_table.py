@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.files import write_whole
+from tritile.core.files import read_json, write_whole
 from tritile.core.problem import KernelProblem, problem_from_dict, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
@@ -139,18 +139,12 @@ def empty(path: Path) -> KernelTable:
 def read(path: Path) -> KernelTable:
     """Return the table of a file. Raises FileError where it cannot be read, or is anything else."""
     try:
-        if not path.is_file():  # a pipe or a device may have no end
-            raise ValueError("it is not there, or no regular file")
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ValueError(f"it exceeds {MAX_BYTES >> 20} MiB")
-        data = json.loads(raw.decode())
+        data = read_json(path, MAX_BYTES)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT!r}")
+            raise FileError(f"its format is not {FORMAT!r}")
         if not _is_nested(data.get("gpus"), 3):
-            raise ValueError("it does not hold entries by GPU model, digest and problem")
-    except (OSError, ValueError, RecursionError) as error:
+            raise FileError("it does not hold entries by GPU model, digest and problem")
+    except FileError as error:
         raise FileError(f"{path} is no table of kernels: {error}") from error
     return KernelTable(path, data["gpus"])
 

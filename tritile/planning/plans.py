@@ -254,7 +254,7 @@ def pinned(problem: Tiled, device: Device) -> Plan | None:
     entry = _entry(found, problem) if found is not None else None
     if found is None or entry is None or illegal(entry.config, problem, device) is not None:
         return None
-    current = found.counts(problem.op, entry.config.family)
+    current = found.is_current(problem.op, entry.config.family)
     why = "of the table that is pinned" + ", of another version of the kernel" * (not current)
     return Plan(problem, entry.config, "pinned", device, entry.us, why, current)
 
@@ -268,7 +268,7 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
         return None
     of = shipped.device["name"]
     why = f"measured for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
-    current = shipped.counts(problem.op, entry.config.family)
+    current = shipped.is_current(problem.op, entry.config.family)
     why += ", of another version of the kernel" * (not current)
     if shipped.triton not in ("", device.triton):
         why += f"; measured with triton {shipped.triton}, in use is {device.triton}"
@@ -310,7 +310,7 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     if not ranked:
         return None
     us, config = ranked[0]
-    current = table.counts(problem.op, config.family)
+    current = table.is_current(problem.op, config.family)
     behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long" if ranked[1:] else ""
     loss = portfolio.loss
     why = (

@@ -1,7 +1,16 @@
-"""Predict times of a class's portfolio: the few dozen configs that its problems may run by."""
+"""Predict times by what was fitted to a class's measurements at other sizes.
+
+A `Portfolio` holds the few dozen configs that problems of a class may run by, with the constants of their
+formula. A `Correction`, a small neural network, predicts the logarithm of measured time over that of the
+formula. Its inputs are the parts of the formula's prediction, such as the share of each bound and how full
+waves are, a problem's sizes and alignments, and a few numbers of each config's own. All configs of a class
+share its two layers, and each config has its own weights of what the second gives. A `Lead` predicts how many
+times as long torch takes as tritile.
+"""
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Final
@@ -10,11 +19,11 @@ import numpy as np
 
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import dominated, illegal, unbanded
 from tritile.planning.classes import MEASURED
-from tritile.planning.correction import Correction, correction_of, factors, inputs_of
 from tritile.planning.formula import FORMULAS
 from tritile.planning.trial import number_from, numbers_from
 
@@ -23,6 +32,56 @@ RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times
 _BLEND: Final = 32.0  # the largest exponent: more overflows
 _SMALLEST: Final = 1e-12  # the smallest constant
 _LARGEST: Final = 1e12  # the largest
+OWN: Final = 8  # inputs of a correction that are a config's own
+LAYERS: Final = 64, 32  # units of its two layers
+_LEAST: Final = 2.0**-30  # parts below it count as it
+_LARGEST_NUMBER: Final = 1e6  # of a correction
+_LARGEST_WEIGHT: Final = 1e30  # of a lead; as `least` it is never reached
+_TERMS: Final = {MatmulProblem.op: 36, PermuteProblem.op: 21}
+
+Rows = tuple[tuple[float, ...], ...]
+
+
+def inputs_of(parts: Any, traits: Any) -> Any:
+    """Return inputs (..., inputs) of parts (..., parts) and of traits (..., traits)."""
+    return np.concatenate([np.log2(np.maximum(parts, _LEAST)), traits], -1)
+
+
+def factors(inputs: Any, ranges: Any, first: Any, starts: Any, second: Any, weights: Any) -> Any:
+    """Return the factors (..., configs) by which measured times exceed predicted ones.
+
+    `inputs` is (..., configs, inputs), the others are what `Correction.arrays` returns.
+    """
+    units = np.maximum(np.minimum(np.maximum(inputs, ranges[0]), ranges[1]) @ first + starts, 0.0)
+    units = np.maximum(units @ second[1:] + second[0], 0.0)
+    return np.exp((units * weights[:, 1:]).sum(-1) + weights[:, 0])
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Hold a network of rectified linear units. What is added to a sum stands before its weights.
+
+    - `ranges`: the least and the largest of each input; what is beyond counts as these.
+    - `own`: the further inputs of each config.
+    - `first`: for each unit of the first layer, a slope by each input, those of configs last.
+    - `second`: for each unit of the second layer, a slope by each unit of the first.
+    - `weights`: for each config, a weight of each unit of the second layer.
+    """
+
+    ranges: Rows
+    own: Rows
+    first: Rows
+    second: Rows
+    weights: Rows
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Return what `factors` takes, with the part of configs' own inputs in the first layer's sums."""
+        ranges, own, first, second, weights = map(np.array, vars(self).values())
+        inputs = ranges.shape[1] + 1
+        return ranges, first[:, 1:inputs].T, own @ first[:, inputs:].T + first[:, 0], second.T, weights
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: [[float(f"{x:.3g}") for x in row] for row in rows] for name, rows in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -105,6 +164,36 @@ class Portfolio:
         return {"members": members, "loss": dict(vars(self.loss))} | correction
 
 
+def terms(problem: MatmulProblem | PermuteProblem) -> list[float]:
+    """Return the terms that a lead weighs: 1, the traits of a problem, and products of two traits."""
+    traits = FORMULAS[problem.op].traits(problem)
+    return [1.0, *traits, *(x * y for x, y in itertools.combinations_with_replacement(traits, 2))]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Hold the weights of `terms`, whose sum is the logarithm of torch's time over tritile's.
+
+    Of the `sizes` sizes left out of the fit, tritile won 95% of those with a predicted ratio of `least` or
+    more.
+    """
+
+    weights: tuple[float, ...]
+    least: float
+    sizes: int
+
+    def ratio(self, problem: MatmulProblem | PermuteProblem) -> float:
+        pairs = zip(self.weights, terms(problem), strict=True)
+        return math.exp(max(-50.0, min(50.0, sum(weight * term for weight, term in pairs))))
+
+    def to_dict(self) -> dict[str, Any]:
+        weights = [float(f"{weight:.4g}") for weight in self.weights]
+        return {"weights": weights, "least": float(f"{self.least:.4g}"), "sizes": self.sizes}
+
+
+# --- Reading ---
+
+
 def portfolio_of(name: str, data: Any) -> Portfolio:
     """Return the portfolio that `to_dict` gave. Raises InvalidValueError for anything else."""
     _check(name in MEASURED, f"portfolio {name!r}: wanted one of {', '.join(MEASURED)}")
@@ -154,3 +243,39 @@ def _offered(config: Config, op: str, name: str) -> Config:
 def _check(condition: bool, text: str) -> None:
     if not condition:
         raise InvalidValueError(text)
+
+
+def correction_of(data: Any, inputs: int, configs: int) -> Correction:
+    """Return the correction that `to_dict` gave. Raises InvalidValueError for anything else."""
+    one, two = LAYERS
+    shapes = {
+        "ranges": (2, inputs),
+        "own": (configs, OWN),
+        "first": (one, 1 + inputs + OWN),
+        "second": (two, 1 + one),
+        "weights": (configs, 1 + two),
+    }
+    if not isinstance(data, Mapping) or set(data) != set(shapes):
+        raise InvalidValueError(f"a correction is {', '.join(shapes)}")
+    return Correction(**{name: _rows(data[name], *shape) for name, shape in shapes.items()})
+
+
+def _rows(rows: Iterable[Any], count: int, length: int) -> Rows:
+    if not isinstance(rows, list) or len(rows) != count:
+        raise InvalidValueError(f"wanted {count} rows of a correction")
+    return tuple(
+        numbers_from("numbers of a correction", row, length, -_LARGEST_NUMBER, _LARGEST_NUMBER)
+        for row in rows
+    )
+
+
+def lead_of(name: str, data: Any) -> Lead:
+    """Return the lead of a class that `to_dict` gave. Raises InvalidValueError for anything else."""
+    count = _TERMS.get(MEASURED[name].op) if name in MEASURED else None
+    if count is None:
+        raise InvalidValueError(f"lead {name!r}: wanted a class of products or of permutations")
+    if not isinstance(data, Mapping) or set(data) != {"weights", "least", "sizes"} or None in data.values():
+        raise InvalidValueError(f"lead {name!r}: wanted weights, least and sizes")
+    weights = numbers_from("weights", data["weights"], count, -_LARGEST_WEIGHT, _LARGEST_WEIGHT)
+    least = float(number_from(data["least"], 1, _LARGEST_WEIGHT))
+    return Lead(weights, least, number_from(data["sizes"], 1, 1 << 31, whole=True))

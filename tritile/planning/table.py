@@ -1,6 +1,6 @@
 """The best configs of one GPU model as a JSON file: the value `Table`, reading it and writing it.
 
-`gpu_tables.py` says which tables serve a GPU, `export.py` makes a table of what a store remembers.
+`gpu_tables.py` says which tables serve a GPU.
 """
 
 import functools
@@ -8,20 +8,21 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
 from tritile.core.config import Config
-from tritile.core.files import write_whole
+from tritile.core.device import Device
+from tritile.core.files import read_json, write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import FileError, InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.classes import MEASURED
-from tritile.planning.lead import Lead, lead_of
-from tritile.planning.portfolio import Portfolio, portfolio_of
-from tritile.planning.trial import MAX_US, number_from, pair_from
+from tritile.planning.portfolio import Lead, Portfolio, lead_of, portfolio_of
+from tritile.planning.store import Store
+from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from, rank
 
 FORMAT: Final = 3
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
@@ -61,15 +62,16 @@ class Table:
     def find(self, problem: Problem) -> Entry | None:
         return self._by_problem.get(problem)
 
-    def counts(self, op: str, family: str) -> bool:
-        """Tell whether the times of a family are measurements of its kernel as it is now."""
-        return self._is_current(op, family)
+    def is_current(self, op: str, family: str) -> bool:
+        """True if the times of a family are measurements of its kernel as it is now."""
+        kernel = FAMILIES[op].get(family)
+        return kernel is not None and self.kernels.get(kernel.label) == kernel.digest
 
     def current_portfolios(self) -> dict[str, Portfolio]:
         return {
             name: each
             for name, each in self.portfolios.items()
-            if all(self._is_current(MEASURED[name].op, config.family) for config in each.configs)
+            if all(self.is_current(MEASURED[name].op, config.family) for config in each.configs)
         }
 
     def current_leads(self) -> dict[str, Lead]:
@@ -83,13 +85,9 @@ class Table:
             own, known = self.portfolios.get(name), FAMILIES[MEASURED[name].op].values()
             families = {family.name for family in known if family.label in self.kernels}
             families = {config.family for config in own.configs} if own is not None else families
-            if families and all(self._is_current(MEASURED[name].op, family) for family in families):
+            if families and all(self.is_current(MEASURED[name].op, family) for family in families):
                 found[name] = each
         return found
-
-    def _is_current(self, op: str, family: str) -> bool:
-        kernel = FAMILIES[op].get(family)
-        return kernel is not None and self.kernels.get(kernel.label) == kernel.digest
 
     @property
     def triton(self) -> str:
@@ -109,25 +107,11 @@ def read(file: Path | Traversable) -> Table:
 
     Raises FileError where the file cannot be read or holds no table.
     """
-    name = str(file)
-    try:
-        if not file.is_file():  # a pipe or a device may have no end
-            raise FileError(f"{name} is not there, or no regular file")
-        with file.open("rb") as opened:
-            raw = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise FileError(f"{name} cannot be read: {error}") from error
-    return _parsed(raw, name)
+    return _table(read_json(file, MAX_BYTES), str(file))
 
 
-def _parsed(raw: bytes, name: str) -> Table:
-    """Return the table in these bytes of JSON. Raises FileError if there is none."""
-    if len(raw) > MAX_BYTES:
-        raise FileError(f"{name} holds more than {MAX_BYTES >> 20} MiB: it is not a table")
-    try:
-        data = json.loads(raw.decode())
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{name} is not JSON: {error}") from error
+def _table(data: Any, name: str) -> Table:
+    """Return the table in parsed JSON. Raises FileError if there is none."""
     if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
         raise FileError(f"{name} is not a table: wanted {', '.join(_TOP)}")
     if data["format"] != FORMAT or isinstance(data["format"], bool):
@@ -216,7 +200,9 @@ def write(table: Table, path: Path) -> None:
         text = _text(table)
         with warnings.catch_warnings():
             warnings.simplefilter("error", StoreWarning)
-            _parsed(text.encode(), "the table")
+            if len(text) > MAX_BYTES:
+                raise InvalidValueError(f"it would exceed {MAX_BYTES >> 20} MiB")
+            _table(json.loads(text), "the table")
     except (ValueError, TypeError, RecursionError, StoreWarning) as error:
         raise InvalidValueError(f"{path} is not written: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,3 +230,47 @@ def _text(table: Table) -> str:
     lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
     return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
+
+
+# --- Making ---
+
+
+def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Table:
+    """Return a table of the best trial of each problem, measured with kernels of these digests, by label.
+
+    A trial whose answer was checked goes before one that was only timed.
+    """
+    bests: dict[Problem, Trial] = {}
+    for label, digest in kernels.items():
+        for trial in store.bests(digest, label.partition("/")[0]):
+            rival = bests.setdefault(trial.problem, trial)
+            if rank(trial) < rank(rival):
+                bests[trial.problem] = trial
+    entries = []
+    for trial in bests.values():
+        torchs = store.best(TORCH, trial.problem)
+        entries.append(Entry(trial.problem, trial.config, trial.us, None if torchs is None else torchs.us))
+    return Table(device.to_dict(), dict(kernels), in_order(entries))
+
+
+def completed(table: Table, old: Table) -> Table:
+    """Return the table with the entries, portfolios and leads of an older one that it lacks.
+
+    Only what was measured on the same GPU model and with the same kernels is taken over.
+    """
+    if old.device["name"] != table.device["name"]:
+        return table
+    has = {entry.problem for entry in table.entries}
+    same = {label for label, digest in table.kernels.items() if old.kernels.get(label) == digest}
+    kept = [entry for entry in old.entries if entry.problem not in has and _label(entry) in same]
+    return replace(
+        table,
+        entries=in_order((*table.entries, *kept)),
+        portfolios={**old.current_portfolios(), **table.portfolios},
+        leads={**old.current_leads(), **table.leads},
+    )
+
+
+def _label(entry: Entry) -> str:
+    family = FAMILIES[entry.problem.op].get(entry.config.family)
+    return family.label if family is not None else ""

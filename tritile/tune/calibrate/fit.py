@@ -13,10 +13,8 @@ import torch
 
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.planning.correction import LAYERS, OWN, Correction
 from tritile.planning.formula import Formula
-from tritile.planning.lead import Lead, terms
-from tritile.planning.portfolio import Loss
+from tritile.planning.portfolio import LAYERS, OWN, Correction, Lead, Loss, terms
 
 _WORST: Final = 3.0  # times the fastest: slower times, and missing ones, count as this slow
 _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shares, round by round

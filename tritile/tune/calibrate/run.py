@@ -17,10 +17,8 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.planning.classes import MEASURED, class_of
-from tritile.planning.correction import factors, inputs_of
 from tritile.planning.formula import FORMULAS
-from tritile.planning.lead import Lead
-from tritile.planning.portfolio import MOST, Loss, Portfolio
+from tritile.planning.portfolio import MOST, Lead, Loss, Portfolio, factors, inputs_of
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
