@@ -18,19 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.families import registry as families
+from tritile.families.work import LOWERINGS
 
 RECORDS: Final = Path(__file__).parent
 PACKAGE: Final = RECORDS.parents[1] / "tritile"
 STACKS: Final = ("3.6.0", "3.7.1")  # versions of Triton on which every kernel is to be tested
-_LAUNCHING: Final = tuple(
-    f"{name}.py"
-    for name in (
-        "runtime/launch", "runtime/native", "runtime/loading", "runtime/counters", "families/pieces",
-        "families/work",
-    )
-)  # fmt: skip
+_LAUNCHING: Final = ("runtime/launch.py", "runtime/native.py", "runtime/counters.py", "families/work.py")
 # Modules that import every family; their imports are not followed.
-_NOT_FOLLOWED: Final = ("runtime/launch.py", "runtime/counters.py", "families/pieces.py", "families/work.py")
+_NOT_FOLLOWED: Final = ("runtime/launch.py", "runtime/counters.py", "families/work.py")
 _JITTED: Final = re.compile(r"^@(triton|gluon)\.jit", re.MULTILINE)
 _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -112,7 +107,7 @@ def modules_of(kernel: str) -> list[str]:
     found: set[str] = set()
     pending = {own, *_LAUNCHING}
     if kernel.startswith("matmul/"):
-        pending.add("families/lowering.py")
+        pending |= {_file(lowering.__name__) for lowering in LOWERINGS}
     while pending:
         path = pending.pop()
         found.add(path)

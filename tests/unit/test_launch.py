@@ -22,7 +22,7 @@ from tritile.families.space import legal_configs
 from tritile.families.work import laid_out, lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.described import Extras, described
 from tritile.planning import model, plans
-from tritile.runtime import launch, loading, offline
+from tritile.runtime import launch, native, offline
 from tritile.runtime.ahead import compiled_for
 
 HOPPER = target_device("nvidia-h200")
@@ -72,14 +72,14 @@ def test_a_kernel_is_loaded_without_tritons_launcher_unless_a_hook_listens(monke
     """The hooks are chains that are there, and empty, where nobody listens."""
     utils = SimpleNamespace(load_binary=lambda *_: (0, 7, 8, 9, 1024))
     active = SimpleNamespace(utils=utils, get_current_device=lambda: 0)
-    monkeypatch.setattr(loading, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(native, "driver", SimpleNamespace(active=active))
     quiet, heard = _Unloaded(), _Unloaded()
-    assert loading.loaded(quiet, 1024) == (7, 8, 9)
+    assert native.loaded(quiet, 1024) == (7, 8, 9)
     assert quiet.launchers == 0
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.kernel_load_start_hook.add(print)
         try:
-            assert loading.loaded(heard, 1024) == (1, 2, 3)
+            assert native.loaded(heard, 1024) == (1, 2, 3)
         finally:
             triton.knobs.runtime.kernel_load_start_hook.remove(print)
     assert heard.launchers == 1

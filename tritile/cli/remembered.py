@@ -190,7 +190,7 @@ def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
     if missing:
         known = f"there is {', '.join(sorted(winners))}" if winners else 'call it once in mode "tune"'
         raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {known}")
-    made = kernel_table.read(path) if path.exists() else kernel_table.empty(path)
+    made = kernel_table.read(path) if path.exists() else kernel_table.KernelTable(path, {})
     lines = []
     for name in dict.fromkeys(names):
         *others, (digest, trials) = winners[name].items()

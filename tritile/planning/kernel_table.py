@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.files import read_json, write_whole
+from tritile.core.files import write_whole
 from tritile.core.problem import KernelProblem, problem_from_dict, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, parsed
+from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, parsed, read_json
 
 _KIND: Final = "tritile kernels"
 FORMAT: Final = f"{_KIND} 1"
@@ -83,9 +83,6 @@ class KernelTable:
                 warnings.warn(message, StoreWarning, stacklevel=callers_level())
         return good
 
-    def problems(self, device: Device, digest: str) -> list[str]:
-        return list(self.winners(device, digest))
-
     def find(self, device: Device, digest: str, problem: KernelProblem) -> Winner | None:
         """Return the winner of just this problem, None where there is none."""
         return self.winners(device, digest).get(problem_key(problem))
@@ -130,10 +127,6 @@ def kernel_problem(text: str) -> KernelProblem | None:
     except (InvalidValueError, RecursionError):
         return None
     return found if isinstance(found, KernelProblem) else None
-
-
-def empty(path: Path) -> KernelTable:
-    return KernelTable(path, {})
 
 
 def read(path: Path) -> KernelTable:

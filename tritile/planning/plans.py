@@ -40,7 +40,7 @@ from tritile.planning import gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.store import store_of
-from tritile.planning.table import Entry, Table
+from tritile.planning.table import Table
 from tritile.planning.trial import Trial, best_of
 
 _PREDICTED: Final = ("predicted", "model")  # sources that nothing measured just this problem for
@@ -202,7 +202,7 @@ def _known(problem: Tiled, device: Device, mode: str) -> Plan | None:
 
     A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
     """
-    fixed = pinned(problem, device)
+    fixed = _pinned(problem, device)
     if fixed is not None and (fixed.current or mode != "strict"):
         return fixed
     asked = dict.fromkeys((problem, problem if mode == "tune" else _any_batch(problem)))
@@ -248,36 +248,35 @@ def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
     return Plan(problem, best.config, "exact", device, best.us, why)
 
 
-def pinned(problem: Tiled, device: Device) -> Plan | None:
-    """Return what the table of TRITILE_TABLE holds; None where it holds nothing that is legal here."""
-    found = gpu_tables.pinned(device)
-    entry = _entry(found, problem) if found is not None else None
-    if found is None or entry is None or illegal(entry.config, problem, device) is not None:
+def _of_table(
+    found: Table, problem: Tiled, device: Device, source: str, why: str, remark: str = ""
+) -> Plan | None:
+    """Return what a table holds for a problem, or for it without batch invariance, if that is legal here."""
+    entry = found.find(problem) or found.find(_any_batch(problem))
+    if entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = found.is_current(problem.op, entry.config.family)
-    why = "of the table that is pinned" + ", of another version of the kernel" * (not current)
-    return Plan(problem, entry.config, "pinned", device, entry.us, why, current)
+    why += ", of another version of the kernel" * (not current) + remark
+    return Plan(problem, entry.config, source, device, entry.us, why, current)
+
+
+def _pinned(problem: Tiled, device: Device) -> Plan | None:
+    found = gpu_tables.pinned(device)
+    why = "of the table that is pinned"
+    return None if found is None else _of_table(found, problem, device, "pinned", why)
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Return what the shipped tables hold; None where they hold nothing that is legal here."""
-    found = ((each, _entry(each, problem)) for each in gpu_tables.shipped(device))
-    legal = ((of, own) for of, own in found if own and illegal(own.config, problem, device) is None)
-    shipped, entry = next(legal, (None, None))
-    if shipped is None or entry is None:
-        return None
-    of = shipped.device["name"]
-    why = f"measured for {'this GPU' if of == device.name else f'{of}, which is like it,'} in tritile's table"
-    current = shipped.is_current(problem.op, entry.config.family)
-    why += ", of another version of the kernel" * (not current)
-    if shipped.triton not in ("", device.triton):
-        why += f"; measured with triton {shipped.triton}, in use is {device.triton}"
-    return Plan(problem, entry.config, "table", device, entry.us, why, current)
-
-
-def _entry(shipped: Table, problem: Tiled) -> Entry | None:
-    """Return a table's entry for a problem, else for the same without batch invariance."""
-    return shipped.find(problem) or shipped.find(_any_batch(problem))
+    for shipped in gpu_tables.shipped(device):
+        of = shipped.device["name"]
+        what = "this GPU" if of == device.name else f"{of}, which is like it,"
+        other = shipped.triton not in ("", device.triton)
+        remark = f"; measured with triton {shipped.triton}, in use is {device.triton}" * other
+        plan = _of_table(shipped, problem, device, "table", f"measured for {what} in tritile's table", remark)
+        if plan is not None:
+            return plan
+    return None
 
 
 # --- Portfolios and the model: predictions ---
@@ -317,9 +316,8 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         f"predicted to be the fastest of the {len(portfolio.configs)} configs of {portfolio.name}, {where}"
         f"{behind}; at {loss.sizes} sizes left out picks lost {loss.median:.1%} at the median, "
         f"{loss.p95:.1%} at the 95th percentile"
-        + "; measured with another version of the kernel"
-        * (not current)
     )
+    why += "; measured with another version of the kernel" * (not current)
     return Plan(problem, config, "predicted", device, us, why, current)
 
 

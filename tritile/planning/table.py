@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.files import read_json, write_whole
+from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import FileError, InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Lead, Portfolio, lead_of, portfolio_of
 from tritile.planning.store import Store
-from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from, rank
+from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from, rank, read_json
 
 FORMAT: Final = 3
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries

@@ -11,13 +11,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from tritile.core.config import Config
 from tritile.core.problem import Problem, problem_from_dict, problem_key, problem_to_dict
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
 
 MAX_TEXT: Final = 1 << 16
 # Failures of the machine. What a compiler refuses, and a wrong answer, are the config's own.
@@ -114,6 +116,23 @@ def parsed(text: Any) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(f"{text[:80]!r} is not JSON: {error}") from error
+
+
+def read_json(file: Path | Traversable, most: int) -> Any:
+    """Return what a JSON file of at most `most` bytes holds. Raises FileError for any other file."""
+    try:
+        if not file.is_file():  # a pipe or a device may have no end
+            raise FileError(f"{file} is not there, or no regular file")
+        with file.open("rb") as opened:
+            raw = opened.read(most + 1)
+    except OSError as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    if len(raw) > most:
+        raise FileError(f"{file} holds more than {most >> 20} MiB")
+    try:
+        return json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{file} is not JSON: {error}") from error
 
 
 def pair_from(problem: Any, config: Any) -> tuple[Problem, Config]:

@@ -26,8 +26,7 @@ from tritile.planning import model
 from tritile.runtime.compiles import OPTIONS, as_mode_asks
 from tritile.runtime.counters import counters_of
 from tritile.runtime.interpreter import interpret
-from tritile.runtime.loading import listened, loaded
-from tritile.runtime.native import TFLOAT32, NativeLaunch
+from tritile.runtime.native import TFLOAT32, NativeLaunch, listened, loaded
 
 _RUNTIME: Final = triton.knobs.runtime
 _TRIES: Final = 3  # configs to compile, at most, in search of one without a workspace

@@ -438,7 +438,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
         texts = {*store_of(device).problems(self.digest)}
         for table in kernel_tables(self.table):
-            texts.update(table.problems(device, self.digest))
+            texts.update(table.winners(device, self.digest))
         kernel, dtypes = problem.kernel, [list(pair) for pair in problem.dtypes]
         (shared, sizes), near = split(problem.key), []
         for text, facts in kernel_facts([*texts]):

@@ -4,9 +4,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.views import MatmulCall
-from tritile.errors import TuningError
 from tritile.families.common.fused import block_scales, extra, verdict
-from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.operands import Inputs, Seen, batch_of, described, storable
 from tritile.families.common.work import buffer_of
 
@@ -29,12 +27,6 @@ def output_of(call: MatmulCall) -> Output:
     seen = Seen(buffer_of(call.out.tensor, "out").buffer, shape, strides, False)
     by_descriptor = storable(seen, call.out)
     return Output(described(seen, call.out.itemsize) if by_descriptor else seen, by_descriptor, seen.strides)
-
-
-def check_sizes(call: MatmulCall) -> None:
-    sizes = (call.a.shape[0], call.a.shape[1], call.b.shape[1], *call.batch_shape)
-    if max(sizes) > WIDE_FROM:
-        raise TuningError(f"a size of {max(sizes)}: descriptors count in 32 bits")
 
 
 def sizes_of(call: MatmulCall) -> tuple[int, ...]:

@@ -219,7 +219,13 @@ def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> 
 
 
 def inputs(call: MatmulCall, early: bool) -> Inputs:
-    """Return operands as descriptors can read them, and the launches that copy those that they could not."""
+    """Return operands as descriptors can read them, and the launches that copy those that they could not.
+
+    Raises TuningError where a size is beyond what descriptors count.
+    """
+    most = max(*call.a.shape, call.b.shape[1], *call.batch_shape)
+    if most > WIDE_FROM:
+        raise TuningError(f"a size of {most}: descriptors count in 32 bits")
     b_dtype = call.b_dtype or call.dtype
     turn_a, turn_b = turned(call.problem)
     align_a, align_b = realigned(call.problem)

@@ -16,7 +16,7 @@ from tritile.core.versions import parsed
 from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import names_fault, order_fault, shared_fault
-from tritile.families.common.descriptors import Output, arguments, check_sizes, grid_of, output_of
+from tritile.families.common.descriptors import Output, arguments, grid_of, output_of
 from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import Inputs, Seen, copied, inputs, repack, tiles
 from tritile.families.common.products import SECTOR, in_parts, promoted_turns
@@ -233,7 +233,6 @@ class Kind:
         }  # fmt: skip
 
     def work(self, call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-        check_sizes(call)
         read, out = inputs(call, early), output_of(call)
         values = self.arguments(call, config, read, out, early)
         whole, made = self.alone(self.clustered(config)), call.transposed if self.turned else call

@@ -10,7 +10,7 @@ from tritile.core.problem import FP8_DTYPES, ITEMSIZE, SCALE_K, MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, shared_fault
-from tritile.families.common.descriptors import arguments, check_sizes, grid_of, output_of
+from tritile.families.common.descriptors import arguments, grid_of, output_of
 from tritile.families.common.operands import inputs, reachable, tiles
 from tritile.families.common.specialised import Kind
 from tritile.families.common.tma_time import Programs, tma_us
@@ -133,7 +133,6 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> floa
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     grid, flat = grid_of(call, config, 1, processors)
     inward, outward = swizzled(call.dtype), swizzled(call.out_dtype)

@@ -9,7 +9,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import names_fault
-from tritile.families.common.descriptors import check_sizes, output_of, sizes_of
+from tritile.families.common.descriptors import output_of, sizes_of
 from tritile.families.common.numerics import Numerics
 from tritile.families.common.operands import inputs, tiles
 from tritile.families.common.rates import memory_us
@@ -102,7 +102,6 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     m, n, k, batch, _ = sizes_of(call)
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]

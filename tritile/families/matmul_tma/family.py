@@ -24,7 +24,7 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
-from tritile.families.common.descriptors import BARRIER, arguments, check_sizes, grid_of, output_of, sizes_of
+from tritile.families.common.descriptors import BARRIER, arguments, grid_of, output_of, sizes_of
 from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import inputs, reachable, repack, tiles
@@ -179,7 +179,6 @@ def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> floa
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    check_sizes(call)
     read, out = inputs(call, early), output_of(call)
     m, n, k, batch, _ = sizes_of(call)
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]

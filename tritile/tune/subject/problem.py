@@ -16,7 +16,7 @@ from tritile.planning.portfolio import RACED
 from tritile.planning.trial import best_of
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
-from tritile.runtime.loading import loaded
+from tritile.runtime.native import loaded
 from tritile.runtime.offline import check_fits
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.tasks import Task
