@@ -50,7 +50,6 @@ def invariant(problem: Tiled) -> bool:
 
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
-    """Return the legal ones of some configs that are not dominated by another config."""
     worse = dominated(problem, device)
     return [config for config in configs if illegal(config, problem, device) is None and not worse(config)]
 

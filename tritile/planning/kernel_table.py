@@ -84,11 +84,9 @@ class KernelTable:
         return good
 
     def find(self, device: Device, digest: str, problem: KernelProblem) -> Winner | None:
-        """Return the winner of just this problem, None where there is none."""
         return self.winners(device, digest).get(problem_key(problem))
 
     def add(self, device: Device, digest: str, trials: Iterable[Trial]) -> int:
-        """Put the winners of a kernel in, in place of those of the same problems; return how many."""
         new = {
             problem_key(trial.problem): {"config": trial.config.to_dict(), "us": trial.us} for trial in trials
         }

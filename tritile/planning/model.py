@@ -77,7 +77,6 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
 
 
 def families(problem: Tiled, device: Device) -> list[str]:
-    """Return the contending families that have a legal config for the problem."""
     configs = ((name, FAMILIES[problem.op][name].configs) for name in contenders(problem))
     return [name for name, own in configs if any(illegal(c, problem, device) is None for c in own)]
 

@@ -104,7 +104,6 @@ class Plan(Tabular):
         return found
 
     def _on_precision(self) -> list[tuple[str, str]]:
-        """Return what its precision means and what others would take, for dtypes with a choice."""
         problem = self.problem
         if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:
             return []

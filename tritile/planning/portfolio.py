@@ -246,7 +246,6 @@ def _check(condition: bool, text: str) -> None:
 
 
 def correction_of(data: Any, inputs: int, configs: int) -> Correction:
-    """Return the correction that `to_dict` gave. Raises InvalidValueError for anything else."""
     one, two = LAYERS
     shapes = {
         "ranges": (2, inputs),

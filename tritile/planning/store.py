@@ -107,7 +107,6 @@ class Store:
         return best_of(self.trials(kernel, problem))
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
-        """Return the best trial of each problem of this op."""
         found: dict[Problem, Trial] = {}
         for trial in self._read((kernel,)):
             if trial.works and trial.problem.op == op:
@@ -154,8 +153,6 @@ class Store:
         return environment_from([*(getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]), kernel])
 
     def _read(self, kernels: tuple[str, ...], problem: Problem | None = None) -> list[Trial]:
-        """Return the valid trials with these kernels, of one problem or of all."""
-
         def selected(connection: sqlite3.Connection) -> list[Row]:
             values = *self._environment(kernels[0]), *kernels[1:]
             if problem is None:
@@ -173,7 +170,6 @@ class Store:
         return found
 
     def _valid(self, rows: Iterable[Sequence[Any]]) -> Iterator[tuple[Row, Trial]]:
-        """Yield environment and trial of each row of `database.SELECT_ALL`, and skip bad rows."""
         cut = len(ENVIRONMENT_COLUMNS)
         for row in rows:
             with self._skipping():

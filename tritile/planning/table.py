@@ -111,7 +111,6 @@ def read(file: Path | Traversable) -> Table:
 
 
 def _table(data: Any, name: str) -> Table:
-    """Return the table in parsed JSON. Raises FileError if there is none."""
     if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
         raise FileError(f"{name} is not a table: wanted {', '.join(_TOP)}")
     if data["format"] != FORMAT or isinstance(data["format"], bool):

@@ -80,7 +80,6 @@ class Trial:
 
     @property
     def settled(self) -> bool:
-        """True unless it failed for a reason of that moment, and is to be tried again."""
         return self.failure is None or is_settled(self.failure)
 
     @property

@@ -140,5 +140,4 @@ def compiles_refused(what: str, advice: str) -> Iterator[None]:
 
 
 def as_mode_asks(what: str, advice: str) -> contextlib.AbstractContextManager[None]:
-    """Refuse compiles in mode "strict", and change nothing in any other."""
     return compiles_refused(what, advice) if current_mode() == "strict" else contextlib.nullcontext()

@@ -169,7 +169,6 @@ class Launch:
             self._steps = list(self._triton)
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Run on the current stream of the GPU that the kernels were compiled for."""
         self.at([tensor.data_ptr() for tensor in tensors])
 
     def at(self, pointers: Sequence[int]) -> None:
@@ -222,7 +221,6 @@ class SplitLaunch:
         return self.pieces[0][0].kernel
 
     def __call__(self, *tensors: torch.Tensor) -> None:
-        """Run one after the other on the current stream."""
         self.at([tensor.data_ptr() for tensor in tensors])
 
     def at(self, pointers: Sequence[int]) -> None:

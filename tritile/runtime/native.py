@@ -243,7 +243,6 @@ class NativeLaunch:
     def _laid_out(
         self, kernel: Any, args: Sequence[Any], pointers: Mapping[str, int]
     ) -> tuple[list[int], list[int]]:
-        """Lay out the parameters; return the address of each, and its bytes."""
         places = {name: index for index, name in enumerate(pointers)}
         metas = iter(kernel.metadata.tensordesc_meta or ())
         addresses: list[int] = []

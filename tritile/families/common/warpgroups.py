@@ -39,7 +39,6 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 
 
 def numbers_fault(config: Config, names: tuple[str, ...]) -> str | None:
-    """Say what is wrong with a config of specialised warps but for its tile, None where nothing is."""
     reason = names_fault(config, names)
     if reason is not None:
         return reason

@@ -70,7 +70,6 @@ class Step(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """Return the arguments in the order of the kernel's parameters."""
         return tuple(self.args[name] for name in self.kernel.arg_names)
 
 

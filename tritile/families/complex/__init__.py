@@ -1,1 +1,0 @@
-"""Make products of complex numbers by products of real ones."""

@@ -68,7 +68,6 @@ class _Call:
         return sizes, steps, tuple(reversed(strides))
 
     def step(self, kernel: Kernel, view: View, args: dict[str, Any]) -> Step:
-        """Return a launch over tiles of complex matrices that lie as in `view`."""
         rows, columns = view.shape
         batch, block = prod(args["batch_shape"]), _TILE[1] // view.itemsize
         args |= {
@@ -152,7 +151,6 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """Return the real product that makes a product of complex matrices, with the launches around it."""
     form, made = form_of(call.problem), _Call(call, early)
     sa, sb = (-1 if view.conj else 1 for view in (call.a, call.b))
     result = _Planes(1, 2, (1, 0), (0, 1))  # as it lies

@@ -119,7 +119,6 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: its tile is for elements of another size, or too large."""
     if (config["BLOCK_N"], config.num_warps, _shape(config, problem).unroll) not in _TILES:
         return True
     least = _TILES[0][0]
@@ -149,7 +148,6 @@ def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    """Return predicted microseconds: of moving w, of instructions, of waiting for w, and of adding parts."""
     own, _, wide = _shape(config, problem)
     split, tiles = parts(config, problem, device.processors), _tiles(config, problem)
     busiest = -(-tiles * split // device.processors)  # programs of the busiest SM
@@ -182,7 +180,6 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a product: one kernel, and a second that adds parts up where K is shared."""
     shape, split = _shape(config, call.problem), parts(config, call.problem, processors)
     call = upright.transposed(call) if upright.turned(call.problem) else call
     values = upright.arguments(call, config, early)

@@ -106,7 +106,6 @@ def _configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    """Tell whether the config is dominated: its tile is for elements of another size, or too large."""
     across = config["BLOCK_K"] * problem.itemsize
     tiles = [tile[:4] for tile in _TILES]
     if (config["BLOCK_N"], across, config.num_warps, config.num_stages) not in tiles:
@@ -121,7 +120,6 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    """Return predicted microseconds of a config: of moving w, of instructions, and of waiting for tiles."""
     seen, programs = upright.sides(problem), _programs(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)

@@ -1,1 +1,0 @@
-"""Make float32 products by three products of float16."""

@@ -1,1 +1,0 @@
-"""Make products of many groups in one launch."""

@@ -1,1 +1,0 @@
-"""Make products by clusters of two programs that share tiles of an operand, on Hopper, in Gluon."""

@@ -1,1 +1,0 @@
-"""Make products whose last tiles are split along K, by specialised warps on Hopper, in Gluon."""

@@ -82,7 +82,6 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    """Return predicted microseconds of a config: of its whole tiles, of parts and of their sum."""
     made, several = tail(config, problem, device), tiles(config, problem) > device.processors
     dense = _as_warpgroups(config, several)
     programs = programs_of(dense, problem)

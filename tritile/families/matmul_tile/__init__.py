@@ -1,1 +1,0 @@
-"""Make products on any GPU: a program makes a tile, through pointers."""

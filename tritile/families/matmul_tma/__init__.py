@@ -1,1 +1,0 @@
-"""Make products whose tiles travel by tensor descriptor (TMA)."""

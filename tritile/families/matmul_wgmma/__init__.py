@@ -1,1 +1,0 @@
-"""Make products by specialised warps on Hopper, in Gluon."""

@@ -149,7 +149,6 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    """Return predicted microseconds of a config: of waves of tiles, copies and stores, and of moving w."""
     seen, split = _sides(problem), config["SPLIT_K"]
     programs = _tiles(config, problem) * split
     busiest = -(-programs // device.processors)  # programs of the busiest SM
@@ -183,7 +182,6 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launches of a product: copies of x, then the product."""
     seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
     call = transposed(call) if _turns(call.problem) else call
     values = arguments(call, config, early)

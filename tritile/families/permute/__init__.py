@@ -1,1 +1,0 @@
-"""Permute and transpose."""

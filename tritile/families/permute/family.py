@@ -69,7 +69,6 @@ def _launch_fault(config: Config, problem: PermuteProblem, device: Device) -> st
 
 
 def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    """Say why threads may not move tiles of a permutation, each its part; None where they may."""
     words = held_words(config, problem, device)
     threads = config.num_warps * device.warp_size
     if config.family != PACKED and len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
@@ -278,7 +277,6 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
-    """Return the launch of a permutation with a config of its families, or that of `in_place`."""
     if call.in_place:
         return _in_place(call, config)
     kernel, rows, lanes = permute_tile, call.problem.m, 1

@@ -1,1 +1,0 @@
-"""Make products with packed weights."""

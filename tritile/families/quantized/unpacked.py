@@ -50,7 +50,6 @@ def contends(problem: QuantizedProblem) -> bool:
 
 
 def predicted_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
-    """Return predicted microseconds of the dense product and of the launch before it."""
     bytes_moved = problem.weight_bytes + problem.unpacked_bytes
     copy_us = bytes_moved / (device.memory_gbps * TmaFit.repack_share * 1e3) + TmaFit.repack_us
     return warpgroups.KIND.predicted_us(dense(config), problem.product, device) + copy_us

@@ -1,1 +1,0 @@
-"""Make products for which b is copied row by row first."""

@@ -23,7 +23,6 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    """Return the launch that copies b, and the product with the copy."""
     b, place = call.b, Placed("rows_of_b", call.dtype)
     (rows, columns), (block_r, block_c, warps) = b.shape, _TILE
     padded = -(-columns // _ROW) * _ROW
