@@ -11,9 +11,9 @@ import contextlib
 import functools
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tritile.core.device import Device
 from tritile.core.problem import Problem, problem_key
@@ -35,6 +35,7 @@ from tritile.planning.trial import (
 __all__ = ["Store", "Trial", "store_of"]
 
 _MOST_UNWRITTEN: Final = 4096
+T = TypeVar("T")
 
 
 class Store:
@@ -115,19 +116,14 @@ class Store:
 
     def problems(self, kernel: str) -> list[str]:
         """Return the keys of the problems that were measured with this kernel on this very device."""
-        found: list[Row] = []
         with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
-            values = self._environment(kernel)
-            found = self._file.attempt(
-                lambda connection: connection.execute(database.SELECT_PROBLEMS, values).fetchall(), found
-            )
-        return [text for (text,) in found if isinstance(text, str)]
+            found = self._selected(database.SELECT_PROBLEMS, self._environment(kernel))
+            return [text for (text,) in found if isinstance(text, str)]
+        return []
 
     def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
         """Yield every trial with its environment, by name of `ENVIRONMENT_COLUMNS`."""
-        rows: list[Any] = []
-        rows = self._file.attempt(lambda connection: connection.execute(database.SELECT_ALL).fetchall(), rows)
-        for environment, trial in self._valid(rows):
+        for environment, trial in self._valid(self._selected(database.SELECT_ALL), _pair_from):
             yield dict(zip(ENVIRONMENT_COLUMNS, environment, strict=True)), trial
 
     def of_file(self, other: Path) -> list[tuple[Row, Trial]]:
@@ -135,7 +131,7 @@ class Store:
 
         Raises FileError where that is not a store, is damaged, or holds trials of other GPU models alone.
         """
-        pairs = list(self._valid(database.rows_of(other)))
+        pairs = list(self._valid(database.rows_of(other), _pair_from))
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
         if pairs and not ours:
             raise FileError(f"{other} holds trials of {pairs[0][0][0]}, not of {self.device.name}")
@@ -153,35 +149,30 @@ class Store:
         return environment_from([*(getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]), kernel])
 
     def _read(self, kernels: tuple[str, ...], problem: Problem | None = None) -> list[Trial]:
-        def selected(connection: sqlite3.Connection) -> list[Row]:
-            values = *self._environment(kernels[0]), *kernels[1:]
-            if problem is None:
-                return connection.execute(database.select(len(kernels)), values).fetchall()
-            query = database.select(len(kernels), "AND problem = ?")
-            return connection.execute(query, (*values, problem_key(problem))).fetchall()
-
-        rows: list[Row] = []
         with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
-            rows = self._file.attempt(selected, rows)
-        found: list[Trial] = []
-        for row in rows:
-            with self._skipping():
-                found.append(trial_from(row))
-        return found
+            values: Row = (*self._environment(kernels[0]), *kernels[1:])
+            where = "" if problem is None else "AND problem = ?"
+            values += () if problem is None else (problem_key(problem),)
+            return list(self._valid(self._selected(database.select(len(kernels), where), values), trial_from))
+        return []
 
-    def _valid(self, rows: Iterable[Sequence[Any]]) -> Iterator[tuple[Row, Trial]]:
-        cut = len(ENVIRONMENT_COLUMNS)
-        for row in rows:
-            with self._skipping():
-                pair = environment_from(row[:cut]), trial_from(row[cut:])
-                yield pair
+    def _selected(self, query: str, values: Row = ()) -> list[Row]:
+        nothing: list[Row] = []
+        return self._file.attempt(lambda connection: connection.execute(query, values).fetchall(), nothing)
 
-    @contextlib.contextmanager
-    def _skipping(self) -> Iterator[None]:
-        try:
-            yield
-        except InvalidValueError as error:
-            self._file.warn("rows", f"{self.path}: skipped a remembered trial that is not valid: {error}")
+    def _valid(self, rows: Iterable[Row], made: Callable[[Row], T]) -> Iterator[T]:
+        """Yield what is made of each row; warn of bad rows, once, and skip them."""
+        for row in rows:
+            try:
+                yield made(row)
+            except InvalidValueError as error:
+                self._file.warn("rows", f"{self.path}: skipped a remembered trial that is not valid: {error}")
+
+
+def _pair_from(row: Row) -> tuple[Row, Trial]:
+    """Return environment and trial of a row of `database.SELECT_ALL`."""
+    cut = len(ENVIRONMENT_COLUMNS)
+    return environment_from(row[:cut]), trial_from(row[cut:])
 
 
 @functools.lru_cache(maxsize=64)
