@@ -153,7 +153,7 @@ def test_what_was_measured_in_another_environment_is_not_written(change, tmp_pat
 
 def test_a_table_that_is_there_is_completed(tmp_path):
     path, a100 = tmp_path / "t.json", target_device("sm_80")
-    table = empty(path)
+    table = KernelTable(path, {})
     table.add(a100, "new", [Trial(problem(), block(64), 9.0)])
     table.add(H200, "of another kernel", [Trial(problem(kernel="layer_norm"), block(64), 9.0)])
     table.add(H200, "new", [Trial(problem(n), block(64), 9.0) for n in (64, 128)])
