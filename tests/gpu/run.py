@@ -50,7 +50,7 @@ CONCERNS = {
     "test_remember_gpu.py": (*_TUNED, "tune", "planning"),
     "test_rungs_gpu.py": ("lab/ladder",),
     "test_tuner_gpu.py": (*_TUNED, "tune"),
-    "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table", "planning/export"),
+    "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table"),
     **{
         f"test_{name}_gpu.py": ("matmul/",)
         for name in ("complex", "families", "few_rows", "fp16x3", "fused", "matmul", "ozaki", "rows", "tf32")

@@ -22,7 +22,7 @@ from tritile.core.device import INTERPRETER, target_device
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.errors import NotTunedError, StoreWarning
 from tritile.planning import kernel_table
-from tritile.planning.kernel_table import FORMAT, empty, read
+from tritile.planning.kernel_table import FORMAT, KernelTable, read
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import Trial
 
