@@ -18,7 +18,7 @@ from tests.unit.test_autotune import Bench
 from tritile.core import settings as modes
 from tritile.core.device import INTERPRETER
 from tritile.errors import NotTunedError, UntunedWarning
-from tritile.planning.kernel_table import empty
+from tritile.planning.kernel_table import KernelTable
 from tritile.planning.store import store_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
@@ -100,7 +100,7 @@ def test_strict_raises_where_all_that_is_remembered_is_forbidden():
 
 def table_of(kernel, path, device=INTERPRETER):
     """Write what the store holds of a kernel to a file, as `tritile export --kernel` does."""
-    table, store = empty(path), store_of(device)
+    table, store = KernelTable(path, {}), store_of(device)
     problems = [(facts["kernel"], trial) for facts, trial in store.everything()]
     best = {}
     for digest, trial in problems:
