@@ -32,8 +32,8 @@ _ONLY_HELP = Path(_argv[0]).stem == "tritile" and (
 if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile import errors, nn
     from tritile.core.config import Config
-    from tritile.core.device import Device
-    from tritile.core.gpus import target_device
+    from tritile.core.device import Device, target_device
+    from tritile.core.forgetting import forget
     from tritile.core.quantized import QuantizedWeight
     from tritile.core.settings import batch_invariant, mode
     from tritile.core.version import __version__ as __version__
@@ -46,7 +46,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.ops.permute import contiguous, permute, transpose
     from tritile.ops.plan import plan
     from tritile.ops.quantize import quantize
-    from tritile.ops.run import forget
     from tritile.ops.scaled import scaled_matmul
     from tritile.planning.plans import Plan
 

@@ -32,8 +32,8 @@ import triton  # noqa: E402
 
 from tritile.core import device as devices  # noqa: E402
 from tritile.core import versions  # noqa: E402
+from tritile.core.posed import posed  # noqa: E402
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem  # noqa: E402
-from tritile.core.views import posed  # noqa: E402
 from tritile.families.common.specialised import TRITON  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402

@@ -12,8 +12,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 import tritile
-from tritile.core import gpus
-from tritile.core.device import current_gpu
+from tritile.core.device import current_gpu, known_target
 from tritile.families import registry as families
 from tritile.planning import model, table
 from tritile.planning.store import store_of
@@ -125,7 +124,7 @@ def contents(folder):
 
 
 @pytest.mark.skipif(
-    not gpus.known(current_gpu().name if current_gpu() else ""), reason="no --target names it"
+    not known_target(current_gpu().name if current_gpu() else ""), reason="no --target names it"
 )
 def test_what_was_compiled_without_a_gpu_runs_with_one_and_compiles_nothing(tmp_path):
     device = current_gpu()

@@ -13,9 +13,9 @@ from tests.complexes import assert_complex, assert_complex_fused, numbers, parts
 from tests.configs import tile, tma
 from tests.reference import LAYOUTS, Sides, frame, guard_intact, name, placed, poisoned
 from tritile.core.device import TARGETS
+from tritile.core.posed import posed
 from tritile.core.problem import PRECISIONS_OF, MatmulProblem
 from tritile.core.problem.complexes import form_of
-from tritile.core.views import posed
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.space import illegal

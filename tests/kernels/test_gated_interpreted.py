@@ -8,8 +8,8 @@ import torch
 import tritile
 from tests.configs import tile, tma
 from tests.reference import assert_gated, bytes_of, frame, guard_intact, name, placed, values
+from tritile.core.posed import posed
 from tritile.core.problem import ACTIVATIONS, MatmulProblem
-from tritile.core.views import posed
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 

@@ -20,8 +20,7 @@ from tests.ahead import (
 )
 from tests.configs import tile, tma, turned
 from tritile.core.device import target_device
-from tritile.core.pointer import Pointer
-from tritile.core.views import posed
+from tritile.core.posed import Pointer, posed
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor
 from tritile.families.work import work_of
 from tritile.runtime import native

@@ -9,7 +9,7 @@ import torch
 from tests.ahead import compiled, paired, paired_across, with_clusters
 from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
 from tritile.core.device import target_device
-from tritile.core.pointer import Pointer
+from tritile.core.posed import Pointer
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.core.views import PermuteCall
 from tritile.families.permute.family import in_place

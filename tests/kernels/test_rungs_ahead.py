@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 
 from tests.ahead import later
 from tritile.core.device import target_device
-from tritile.core.pointer import Pointer
+from tritile.core.posed import Pointer
 from tritile.lab.ladder import transpose
 from tritile.lab.ladder.results import described, matrices
 from tritile.lab.ladder.rungs import LADDERS

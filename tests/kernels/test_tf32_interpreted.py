@@ -10,8 +10,8 @@ from tests.reference import assert_product, frame, guard_intact, placed, product
 from tests.simulated import rounded_to_tf32
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import posed
 from tritile.families.common.operands import turned
 from tritile.families.common.work import Descriptor
 from tritile.families.work import work_of

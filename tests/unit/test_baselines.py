@@ -8,7 +8,7 @@ import torch
 from tritile.core import of_torch
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
-from tritile.core.views import posed
+from tritile.core.posed import posed
 from tritile.errors import TuningError
 from tritile.lab import baselines, bench
 from tritile.lab.baselines import PACKED_WEIGHT as PACKED

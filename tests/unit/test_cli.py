@@ -22,7 +22,7 @@ from tests.commands import commands, refused, run
 from tritile import cli, errors
 from tritile.cli import doctor, shared
 from tritile.cli import tune as tune_module
-from tritile.core import gpus
+from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
@@ -313,8 +313,8 @@ def test_folders_of_an_output_are_made(words, prepared):
 
 @pytest.mark.parametrize("name", ["h100", "H100", "sm_90", "nvidia-h100-80gb-hbm3"])
 def test_gpus_have_the_names_that_people_use(name):
-    assert gpus.target_device(name) == target_device("sm_90")
-    assert gpus.target_device("RTX 4090") == gpus.target_device("4090")
+    assert devices.target_device(name) == target_device("sm_90")
+    assert devices.target_device("RTX 4090") == devices.target_device("4090")
 
 
 def completed_by(line):

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
+from tritile.core.posed import posed
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.core.views import posed
 from tritile.errors import TuningError
 from tritile.tune.subject import answers, elements, operands
 from tritile.tune.subject.operands import shared

@@ -10,8 +10,8 @@ import torch
 import tritile
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
-from tritile.core.views import posed
 from tritile.errors import InvalidValueError, TuningError
 from tritile.families.common.rates import peak_tflops
 from tritile.families.work import work_of

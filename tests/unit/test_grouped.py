@@ -11,8 +11,8 @@ from tests.groups import operands, parts
 from tests.reference import placed
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.core.posed import posed
 from tritile.core.problem import LOADS, GroupedProblem, ends_of, problem_from_dict, problem_to_dict
-from tritile.core.views import posed
 from tritile.errors import (
     DeviceError,
     DtypeError,

@@ -13,8 +13,8 @@ import triton
 from tests.configs import packed_weights, tma
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
+from tritile.core.posed import posed
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.core.views import posed
 from tritile.errors import UntunedWarning
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
 from tritile.families.matmul_tile import family as tile

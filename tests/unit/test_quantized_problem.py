@@ -8,8 +8,8 @@ import torch
 import tritile
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.core.posed import posed
 from tritile.core.problem import QuantizedProblem, problem_from_dict, problem_to_dict
-from tritile.core.views import posed
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.space import illegal
 from tritile.lab import results

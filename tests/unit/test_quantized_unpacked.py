@@ -7,8 +7,8 @@ import pytest
 
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, QuantizedProblem
-from tritile.core.views import posed
 from tritile.errors import UnsupportedError
 from tritile.families import registry as families
 from tritile.families.common.repack import repack

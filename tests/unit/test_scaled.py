@@ -7,8 +7,8 @@ import torch
 
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import posed
 from tritile.families.matmul_scaled.family import FAMILY, REGISTERS, ahead, pieces
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of

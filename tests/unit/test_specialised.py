@@ -11,8 +11,8 @@ import pytest
 
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import posed
 from tritile.errors import UnsupportedError
 from tritile.families import numerics
 from tritile.families.common.warpgroups import REGISTERS

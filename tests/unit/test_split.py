@@ -11,8 +11,8 @@ import pytest
 from tests.interleaved import Turns
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import posed
 from tritile.families import numerics
 from tritile.families.matmul_split import kernel
 from tritile.families.matmul_split.family import FAMILY, TURNS, tail_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tritile.core.device import TARGETS, target_device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, alignment
-from tritile.core.views import posed
 from tritile.families.common.upright import sides_of
 from tritile.families.common.work import Buffer
 from tritile.families.few_rows import across

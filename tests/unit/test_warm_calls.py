@@ -18,6 +18,9 @@ from tritile.ops.grouped import Operands
 from tritile.ops.permute import options_of
 
 
+recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
+
+
 class Launch:
     """Stands for a prepared launch: `given` are the addresses of the last call's tensors."""
 
@@ -239,17 +242,17 @@ def test_nothing_is_recalled_in_another_state(first_calls, state):
     a, b = parts(0, 256)
     tritile.matmul(a, b)
     with state():
-        assert memo.recall("matmul", (a, b), None, (None, None)) is None
-    assert memo.recall("matmul", (a, b), None, (None, None)) is not None
+        assert recalled("matmul", (a, b), None, (None, None)) is None
+    assert recalled("matmul", (a, b), None, (None, None)) is not None
     tritile.forget()
-    assert memo.recall("matmul", (a, b), None, (None, None)) is None
+    assert recalled("matmul", (a, b), None, (None, None)) is None
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
 def test_nothing_is_recalled_in_a_transform(first_calls, transform):
     (a, b), found = parts(0, 256), []
     tritile.matmul(a, b)
-    recall = functools.partial(memo.recall, "matmul", (a, b), None, (None, None))
+    recall = functools.partial(recalled, "matmul", (a, b), None, (None, None))
     transform(lambda x: found.append(recall()) or x.sum())(torch.ones(3, 3))
     assert found == [None]
 
@@ -280,8 +283,8 @@ class Own(torch.Tensor):
 def test_other_tensors_are_not_recalled_nor_looked_up_alike(first_calls, other):
     a, b = parts(0, 256)
     tritile.matmul(a, b)
-    assert memo.recall("matmul", (other(a), b), None, (None, None)) is None
-    assert memo.recall("matmul", (a, other(a)), None, (None, None)) is None
+    assert recalled("matmul", (other(a), b), None, (None, None)) is None
+    assert recalled("matmul", (a, other(a)), None, (None, None)) is None
     only_to_autograd = isinstance(other(a), Own) or getattr(other(a), "requires_grad", False)
     assert key_of(a) == key_of(b)
     assert (key_of(a) == key_of(other(a))) == only_to_autograd  # which a look-up is not asked about
@@ -294,8 +297,8 @@ def test_lazy_tensors_are_not_recalled(first_calls):
         assert key_of(plain) == key_of(plain.detach()) != key_of(lazy)
         tritile.transpose(plain)
         options = (-2, -1, int, int)
-        assert memo.recall("transpose", (plain,), None, options) is not None
-        assert memo.recall("transpose", (lazy,), None, options) is None
+        assert recalled("transpose", (plain,), None, options) is not None
+        assert recalled("transpose", (lazy,), None, options) is None
 
 
 def test_a_gradient_is_not_lost_where_none_was_wanted_before(first_calls):
@@ -323,7 +326,7 @@ def test_one_tensor_in_two_places_is_another_call(first_calls):
         for _ in range(2):
             tritile.matmul(*pair)
             assert first_calls.launch.given[:2] == memo.addresses_of(*pair)
-        assert memo.recall("matmul", pair, None, (None, None)) is not None
+        assert recalled("matmul", pair, None, (None, None)) is not None
     assert len(first_calls) == 1
 
 

@@ -11,7 +11,6 @@ from tritile.cli import columns, shared
 from tritile.cli.columns import number, whole
 from tritile.cli.shared import DRAWING, app, check_output, console, progress
 from tritile.core import device as devices
-from tritile.core import gpus
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
 from tritile.lab.ladder import results
@@ -27,7 +26,7 @@ def _measured(n: int, ops: list[str], target: str | None) -> Ladders:
     results.check_size(n)
     rungs = [rung for op in ops for rung in LADDERS[op]]
     here = None if target else devices.current_gpu()
-    device = here or gpus.target_device(target or "h200")
+    device = here or devices.target_device(target or "h200")
     with progress() as bar:
         task = bar.add_task("ladder", total=len(rungs))
         if here:

@@ -8,8 +8,7 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console
 from tritile.core.config import Config
-from tritile.core.device import Device
-from tritile.core.gpus import target_device
+from tritile.core.device import Device, target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.explain import config_like

@@ -10,7 +10,6 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import DRAWING, app, console, kept, say
 from tritile.core import device as devices
-from tritile.core import gpus
 from tritile.core.problem import Problem, Tiled
 from tritile.errors import FileError, InvalidValueError
 from tritile.families.space import illegal
@@ -25,7 +24,7 @@ def _gpu_of(target: str | None, results: list[Result]) -> str:
     here = devices.current_gpu()
     if target is not None:
         named = [name for name in counts if replace(devices.INTERPRETER, name=name).slug == target.lower()]
-        return named[0] if named else gpus.target_device(target).name
+        return named[0] if named else devices.target_device(target).name
     return here.name if here and counts[here.name] else max(counts, key=counts.__getitem__)
 
 
@@ -35,7 +34,8 @@ def _trials(files: list[Path], target: str | None, problem: str) -> list[Trial]:
     They are of one store, as only its times were measured side by side: of `files`, else of those that a
     checkout has and this user's own.
     """
-    device = gpus.target_device(target) if target else devices.current_gpu() or gpus.target_device("h200")
+    current = None if target else devices.current_gpu()
+    device = current or devices.target_device(target or "h200")
     own, here = store_of(device), kept("trials")
     stores = [
         [trial for _, trial in own.of_file(path)]

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tritile.core import device as devices
-from tritile.core import gpus
 from tritile.core.device import Device
 from tritile.core.files import write_whole
 from tritile.core.problem import MatmulProblem, Tiled
@@ -90,8 +89,8 @@ Wanted = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        help=f"A GPU that need not be here: {', '.join(gpus.SHORT)}; or as nvidia-h200, sm_90, gfx942.",
-        autocompletion=lambda incomplete: [name for name in gpus.SHORT if name.startswith(incomplete)],
+        help=f"A GPU that need not be here: {', '.join(devices.SHORT)}; or as nvidia-h200, sm_90, gfx942.",
+        autocompletion=lambda incomplete: [name for name in devices.SHORT if name.startswith(incomplete)],
     ),
 ]
 Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")]
@@ -247,7 +246,7 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
 
 def device_of(target: str | None) -> Device:
     """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    return gpus.target_device(target) if target else gpu_here("name one, as --target h200")
+    return devices.target_device(target) if target else gpu_here("name one, as --target h200")
 
 
 def gpu_here(advice: str = "nothing can be measured") -> Device:

@@ -2,7 +2,7 @@
 
 import functools
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -88,6 +88,17 @@ TARGETS: Final = {
     "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
 }
 
+# What people call them.
+SHORT: Final = {
+    "h200": "nvidia-h200",
+    "h100": "sm_90",
+    "a100": "sm_80",
+    "b200": "sm_100",
+    "l40s": "nvidia-l40s",
+    "4090": "nvidia-geforce-rtx-4090",
+    "mi300x": "gfx942",
+}
+
 # Host tensors run in Triton's interpreter, on no GPU: its times tell nothing.
 INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
@@ -106,13 +117,25 @@ def compiler_version(backend: str, arch: int | str) -> str:
     return release[0].rsplit(",", 1)[-1].strip() if release else ""
 
 
+def known_target(name: str) -> str | None:
+    """Return the key of `TARGETS` that a name stands for in any case, None for an unknown name.
+
+    Names are those of `SHORT` and of `TARGETS`, and torch's, with hyphens or spaces: nvidia-h100-80gb-hbm3.
+    """
+    lowered = name.strip().lower()
+    slugs = {device.slug: key for key, device in TARGETS.items()}
+    key = SHORT.get(lowered.removeprefix("rtx").strip("-_ "), slugs.get(lowered.replace(" ", "-"), lowered))
+    return key if key in TARGETS else None
+
+
 def target_device(name: str) -> Device:
-    """Return the device that `--target name` stands for. Raises InvalidValueError for an unknown name."""
-    if name not in TARGETS:
-        raise InvalidValueError(f"unknown target {name!r}: wanted one of {', '.join(TARGETS)}")
-    facts = asdict(TARGETS[name])
-    facts["compiler"] = compiler_version(facts["backend"], facts["arch"])
-    return Device(**facts)
+    """Return the GPU of a name, as "h100" or "sm_90". Raises InvalidValueError, with a list, for another."""
+    key = known_target(name)
+    if key is None:
+        names = ", ".join(f"{short} ({key})" for short, key in SHORT.items())
+        raise InvalidValueError(f"unknown GPU {name!r}: wanted one of {names}")
+    device = TARGETS[key]
+    return replace(device, compiler=compiler_version(device.backend, device.arch))
 
 
 @functools.cache
@@ -156,5 +179,5 @@ def use(index: int) -> None:
 
 
 def capturing() -> bool:
-    """Tell whether a CUDA graph is being captured on the current stream: nothing can be measured then."""
+    """True if a CUDA graph is being captured on the current stream: nothing can be measured then."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -34,20 +34,20 @@ _forgetful: list[Callable[[], None]] = []
 
 
 def new_memo() -> dict[Any, Any]:
-    """Return a new `Memo`, for prepared launches, that `drop` empties."""
+    """Return a new `Memo`, for prepared launches, that `forget` empties."""
     _memos.append(Memo())
     return _memos[-1]
 
 
-def also_forgets(forget: Callable[[], None]) -> None:
-    """Have this called by `drop` too, after all memos are empty."""
-    if forget not in _forgetful:
-        _forgetful.append(forget)
+def also_forgets(drop: Callable[[], None]) -> None:
+    """Have this called by `forget` too, after all memos are empty."""
+    if drop not in _forgetful:
+        _forgetful.append(drop)
 
 
-def drop() -> None:
-    """Drop every plan, choice and prepared launch of this process."""
+def forget() -> None:
+    """Drop every plan and prepared call of this process, so that the next calls read the store again."""
     for memo in _memos:
         memo.clear()
-    for forget in _forgetful:
-        forget()
+    for drop in _forgetful:
+        drop()

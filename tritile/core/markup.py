@@ -30,7 +30,7 @@ class Tabular:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        lines = [self._head, *self._rows] if self._head else list(self._rows)
+        lines = [self._head, *self._rows] if self._head and self._rows else list(self._rows)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         texts = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
         return "\n".join((self._title, *(f"  {text.rstrip()}" for text in texts)))

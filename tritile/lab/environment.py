@@ -14,7 +14,7 @@ import torch
 import triton
 
 from tritile.core.device import Device, current_gpu
-from tritile.core.forgetting import drop
+from tritile.core.forgetting import forget
 
 ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
@@ -76,7 +76,7 @@ def environ(**values: str | None) -> Iterator[None]:
         for name, value in given.items():
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
-        drop()
+        forget()
 
     put(values)
     try:

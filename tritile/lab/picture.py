@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.core.views import posed
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.space import illegal

@@ -12,12 +12,13 @@ import triton
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.forgetting import forget
 from tritile.core.markup import Tabular
 from tritile.core.problem import Known, Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
-from tritile.ops.run import fixed, forget
+from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of

@@ -11,7 +11,7 @@ import torch
 
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.markup import table_html
+from tritile.core.markup import Tabular
 from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
@@ -82,11 +82,8 @@ class ConversionRow:
     why: str = ""
 
 
-_HEAD: Final = ("layers", "count", "features", "rows", "dtype", "pass", "by", "torch / tritile", "why")
-
-
 @dataclass(frozen=True, repr=False)
-class Conversion:
+class Conversion(Tabular):
     """Show what `convert` did as a table: `print` it, or look at it in a notebook.
 
     - `kind`: as given. `exchanged`: names of the layers that were exchanged.
@@ -100,35 +97,26 @@ class Conversion:
     layers: int
     rows: tuple[ConversionRow, ...]
 
+    _head = ("layers", "count", "features", "rows", "dtype", "pass", "by", "torch / tritile", "why")
+
     @property
     def _title(self) -> str:
         where = f" for {self.device}" if self.device else ""
         return f"tritile.nn.convert: {len(self.exchanged)} of {self.layers} linear layers exchanged{where}"
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                row.layers,
-                str(row.count),
-                "{} -> {}".format(*row.features),
-                "" if row.rows is None else str(row.rows),
-                row.dtype,
-                "" if row.rows is None else "training" if row.training else "forward",
-                row.by,
-                "" if row.ratio is None else f"{row.ratio:.2f} {row.source}",
-                row.why,
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        cells: list[tuple[str, ...]] = []
+        for row in self.rows:
+            rows, passes = str(row.rows), "training" if row.training else "forward"
+            if row.rows is None:
+                rows = passes = ""
+            features = "{} -> {}".format(*row.features)
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f} {row.source}"
+            cells.append(
+                (row.layers, str(row.count), features, rows, row.dtype, passes, row.by, ratio, row.why)
             )
-            for row in self.rows
-        ]
-
-    def __repr__(self) -> str:
-        cells = [_HEAD, *self._cells()] if self.rows else []
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
-        return "\n".join([self._title, *(f"  {line}" for line in lines)])
-
-    def _repr_html_(self) -> str:
-        return table_html(self._title, _HEAD, self._cells())
+        return cells
 
 
 @contextlib.contextmanager
@@ -203,9 +191,10 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
 
 def _quantized(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
     """Quantize a layer, which stays the same object; return why that failed, "" if it did not."""
-    how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
     try:
-        new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
+        new = QuantizedLinear.from_linear(
+            layer, bits=_BITS[kind], group_size=group_size, zero_points=zero_points
+        )
     except TritileError as error:
         return brief(error)
     layer.__class__ = QuantizedLinear
@@ -227,11 +216,9 @@ def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
 
 def _decided(layer: Any, row: ConversionRow, calls: Iterable[Seen], gpu: Any) -> Iterator[ConversionRow]:
     """Yield what becomes of a layer at each of its calls, by comparing tritile with torch."""
-    weight, bias, conv1d = layer.weight, layer.bias, is_conv1d(original_of(layer))
-    of_weight, of_bias = (
-        (tuple(weight.shape), weight.stride(), weight.dtype),
-        bias if bias is None else bias.dtype,
-    )
+    conv1d = is_conv1d(original_of(layer))
+    of_weight = tuple(layer.weight.shape), layer.weight.stride(), layer.weight.dtype
+    of_bias = None if layer.bias is None else layer.bias.dtype
     for rows, dtype, *grads in calls:
         row = replace(row, rows=rows, training=any(grads), dtype="" if dtype is None else name_of(dtype))
         if dtype is None:
@@ -248,15 +235,11 @@ def _decided(layer: Any, row: ConversionRow, calls: Iterable[Seen], gpu: Any) ->
         yield replace(row, by=by, ratio=found.ratio, source=found.source, why=why)
 
 
-def _checked_rows(rows: Any) -> tuple[int, ...]:
-    given = (rows,) if isinstance(rows, int) else rows
-    try:
-        numbers = tuple(dict.fromkeys(given))
-    except TypeError:
-        numbers = ()
-    if not numbers or not all(type(each) is int and each > 0 for each in numbers):
+def _checked_rows(rows: Any) -> list[int]:
+    found = [] if rows is None else list(rows) if isinstance(rows, Iterable) else [rows]
+    if not all(type(each) is int and each > 0 for each in found) or (rows is not None and not found):
         raise InvalidValueError(f"convert: rows is {rows!r}: wanted a whole number above 0, or several")
-    return numbers
+    return list(dict.fromkeys(found))
 
 
 def _check(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> None:
@@ -277,12 +260,6 @@ def _check(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_si
         )
     if kind != "linear" and any(given):
         raise InvalidValueError(f"convert: rows, forward and always are for kind 'linear', not {kind!r}")
-
-
-def _seen(layer: Any, rows: tuple[int, ...], trains: bool) -> list[Seen]:
-    """Return the calls of a layer with these numbers of rows, of a forward pass or a training step."""
-    grads = trains and layer.training, trains and layer.training and layer.weight.requires_grad
-    return [Seen(each, layer.weight.dtype, *grads) for each in rows]
 
 
 def convert(
@@ -342,7 +319,7 @@ def convert(
         InvalidValueError: an argument does not fit, or there is no GPU to decide for. Nothing is changed.
     """
     _check(model, kind, rows, forward, always, group_size)
-    numbers = () if rows is None else _checked_rows(rows)
+    numbers = _checked_rows(rows)
     compares = kind == "linear" and not always
     gpu = _target(model, device) if compares else None
     calls: dict[torch.nn.Module, Counter[Seen]] = {}
@@ -358,17 +335,19 @@ def convert(
         if filter is not None and not filter(name, layer):
             continue
         label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
-        conv1d, total = is_conv1d(original_of(layer)), total + 1
-        row = ConversionRow(
-            label, tuple(layer.weight.shape) if conv1d else (layer.in_features, layer.out_features)
-        )
+        total += 1
+        conv1d = is_conv1d(original_of(layer))
+        sizes = tuple(layer.weight.shape) if conv1d else (layer.in_features, layer.out_features)
+        row = ConversionRow(label, sizes)
         why = "it is inside an adapter" if id(layer) in adapters else _unfit(layer, kind, always)
         why = why or bound.get(id(layer), "")
         if not why and kind != "linear":
             why = _quantized(layer, kind, group_size, zero_points)
         rows_of = [replace(row, why=why, by="torch" if why else "tritile")]
         if not why and gpu is not None:
-            seen = _seen(layer, numbers, trains) if forward is None else calls.get(layer, ())
+            grad = trains and layer.training
+            how = (layer.weight.dtype, grad, grad and layer.weight.requires_grad)
+            seen = [Seen(each, *how) for each in numbers] if forward is None else calls.get(layer, ())
             rows_of = list(_decided(layer, row, seen, gpu)) or [replace(row, why="forward did not call it")]
         wins = any(each.by == "tritile" for each in rows_of)
         if kind == "linear":

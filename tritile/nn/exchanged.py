@@ -64,8 +64,8 @@ def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
     x, grad = empty(call.rows, k, dtype=call.dtype), empty(call.rows, n, dtype=call.dtype)
     weight = torch.empty_strided(shape, strides, dtype=weight_dtype, device="meta")
     bias = None if call.bias is None else empty(n, dtype=call.bias)
-    calls: list[tuple[str, tuple[Any, ...]]] = []
-    calls.append(("addmm", (bias, x, weight)) if call.conv1d else ("linear", (x, weight, bias)))
+    calls: list[tuple[str, tuple[Any, ...]]]
+    calls = [("addmm", (bias, x, weight)) if call.conv1d else ("linear", (x, weight, bias))]
     if call.grad_input:
         calls.append(("matmul", (grad, weight.mT if call.conv1d else weight)))
     if call.grad_weight:
@@ -147,20 +147,14 @@ def by_tritile(conv1d: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     if wins is None:
         k = x.shape[-1] if x.ndim else 0
         call = LayerCall(conv1d, x.numel() // max(k, 1), dtype, of_weight, of_bias, *grads)
-        wins = call.features[0] == k and _decided(x, call)
+        wins, index = call.features[0] == k and call.rows > 0 and x.is_contiguous(), x.get_device()
+        try:
+            wins = wins and judged(call, devices.gpu(index), index).wins
+        except TritileError:  # a dtype that tritile does not multiply, for example
+            wins = False
         if may_be_kept():
             _WINS[key] = wins
     return wins
-
-
-def _decided(x: torch.Tensor, call: LayerCall) -> bool:
-    if not call.rows or not x.is_contiguous():
-        return False
-    index = x.get_device()
-    try:
-        return judged(call, devices.gpu(index), index).wins
-    except TritileError:  # a dtype that tritile does not multiply, for example
-        return False
 
 
 class ConvertedLinear(torch.nn.Linear):

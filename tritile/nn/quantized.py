@@ -96,10 +96,10 @@ class QuantizedLinear(Moved):
         Raises:
             TritileError: as `tritile.quantize` raises it.
         """
-        weight, how = layer.weight, {"bits": bits, "group_size": group_size, "zero_points": zero_points}
-        sizes = (layer.in_features, layer.out_features)
-        made = cls(*sizes, False, "meta", weight.dtype, **how)  # type: ignore[arg-type]
-        made._hold(quantize(weight.detach(), **how))  # type: ignore[arg-type]
+        weight, sizes = layer.weight, (layer.in_features, layer.out_features)
+        how: dict[str, Any] = {"bits": bits, "group_size": group_size, "zero_points": zero_points}
+        made = cls(*sizes, False, "meta", weight.dtype, **how)
+        made._hold(quantize(weight.detach(), **how))
         made.bias = layer.bias
         return made
 
@@ -127,8 +127,7 @@ class QuantizedLinear(Moved):
         """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
         tensors = (input, self.packed, self.scales, self.zeros, self.bias)
         options = (self.bits, self.group_size, self.out_features, self.in_features)
-        done = recall("linear_quantized", tensors, None, options)
-        return computed("linear_quantized", tensors, None, options) if done is None else done
+        return recall("linear_quantized", tensors, None, options, computed)
 
     def extra_repr(self) -> str:
         """Return the sizes, and how the weight is quantized."""

@@ -1,8 +1,7 @@
 """Take a call from its arguments to its launch: looked up, or checked, described and prepared.
 
 A public function asks `tritile.ops.memo.recall` first. Every operation says what a call asks for, an `Asked`,
-in a function of all arguments that `asks` registers. Running the call, tracing it and `tritile.plan` follow
-from that.
+in a function of all arguments that `asks` registers. That is what runs, is traced, and is planned.
 """
 
 from collections.abc import Callable
@@ -31,20 +30,13 @@ class Asked:
     op: str
     tensors: Tensors
 
+    is_empty = False  # nothing to compute, although the result has elements
+    by_default = False  # a float32 product whose precision neither the call nor torch's setting names
+
     @property
     def first(self) -> Any:
         """Return the first operand, on whose device the result is."""
         return self.tensors[0]
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether there is nothing to compute, although the result has elements."""
-        return False
-
-    @property
-    def by_default(self) -> bool:
-        """Tell whether neither the call nor torch's setting names the precision of a float32 product."""
-        return False
 
     def checked(self, out: Any) -> Result:
         """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
@@ -75,8 +67,8 @@ class Asked:
 
 _Makes = TypeVar("_Makes", bound=Callable[..., Asked])
 
+# What each operation computes, by all of its arguments. It may raise a TritileError for bad ones.
 ASKED: Final[dict[str, Callable[..., Asked]]] = {}
-"""What each operation computes, by all of its arguments. It may raise a TritileError for bad ones."""
 
 
 def asks(op: str) -> Callable[[_Makes], _Makes]:
@@ -90,7 +82,6 @@ def asks(op: str) -> Callable[[_Makes], _Makes]:
 
 
 def unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself."""
     return tensor
 
 

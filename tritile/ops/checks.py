@@ -199,19 +199,20 @@ def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None
         raise OverlapError(
             f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
         )
-    check_no_overlap(op, out, **inputs)
+    for name, tensor in inputs.items():
+        if overlap(out, tensor):
+            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
 
 
-def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *like: torch.Tensor) -> None:
-    """Raise a TritileError unless out has this shape and dtype and is on the device of the first of `like`.
+def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
+    """Raise a TritileError unless out has this shape and dtype and is on the device of `like`.
 
     The memory of out is not checked.
     """
     check_tensor(op, "out", out)
     check_constant(op, "out", out)
     check_may_change(op, out)
-    if like:
-        check_same_device(op, like[0], "out", out)
+    check_same_device(op, like, "out", out)
     if out.dtype != dtype:
         asking = "" if op in ("permute", "transpose") else ", or out_dtype for another dtype"
         raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}{asking}")
@@ -219,13 +220,6 @@ def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, *li
         raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
     if out.is_conj() or out.is_neg():
         raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
-
-
-def check_no_overlap(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """Raise OverlapError where out shares memory with an input."""
-    for name, tensor in inputs.items():
-        if overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
 
 
 def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:

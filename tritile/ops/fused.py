@@ -100,8 +100,7 @@ def linear(
         check_bias_alone(activation, residual, out_dtype, precision, out)
         return quantized_linear(input, weight, bias)
     tensors, options = (input, weight, bias, residual), (activation, out_dtype, precision)
-    done = recall("linear", tensors, out, options)
-    return computed("linear", tensors, out, options) if done is None else done
+    return recall("linear", tensors, out, options, computed)
 
 
 BESIDE_BIAS: Final = ("activation", "residual", "out_dtype", "precision", "out")
@@ -151,8 +150,7 @@ for _op in _RANKS:
 
 def _weighted(op: str, tensors: Tensors, out: Any, *options: Any) -> torch.Tensor:
     options = (*options, type(options[0]), type(options[1]))  # True equals 1 in a key, and is refused
-    done = recall(op, tensors, out, options)
-    return computed(op, tensors, out, options) if done is None else done
+    return recall(op, tensors, out, options, computed)
 
 
 def addmm(

@@ -88,8 +88,7 @@ def grouped_matmul(
     Warns once (InterpreterWarning) on host tensors.
     """
     tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
-    done = recall(OP, tensors, out, options)
-    return computed(OP, tensors, out, options) if done is None else done
+    return recall(OP, tensors, out, options, computed)
 
 
 class Operands(NamedTuple):
@@ -100,11 +99,6 @@ class Operands(NamedTuple):
     offs: Any
     scale_a: Any
     scale_b: Any
-
-    @property
-    def given(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that are given, by name."""
-        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
 
 
 def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
@@ -193,19 +187,18 @@ def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, 
 
 def _view(tensor: torch.Tensor) -> View:
     """Return the view of a matrix, or of one for each group."""
+    *batch, row, column = tensor.stride()
     rows, columns = tensor.shape[-2:]
-    strides, batch = tensor.stride()[-2:], tensor.stride()[:-2]
-    return View(tensor, (rows, columns), (strides[0], strides[1]), tuple(batch), tensor.element_size())
+    return View(tensor, (rows, columns), (row, column), tuple(batch), tensor.element_size())
 
 
 def _scales(of: Operands) -> tuple[Scales, Scales] | None:
     """Return both scales with their stride over groups, 0 for rows or columns that groups share."""
     if of.scale_a is None:
         return None
-    m, n = of.a.shape[-2], of.b.shape[-1]
     ragged = _RAGGED[of.a.ndim, of.b.ndim]
-    by_row = Scales(of.scale_a, 0 if ragged == "rows of a" else m)
-    return by_row, Scales(of.scale_b, 0 if ragged == "columns of b" else n)
+    by_row = Scales(of.scale_a, 0 if ragged == "rows of a" else of.a.shape[-2])
+    return by_row, Scales(of.scale_b, 0 if ragged == "columns of b" else of.b.shape[-1])
 
 
 def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
@@ -238,19 +231,17 @@ class Groups(Asked):
     op: str = OP
 
     @property
-    def is_empty(self) -> bool:
-        """Tell whether there is nothing to multiply, so that the whole result is zero."""
+    def is_empty(self) -> bool:  # type: ignore[override]
         a, b, *_ = self.tensors
         return 0 in (a.shape[0], a.shape[-1], b.shape[0])
 
     @property
     def _is_batch(self) -> bool:
-        """Tell whether it is a plain batch, for which products have faster kernels."""
+        # A plain batch, for which products have faster kernels.
         a, b, _, scale_a, _ = self.tensors
         return bool(a.ndim == b.ndim == 3 and scale_a is None)
 
     def checked(self, out: Any) -> Result:
-        """Do as `Asked.checked`."""
         of = self.tensors
         for name, tensor in (("a", of.a), ("b", of.b)):
             check_tensor(OP, name, tensor)
@@ -268,11 +259,10 @@ class Groups(Asked):
         return shape, dtype, precision
 
     def check_memory(self, out: torch.Tensor) -> None:
-        """Raise OverlapError where the memory of out overlaps."""
-        check_out_memory(OP, out, **self.tensors.given)
+        given = {name: tensor for name, tensor in self.tensors._asdict().items() if tensor is not None}
+        check_out_memory(OP, out, **given)
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> Call:
-        """Return the described call."""
         parts = Operands(*(None if t is None else change(t).resolve_neg() for t in self.tensors))
         if self._is_batch:
             product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
@@ -280,7 +270,6 @@ class Groups(Asked):
         return described(parts, out, how)
 
     def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
-        """Return the products of a plain batch, else None."""
         a, b, *_ = self.tensors
         return eager("matmul", (a, b), out, (dtype, self.precision)) if self._is_batch else None
 

@@ -174,18 +174,20 @@ def _family(op: str, tensors: Tensors, out: Any, options: Key) -> Key:
     return (op, options, rules(), is_grad_enabled(), sizes, *map(type, tensors), out is None)
 
 
-def recall(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor | None:
-    """Launch a call that torch need not see, if `learnt` was told of one like it; return None for any other.
+def recall(
+    op: str, tensors: Tensors, out: Any, options: Key, otherwise: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Launch a call that torch need not see, if `learnt` was told of one like it; else call `otherwise`.
 
     Torch's own test, in C++, compares types, dtypes, devices, sizes, strides, `requires_grad`, and each
     tensor's dispatch keys in this thread. These tell laziness, modes, autocast and transforms.
     """
     if is_dynamo_compiling() or forward_level() >= 0:
-        return None
+        return otherwise(op, tensors, out, options)
     try:
         known = _LEARNT.get(_family(op, tensors, out, options), ())
     except NEVER_PREPARED:
-        return None
+        known = ()
     everything = (*tensors, out)
     for like, given_of, same, low, own, setting, ready in known:
         given = given_of(everything)
@@ -199,10 +201,10 @@ def recall(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor | 
         else:
             addresses.append(out.data_ptr())
             if addresses.index(addresses[-1]) != own or _meets(ready, addresses):
-                return None  # checked more closely where the call is looked up
+                break  # checked more closely where the call is looked up
             mark_written(op, out)
         return launch_ready(ready, addresses, out)
-    return None
+    return otherwise(op, tensors, out, options)
 
 
 def learnt(op: str, tensors: Tensors, out: Any, options: Key, result: torch.Tensor) -> torch.Tensor:

@@ -131,13 +131,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
 
     Warns once (InterpreterWarning) on host tensors.
     """
-    tensors, options = (input,), options_of(dims)
-    done = recall("permute", tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(input, out):
-        options = (ordered(input.ndim, dims),)  # refused here rather than by torch
-    return computed("permute", tensors, out, options)
+    return recall("permute", (input,), out, options_of(dims), _computed)
 
 
 def options_of(dims: Any) -> Key:
@@ -186,13 +180,15 @@ def transpose(
     Raises:
         TritileError: as `tritile.permute` raises it.
     """
-    tensors, options = (input,), (dim0, dim1, type(dim0), type(dim1))
-    done = recall("transpose", tensors, out, options)
-    if done is not None:
-        return done
-    if needs_dispatch(input, out):
-        return computed("permute", tensors, out, (swapped(input.ndim, dim0, dim1),))
-    return computed("transpose", tensors, out, options)
+    return recall("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
+
+
+def _computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    if needs_dispatch(*tensors, out):  # torch has one operator, and would refuse wrong dims in its own words
+        ndim = tensors[0].ndim
+        dims = swapped(ndim, *options[:2]) if op == "transpose" else ordered(ndim, options[0])
+        op, options = "permute", (dims,)
+    return computed(op, tensors, out, options)
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
@@ -206,22 +202,19 @@ class Permutation(Asked):
     """Hold a copy: `which` is the order of dimensions, or the pair that "transpose" exchanges."""
 
     op: str
-    x: Any
+    tensors: tuple[Any]
     which: Any
 
     @property
-    def tensors(self) -> Tensors:  # type: ignore[override]
-        """Return x."""
-        return (self.x,)
+    def x(self) -> Any:
+        return self.tensors[0]
 
     @property
     def dims(self) -> list[int]:
-        """Return the order of x's dimensions."""
         ndim = self.x.ndim
         return swapped(ndim, *self.which) if self.op == "transpose" else ordered(ndim, self.which)
 
     def checked(self, out: Any) -> Result:
-        """Do as `Asked.checked`."""
         check_tensor(self.op, "input", self.x)
         shape = tuple(self.x.shape[d] for d in self.dims)
         if out is not None:
@@ -229,27 +222,24 @@ class Permutation(Asked):
         return shape, self.x.dtype, ""
 
     def check_memory(self, out: torch.Tensor) -> None:
-        """Raise OverlapError where the memory of out overlaps. It may be x where two sizes are exchanged."""
         in_place = _mirrored(self.x, self.dims) and same_memory(self.x, out)
         check_out_memory(self.op, out, **({} if in_place else {"input": self.x}))
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> PermuteCall:
-        """Return the described call."""
         x = change(self.x)
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
         return described(x.resolve_neg() if whole else x, out, self.dims)
 
     def interpret(self, out: torch.Tensor, how: str) -> None:
-        """Copy host tensors."""
         interpret(self.call(unchanged, out, how))
 
 
 @asks("permute")
 def _permute_of(input: Any, dims: Any) -> Permutation:
-    return Permutation("permute", input, dims)
+    return Permutation("permute", (input,), dims)
 
 
 @asks("transpose")
 def _transpose_of(input: Any, dim0: Any, dim1: Any) -> Permutation:
-    return Permutation("transpose", input, (dim0, dim1))
+    return Permutation("transpose", (input,), (dim0, dim1))

@@ -8,7 +8,6 @@ from typing import Any, Final, overload
 import torch
 
 from tritile.core import device as devices
-from tritile.core import gpus
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
@@ -94,14 +93,14 @@ def gpu_of(who: str, given: Any) -> Device:
     """Return the GPU that a caller names. Raise InvalidValueError or DeviceError where there is none."""
     if isinstance(given, Device):
         return given
-    if isinstance(given, str) and gpus.known(given):
-        return gpus.target_device(given)
+    if isinstance(given, str) and devices.known_target(given):
+        return devices.target_device(given)
     try:
         located = torch.device(given)
     except (RuntimeError, TypeError):
         located = None
     if located is None or located.type != "cuda":
-        wanted = f"a tritile.Device, one of {', '.join(gpus.SHORT)}, or a GPU as torch names it"
+        wanted = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU as torch names it"
         raise InvalidValueError(f"{who}: device is {given!r}: wanted {wanted}")
     return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 

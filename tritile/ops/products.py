@@ -8,6 +8,7 @@ import torch
 from tritile.core import epilogue
 from tritile.core.precision import explained
 from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES, suits
+from tritile.core.problem.checks import THREE
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
@@ -41,7 +42,6 @@ _OUT_DTYPES: Final = {
     torch.complex64: (torch.complex64,),
     torch.complex128: (torch.complex128,),
 }  # the operands' own dtype is the default where it is listed, else the first
-_BY_REMAINDERS: Final = ("ozaki", "ozaki-3m")
 
 
 def _check_dtypes(
@@ -98,17 +98,18 @@ def unset_precision(a: torch.Tensor, b: torch.Tensor) -> str:
     """
     sizes = a.ndim > 1 and b.ndim > 1 and suits(a.shape[-2], b.shape[-1], a.shape[-1])
     real = a.dtype == torch.float32 and sizes and not is_batch_invariant()
-    return "fp16x3" if real and _is_hopper(a.device) else "ieee"
+    return "fp16x3" if real and _capability(a.device) == (9, 0) else "ieee"
 
 
-def _is_hopper(device: torch.device) -> bool:
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    # Without CUDA here a tensor of a GPU is a fake one, of a GPU elsewhere.
     here = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
-    return here and torch.cuda.get_device_capability(device) == (9, 0)
+    return torch.cuda.get_device_capability(device) if here else None
 
 
 def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
     deepest = MAX_DEPTH // 2 if a.is_complex() else MAX_DEPTH
-    if precision in _BY_REMAINDERS and a.shape[-1] > deepest:
+    if precision.removesuffix(THREE) == "ozaki" and a.shape[-1] > deepest:
         raise UnsupportedError(
             f"{op}: K is {a.shape[-1]} in precision {precision!r}: wanted at most {deepest}"
         )
@@ -116,15 +117,12 @@ def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
 
 def check_gpu(op: str, a: torch.Tensor) -> None:
     """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
-    if a.device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
-        return  # without CUDA here, a fake tensor of a GPU elsewhere
-    major, minor = torch.cuda.get_device_capability(a.device)
-    name = name_of(a.dtype)
+    name, found = name_of(a.dtype), _capability(a.device)
     needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
-    if (major, minor) < needed:
+    if found is not None and found < needed:
         raise UnsupportedError(
             f"{op}: {name} needs compute capability {needed[0]}.{needed[1]}, but "
-            f"{torch.cuda.get_device_name(a.device)} has {major}.{minor}"
+            f"{torch.cuda.get_device_name(a.device)} has {found[0]}.{found[1]}"
         )
 
 
@@ -171,21 +169,18 @@ class Product(Asked):
 
     @property
     def first(self) -> Any:
-        """Return the first factor."""
         return self.a
 
     @property
-    def is_empty(self) -> bool:
+    def is_empty(self) -> bool:  # type: ignore[override]
         """True if the product is zeros, whatever the factors hold: K is 0, or alpha, as in torch."""
         return bool(self.a.shape[-1] == 0 or self.extras.alpha == 0)
 
     @property
-    def by_default(self) -> bool:
-        """Do as `Asked.by_default`."""
+    def by_default(self) -> bool:  # type: ignore[override]
         return self.precision is None and self.a.dtype == torch.float32 and default_precision() == "none"
 
     def checked(self, out: Any) -> Result:
-        """Do as `Asked.checked`."""
         op, a, b, extras = self.op, self.a, self.b, self.extras
         names = name_of_role(op, "a"), name_of_role(op, "b")
         for name, tensor in zip(names, (a, b), strict=True):
@@ -217,7 +212,7 @@ class Product(Asked):
 
     @property
     def _is_composed(self) -> bool:
-        """Tell whether torch applies the epilogue: that of complex numbers, whose kernels store real sums."""
+        # torch applies the epilogue of complex numbers, whose kernels store real sums.
         return self.extras is not NOTHING and self.a.is_complex()
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> MatmulCall:
@@ -232,10 +227,15 @@ class Product(Asked):
 
     def fill(self, out: torch.Tensor) -> None:
         """Store an epilogue of zeros."""
-        _store_empty_sums(out, self.extras.mapped(torch.Tensor.resolve_neg))
+        if self.extras is NOTHING or out.is_complex():
+            out.zero_()
+            return
+        extras, sums = self.extras.mapped(torch.Tensor.resolve_neg), torch.zeros_like(out)
+        up = None if extras.up is None else sums
+        how = (extras.activation, extras.alpha, extras.beta)
+        out.copy_(epilogue.finished(sums, extras.tensors, *how, up))
 
     def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
-        """Return the result where torch applies the epilogue, else None."""
         return _complex_product(self, out, how) if self._is_composed else None
 
 
@@ -243,18 +243,6 @@ class Product(Asked):
 def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
     """Return the product of `tritile.matmul`."""
     return Product("matmul", (input, other), input, other, NOTHING, out_dtype, precision)
-
-
-def _store_empty_sums(out: torch.Tensor, extras: Extras) -> None:
-    """Store an epilogue of zeros."""
-    if extras is NOTHING:
-        out.zero_()
-        return
-    sums = torch.zeros_like(out)
-    if not out.is_complex():
-        up = None if extras.up is None else sums
-        sums = epilogue.finished(sums, extras.tensors, extras.activation, extras.alpha, extras.beta, up)
-    out.copy_(sums)
 
 
 def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:

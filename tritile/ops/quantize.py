@@ -108,20 +108,12 @@ def quantize(
     n, k = weight.shape
     shape = scales_shape(n, k, bits, group_size)
     if weight.is_meta:
-        words = torch.empty(words_shape(n, k, bits), dtype=torch.int32, device="meta")
+        made = torch.empty(words_shape(n, k, bits), dtype=torch.int32, device="meta")
         scales = torch.empty(shape, dtype=kind, device="meta")
         zeros = torch.empty(shape, dtype=torch.int16, device="meta") if zero_points else None
-        return QuantizedWeight(words, scales, zeros, bits, group_size, (n, k))
-    return _quantized(weight, bits, group_size, zero_points, kind)
-
-
-def _quantized(
-    weight: torch.Tensor, bits: int, group_size: int, zero_points: bool, kind: torch.dtype
-) -> QuantizedWeight:
-    """Quantize a weight that has values, a block of rows at a time."""
-    n, k = weight.shape
+        return QuantizedWeight(made, scales, zeros, bits, group_size, (n, k))
     at_once = max(16, _AT_ONCE // k // 16 * 16)
-    words, scales, zeros = [], [], []
+    parts: list[tuple[torch.Tensor, ...]] = []
     for start in range(0, n, at_once):
         rows = weight[start : start + at_once].resolve_neg()
         if not bool(torch.isfinite(rows).all()):
@@ -130,16 +122,8 @@ def _quantized(
             raise InvalidValueError(
                 f"quantize: weight[{start + row}, {column}] is {value}: wanted finite numbers"
             )
-        numbers, scale, zero = _rows(rows, bits, group_size, zero_points, kind)
-        words.append(packed(numbers, bits))
-        scales.append(scale)
-        zeros.append(zero)
-    shape = scales_shape(n, k, bits, group_size)
-    return QuantizedWeight(
-        torch.cat(words),
-        by_group(torch.cat(scales), shape),
-        by_group(torch.cat(zeros), shape) if zero_points else None,
-        bits,
-        group_size,
-        (n, k),
-    )
+        numbers, *of_groups = _rows(rows, bits, group_size, zero_points, kind)
+        parts.append((packed(numbers, bits), *of_groups))
+    words, scales, zeros = map(torch.cat, zip(*parts, strict=True))
+    zeros = by_group(zeros, shape) if zero_points else None
+    return QuantizedWeight(words, by_group(scales, shape), zeros, bits, group_size, (n, k))

@@ -11,7 +11,7 @@ import triton
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import capturing
-from tritile.core.forgetting import drop
+from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
@@ -32,11 +32,6 @@ _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # th
 _FALLBACKS = 8  # predicted configs to try where the planned one does not run
 
 _warned: set[str] = set()
-
-
-def forget() -> None:
-    """Drop every plan and prepared call of this process, so that the next calls read the store again."""
-    drop()
 
 
 def new_output(
@@ -146,7 +141,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
     from tritile.tune.now import tuned_now  # load the tuner only to measure
 
     fastest = tuned_now(problem, device, index)
-    drop()
+    forget()
     # Where the store cannot be written, use what was just measured.
     return plans.plan_for(problem, device) or plans.logged(
         plans.Plan(problem, fastest, "exact", device, None, "the fastest measured just now")
@@ -159,10 +154,7 @@ def may_be_kept() -> bool:
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Tell whether calls on this tensor are interpreted: in host memory, or with TRITON_INTERPRET set.
-
-    Warns once, at the line that called the operation.
-    """
+    """True if calls on this tensor are interpreted: in host memory, or by TRITON_INTERPRET. Warns once."""
     host = tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
     if host:
         warn_interpreted()

@@ -107,8 +107,7 @@ def scaled_matmul(
     """
     tensors = (a, b, scale_a, scale_b, bias, residual)
     options = (out_dtype, activation, use_fast_accum)
-    done = recall(_OP, tensors, out, options)
-    return computed(_OP, tensors, out, options) if done is None else done
+    return recall(_OP, tensors, out, options, computed)
 
 
 @asks(_OP)

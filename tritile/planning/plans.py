@@ -26,11 +26,11 @@ from tritile.core.device import INTERPRETER, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
 from tritile.core.markup import Tabular
+from tritile.core.posed import posed
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
-from tritile.core.views import posed
 from tritile.errors import NotTunedError, TritileError
 from tritile.families.numerics import BY_DATA
 from tritile.families.registry import FAMILIES

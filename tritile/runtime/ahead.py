@@ -7,9 +7,8 @@ from typing import Any
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.pointer import Pointer
+from tritile.core.posed import Pointer, posed
 from tritile.core.problem import Tiled
-from tritile.core.views import posed
 from tritile.errors import TuningError, brief
 from tritile.runtime.compiles import asking
 from tritile.runtime.launch import compiles_of

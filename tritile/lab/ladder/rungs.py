@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.pointer import Pointer
+from tritile.core.posed import Pointer
 from tritile.core.problem import MatmulProblem, PermuteProblem, alignment
 from tritile.core.settings import mode
 from tritile.lab.ladder import matmul as products

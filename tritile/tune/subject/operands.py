@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core.device import Device
+from tritile.core.posed import posed
 from tritile.core.problem import (
     ITEMSIZE,
     GroupedProblem,
@@ -16,7 +17,7 @@ from tritile.core.problem import (
     Tiled,
     ends_of,
 )
-from tritile.core.views import Call, GroupedCall, QuantizedCall, View, posed
+from tritile.core.views import Call, GroupedCall, QuantizedCall, View
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run, copies_wanted
 

@@ -1,4 +1,4 @@
-"""Reduce products to what kernels take: matrices with strides, and one list of batch dimensions."""
+"""Reduce calls to what kernels take: matrices with strides, or an index space with two sets of them."""
 
 import functools
 from collections.abc import Callable
@@ -7,16 +7,14 @@ from math import prod
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tritile.core.problem import (
-    BLOCK_SCALES,
-    ITEMSIZE,
-    REAL_DTYPE,
     SIDES,
     TURNED,
     Epilogue,
+    GroupedProblem,
     MatmulProblem,
-    Operand,
+    PermuteProblem,
+    QuantizedProblem,
     alignment,
-    epilogue_of,
 )
 
 
@@ -263,61 +261,131 @@ class MatmulCall(Buffered):
         return found
 
 
-Make = Callable[[str, int], Any]
+class Scales(NamedTuple):
+    """Hold scales of an operand's rows or columns, contiguous; `stride` leads from group to group."""
+
+    tensor: Any
+    stride: int
 
 
-def view_of(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
-    """Return an operand on memory of its own."""
-    real = REAL_DTYPE.get(operand.dtype)
-    tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
-    return View(
-        tensor, operand.shape[1:], operand.strides[1:], operand.strides[:1] if batch > 1 else (), itemsize
-    )
+@dataclass(frozen=True)
+class GroupedCall(Buffered):
+    """Describe a call of the products of all groups: see `tritile.core.problem.GroupedProblem`.
 
+    Those of a, b and out that have a matrix for each group have a batch of one dimension, the others none.
 
-def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | None:
-    """Return an operand of an epilogue: scales in float32, others in the result's type.
-
-    Full ones are a matrix each.
+    - `offs`: where each group ends in what groups share, as int32; None where they share nothing.
+    - `swapped`: a is the transpose of the caller's second operand, b that of the first.
+    - `invariant`: as in the problem.
     """
-    if not how:
-        return None
-    dtype = "float32" if name.startswith("scale") else problem.out_dtype
-    strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (problem.n, 1)}[how]
-    elements = {"one": 1, "row": problem.n, "column": problem.m, "full": problem.m * problem.n}[how]
-    each = elements if how == "full" else 0
-    batch = (each,) if problem.batch > 1 else ()
-    tensor = make(dtype, elements * (problem.batch if each else 1))
-    return View(tensor, (problem.m, problem.n), strides, batch, ITEMSIZE[dtype])
+
+    op: ClassVar[str] = "grouped"
+    batch_shape: ClassVar[tuple[int, ...]] = ()  # no batch, so a launch cannot be split
+    ragged: str
+    groups: int
+    a: View
+    b: View
+    out: View
+    offs: Any
+    scales: tuple[Scales, Scales] | None
+    dtype: str
+    out_dtype: str
+    precision: str
+    swapped: bool = False
+    invariant: bool = False
+
+    @property
+    def problem(self) -> GroupedProblem:
+        """Return the problem that this call poses."""
+        a, b, out = self.a, self.b, self.out
+        return GroupedProblem(
+            self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
+            a.layout, b.layout, out.layout, a.align, b.align, out.align, self.precision,
+            self.scales is not None, self.invariant,
+        )  # fmt: skip
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """Return what the kernel's pointers point to, by name."""
+        found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
+        if self.offs is not None:
+            found["offs"] = self.offs
+        if self.scales is not None:
+            found |= {"scale_a": self.scales[0].tensor, "scale_b": self.scales[1].tensor}
+        return found
 
 
-def _fused(problem: MatmulProblem, make: Make) -> Fused:
-    """Return an epilogue's operands on memory of their own; alpha and beta are 0.5 where they are given."""
-    epilogue = epilogue_of(problem.epilogue)
-    sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
-    weight = 0.5 if epilogue.weighted else 1.0
-    return Fused(**sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated)
+@dataclass(frozen=True)
+class PermuteCall(Buffered):
+    """Describe the copy of `problem` from x to out, with bits `flip` of words inverted.
+
+    x and out stand for their first elements: they have a dtype, of words, and a data_ptr(). An element of 16
+    bytes is two words of 8. `in_place`: both are the same memory, and two dimensions of one size are
+    exchanged.
+    """
+
+    op: ClassVar[str] = "permute"
+    problem: PermuteProblem
+    x: Any
+    out: Any
+    flip: tuple[int, int] = (0, 0)
+    in_place: bool = False
+
+    @property
+    def batch_dims(self) -> tuple[int, ...]:
+        """Return the dimensions over which tiles are repeated."""
+        problem = self.problem
+        steps = enumerate(zip(problem.x_strides, problem.out_strides, strict=True))
+        return tuple(i for i, (x, out) in steps if x == out) if self.in_place else problem.plane.batch
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Return the sizes of `batch_dims`."""
+        return tuple(self.problem.shape[i] for i in self.batch_dims)
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """Return what the kernel's pointers point to, by name."""
+        return {"x": self.x, "out": self.out}
 
 
-def posed_product(problem: MatmulProblem, make: Make) -> MatmulCall:
-    """Return a call that poses a product."""
-    batch = (problem.batch,) if problem.batch > 1 else ()
-    sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
-    a, b, out = (
-        view_of(operand, size, problem.batch, make)
-        for operand, size in zip(problem.operands, sizes, strict=True)
-    )
-    dtypes = (problem.dtype, problem.out_dtype)
-    call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
-    up = view_of(problem.operands[1], problem.itemsize, problem.batch, make) if call.fused.gated else None
-    scales, invariant = _block_scales(problem, make), problem.invariant
-    return replace(call, b_dtype=problem.b_dtype, up=up, scales=scales, invariant=invariant)
+@dataclass(frozen=True)
+class QuantizedCall(Buffered):
+    """Describe out = x @ weight^T + bias, the weight being `words`, `scales` and `zeros`.
+
+    These are laid out as `tritile.core.quantized` says. x is (m, k) with strides; out is (m, n), contiguous.
+    `fused` holds the bias, if any. `invariant`: as in the problem.
+    """
+
+    op: ClassVar[str] = "linear_quantized"
+    batch_shape: ClassVar[tuple[int, ...]] = ()
+    x: View
+    words: Any
+    scales: Any
+    zeros: Any | None
+    out: View
+    dtype: str
+    bits: int
+    group_size: int
+    fused: Fused = UNFUSED
+    invariant: bool = False
+
+    @property
+    def problem(self) -> QuantizedProblem:
+        """Return the problem that this call poses."""
+        layout = "row" if self.x.layout == "row" else "strided"
+        return QuantizedProblem(
+            *self.out.shape, self.x.shape[1], self.dtype, self.bits, self.group_size,
+            self.zeros is not None, self.fused.bias is not None, layout, self.x.align, self.invariant,
+        )  # fmt: skip
+
+    @property
+    def buffers(self) -> dict[str, Any]:
+        """Return what the kernel's pointers point to, by name."""
+        bias = self.fused.bias and self.fused.bias.tensor
+        found = {"x": self.x.tensor, "words": self.words, "scales": self.scales, "zeros": self.zeros}
+        found |= {"bias": bias, "out": self.out.tensor}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
-    shared = BLOCK_SCALES[problem.block_scales]
-    if shared is None:
-        return None
-    rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
-    a, b = make("float32", rows * blocks), make("float32", blocks * columns)
-    return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))
+Call = MatmulCall | GroupedCall | PermuteCall | QuantizedCall
