@@ -11,7 +11,7 @@ from tritile.ops import plan as plan_of
 from tritile.ops.described import Extras, described
 from tritile.ops.grouped import Operands
 from tritile.ops.grouped import described as grouped
-from tritile.ops.operators import planning
+from tritile.ops.operators import library
 
 pytestmark = [
     pytest.mark.interpreted,
@@ -28,10 +28,10 @@ pytestmark = [
 def traced(monkeypatch):
     """The problems that are planned as a call on fakes on a GPU is traced."""
     problems = []
-    monkeypatch.setattr(planning, "planned", lambda problem, index: problems.append(problem))
+    monkeypatch.setattr(library, "planned", lambda problem, index: problems.append(problem))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(planning, "capturing", lambda: False)
+    monkeypatch.setattr(library, "capturing", lambda: False)
 
     def trace(call, *tensors, mode=None):
         with mode or FakeTensorMode():
@@ -83,7 +83,7 @@ def test_a_plan_that_cannot_be_made_disturbs_nothing(traced, monkeypatch):
     def fail(problem, index):
         raise RuntimeError
 
-    monkeypatch.setattr(planning, "planned", fail)
+    monkeypatch.setattr(library, "planned", fail)
     assert traced(tritile.matmul, A.half(), B.half()) is None
 
 
@@ -91,4 +91,4 @@ def test_what_starts_amid_16_bytes_is_planned_as_such():
     whole = torch.zeros(40, dtype=torch.float16)
     for offset in range(9):
         view = whole[offset : offset + 6].view(2, 3)
-        assert planning._stand_in(view).data_ptr() % 16 == (2 * offset) % 16
+        assert library._stand_in(view).data_ptr() % 16 == (2 * offset) % 16

@@ -50,19 +50,15 @@ class Pointer:
         return cls(getattr(torch, dtype))
 
     def data_ptr(self) -> int:
-        """Return an address of that alignment; nothing lies there."""
         return 4096 + self._offset * self.dtype.itemsize
 
     def element_size(self) -> int:
-        """Return bytes of an element."""
         return self.dtype.itemsize
 
     def storage_offset(self) -> int:
-        """Tell where it begins, in elements."""
         return self._offset
 
     def as_strided(self, size: tuple[int, ...], strides: tuple[int, ...], offset: int) -> "Pointer":
-        """Return the same from another offset on."""
         return Pointer(self.dtype, offset)
 
 
@@ -116,7 +112,6 @@ def _fused(problem: MatmulProblem, make: Make) -> Fused:
 
 
 def _product(problem: MatmulProblem, make: Make) -> MatmulCall:
-    """Return a call that poses a product."""
     batch = (problem.batch,) if problem.batch > 1 else ()
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (
@@ -140,7 +135,6 @@ def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
 
 
 def _groups(problem: GroupedProblem, make: Make) -> GroupedCall:
-    """Return a call that poses products of groups; the caller writes into `offs` where groups end."""
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (
         _view(operand, size, 2 if own else 1, make)  # a batch of 2 or more has a stride
@@ -158,14 +152,12 @@ def _groups(problem: GroupedProblem, make: Make) -> GroupedCall:
 
 
 def _permute(problem: PermuteProblem, make: Make) -> PermuteCall:
-    """Return a call that poses a permutation."""
     kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
     x, out = (make(kind, lanes * span) for span in problem.spans)
     return PermuteCall(problem, x, out)
 
 
 def _quantized(problem: QuantizedProblem, make: Make) -> QuantizedCall:
-    """Return a call that poses a product with a packed weight."""
     m, n, size = problem.m, problem.n, problem.itemsize
     x = _view(problem.x, size, 1, make)
     words, scales = make("int32", prod(problem.words)), make(problem.dtype, prod(problem.scales))

@@ -40,7 +40,6 @@ _invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", defa
 
 @contextlib.contextmanager
 def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
-    """Set each variable to its choice for the `with`."""
     tokens = [(variable, variable.set(choice)) for variable, choice in choices]
     try:
         yield
@@ -101,7 +100,7 @@ def _switched(name: str, default: str) -> bool:
 
 
 def is_batch_invariant() -> bool:
-    """Tell whether calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment.
+    """True if calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment.
 
     Raises InvalidValueError where `TRITILE_BATCH_INVARIANT` is neither 0 nor 1.
     """
@@ -114,7 +113,7 @@ def is_batch_invariant() -> bool:
 
 
 def environment_is_silent() -> bool:
-    """Tell whether the environment certainly says nothing of the rules."""
+    """True if the environment certainly says nothing of the rules."""
     return _ENVIRON is not None and not (
         b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
     )

@@ -16,7 +16,6 @@ NEWEST: Final = {"triton": (3, 9), "torch": (2, 15)}
 
 
 def parsed(version: str) -> tuple[int, int]:
-    """Return the first two numbers of a version, zeros where it has none."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 

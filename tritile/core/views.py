@@ -63,13 +63,11 @@ class View:
 
     @property
     def transposed(self) -> "View":
-        """Return the same matrices, rows for columns."""
         rows, columns = self.shape
         return replace(self, shape=(columns, rows), strides=(self.strides[1], self.strides[0]))
 
     @property
     def span(self) -> int:
-        """Return the offset of the last element of one matrix, in elements."""
         return sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
 
 
@@ -81,7 +79,6 @@ class Placed(NamedTuple):
     address: int = 0
 
     def data_ptr(self) -> int:
-        """Return an address as aligned as the buffer's."""
         return self.address
 
 
@@ -112,12 +109,10 @@ class Fused:
 
     @property
     def views(self) -> tuple[View | None, ...]:
-        """Return the operands, None where there is none."""
         return tuple(getattr(self, name) for name in SIDES)
 
     @property
     def named(self) -> tuple[tuple[str, View | None], ...]:
-        """Return the same with their names."""
         return tuple(zip(SIDES, self.views, strict=True))
 
     @property
@@ -128,14 +123,12 @@ class Fused:
         return Epilogue(**spreads, activation=self.activation, weighted=weighted, gated=self.gated)
 
     def mapped(self, change: Callable[[View], View]) -> "Fused":
-        """Return the same with every operand changed."""
         changed = (view and change(view) for view in self.views)
         views: dict[str, Any] = dict(zip(SIDES, changed, strict=True))
         return replace(self, **views)
 
     @property
     def transposed(self) -> "Fused":
-        """Return the same of the product out^T = b^T a^T."""
         turned = self.mapped(lambda view: view.transposed)
         return replace(turned, **{other: getattr(turned, name) for name, other in TURNED.items()})
 
@@ -162,13 +155,12 @@ class BlockScales(NamedTuple):
 
     shared: str
     a: Any
-    a_strides: tuple[int, int]
+    a_strides: tuple[int, ...]
     b: Any
-    b_strides: tuple[int, int]
+    b_strides: tuple[int, ...]
 
     @property
     def transposed(self) -> "BlockScales":
-        """Return the same of the product out^T = b^T a^T."""
         rows, columns = self.shared.split("x")
         turned = (self.b_strides[1], self.b_strides[0]), (self.a_strides[1], self.a_strides[0])
         return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
@@ -186,12 +178,10 @@ class Buffered:
 
     @property
     def target(self) -> Any:
-        """Return the tensor that is written."""
         return self.buffers["out"]
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """Return the tensors of `buffers`."""
         return tuple(self.buffers.values())
 
     @property
@@ -230,7 +220,6 @@ class MatmulCall(Buffered):
 
     @functools.cached_property
     def problem(self) -> MatmulProblem:
-        """Return the problem that this call poses."""
         a, b, out = self.a, self.b, self.out
         return MatmulProblem(
             prod(self.batch_shape), a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
@@ -249,7 +238,6 @@ class MatmulCall(Buffered):
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Return what the kernels' pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
         found |= {name: view.tensor for name, view in self.fused.named if view is not None}
         if self.up is not None:
@@ -296,7 +284,6 @@ class GroupedCall(Buffered):
 
     @property
     def problem(self) -> GroupedProblem:
-        """Return the problem that this call poses."""
         a, b, out = self.a, self.b, self.out
         return GroupedProblem(
             self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
@@ -306,7 +293,6 @@ class GroupedCall(Buffered):
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Return what the kernel's pointers point to, by name."""
         found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
         if self.offs is not None:
             found["offs"] = self.offs
@@ -340,12 +326,10 @@ class PermuteCall(Buffered):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """Return the sizes of `batch_dims`."""
         return tuple(self.problem.shape[i] for i in self.batch_dims)
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Return what the kernel's pointers point to, by name."""
         return {"x": self.x, "out": self.out}
 
 
@@ -372,7 +356,6 @@ class QuantizedCall(Buffered):
 
     @property
     def problem(self) -> QuantizedProblem:
-        """Return the problem that this call poses."""
         layout = "row" if self.x.layout == "row" else "strided"
         return QuantizedProblem(
             *self.out.shape, self.x.shape[1], self.dtype, self.bits, self.group_size,
@@ -381,7 +364,6 @@ class QuantizedCall(Buffered):
 
     @property
     def buffers(self) -> dict[str, Any]:
-        """Return what the kernel's pointers point to, by name."""
         bias = self.fused.bias and self.fused.bias.tensor
         found = {"x": self.x.tensor, "words": self.words, "scales": self.scales, "zeros": self.zeros}
         found |= {"bias": bias, "out": self.out.tensor}

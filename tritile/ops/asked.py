@@ -72,8 +72,6 @@ ASKED: Final[dict[str, Callable[..., Asked]]] = {}
 
 
 def asks(op: str) -> Callable[[_Makes], _Makes]:
-    """Register the function that says what an operation computes."""
-
     def register(function: _Makes) -> _Makes:
         ASKED[op] = function
         return function

@@ -22,7 +22,6 @@ _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test; after these, mem
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -117,15 +116,6 @@ def reach(tensor: torch.Tensor) -> int:
     return int((span + 1) * tensor.element_size())
 
 
-def ranges_meet(a: torch.Tensor, a_reach: int, b: torch.Tensor, b_reach: int) -> bool:
-    """Tell whether the address ranges of two tensors on one device intersect.
-
-    `a_reach` and `b_reach` are their lengths in bytes. Tensors whose ranges are apart share no memory.
-    """
-    a_start, b_start = a.data_ptr(), b.data_ptr()
-    return a_start < b_start + b_reach and b_start < a_start + a_reach
-
-
 class _Memory:
     """Describe a tensor's memory to numpy's exact overlap test, which only compares addresses."""
 
@@ -141,14 +131,15 @@ class _Memory:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tell whether two tensors share a byte. Interleaved views, such as two columns of one matrix, do not.
+    """True if two tensors share a byte. Interleaved views, such as two columns of one matrix, do not.
 
     The answer of numpy.shares_memory is exact. Where that takes over 100,000 steps, the tensors count as
     overlapping.
     """
-    if a.device != b.device or a.numel() == 0 or b.numel() == 0 or not ranges_meet(a, reach(a), b, reach(b)):
+    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
-    if _storage(a) != _storage(b):
+    a_at, b_at = a.data_ptr(), b.data_ptr()
+    if a_at >= b_at + reach(b) or b_at >= a_at + reach(a) or _storage(a) != _storage(b):
         return False
     work: Any = _MAX_OVERLAP_WORK
     try:
@@ -158,23 +149,22 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether two indices may name one element: a stride lies within the reach of smaller ones.
+    """True if two indices may name one element: a stride lies within the reach of smaller ones.
 
     Exact for every view that slicing, transposing and expanding make. Some other strides that never meet
     count as overlapping too.
     """
-    pairs = zip(tensor.stride(), tensor.shape, strict=True)
-    steps = sorted((step, size) for step, size in pairs if size > 1)
     reach = 0
-    for step, size in steps:
-        if step <= reach:
-            return True
-        reach += (size - 1) * step
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
     return False
 
 
 def same_memory(a: torch.Tensor, b: Any) -> bool:
-    """Tell whether two tensors are the same elements in the same memory."""
+    """True if two tensors are the same elements in the same memory."""
     if b is a:
         return not (a.is_conj() or a.is_neg())
     try:

@@ -34,7 +34,7 @@ class Extras(NamedTuple):
 
     @property
     def scaled(self) -> bool:
-        """Tell whether sums are multiplied by scales."""
+        """True if sums are multiplied by scales."""
         return self.scale_a is not None or self.blocks is not None
 
     @property
@@ -113,13 +113,6 @@ def _fused(extras: Extras, like: torch.Tensor, batch: tuple[tuple[int, ...], ...
     return Fused(**views, **how, gated=extras.up is not None)  # type: ignore[arg-type]
 
 
-def _block_scales(extras: Extras) -> BlockScales | None:
-    if extras.blocks is None:
-        return None
-    (a, b), pairs = extras.blocks, [(t.stride(0), t.stride(1)) for t in extras.blocks]
-    return BlockScales(extras.shared, a, pairs[0], b, pairs[1])
-
-
 def described(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, precision: str, extras: Extras = NOTHING
 ) -> MatmulCall:
@@ -148,7 +141,10 @@ def described(
     dtypes = (name_of(a.dtype), name_of(out.dtype))
     views = (_view(a_rows, a_batch), _view(b_rows, b_batch), _view(rows, out_batch))
     b_dtype = name_of(b.dtype) if b.dtype != a.dtype else ""
-    scales = _block_scales(extras)
+    scales = None
+    if extras.blocks is not None:
+        of_a, of_b = extras.blocks
+        scales = BlockScales(extras.shared, of_a, of_a.stride(), of_b, of_b.stride())
     whole = MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales, up=up)
     call = _folded(replace(whole, invariant=is_batch_invariant()))
     transposes = call.out.layout == "column" and up is None and not call.invariant

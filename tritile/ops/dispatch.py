@@ -26,7 +26,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 
 
 def needs_dispatch(*tensors: Any) -> bool:
-    """Tell whether a call on these arguments, each a tensor or None, must go through torch's dispatcher.
+    """True if a call on these arguments, each a tensor or None, must go through torch's dispatcher.
 
     False where an argument is not a tensor: the checks of the plain call refuse it.
     """

@@ -118,7 +118,6 @@ def linear_of(
     input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None,
     out_dtype: Any = None, precision: Any = None,
 ) -> Product:  # fmt: skip
-    """Return the product that `linear` computes. Raise a TritileError for bad operands."""
     check_weight("linear", input, "weight", weight, (1, 2))
     extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation, input))
     tensors = (input, weight, bias, residual)
@@ -131,7 +130,6 @@ _RANKS: Final = {"addmm": 2, "baddbmm": 3}
 def _weighted_of(
     op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *how: Any
 ) -> Product:
-    """Return the product that "addmm" or "baddbmm" computes. Raise a TritileError for bad operands."""
     rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
     for name, tensor in ((of_a, a), (of_b, b)):
         check_rank(op, name, tensor, rank)

@@ -80,7 +80,6 @@ def gated_of(
     x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
     bias_up: Any = None, out_dtype: Any = None, precision: Any = None,
 ) -> Product:  # fmt: skip
-    """Return the product that `gated_linear` computes. Raise a TritileError for arguments that do not fit."""
     _check_weights(x, weight_gate, weight_up)
     if precision is not None and precision not in _PRECISIONS:
         raise InvalidValueError(

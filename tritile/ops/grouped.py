@@ -223,8 +223,6 @@ def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
 
 @dataclass(frozen=True)
 class Groups(Asked):
-    """Hold the products of all groups."""
-
     tensors: Operands
     out_dtype: torch.dtype | None
     precision: str | None

@@ -65,12 +65,10 @@ class QuantizedLinear(Asked):
 
     @property
     def tensors(self) -> Tensors:  # type: ignore[override]
-        """Return x, the parts of the weight, and bias."""
         weight = self.weight
         return self.x, weight.packed, weight.scales, weight.zeros, self.bias
 
     def checked(self, out: Any) -> Result:
-        """Do as `Asked.checked`. There is no out."""
         x, weight, bias, (n, k) = self.x, self.weight, self.bias, self.weight.shape
         check_tensor("linear", "input", x)
         if x.dtype != weight.dtype:

@@ -63,21 +63,6 @@ class Ready:
     read: tuple[tuple[int, int], ...]
     pick: Callable[[Sequence[Any]], tuple[int, ...]]
 
-    @classmethod
-    def of(
-        cls, launch: Launch | SplitLaunch, order: tuple[int, ...], tensors: Tensors, out: torch.Tensor
-    ) -> "Ready":
-        """Return how to launch calls like that of these tensors, the caller's, into out."""
-        everything = (*tensors, out)
-        starts = addresses_of(*everything)
-        reaches = [reach(t) if i in order and t is not None else 0 for i, t in enumerate(everything)]
-        own = starts.index(starts[-1])
-        if own < len(tensors):  # a tensor that is overwritten, or not read: other calls have another key
-            reaches[own] = 0
-        read = tuple((i, far) for i, far in enumerate(reaches[:-1]) if far)
-        result = tuple(out.shape), out.stride(), out.dtype, out.device
-        return cls(launch, order, tuple(reaches), *result, read, itemgetter(*order))
-
 
 # Key: the operation, its arguments that are not tensors, the settings in force, what of each tensor decides
 # how a call is launched, out last, and which tensor begins where out does.
@@ -149,7 +134,7 @@ def launch_again(
 
 
 def _meets(ready: Ready, addresses: Addresses) -> bool:
-    """Tell whether out's range of addresses meets that of a tensor that is read."""
+    """True if out's range of addresses meets that of a tensor that is read."""
     start = addresses[-1]
     end = start + ready.reaches[-1]
     for index, far in ready.read:
@@ -237,20 +222,22 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
     )
 
 
-def ready_of(op: str, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: torch.Tensor) -> Ready:
-    """Return how to launch calls like this one. `tensors` are the caller's, as given."""
-    indices = {role: i for i, (role, _) in enumerate(TENSORS[op])} | {"out": len(tensors)}
-    order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
-    return Ready.of(launch, order, tensors, out)
-
-
 def remember(
     key: Key | None, op: str, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: torch.Tensor
 ) -> None:
     """Remember the launch of a call, where its plan may be kept. `tensors` are the caller's, as given."""
     if key is None or not may_be_kept():
         return
-    ready, everything = ready_of(op, launch, call, tensors, out), (*tensors, out)
-    given = [everything[i].data_ptr() for i in ready.order]
-    if given == [tensor.data_ptr() for tensor in call.tensors]:  # else the launch reads a copy
-        CALLS[key] = ready
+    indices, everything = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, out)
+    indices["out"] = len(tensors)
+    order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
+    if any(everything[i].data_ptr() != t.data_ptr() for i, t in zip(order, call.tensors, strict=True)):
+        return  # the launch reads a copy
+    reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(everything)]
+    starts = addresses_of(*everything)
+    own = starts.index(starts[-1])
+    if own < len(tensors):  # a tensor that is overwritten, or not read: other calls have another key
+        reaches[own] = 0
+    read = tuple((i, far) for i, far in enumerate(reaches[:-1]) if far)
+    result = tuple(out.shape), out.stride(), out.dtype, out.device
+    CALLS[key] = Ready(launch, order, tuple(reaches), *result, read, itemgetter(*order))

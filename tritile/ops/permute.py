@@ -157,7 +157,7 @@ def contiguous(input: torch.Tensor) -> torch.Tensor:
 
 
 def copied(input: Any) -> bool:
-    """Tell whether `contiguous` copies its argument. Raise a TritileError where it is no dense tensor."""
+    """True if `contiguous` copies its argument. Raise a TritileError where it is no dense tensor."""
     if not isinstance(input, torch.Tensor) or input.is_nested or input.layout != torch.strided:
         check_tensor("contiguous", "input", input)
     return not input.is_contiguous() or input.is_conj() or input.is_neg()
@@ -192,7 +192,6 @@ def _computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
-    """Tell whether the order only exchanges two dimensions of one size."""
     moved = [i for i, dim in enumerate(dims) if i != dim]
     return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
 

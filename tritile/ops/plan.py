@@ -39,7 +39,6 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function 
 
 
 def _asked(name: str, given: dict[str, Any]) -> Asked:
-    """Return what a function computes, by its arguments but out."""
     if name in ("mm", "bmm"):
         a, b = given["input"], given["mat2"]
         check_matrices(name, a, b, 2 if name == "mm" else 3)

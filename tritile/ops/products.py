@@ -226,7 +226,6 @@ class Product(Asked):
         return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
 
     def fill(self, out: torch.Tensor) -> None:
-        """Store an epilogue of zeros."""
         if self.extras is NOTHING or out.is_complex():
             out.zero_()
             return
@@ -241,7 +240,6 @@ class Product(Asked):
 
 @asks("matmul")
 def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
-    """Return the product of `tritile.matmul`."""
     return Product("matmul", (input, other), input, other, NOTHING, out_dtype, precision)
 
 

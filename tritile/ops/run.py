@@ -44,7 +44,6 @@ def new_output(
 
 
 def interpret(call: Call) -> None:
-    """Run a call on host tensors in the interpreter."""
     launch.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
 
 
@@ -95,7 +94,6 @@ def planned(problem: Tiled, index: int) -> plans.Plan:
 
 
 def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) -> None:
-    """Time torch for a problem on a GPU, unless the store has its time already."""
     device = devices.gpu(index)
     if store_of(device).best(TORCH, problem) is not None:
         return
@@ -149,7 +147,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
 
 
 def may_be_kept() -> bool:
-    """Tell whether a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
+    """True if a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
     return not (current_mode() == "tune" and capturing())
 
 

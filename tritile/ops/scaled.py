@@ -115,7 +115,6 @@ def scaled_of(
     a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
     use_fast_accum: bool,
 ) -> Product:  # fmt: skip
-    """Return the product that `scaled_matmul` computes. Raise a TritileError for bad arguments."""
     _check_operands(a, b, scale_a, scale_b)
     extras = _extras(a, b, scale_a, scale_b)
     extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))

@@ -5,7 +5,7 @@ its schema. `values` are all of them in that order.
 """
 
 from collections.abc import Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, Final
 
 _HOW: Final = "ScalarType? out_dtype=None, str? precision=None"
@@ -43,7 +43,6 @@ _ROLES: Final[dict[str, dict[str, str]]] = {
 
 
 def _pairs(arguments: str) -> list[tuple[str, str]]:
-    """Return type and name of each argument."""
     found = [each.partition("=")[0].split() for each in arguments.split(", ") if each]
     return [(kind, name) for kind, name in found]
 
@@ -64,18 +63,15 @@ TENSORS: Final = {
 }
 
 
-def _places(op: str) -> list[int]:
-    """Return the place of each argument among the tensors with the options behind them."""
-    tensors, options = parted(op, range(len(NAMES[op])))
-    return [(*tensors, *options).index(place) for place in range(len(NAMES[op]))]
-
-
 def parted(op: str, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the tensors and the options of all arguments."""
     return tuple(compress(values, _ARE_TENSORS[op])), tuple(compress(values, _ARE_OPTIONS[op]))
 
 
-_PLACES: Final = {op: _places(op) for op in SCHEMAS}
+# The place of each argument among the tensors with the options behind them.
+_PLACES: Final = {
+    op: [list(chain(*parted(op, names))).index(name) for name in names] for op, names in NAMES.items()
+}
 
 
 def joined(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Any, ...]:
@@ -85,5 +81,4 @@ def joined(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Any
 
 
 def name_of_role(op: str, role: str) -> str:
-    """Return the name of the argument that has this role in a product."""
     return next(name for own, name in TENSORS[op] if own == role)

@@ -2,7 +2,9 @@
 
 A problem is a frozen value of sizes, dtypes, layouts and alignments, without tensors. So it can be
 remembered, compared and planned on a machine without the GPU. `operands` gives shapes and strides of tensors
-that pose it.
+that pose it. `sizes` say by how much two problems of one class differ, and `kind` is all else that decides a
+config. `flops` counts multiplications and additions, `bytes` what is moved if every input is read once and
+the output written once. `label` is a short name for a table of results.
 """
 
 import functools
@@ -109,7 +111,6 @@ def problem_to_dict(problem: Problem) -> dict[str, Any]:
 
 
 def problem_key(problem: Problem) -> str:
-    """Return the problem as one line of JSON, the same for equal problems."""
     return _ENCODER.encode(problem_to_dict(problem))
 
 

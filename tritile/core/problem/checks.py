@@ -56,12 +56,10 @@ def check(condition: bool, problem: Any, wanted: str) -> None:
 
 
 def extent_fits(value: Any) -> bool:
-    """Tell whether it is a size: an integer from 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_EXTENT
 
 
 def check_sizes(problem: Any, *sizes: Any) -> None:
-    """Raise InvalidValueError unless each is a size."""
     check(all(map(extent_fits, sizes)), problem, "sizes of 1 and more")
 
 
@@ -95,12 +93,10 @@ class Laid:
 
     @property
     def layouts(self) -> tuple[str, str, str]:
-        """Return the layouts of a, b and out."""
         return (self.a_layout, self.b_layout, self.out_layout)
 
     @property
     def aligns(self) -> tuple[int, int, int]:
-        """Return the alignments of a, b and out."""
         return (self.a_align, self.b_align, self.out_align)
 
     @property
@@ -111,10 +107,9 @@ class Laid:
 
     @property
     def itemsize(self) -> int:
-        """Return bytes of an input element."""
         return ITEMSIZE[self.dtype]
 
     @property
     def totals(self) -> bool:
-        """Tell whether sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
+        """True if sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
         return self.dtype in FP8_DTYPES and self.precision != "fast"

@@ -63,7 +63,6 @@ class Epilogue:
 
     @property
     def transposed(self) -> "Epilogue":
-        """Return the same of the product out^T = b^T a^T."""
         other = {"row": "column", "column": "row"}
         turned = {TURNED.get(name, name): getattr(self, name) for name in SIDES}
         return replace(self, **{name: other.get(spread, spread) for name, spread in turned.items()})

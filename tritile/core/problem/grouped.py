@@ -99,12 +99,10 @@ class GroupedProblem(Laid):
 
     @property
     def flops(self) -> int:
-        """Return multiplications and additions, each counted."""
         return 2 * self.m * self.n * self.k * (self.groups if self.ragged == "none" else 1)
 
     @property
     def bytes(self) -> int:
-        """Return bytes moved where inputs are read once, the output written once, and no group is empty."""
         a, b, out = (operand.shape[0] * operand.shape[1] * operand.shape[2] for operand in self.operands)
         return (a + b) * self.itemsize + out * ITEMSIZE[self.out_dtype]
 
@@ -118,18 +116,15 @@ class GroupedProblem(Laid):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes by which two problems of one class are near or far."""
         return (self.groups, self.m, self.n, self.k)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         dtypes = (self.dtype, self.out_dtype, self.precision, self.scaled)
         return (self.op, self.ragged, *dtypes, *self.layouts, *self.aligns)
 
     @property
     def of_groups(self) -> tuple[bool, bool, bool]:
-        """Tell whether a, b and out have a matrix for each group."""
         return self.ragged == "none", self.ragged != "k", self.ragged != "m"
 
     @property
@@ -150,7 +145,6 @@ class GroupedProblem(Laid):
 
     @property
     def label(self) -> str:
-        """Return a short name for a table of results: groups, m, n and k, with the shared one marked."""
         sizes = "x".join(f"({size})" if name == self.ragged else str(size)
                          for name, size in (("m", self.m), ("n", self.n), ("k", self.k)))  # fmt: skip
         precision = f" {self.precision}" if self.dtype == "float32" else ""

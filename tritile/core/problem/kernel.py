@@ -8,7 +8,6 @@ from tritile.core.problem.checks import check
 
 
 def _pairs(value: Any) -> bool:
-    """Tell whether it is a tuple of (name, value) pairs."""
     whole = isinstance(value, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
     return whole and all(isinstance(name, str) for name, _ in value)
 
@@ -39,5 +38,4 @@ class KernelProblem:
 
     @property
     def label(self) -> str:
-        """Return a short name for a table of results."""
         return f"{self.kernel} " + " ".join(f"{name}={value}" for name, value in self.key)

@@ -34,7 +34,6 @@ class Operand:
 
     @property
     def elements(self) -> int:
-        """Tell how many elements of memory it spans."""
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
 
@@ -128,7 +127,6 @@ class MatmulProblem(Laid):
 
     @property
     def is_complex(self) -> bool:
-        """Tell whether its numbers are complex."""
         return self.dtype in REAL_DTYPE
 
     @property
@@ -143,12 +141,10 @@ class MatmulProblem(Laid):
 
     @property
     def flops(self) -> int:
-        """Return multiplications and additions of real numbers, each counted; complex ones take four."""
         return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Return bytes moved if every input is read once and the output written once."""
         inputs = self.k * (self.m + self.rights * self.n) * self.itemsize
         outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
         fused = epilogue_of(self.epilogue)
@@ -156,12 +152,10 @@ class MatmulProblem(Laid):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes by which two problems of one class are near or far."""
         return (self.batch, self.m, self.n, self.k)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         dtypes, how = (self.dtype, self.out_dtype), (self.precision, self.epilogue)
         return (self.op, *dtypes, *self.layouts, *self.aligns, *how, self.b_dtype, self.block_scales)
 
@@ -177,12 +171,11 @@ class MatmulProblem(Laid):
 
     @property
     def in_parts(self) -> bool:
-        """Tell whether it is a float32 product that is made of float16 parts."""
         return self.dtype == "float32" and self.precision == "fp16x3"
 
     @property
     def by_rows(self) -> bool:
-        """Tell whether b is copied row by row first: see `tritile.families.rows.lowering`.
+        """True if b is copied row by row first: see `tritile.families.rows.lowering`.
 
         The copy of an element takes as long as some 45 multiplications by it save.
         """
@@ -191,12 +184,12 @@ class MatmulProblem(Laid):
 
     @property
     def promoted(self) -> bool:
-        """Tell whether sums of parts go from tensor cores to totals in fp32, in as many registers again."""
+        """True if sums of parts go from tensor cores to totals in fp32, in as many registers again."""
         return self.dtype == "float16" and self.precision == "fp16x3"
 
     @property
     def totals(self) -> bool:
-        """Tell whether sums move from tensor cores to totals in fp32: of parts, and of fp8 unless "fast"."""
+        """True if sums move from tensor cores to totals in fp32: of parts, and of fp8 unless "fast"."""
         return self.promoted or super().totals
 
     @functools.cached_property
@@ -225,7 +218,6 @@ class MatmulProblem(Laid):
 
     @property
     def label(self) -> str:
-        """Return a short name for a table of results."""
         batch = f"{self.batch}x" if self.batch > 1 else ""
         precision = f" {self.precision}" if self.dtype in PRECISIONS_OF else ""
         epilogue = f" {self.epilogue}" if self.epilogue else ""

@@ -16,7 +16,7 @@ _MOST_SHARES: Final = 256  # programs that share a tile's K
 
 
 def suits(m: int, n: int, k: int) -> bool:
-    """Tell whether an m x k by k x n product is made of parts where no precision is named.
+    """True if an m x k by k x n product is made of parts where no precision is named.
 
     At these sizes that takes less time and errs less than torch's fp32, as measured (`tuning/NOTES.md`).
     Below _LEAST_K torch has few terms to add. Where results are smaller cuBLAS shares K among programs, so

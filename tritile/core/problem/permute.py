@@ -175,12 +175,11 @@ class PermuteProblem:
 
     @functools.cached_property
     def out_layout(self) -> str:
-        """Say the same of out."""
         return self._layout(self.out_strides)
 
     @functools.cached_property
     def turns(self) -> bool:
-        """Tell whether out is denser along m than along n: x and out then differ in the order of a tile."""
+        """True if out is denser along m than along n: x and out then differ in the order of a tile."""
         m, n, _ = self.plane
         return bool(m) and self.out_strides[m[0]] < self.out_strides[n[0]]
 
@@ -196,7 +195,6 @@ class PermuteProblem:
         return {}
 
     def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
-        """Tell how many elements of a tile lie side by side in x, and in out."""
         sides = (min(block_m, self.m), min(block_n, self.n))
         if sides not in self._known_runs:  # a space has many configs of one tile
             self._known_runs[sides] = self._runs(sides)
@@ -225,17 +223,14 @@ class PermuteProblem:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """Return bytes moved: every element read once and written once."""
         return 2 * math.prod(self.shape) * self.itemsize
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes by which two problems of one class are near or far."""
         return (self.batch, self.m, self.n)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         runs = (len(self.plane.m), len(self.plane.n))
         spread = 0 in self.x_strides
         layouts = (self.x_layout, self.out_layout, self.x_align, self.out_align)
@@ -243,8 +238,6 @@ class PermuteProblem:
 
     @property
     def spans(self) -> tuple[int, int]:
-        """Tell how many elements of memory x and out span."""
-
         def span(strides: tuple[int, ...]) -> int:
             return 1 + sum((size - 1) * step for size, step in zip(self.shape, strides, strict=True))
 

@@ -76,22 +76,18 @@ class QuantizedProblem:
 
     @property
     def flops(self) -> int:
-        """Return multiplications and additions, each counted."""
         return 2 * self.m * self.n * self.k
 
     @property
     def words(self) -> tuple[int, int]:
-        """Return the shape of the packed weight, in 32-bit words."""
         return words_shape(self.n, self.k, self.bits)
 
     @property
     def scales(self) -> tuple[int, int]:
-        """Return the shape of the scales, and of the zero points."""
         return scales_shape(self.n, self.k, self.bits, self.group_size)
 
     @property
     def weight_bytes(self) -> int:
-        """Return bytes of the packed weight with its scales and zero points."""
         words, scales = self.words, self.scales
         return 4 * words[0] * words[1] + 2 * scales[0] * scales[1] * (1 + self.zero_points)
 
@@ -102,17 +98,14 @@ class QuantizedProblem:
 
     @property
     def bytes(self) -> int:
-        """Return bytes moved if every input is read once and the output written once."""
         return self.weight_bytes + self.itemsize * (self.m * (self.k + self.n) + self.n * self.bias)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the sizes by which two problems of one class are near or far."""
         return (self.m, self.n, self.k)
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Return all that decides a config but the sizes: neighbouring problems have the same kind."""
         weight = (self.bits, self.group_size, self.zero_points)
         return (self.op, self.dtype, *weight, self.bias, self.x_layout, self.x_align)
 
@@ -127,12 +120,10 @@ class QuantizedProblem:
 
     @property
     def x(self) -> Operand:
-        """Return x as a tensor that poses this problem."""
         return self.product.operands[0]
 
     @property
     def label(self) -> str:
-        """Return a short name for a table of results."""
         zeros, bias = " zeros" if self.zero_points else "", " bias" if self.bias else ""
         strided = " strided" if self.x_layout == "strided" else ""
         weight = f"int{self.bits}/{self.group_size}{zeros}"

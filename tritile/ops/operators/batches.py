@@ -30,7 +30,6 @@ def _first(tensor: Any, dim: int | None, rank: int) -> Any:
 
 
 def _everywhere(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    """Move a tensor's batch to the front; expand a tensor without one over it."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
@@ -88,7 +87,6 @@ def batched_addmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *
 
 
 def batched_baddbmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
-    """Batch `tritile::baddbmm`: both batches become one."""
     of_input, of_a, of_b, *_ = in_dims
     size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
     a, b = (_everywhere(t, dim, size).flatten(0, 1) for t, dim in ((a, of_a), (b, of_b)))

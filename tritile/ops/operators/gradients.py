@@ -79,7 +79,6 @@ class Product(Formula):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep each operand that the gradient of the other needs."""
         name, *values = inputs
         given = dict(zip(NAMES[name], values, strict=True))
         ctx.needs = dict(zip(NAMES[name], ctx.needs_input_grad[1:], strict=True))
@@ -95,7 +94,6 @@ class Product(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of a, b and what is added."""
         (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
         found = {
             each: _gradient_of_added(_weighted(g, _conjugate(ctx.beta)), kind)
@@ -117,7 +115,6 @@ class Product(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """Return the tangent of the result."""
         (a, b, output), of = ctx.saved_tensors, dict(zip(ctx.names, tangents[1:], strict=True))
         terms: list[torch.Tensor | None] = []
         for x, y in ((of[ctx.form.a], b), (a, of[ctx.form.b])):
@@ -159,7 +156,6 @@ class Grouped(Formula):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep each operand that the gradient of the other needs, and offs."""
         _, a, b, offs, _, _, _, ctx.precision = inputs
         _, needs_a, needs_b, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None, offs)
@@ -167,7 +163,6 @@ class Grouped(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of a and b."""
         (g,), (a, b, offs) = grads, ctx.saved_tensors
         how = (offs, None, None, None, ctx.precision)
         grad_a = None if b is None else call_overload("grouped_matmul", g.to(b.dtype), b.mT, *how)
@@ -176,7 +171,6 @@ class Grouped(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """Return the tangent of the result."""
         (a, b, offs, output), (_, of_a, of_b, *_) = ctx.saved_tensors, tangents
         how = (offs, None, None, output.dtype, ctx.precision)
         pairs = [(x, y) for x, y in ((of_a, b), (a, of_b)) if x is not None and y is not None]
@@ -188,7 +182,6 @@ class Quantized(Formula):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep the weight packed."""
         _, _, packed, scales, zeros, bias, *ctx.options = inputs
         ctx.save_for_backward(packed, scales, zeros)
         ctx.save_for_forward(packed, scales, zeros, output)
@@ -196,7 +189,6 @@ class Quantized(Formula):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x and bias."""
         (g,), (packed, scales, zeros) = grads, ctx.saved_tensors
         bits, group_size, n, k = ctx.options
         grad_x = None
@@ -207,7 +199,6 @@ class Quantized(Formula):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """Return the tangent of the result."""
         (*weight, output), (_, of_x, _, _, _, of_bias, *_) = ctx.saved_tensors, tangents
         values = (of_x, *weight, None, *ctx.options)
         return _sum([None if of_x is None else call_overload("linear_quantized", *values), of_bias], output)
@@ -218,17 +209,14 @@ class Permute(Formula):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep the order of dimensions."""
         _, x, dims = inputs
         ctx.dims = [dim % max(1, x.ndim) for dim in dims]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradient of x."""
         back = [ctx.dims.index(i) for i in range(len(ctx.dims))]
         return None, call_overload("permute", grads[0], back), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        """Return the tangent of the copy."""
         return call_overload("permute", tangents[1], ctx.dims)

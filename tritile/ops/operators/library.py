@@ -9,12 +9,14 @@ An operator consists of its schema and
 Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
 
+from tritile.core.device import capturing
 from tritile.core.of_torch import (
     KEYS_BELOW_AUTOGRAD,
     DispatchKey,
@@ -26,16 +28,19 @@ from tritile.core.of_torch import (
     current_transform,
     forward_level,
     forward_recording,
+    neg_view,
     schema_of,
     single_level,
     unwrap_batched,
     without_keys,
+    without_modes,
 )
 from tritile.core.settings import rules, under
-from tritile.ops.asked import ASKED, eager
+from tritile.errors import UnsupportedError
+from tritile.ops.asked import ASKED, Asked, eager
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import call_overload, register_shardings
-from tritile.ops.operators.planning import fake_of
+from tritile.ops.run import planned
 from tritile.ops.signatures import NAMES, SCHEMAS, parted
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
@@ -44,6 +49,7 @@ _TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _AUTOCAST: Final = (("cuda", DispatchKey.AutocastCUDA), ("cpu", DispatchKey.AutocastCPU))
 _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torch casts; fp8 stays as it is
 _WITHOUT_OUT: Final = ("linear_quantized",)
+_LINE: Final = 16  # bytes on which memory is assumed to start while a call is traced
 
 Kernel = Callable[..., Any]
 
@@ -101,6 +107,35 @@ def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
     torch.library.register_fake(f"tritile::{name}", fake, lib=LIBRARY)
 
 
+def fake_of(of: Asked, out: torch.Tensor | None) -> torch.Tensor:
+    """Return the result of a call of fake tensors, and plan the call; in mode "tune", measure its problem.
+
+    Planning is a best effort, which raises nothing: for a GPU of this machine and known sizes. Memory is
+    assumed to start on 16 bytes, plus the offset of a view.
+    """
+    shape, dtype, how = of.checked(out)
+    result = of.first.new_empty(shape, dtype=dtype) if out is None else out
+    device = of.first.device
+    if device.type == "cuda" and torch.cuda.is_available() and not capturing():
+        with contextlib.suppress(Exception), without_modes():
+            index = torch.cuda.current_device() if device.index is None else device.index
+            planned(of.call(_stand_in, _stand_in(result), how).problem, index)
+    return result
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the meta device of the same sizes, strides and alignment."""
+    offset = tensor.storage_offset()
+    if any(type(n) is not int for n in (*tensor.shape, *tensor.stride(), offset)):
+        raise UnsupportedError("sizes are not known yet")
+    size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    offset %= _LINE
+    memory = torch.empty(offset + max(size, 1), dtype=tensor.dtype, device="meta")
+    view = memory.as_strided(tensor.shape, tensor.stride(), offset)
+    view = view.conj() if tensor.is_conj() else view
+    return neg_view(view) if tensor.is_neg() else view
+
+
 def _nothing(kernel: Kernel) -> Kernel:
     """Wrap a kernel to return nothing: torch does not count out as a result."""
 
@@ -131,18 +166,12 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
 
 
 def tracked(*values: Any) -> bool:
-    """Tell whether a gradient of any of these values is wanted, or one of them carries a tangent."""
+    """True if a gradient of any of these values is wanted, or one of them carries a tangent."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(values)):
         return True
     return forward_level() >= 0 and any(
         forward_ad.unpack_dual(tensor).tangent is not None for tensor in _tensors(values)
     )
-
-
-def below(op: OpOverload, keyset: DispatchKeySet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an operator below autograd, where no gradient is wanted."""
-    with below_autograd():
-        return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
 
 
 class Formula(SingleLevelFunction):
@@ -176,7 +205,6 @@ class Formula(SingleLevelFunction):
 
     @staticmethod
     def forward(name: str, *values: Any) -> Any:
-        """Return the operator's result. Outer levels go on recording."""
         with torch.enable_grad(), forward_recording(True), below_autograd():
             return call_overload(name, *values)
 
@@ -194,7 +222,8 @@ def differentiate(op: OpOverload, record: Callable[..., Any], operands: Sequence
         register_shardings()  # a traced call, or one of the operator itself, comes here first
         values = filled(args, kwargs)
         if not tracked(*values):
-            return below(op, keyset, args, kwargs)
+            with below_autograd():
+                return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
         for place in operands:
             if values[place].dtype.itemsize == 1:
                 refuse(name, (arguments[place].name, values[place]))
