@@ -83,7 +83,7 @@ class Placed(NamedTuple):
 
 
 def spread(view: View | None) -> str:
-    """Say along which dimensions an operand varies over a result: see `tritile.core.problem.SPREADS`."""
+    """Say along which dimensions an operand varies over a result, by a word of `problem.epilogue.SPREADS`."""
     if view is None:
         return ""
     by_row, by_column = (step != 0 for step in view.strides)

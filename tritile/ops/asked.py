@@ -52,7 +52,7 @@ class Asked:
         """Return the described call, in the precision `how`, after `change` was applied to every operand."""
         raise NotImplementedError
 
-    def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
+    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         """Return the result where another operation computes it, else None."""
         return None
 
@@ -104,7 +104,7 @@ def run_unprepared(of: Asked, out: Any, key: Key | None) -> torch.Tensor:
     shape, dtype, how = of.checked(out)
     if out is not None:
         of.check_memory(out)
-    done = of.run_otherwise(out, dtype, how)
+    done = of.run_otherwise(out, how)
     if done is not None:
         return done
     result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out

@@ -267,9 +267,9 @@ class Groups(Asked):
             return product.call(unchanged, out, product.checked(None)[2])
         return described(parts, out, how)
 
-    def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
+    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         a, b, *_ = self.tensors
-        return eager("matmul", (a, b), out, (dtype, self.precision)) if self._is_batch else None
+        return eager("matmul", (a, b), out, (self.out_dtype, self.precision)) if self._is_batch else None
 
 
 @asks(OP)

@@ -27,18 +27,11 @@ def described(
     fused = UNFUSED
     if bias is not None:
         fused = Fused(bias=View(bias, (m, n), (0, bias.stride(0)), (), bias.element_size()))
-    return QuantizedCall(
-        View(x, (m, k), (rows, x.stride(1) if k > 1 else 1), (), size),
-        weight.packed,
-        weight.scales,
-        weight.zeros,
-        View(out, (m, n), (n, 1), (), out.element_size()),
-        name_of(weight.dtype),
-        weight.bits,
-        weight.group_size,
-        fused,
-        is_batch_invariant(),
-    )
+    x_view = View(x, (m, k), (rows, x.stride(1) if k > 1 else 1), (), size)
+    out_view = View(out, (m, n), (n, 1), (), out.element_size())
+    parts, how = (weight.packed, weight.scales, weight.zeros), (weight.bits, weight.group_size)
+    dtype, invariant = name_of(weight.dtype), is_batch_invariant()
+    return QuantizedCall(x_view, *parts, out_view, dtype, *how, fused, invariant)
 
 
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:

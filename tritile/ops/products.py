@@ -234,7 +234,7 @@ class Product(Asked):
         how = (extras.activation, extras.alpha, extras.beta)
         out.copy_(epilogue.finished(sums, extras.tensors, *how, up))
 
-    def run_otherwise(self, out: torch.Tensor | None, dtype: torch.dtype, how: str) -> torch.Tensor | None:
+    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         return _complex_product(self, out, how) if self._is_composed else None
 
 

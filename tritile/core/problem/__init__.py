@@ -9,20 +9,15 @@ the output written once. `label` is a short name for a table of results.
 
 import functools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
 from tritile.core.problem.checks import (
-    ALIGNMENTS,
     BLOCK_SCALES,
     FP8_DTYPES,
     ITEMSIZE,
-    LAYOUTS,
     MATMUL_DTYPES,
-    MAX_EXTENT,
-    PRECISIONS,
     PRECISIONS_OF,
     REAL_DTYPE,
     SCALE_K,
@@ -32,7 +27,6 @@ from tritile.core.problem.checks import (
 from tritile.core.problem.epilogue import (
     ACTIVATIONS,
     SIDES,
-    SPREADS,
     TURNED,
     Activation,
     Epilogue,
@@ -52,7 +46,7 @@ from tritile.core.problem.kernel import KernelProblem
 from tritile.core.problem.matmul import MatmulProblem, Operand
 from tritile.core.problem.moduli import MAX_DEPTH
 from tritile.core.problem.parts import error_bound, suits
-from tritile.core.problem.permute import PermuteProblem, Plane, merged
+from tritile.core.problem.permute import PermuteProblem, merged
 from tritile.core.problem.quantized import (
     ACTIVATION_DTYPES,
     GROUP_SIZES,
@@ -69,15 +63,14 @@ from tritile.core.problem.quantized import (
 from tritile.errors import InvalidValueError
 
 __all__ = [
-    "ACTIVATIONS", "ACTIVATION_DTYPES", "ALIGNMENTS", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
-    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LAYOUTS", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
-    "MAX_EXTENT", "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE",
-    "SCALE_K", "SIDES", "SPREADS", "TURNED", "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue",
-    "GroupSize", "GroupedProblem", "KernelProblem", "Known", "MatmulProblem", "Operand",
-    "PermuteProblem", "Plane", "Precision", "Problem", "Product", "QuantizedProblem", "Tiled",
-    "WeightBits", "alignment", "doublings", "ends_of", "epilogue_of", "error_bound", "merged",
-    "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape", "suits", "unit_columns",
-    "unpacked_row", "words_shape",
+    "ACTIVATIONS", "ACTIVATION_DTYPES", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
+    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
+    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE", "SCALE_K", "SIDES", "TURNED",
+    "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue", "GroupSize", "GroupedProblem",
+    "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Precision", "Problem",
+    "Product", "QuantizedProblem", "Tiled", "WeightBits", "alignment", "ends_of", "epilogue_of",
+    "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
+    "suits", "unit_columns", "unpacked_row", "words_shape",
 ]  # fmt: skip
 
 Known = MatmulProblem | PermuteProblem  # every operand is a plain tensor
@@ -90,11 +83,6 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _KINDS: Final[dict[str, type]] = {
     kind.op: kind for kind in (MatmulProblem, GroupedProblem, PermuteProblem, QuantizedProblem, KernelProblem)
 }
-
-
-def doublings(a: Problem, b: Problem) -> float:
-    """Tell how far apart the sizes of two problems are: 1 where one size is twice the other's."""
-    return sum(abs(math.log2(x / y)) for x, y in zip(a.sizes, b.sizes, strict=True))
 
 
 @functools.cache
