@@ -92,13 +92,6 @@ def mode(name: Mode) -> Iterator[None]:
         yield
 
 
-def _switched(name: str, default: str) -> bool:
-    value = os.environ.get(name) or default
-    if value not in _SWITCH:
-        raise InvalidValueError(f"{name} is {value!r}: wanted 1 or 0")
-    return _SWITCH[value]
-
-
 def is_batch_invariant() -> bool:
     """True if calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment.
 
@@ -109,19 +102,18 @@ def is_batch_invariant() -> bool:
         return chosen
     if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
         return False
-    return _switched("TRITILE_BATCH_INVARIANT", "0")
-
-
-def environment_is_silent() -> bool:
-    """True if the environment certainly says nothing of the rules."""
-    return _ENVIRON is not None and not (
-        b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
-    )
+    value = os.environ.get("TRITILE_BATCH_INVARIANT") or "0"
+    if value not in _SWITCH:
+        raise InvalidValueError(f"TRITILE_BATCH_INVARIANT is {value!r}: wanted 1 or 0")
+    return _SWITCH[value]
 
 
 def rules() -> Rules:
     """Tell what is in force for a call made now: a key of what is remembered of calls has it."""
-    if environment_is_silent() and _mode.get() is None and _invariant.get() is None:
+    silent = _ENVIRON is not None and not (
+        b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
+    )
+    if silent and _mode.get() is None and _invariant.get() is None:
         return _DEFAULT
     return _RULES[current_mode(), is_batch_invariant()]
 

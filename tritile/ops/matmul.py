@@ -36,29 +36,22 @@ def matmul(
             sides from 512 and K from 384 to 8448, or M N >= 2^24 with K to 32768, where it is faster and errs
             less than torch's fp32; "ieee" otherwise.
 
-    Precisions of float32: "ieee" multiplies in fp32 and adds with compensation; its error is at or below that
-    of torch's fp32. "fp16x3" computes three products of fp16 parts on tensor cores. Its error is within
-    `core.problem.error_bound`, which is below the bound of one fp32 sum, K 2^-24, from K = 128 on. Where the
-    data do not suit it, which the GPU finds out, other kernels multiply. "tf32x3" computes three products in
-    TF32, for an error near fp32's. "tf32" computes one, with inputs rounded to 11 bits.
+    Precisions of float32: "ieee" multiplies in fp32 and adds with compensation, so that it errs no more than
+    torch's fp32. "fp16x3" computes three products of fp16 parts on tensor cores, with an error within
+    `core.problem.error_bound`; "tf32x3" three in TF32, for an error near fp32's; "tf32" one, with inputs
+    rounded to 11 bits. Of fp8: "ieee", the default, moves sums to fp32 block by block of K. "fast" leaves
+    them to the tensor cores, which on Hopper keep 14 bits.
 
-    Precisions of fp8: "ieee", the default, moves sums to fp32 block by block of K. "fast" leaves them to the
-    tensor cores, which on Hopper keep 14 bits.
+    Precisions of float64: "ieee", the default, and "ozaki", which multiplies in int8 on tensor cores, for K
+    up to 131,072 (half that for complex128). Elements err by at most 2^-53 (|a b| + sqrt(K) |row of a|
+    |column of b|), in Euclidean norms. Its workspaces take 14 (M K + K N + M N) bytes. Data that do not suit
+    "fp16x3", and rows and columns that do not suit "ozaki" (a root mean square above 4 times the mean
+    magnitude, an infinity, a NaN), are found by the GPU, and multiplied by other kernels in fp32 or fp64.
 
-    Precisions of float64: "ieee", the default, multiplies in fp64. "ozaki" multiplies in int8 on tensor
-    cores, for K up to 131,072 (half that for complex128). Each element errs by at most 2^-53 (|a b| + sqrt(K)
-    |row of a| |column of b|), in Euclidean norms, which suits rows and columns of numbers of similar
-    magnitude. Rows and columns whose root mean square is above 4 times their mean magnitude (zeros not
-    counted), or that hold an infinity or NaN, are multiplied in fp64 all the same. The workspaces take 14 (M
-    K + K N + M N) bytes.
-
-    Precisions of complex64 and complex128: those of float32 and float64, for the real products that a complex
-    one consists of: four, or three with "-3m" appended ("tf32x3-3m"). With four, each part of a result is a
-    sum of 2 K real products and errs as such, element by element; NaN and infinities spread as in these,
-    without C's recovery of infinities. Three take three quarters of the multiplications. The error of the
-    imaginary part is then small beside (|re a| + |im a|) (|re b| + |im b|), not beside the part itself, and
-    it may be NaN where sums overflow. Operands that must be rewritten first take a workspace of up to four
-    times the size of one of them.
+    Precisions of complex numbers: those of their parts, for the four real products of a complex one, or three
+    with "-3m" appended ("tf32x3-3m"). Of four, each part of a result errs as a sum of 2 K products. Of three,
+    the imaginary part errs as (|re a| + |im a|) (|re b| + |im b|) does, and may be NaN where sums overflow.
+    Operands that must be rewritten first take a workspace of up to four times the size of one of them.
 
     Sums are computed in float32; in float64 for float64, in int32 for int8, where a sum beyond int32 is
     undefined. Tensors in host memory are computed in Triton's interpreter. Tensors on the meta device give a

@@ -100,12 +100,13 @@ def ordered(ndim: int, dims: Any) -> list[int]:
     """Return the order of dimensions, counted from the start. Raise ShapeError unless it is a permutation."""
     if not isinstance(dims, _SEQUENCES):
         raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
-    for dim in dims if len(dims) == ndim else ():
-        _dimension("permute", "a dimension", dim, ndim)
-    found = [dim % ndim for dim in dims] if len(dims) == ndim else []
-    if len(dims) != ndim or sorted(found) != list(range(ndim)):
-        raise ShapeError(f"permute: dims is {tuple(dims)}: wanted each of {ndim} dimensions once")
-    return found
+    if len(dims) == ndim:
+        for dim in dims:
+            _dimension("permute", "a dimension", dim, ndim)
+        found = [dim % ndim for dim in dims]
+        if sorted(found) == list(range(ndim)):
+            return found
+    raise ShapeError(f"permute: dims is {tuple(dims)}: wanted each of {ndim} dimensions once")
 
 
 def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:

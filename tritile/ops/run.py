@@ -60,12 +60,12 @@ def interpret_product(
     """
     dtypes = [tensor.dtype for tensor in (*tensors, out) if tensor is not None]
     if not any(dtype in _WIDENED for dtype in dtypes):
-        return interpret(describe(lambda tensor: tensor, out, precision))
+        interpret(describe(lambda tensor: tensor, out, precision))
+        return
     wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     precision = precision if dtypes[0] == torch.float32 else "ieee"
     interpret(describe(lambda t: t.float() if t.is_floating_point() else t, wide, precision))
     out.copy_(wide)
-    return None
 
 
 def fixed(call: Call) -> Config | None:

@@ -91,7 +91,8 @@ def define(
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
         _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
-        _refuse_gradients(packet.out)
+        names = (*NAMES[name], "out")  # into out there is no gradient, as in torch
+        differentiate(packet.out, lambda *values: refuse(name, *zip(names, values, strict=True)))
     differentiate(overload, record, [NAMES[name].index(each) for each in operands])
     if rule is not None:
         batch(overload, rule)
@@ -237,16 +238,6 @@ def refuse(op: str, *given: tuple[str, Any]) -> None:
     for name, value in given:
         if isinstance(value, torch.Tensor):
             check_constant(op, name, value)
-
-
-def _refuse_gradients(op: OpOverload) -> None:
-    """Refuse gradients through a given output, as torch's own out= does."""
-    short, arguments = schema_of(op).name.removeprefix("tritile::"), schema_of(op).arguments
-
-    def record(*values: Any) -> None:
-        refuse(short, *((a.name, value) for a, value in zip(arguments, values, strict=True)))
-
-    differentiate(op, record)
 
 
 def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None:
