@@ -67,18 +67,17 @@ def call_operator(op: str, values: tuple[Any, ...], out: torch.Tensor | None = N
         if out is not None:
             check_may_change(op, out)  # torch would write first
         register_shardings()
-    if out is None:
-        return call_overload(op, *values)
-    named = {name: given[name] for name in NAMED[op]}
-    getattr(torch.ops.tritile, op).out(*values[: len(values) - len(named)], **named, out=out)
-    return out
+    return call_overload(op, *values, out=out)
 
 
-def call_overload(op: str, *values: Any) -> torch.Tensor:
+def call_overload(op: str, *values: Any, out: torch.Tensor | None = None) -> torch.Tensor:
     """Call the operator `tritile::op` with all of its arguments in the order of its schema."""
-    first = len(values) - len(NAMED[op])
+    first, packet = len(values) - len(NAMED[op]), getattr(torch.ops.tritile, op)
     named = dict(zip(NAMED[op], values[first:], strict=True))
-    result: torch.Tensor = getattr(torch.ops.tritile, op).default(*values[:first], **named)
+    if out is not None:
+        packet.out(*values[:first], **named, out=out)
+        return out
+    result: torch.Tensor = packet.default(*values[:first], **named)
     return result
 
 
