@@ -169,10 +169,7 @@ def tune_budget_s(default: float) -> float:
 
 
 def tune_log() -> Path | None:
-    """Return the file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none.
-
-    Raises InvalidValueError where that is in the home folder of nobody known.
-    """
+    """Return the file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none."""
     return _named_file("TRITILE_TUNE_LOG")
 
 
@@ -183,6 +180,7 @@ def _given(name: str) -> str | None:
 
 
 def _named_file(variable: str) -> Path | None:
+    """Raises InvalidValueError where the file is in the home folder of nobody known."""
     given = _given(variable)
     try:
         return Path(given).expanduser() if given else None
@@ -191,10 +189,7 @@ def _named_file(variable: str) -> Path | None:
 
 
 def table_path() -> Path | None:
-    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none.
-
-    Raises InvalidValueError where that is in the home folder of nobody known.
-    """
+    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none."""
     return _named_file("TRITILE_TABLE")
 
 

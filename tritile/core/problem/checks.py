@@ -110,6 +110,11 @@ class Laid:
         return ITEMSIZE[self.dtype]
 
     @property
+    def promoted(self) -> bool:
+        """True if sums of parts go from tensor cores to totals in fp32, in as many registers again."""
+        return self.dtype == "float16" and self.precision == "fp16x3"
+
+    @property
     def totals(self) -> bool:
-        """True if sums leave Hopper's tensor cores for totals in fp32: those of fp8, unless "fast"."""
-        return self.dtype in FP8_DTYPES and self.precision != "fast"
+        """True if sums move from tensor cores to totals in fp32: of parts, and of fp8 unless "fast"."""
+        return self.promoted or (self.dtype in FP8_DTYPES and self.precision != "fast")

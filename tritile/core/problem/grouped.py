@@ -67,7 +67,6 @@ class GroupedProblem(Laid):
 
     op: ClassVar[str] = "grouped"
     block_scales: ClassVar[str] = ""  # groups have none
-    promoted: ClassVar[bool] = False  # groups have no parts of fp32
     rights: ClassVar[int] = 1  # groups have one b
     ragged: str
     groups: int

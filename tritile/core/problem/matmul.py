@@ -182,16 +182,6 @@ class MatmulProblem(Laid):
         plain = self.dtype == "float32" and self.precision == "ieee" and self.rights == 1
         return plain and self.b_layout == "column" and self.m >= _BY_ROWS_FROM
 
-    @property
-    def promoted(self) -> bool:
-        """True if sums of parts go from tensor cores to totals in fp32, in as many registers again."""
-        return self.dtype == "float16" and self.precision == "fp16x3"
-
-    @property
-    def totals(self) -> bool:
-        """True if sums move from tensor cores to totals in fp32: of parts, and of fp8 unless "fast"."""
-        return self.promoted or super().totals
-
     @functools.cached_property
     def core(self) -> "MatmulProblem":
         """Return the product that kernels make: another one where operands are transformed first."""
