@@ -12,8 +12,8 @@ from tests.accesses import watched
 from tests.reference import values
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import PermuteProblem
 from tritile.core.posed import posed
+from tritile.core.problem import PermuteProblem
 from tritile.families.work import work_of
 from tritile.lab.picture import blocks_of, tiling_of
 from tritile.ops.described import described

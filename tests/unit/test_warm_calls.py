@@ -17,7 +17,6 @@ from tritile.ops.described import described
 from tritile.ops.grouped import Operands
 from tritile.ops.permute import options_of
 
-
 recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
 
 
