@@ -84,7 +84,8 @@ def test_a_small_budget_measures_little(monkeypatch):
 SCRIPT = """
 import sys
 import torch, triton, tritile
-from tritile.tune import now, timing
+from tritile.tune import now
+from tritile.tune.measure import timing
 from tritile.ops import run
 
 mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"

@@ -16,9 +16,8 @@ import pytest
 from tests.unit.fake_subjects import Fake, config
 from tritile.core.device import INTERPRETER
 from tritile.planning.store import Store
-from tritile.tune.measure.child import START_S, Child, ChildError, ForkServer
+from tritile.tune.measure.child import START_S, Child, ChildError, ForkServer, fork_on_request
 from tritile.tune.measure.engine import tune
-from tritile.tune.measure.served import fork_on_request
 from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.spaces import Listed

@@ -526,7 +526,7 @@ def searches(monkeypatch):
 
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(tune_module.tuner, "tune", tune)
+    monkeypatch.setattr(tune_module.now, "tune", tune)
     monkeypatch.setattr(tune_module.now, "beside_torch", beside_torch)
     monkeypatch.setattr(
         tune_module, "is_tuned", lambda problem, device: any(t.us for t in plans.trials(problem, device))

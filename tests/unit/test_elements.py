@@ -9,7 +9,7 @@ import torch
 from tritile.core.posed import posed
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import TuningError
-from tritile.tune.subject import answers, elements, operands
+from tritile.tune.subject import answers, operands
 from tritile.tune.subject.operands import shared
 
 M, N, K = 600, 48, 512
@@ -52,8 +52,8 @@ def answered(problem, monkeypatch):
 
     call = shared(posed(problem, make))
     with monkeypatch.context() as patch:
-        patch.setattr(elements, "_wider", lambda dtype: FP64.get(dtype, torch.float64))
-        patch.setattr(elements, "compare", lambda out, right, bound, place: out.copy_(right))
+        patch.setattr(answers, "_wider", lambda dtype: FP64.get(dtype, torch.float64))
+        patch.setattr(answers, "compare", lambda out, right, bound, place: out.copy_(right))
         call.target.zero_()
         answers.check_elements(call)
     return call
@@ -63,14 +63,14 @@ def outputs(call, monkeypatch):
     """The blocks of a result, and where each begins."""
     found = []
     with monkeypatch.context() as patch:
-        patch.setattr(elements, "compare", lambda out, right, bound, place: found.append((out, place)))
+        patch.setattr(answers, "compare", lambda out, right, bound, place: found.append((out, place)))
         answers.check_elements(call)
     return found
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label.replace(" ", "_"))
 def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
-    monkeypatch.setattr(elements, "_AT_ONCE", 200 * (N + K))  # several blocks
+    monkeypatch.setattr(answers, "_AT_ONCE", 200 * (N + K))  # several blocks
     call = answered(problem, monkeypatch)
     answers.answer_error(call)
     out, place = outputs(call, monkeypatch)[-1]

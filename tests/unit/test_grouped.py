@@ -31,8 +31,7 @@ from tritile.ops.grouped import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers
-from tritile.tune.subject.matrices import groups_of
-from tritile.tune.subject.operands import shared
+from tritile.tune.subject.operands import groups_of, shared
 from tritile.tune.suites import SHIPPED, find, parse_shape
 
 pytestmark = pytest.mark.interpreted

@@ -148,7 +148,7 @@ def test_optional_packages_stay_in_their_rooms():
         ("families/permute/family.py", "def late():\n    from tritile.ops.matmul import matmul"),
         ("families/permute/family.py", "import importlib\nimportlib.import_module('tritile.planning')"),
         ("families/permute/family.py", "pick = Kernel('tritile.planning.model', 'pick')"),
-        ("ops/new.py", "from tritile.tune.tuner import tune"),
+        ("ops/new.py", "from tritile.tune.now import tuned_now"),
         ("tune/new.py", "from tritile.ops.run import prepared"),
         ("core/source.py", "from tritile.errors import TritileError"),
         ("errors.py", "import tritile"),

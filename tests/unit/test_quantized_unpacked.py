@@ -20,7 +20,7 @@ from tritile.families.quantized.unpacked import dense
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.planning import model
-from tritile.tune.subject.space import ProblemSpace
+from tritile.tune.subject.problem import ProblemSpace
 
 H200 = target_device("nvidia-h200")
 PREFILL = QuantizedProblem(4096, 8192, 8192, "bfloat16", 4, 128)

@@ -25,7 +25,7 @@ from tritile.tune.search import (
     screening,
 )
 from tritile.tune.spaces import Listed
-from tritile.tune.subject.space import ProblemSpace
+from tritile.tune.subject.problem import ProblemSpace
 
 H200 = target_device("nvidia-h200")
 WHOLE = Path(__file__).parents[2] / "tuning" / "trials" / "nvidia-h200-whole.sqlite3.gz"

@@ -57,8 +57,8 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(tuning.devices, "current_index", lambda: 0)
     monkeypatch.setattr(tuning.devices, "gpu", lambda index: H200)
-    monkeypatch.setattr(tuning, "borrowed", lambda gpu: contextlib.nullcontext("shop"))
-    monkeypatch.setattr(tuning.tuner, "tune", search)
+    monkeypatch.setattr(tuning.now, "borrowed", lambda gpu: contextlib.nullcontext("shop"))
+    monkeypatch.setattr(tuning.now, "tune", search)
     monkeypatch.setattr(tuning.now, "tuned_now", race)
     monkeypatch.setattr(tuning.now, "beside_torch", beside)
     yield found
@@ -98,7 +98,7 @@ def test_the_likeliest_are_raced_and_what_is_remembered_is_not_measured_again(as
 
 def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
     failed = Tuned(PROBLEM, None, 4, 1.0, "every config hung")
-    monkeypatch.setattr(tuning.tuner, "tune", lambda *given: iter([failed]))
+    monkeypatch.setattr(tuning.now, "tune", lambda *given: iter([failed]))
     with pytest.raises(TuningError, match="every config hung"):
         tritile.tune(PROBLEM)
 

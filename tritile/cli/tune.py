@@ -25,7 +25,7 @@ from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.torch_times import measured
 from tritile.planning.trial import Trial
-from tritile.tune import now, tuner
+from tritile.tune import now
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import processes_for
 from tritile.tune.measure.tasks import Rules, Tuned, keeper, whole
@@ -137,7 +137,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
         task = bar.add_task("tuning", total=len(todo))
         jobs = wish.jobs or processes_for(ranks.of_host)
         with Workshop(index, jobs, fork_server=wish.fork_server) as shop:
-            for found in tuner.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
+            for found in now.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
                 done.append(found)
                 _print_tuned(found, device, ranks)
                 bar.update(task, advance=1, description=found.problem.label)

@@ -22,7 +22,7 @@ from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
-from tritile.tune.subject.matrices import applied, as_matrices, weight_rows
+from tritile.tune.subject.operands import applied, as_matrices, weight_rows
 from tritile.tune.suites import Case
 
 T = TypeVar("T")

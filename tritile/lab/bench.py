@@ -46,7 +46,7 @@ from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.measuring import call_of, room_of
 from tritile.tune.subject import answers, operands
-from tritile.tune.subject.elements import torch_fp32
+from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
 
 Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer

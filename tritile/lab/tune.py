@@ -22,10 +22,9 @@ from tritile.ops.run import fixed
 from tritile.planning import plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
-from tritile.tune import now, tuner
+from tritile.tune import now
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.measure.tasks import Rules, keeper, whole
-from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measure.tasks import Rules, whole
 from tritile.tune.measuring import rules_of
 from tritile.tune.search import STRATEGIES
 from tritile.tune.subject import is_tuned
@@ -139,10 +138,7 @@ def _of_problem(
     store, count = store_of(device), _counter(lambda: plans.trials(problem, device))
     how = _REMEMBERED if known and not force else "searched" if search else "raced"
     if how == "searched":
-        with borrowed(gpu) as shop:
-            (found,) = tuner.tune([problem], device, shop, keeper(store), rules, force)
-        if found.best is None:
-            raise TuningError(f"{problem.label}: {found.failure}")
+        now.searched_now(problem, device, gpu, rules, force)
     elif how == "raced":
         now.tuned_now(problem, device, gpu)
     counts = count()

@@ -12,8 +12,7 @@ How `@tritile.autotune` becomes a measured winner:
 
 How a problem of tritile's own gets one:
 
-    tuner         tunes the problems of `suites`, for `tritile tune`
-    now           tunes one problem at its first call in mode "tune"
+    now           tunes many problems by search, or one at its first call in mode "tune"
     subject       makes a problem's operands and checks answers
     calibrate     makes the portfolio of a class of problems
 

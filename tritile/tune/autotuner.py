@@ -46,8 +46,8 @@ from tritile.runtime.interpreter import HostAware
 from tritile.tune import declared, measuring, traced
 from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
 from tritile.tune.measure.tasks import Rules
+from tritile.tune.measure.timing import do_bench as default_bench
 from tritile.tune.spaces import Space
-from tritile.tune.timing import do_bench as default_bench
 
 _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
 _MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
@@ -534,7 +534,8 @@ def autotune(
         warmup: without effect, with a DeprecationWarning: tritile, or `do_bench`, counts the launches.
         rep: as `warmup`.
         use_cuda_graph: as `warmup`.
-        do_bench: times a call: `(call, quantiles) -> milliseconds`. Default: `tritile.tune.timing.do_bench`.
+        do_bench: times a call: `(call, quantiles) -> milliseconds`. Default:
+            `tritile.tune.measure.timing.do_bench`.
         cache_results: accepted for compatibility: results are always kept.
         mode: the mode of this kernel, whatever `tritile.mode` says. None: the mode that `tritile.mode` or
             `TRITILE_MODE` asks for, else "tune". "cached" never measures: it takes what is remembered, else

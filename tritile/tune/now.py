@@ -1,9 +1,9 @@
-"""Tuning a problem at its first call in mode "tune"."""
+"""Tune problems of tritile's own: many by search, or one at its first call in mode "tune"."""
 
 import contextlib
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -25,9 +25,9 @@ from tritile.runtime import launch
 from tritile.runtime.compiles import asking, compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure import engine
-from tritile.tune.measure.tasks import Rules, keeper, now
+from tritile.tune.measure.tasks import Keep, Rules, Tuned, keeper, now
 from tritile.tune.measure.timing import Queued, settled, timing_of
-from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measure.workshop import Workshop, borrowed
 from tritile.tune.subject import answers, task_of, torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
 
@@ -51,14 +51,31 @@ def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
     return fastest or searched_now(problem, device, gpu)
 
 
-def searched_now(problem: Tiled, device: Device, gpu: int) -> Config:
+def tune(
+    problems: Iterable[Tiled], device: Device, shop: Workshop, keep: Keep, rules: Rules,
+    force: bool = False, keep_on: Callable[[], bool] = lambda: True,
+) -> Iterator[Tuned]:  # fmt: skip
+    """Search for the best config of each problem; yield each problem as it is done.
+
+    Trials in the store are used, unless `force`; `keep` takes every new one. Stops before the next problem
+    once `keep_on()` is false. A problem that runs out of GPU memory, or whose every config fails, is yielded
+    with its failure.
+    """
+    for tuned in engine.tune((task_of(each, device, force) for each in problems), shop, rules, keep, keep_on):
+        yield tuned
+        plans.forget()
+
+
+def searched_now(
+    problem: Tiled, device: Device, gpu: int, rules: Rules | None = None, force: bool = False
+) -> Config:
     """Return the fastest config of a problem by a search, within the seconds of `TRITILE_TUNE_BUDGET`.
 
     Trials are remembered. Raises TuningError, with the reasons, where no config works.
     """
-    rules = Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
+    rules = rules or Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
     with borrowed(gpu) as shop:
-        (tuned,) = engine.tune([task_of(problem, device)], shop, rules, keeper(store_of(device)))
+        (tuned,) = tune([problem], device, shop, keeper(store_of(device)), rules, force)
     if tuned.best is None:
         raise TuningError(f"{problem.label}: {tuned.failure}")
     return tuned.best.config

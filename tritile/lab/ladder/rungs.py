@@ -22,7 +22,7 @@ from tritile.planning import plans
 from tritile.runtime import ahead
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.offline import Resources, check_fits, compiling_for, resources
-from tritile.tune.subject.elements import torch_fp32
+from tritile.tune.subject.answers import torch_fp32
 
 Values = Mapping[str, Any] | Config  # a kernel's parameters by name
 Op = Literal["matmul", "transpose"]

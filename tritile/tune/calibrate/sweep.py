@@ -24,7 +24,7 @@ from tritile.runtime.ahead import compiled_for
 from tritile.tune.measure.pool import done_in_parallel
 from tritile.tune.measure.timing import Graph, Queued
 from tritile.tune.subject import torch_calls
-from tritile.tune.subject.elements import torch_fp32
+from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.subject.operands import copies_of, run_of
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed

@@ -17,18 +17,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton.testing
 
 from tritile.core.config import Config
 from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
 Run = Callable[[Any], object]  # launches a config on one copy of a call
+_WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
 _HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
 _MAX_COPIES = 400
 _WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
 _TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
 _REPLAYS = 60  # of neutral kernels, and for how long at least: the first of them raise the clocks of an idle
 _REPLAYS_S = 0.02  # GPU, and a busy host may slow all of them for some 10 ms
+
+
+def do_bench(call: Callable[[], object], quantiles: Sequence[float] = (0.5, 0.2, 0.8)) -> list[float]:
+    """Return milliseconds of one `call` on the GPU at these quantiles, the L2 cache flushed before each.
+
+    `tritile.autotune` times by this in the calling process, where it is given no `do_bench`.
+    """
+    times = triton.testing.do_bench(call, warmup=_WARMUP_MS, rep=_REPEAT_MS, quantiles=list(quantiles))
+    return list(times) if isinstance(times, list | tuple) else [times]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,239 @@
-"""Check answers against float64 products and exact copies."""
+"""Check answers: copies exactly, products by torch in a wider type, within the error of a right one.
 
+A sum of K products in arithmetic of step eps errs by at most eps / 2 of each of K partial sums. No partial
+sum is above |row| |column|, the Euclidean norms. As a random walk the error stays within 4 sqrt(K) eps |row|
+|column| but for one element in 10^13 (Hoeffding). torch's sums walk too, so 6 is allowed. Tensor cores
+truncate as they add, which is a drift: a step for each 8 of K. Inputs in TF32 are rounded to 11 bits.
+"""
+
+import contextlib
+import itertools
 import math
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from tritile.core.problem import REAL_DTYPE
+from tritile.core.epilogue import finished
+from tritile.core.problem import FP8_DTYPES, REAL_DTYPE
 from tritile.core.problem.checks import THREE
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
-from tritile.tune.subject.elements import ROUNDING, check_elements, parts_of
-from tritile.tune.subject.matrices import of_no_group
-from tritile.tune.subject.operands import matrix, poison
+from tritile.tune.subject.operands import (
+    applied,
+    groups_of,
+    matrix,
+    of_no_group,
+    poison,
+    sampled,
+    weight_rows,
+)
+
+ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
+_AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64
+_SLAB: Final = 8192  # rows of a weight that are unpacked at once
+_SAMPLED: Final = 8  # matrices of a batch, or groups, of which a sample has rows
+
+Sides = Sequence[torch.Tensor | None]
+
+
+class Part(NamedTuple):
+    """Hold a part of a result, which begins at `place`, its right values and their allowed error."""
+
+    out: torch.Tensor
+    wanted: torch.Tensor
+    bound: torch.Tensor
+    place: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def torch_fp32(setting: str = "ieee") -> Iterator[None]:
+    """Have torch multiply fp32 in this precision, whatever its own setting says."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = setting
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def _wider(dtype: str) -> torch.dtype:
+    """Return the dtype to multiply in: float32 for floats of 16 bits and fewer, else float64."""
+    if dtype in REAL_DTYPE:
+        return torch.complex128
+    narrow = dtype in ("float16", "bfloat16", *FP8_DTYPES)
+    return torch.float32 if narrow else torch.float64
+
+
+def step_of(dtype: str) -> float:
+    """Return the epsilon of the arithmetic that sums this dtype."""
+    return torch.finfo(torch.float64 if REAL_DTYPE.get(dtype, dtype) == "float64" else torch.float32).eps
+
+
+def growth(dtype: str, precision: str, k: int) -> float:
+    """Return the allowed error of a sum of K products, as a share of |row| |column|: see the module's head.
+
+    A part of a complex number is a sum of 2 K products, and by three real products one of sums up to four
+    times as large. fp8 sums keep 13 bits within instructions of 32 of K, for 256 of K at the most. In
+    precision "fast" they do so for all of K, and random signs keep partial sums under 6 / sqrt(K) of the
+    norms.
+    """
+    plain, larger = precision.removesuffix(THREE), 1.0
+    if dtype == "int8":
+        return 0.0
+    if dtype in REAL_DTYPE:
+        k, larger = 2 * k, 8.0 if precision.endswith(THREE) else 2.0
+    inputs = {"tf32": 2.0**-10 + 2.0**-22, "tf32x3": 3 * 2.0**-20}.get(plain, 0.0)
+    if dtype in FP8_DTYPES:
+        inputs = (6 * math.sqrt(k) if plain == "fast" else min(k, 256)) / 32 * 2.0**-13
+    products = 3 if plain == "tf32x3" else 1
+    return larger * (products * (6 * math.sqrt(k) + k / 8) * step_of(dtype) + inputs)
+
+
+def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a @ b, and the allowed error of each element."""
+    norms = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
+        b, dim=-2, keepdim=True
+    )
+    return a @ b, grown * norms
+
+
+def with_epilogue(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    sides: Sides,
+    step: float,
+    activation: str = "",
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the epilogue of sums, and the allowed error of each element.
+
+    `parts` holds the sums and their errors: of one product, or of both of a gated one. The epilogue is
+    applied to sums with errors up and down. Its own error is 16 steps at the most of the numbers that it
+    adds, and for an activation of 1, too.
+    """
+
+    def made(*sums: torch.Tensor) -> torch.Tensor:
+        return finished(sums[0], sides, activation, alpha, beta, *sums[1:])
+
+    wanted = made(*(sums for sums, _ in parts))
+    large = [None if side is None else side.abs() for side in sides]
+    added = 0.0 if large[2] is None else abs(beta) * large[2].to(wanted.real.dtype)
+    large[2] = added + torch.full((), float(bool(activation)), dtype=wanted.real.dtype, device=wanted.device)
+    sums, *second = (sums.abs() for sums, _ in parts)
+    bound = 16 * step * finished(sums, large, "", abs(alpha), 1.0, *second)
+    for signs in itertools.product((1, -1), repeat=len(parts)):
+        shifted = (sums + sign * error for sign, (sums, error) in zip(signs, parts, strict=True))
+        bound = bound + (made(*shifted) - wanted).abs()
+    return wanted, bound
+
+
+def compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
+    """Raise TuningError where an element errs by more than bound and rounding; out begins at `place`."""
+    if out.is_floating_point() or out.is_complex():
+        facts = torch.finfo(out.dtype)
+        bound = (
+            bound
+            + (1 if out.is_complex() else 0.51) * facts.eps * wanted.abs()
+            + facts.smallest_normal * facts.eps
+        )
+    off = (out.to(wanted.dtype) - wanted).abs()
+    bad = ~(off <= bound)  # so that NaN is bad too
+    if bool(bad.any()):
+        first = bad.nonzero()[0]
+        at = tuple(int(i) + start for i, start in zip(first[-len(place) :], place, strict=True))
+        got, right = (tensor[tuple(first)].item() for tensor in (out, wanted))
+        raise TuningError(f"wrong answer: {int(bad.sum())} elements, the first at {at}: {got} for {right}")
+
+
+def in_pieces(total: int, each: int) -> Iterator[slice]:
+    """Yield slices of `total` items of `each` elements, none larger than a block of `_AT_ONCE` elements."""
+    step = max(1, _AT_ONCE // max(1, each))
+    yield from (slice(start, start + step) for start in range(0, total, step))
+
+
+def _rows(m: int, each: int, sample: bool, device: torch.device) -> Iterator[tuple[Any, int]]:
+    """Yield what to take of m rows, and the number of its first row: pieces of all rows, or a sample."""
+    if sample:
+        yield sampled(m, device), 0
+    else:
+        yield from ((rows, rows.start) for rows in in_pieces(m, each))
+
+
+def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+    batch, fused = call.problem.batch, call.fused
+    sides = [None if view is None else matrix(view, batch) for view in fused.views]
+    a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
+    if call.scales is not None:
+        a, b = (tensor.unsqueeze(0) for tensor in applied(call, wide))
+    rights = [b] if call.up is None else [b, matrix(call.up, batch)]
+    (m, k), n = call.a.shape, call.b.shape[1]
+    grown, step = growth(call.dtype, call.precision, k), step_of(call.dtype)
+    numbers = range(0, batch, max(1, batch // _SAMPLED))
+    whole = in_pieces(batch, m * (n + k) + k * n)
+    for some in (slice(i, i + 1) for i in numbers) if sample else whole:
+        right = [each[some].to(wide) for each in rights]
+        for rows, first in _rows(m, n + k, sample, out.device):
+            left = a[some, rows].to(wide)
+            parts = [summed(left, each, grown) for each in right]
+            wanted, bound = parts[0]
+            if fused != UNFUSED:
+                near = [None if side is None else side[some, rows] for side in sides]
+                wanted, bound = with_epilogue(parts, near, step, fused.activation, fused.alpha, fused.beta)
+            yield Part(out[some, rows], wanted, bound, (some.start, first, 0))
+
+
+def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+    groups = [group for group in groups_of(call) if group.out.numel()]
+    for group in groups[:: max(1, len(groups) // _SAMPLED) if sample else 1]:
+        (m, k), n = group.a.shape, group.b.shape[1]
+        right, grown = group.b.to(wide), growth(call.dtype, call.precision, k)
+        for rows, first in _rows(m, n + k, sample, group.out.device):
+            part = summed(group.a[rows].to(wide), right, grown)
+            if group.scales is not None:
+                by_row, by_column = group.scales
+                scales = [by_row[rows, None], by_column[None], None, None, None]
+                part = with_epilogue([part], scales, step_of(call.dtype))
+            yield Part(group.out[rows], *part, (first, 0))
+
+
+def _of_weights(call: Any, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+    (m, n), k = call.out.shape, call.x.shape[1]
+    x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
+    bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
+    grown, step = growth(call.dtype, "ieee", k), step_of(call.dtype)
+    for start in range(0, n, _SLAB):
+        columns = slice(start, min(n, start + _SLAB))
+        weight = weight_rows(call, start, columns.stop).to(wide).mT
+        for rows, first in _rows(m, columns.stop - start + k, sample, out.device):
+            part = summed(x[rows].to(wide), weight, grown)
+            if bias is not None:
+                part = with_epilogue([part], [None, None, bias[rows, columns], None, None], step)
+            yield Part(out[rows, columns], *part, (first, start))
+
+
+_PARTS: Final[dict[str, Callable[[Any, torch.dtype, bool], Iterator[Part]]]] = {
+    "matmul": _of_matmul,
+    "grouped": _of_groups,
+    "linear_quantized": _of_weights,
+}
+
+
+def parts_of(call: Any, sample: bool = False) -> Iterator[Part]:
+    """Yield the parts of a product; of a `sample` only some rows, made in float64."""
+    exact = torch.complex128 if call.dtype in REAL_DTYPE else torch.float64
+    return _PARTS[call.op](call, exact if sample else _wider(call.dtype), sample)
+
+
+def check_elements(call: Any) -> None:
+    """Raise TuningError where any element of a product is off by more than rounding explains.
+
+    This makes the product by torch, block by block of rows: in float32 for 16-bit operands, else in float64.
+    """
+    with torch_fp32():
+        for part in parts_of(call) if call.op in _PARTS else ():
+            compare(*part)
 
 
 def allowed_error(call: Any) -> float:
