@@ -16,7 +16,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import IsolationWarning
 from tritile.planning.store import Store, store_of
 from tritile.tune import now
-from tritile.tune.measure.tasks import Rules, keeper
+from tritile.tune.measure.tasks import Rules, logged
 from tritile.tune.measure.workshop import Workshop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]
@@ -149,7 +149,7 @@ def tune(problems, folder, **how):
     device = current_gpu()
     with Workshop(0) as shop:
         done = list(
-            now.tune(problems, device, shop, keeper(Store(device, folder), log), Rules(**how), force=True)
+            now.tune(problems, device, shop, logged(Store(device, folder).add, log), Rules(**how), force=True)
         )
     return done, [json.loads(line) for line in log.read_text().splitlines()]
 

@@ -28,7 +28,7 @@ from tritile.planning.trial import Trial
 from tritile.tune import now
 from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import processes_for
-from tritile.tune.measure.tasks import Rules, Tuned, keeper, whole
+from tritile.tune.measure.tasks import Rules, Tuned, logged, whole
 from tritile.tune.measure.workshop import Workshop
 from tritile.tune.search import STRATEGIES
 from tritile.tune.subject import is_tuned
@@ -125,7 +125,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
         soft_wrap=True,
     )
     index, store, begun = devices.current_index(), store_of(device), time.monotonic()
-    remember, done, failures = keeper(store, wish.log), list[Tuned](), Counter[str]()
+    remember, done, failures = logged(store.add, wish.log), list[Tuned](), Counter[str]()
 
     def keep(digest: str, trial: Trial) -> None:
         remember(digest, trial)

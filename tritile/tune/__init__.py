@@ -4,8 +4,7 @@ How `@tritile.autotune` becomes a measured winner:
 
     autotuner     `autotune` decorates; `Autotuner.run` finds a config for a call and launches it
     declared      checks the decorator's arguments
-    recall        launches at once what was met before
-    remembering   describes a call as a problem, and reads the store
+    identity      names configs, tensors and values of keys, as the store does
     measuring     searches the configs of one call, in processes of their own or in this one
     decorated     the call as another process gets it: compiled, timed, checked by its reference
     traced        shows torch.compile the remembered config

@@ -22,10 +22,10 @@ from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, stood_in, unpack
-from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
+from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
 
 Named = dict[str, Any]
-_NOTHING: Final = Shipment(b"", (), "")
+_NOTHING: Final = Shipment()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Stage:
         _, registers, spills = handles_of(kernel)
         return (lambda call: call.launch(config)), Taken(registers, spills, kernel.metadata.shared)
 
-    def timed(self, config: Config, run: Run) -> Timed:
+    def timed(self, config: Config, run: Run) -> Eager:
         if config == AS_TORCH:
             return graph_of(run, self.calls)
         return graph_of(run, self.calls, functools.partial(self._before, config))

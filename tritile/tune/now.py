@@ -25,7 +25,7 @@ from tritile.runtime import launch
 from tritile.runtime.compiles import asking, compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure import engine
-from tritile.tune.measure.tasks import Keep, Rules, Tuned, keeper, now
+from tritile.tune.measure.tasks import Keep, Rules, Tuned, logged, now
 from tritile.tune.measure.timing import Queued, settled, timing_of
 from tritile.tune.measure.workshop import Workshop, borrowed
 from tritile.tune.subject import answers, task_of, torch_calls
@@ -75,7 +75,7 @@ def searched_now(
     """
     rules = rules or Rules(problem_s=settings.tune_budget_s(Rules.problem_s))
     with borrowed(gpu) as shop:
-        (tuned,) = tune([problem], device, shop, keeper(store_of(device)), rules, force)
+        (tuned,) = tune([problem], device, shop, logged(store_of(device).add), rules, force)
     if tuned.best is None:
         raise TuningError(f"{problem.label}: {tuned.failure}")
     return tuned.best.config
@@ -96,7 +96,7 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
         pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
         ratios = [torchs / own for own, torchs in pairs]
         trial = Trial(problem, AS_TORCH, best.us * statistics.median(ratios), measured_utc=now())
-        keeper(store_of(device))(TORCH, trial)
+        logged(store_of(device).add)(TORCH, trial)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def _alone(gpu: int) -> Iterator[None]:
 
 def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
     """Time configs side by side in this process; None where none is right."""
-    keep, known = keeper(store_of(device)), FAMILIES[problem.op]
+    keep, known = logged(store_of(device).add), FAMILIES[problem.op]
     calls = copies_of(problem, device, launches(problem))
     _compile(calls[0], likely, device, gpu)
     samples = raced(calls, likely, flusher(device), Queued)

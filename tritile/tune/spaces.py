@@ -23,19 +23,15 @@ class SearchSpace(Protocol):
 
     def configs(self) -> Sequence[Config]:
         """Return every config, the likeliest to be fast first."""
-        ...
 
     def opening(self, count: int) -> list[Config]:
         """Return the `count` configs to try first: likely, and varied."""
-        ...
 
     def neighbours(self, config: Config) -> list[Config]:
         """Return the legal configs one step away, the likeliest to be fast first."""
-        ...
 
     def __contains__(self, config: object) -> bool:
         """Tell whether a config is legal."""
-        ...
 
 
 def parameters(config: Config) -> dict[str, Any]:
@@ -53,12 +49,10 @@ def from_parameters(values: Mapping[str, Any]) -> Config:
 
 
 def _ordered(values: Iterable[Any]) -> bool:
-    """Tell whether values have an order: numbers do; words, flags and None do not."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _gap(a: Any, b: Any) -> float:
-    """Return how far two values of a parameter are apart, in relation to their size."""
     return abs(a - b) / (1 + abs(a) + abs(b)) if _ordered((a, b)) else 1.0
 
 
@@ -214,7 +208,6 @@ class _Members(Sequence[Config]):
 
 
 def _checked(name: Any, values: Any) -> tuple[Any, ...]:
-    """Return the values of one parameter. Raises InvalidValueError, naming what is wrong with them."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidValueError(f"values of {name!r}: {values!r} is not a list of values")
     own = tuple(values)

@@ -185,8 +185,6 @@ def _permute(case: Case) -> PermuteProblem:
 
 
 class _Op(NamedTuple):
-    """Hold what suites say of an operation."""
-
     listed: dict[str, str]  # what an entry may list, and the field of a case that takes each word
     words: dict[str, Iterable[str]]  # the words of a field, where these are a list
     sizes: tuple[str, ...]  # the fields that hold sizes
@@ -250,7 +248,6 @@ def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
 
 
 def _entry_sizes(entry: dict[str, Any], op: str) -> list[dict[str, Any]]:
-    """Return the sizes of an entry as fields of cases."""
     given = set(entry) & set(_NUMBERS)
     if given not in _TABLE[op].given:
         wanted = ", ".join(" with ".join(sorted(keys)) for keys in _TABLE[op].given)

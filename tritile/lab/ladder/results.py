@@ -17,7 +17,7 @@ from tritile.errors import FileError, InvalidValueError, TuningError, brief
 from tritile.lab.ladder.rungs import ITEMSIZE, Dtype, Op, Rung
 from tritile.lab.traffic import tiled
 from tritile.tune.autotuner import autotune
-from tritile.tune.measure.timing import Timed, copies_wanted, graph_of, interleaved, timing_of
+from tritile.tune.measure.timing import Eager, copies_wanted, graph_of, interleaved, timing_of
 
 LARGEST: Final = 16384  # at which the naive product takes seconds
 _BUDGET_MS: Final = 60.0  # for timing each rung
@@ -190,7 +190,7 @@ def _tuned(rung: Rung, given: Matrices, device: Device) -> Config | None:
     return Config.from_triton(tuner.best_config)
 
 
-def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Timed]:
+def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Eager]:
     """Run a rung and check its answer; return its reading, and the graph that times it."""
     config = _tuned(rung, calls[0], device)
     reading = described(rung, calls[0][0].shape[0], config, device)
@@ -217,7 +217,7 @@ def timed(
     for (op, dtype), group in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
         copies = copies_wanted(3 * n * n * ITEMSIZE[dtype], device.l2_bytes)
         calls = [matrices(op, n, dtype, "cuda", i) for i in range(copies)]
-        own, graphs = list[Reading](), dict[int, Timed]()
+        own, graphs = list[Reading](), dict[int, Eager]()
         for rung in group:
             try:
                 if rung.unfit(device, n) is None:

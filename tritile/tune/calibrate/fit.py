@@ -139,7 +139,6 @@ def fitted(
 
 
 def _pressed(ratios: torch.Tensor) -> torch.Tensor:
-    """Return the weights of errors of configs that take so many times as long as the fastest."""
     return ratios.clamp(max=4) ** -_PRESSURE
 
 

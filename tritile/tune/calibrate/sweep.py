@@ -7,6 +7,7 @@ for each kind of configs, is learnt on the way.
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import as_completed
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from tritile.families.space import unbanded, worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
-from tritile.tune.measure.pool import done_in_parallel
+from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.timing import Graph, Queued
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
@@ -54,11 +55,7 @@ def kind_of(config: Config) -> tuple[str, bool, bool]:
 
 def useful(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
     """Return the configs that are legal for a problem and not dominated, whatever their order of tiles."""
-    found = []
-    for config in configs:
-        if worthwhile((config, unbanded(config)), problem, device):
-            found.append(config)
-    return found
+    return [config for config in configs if worthwhile((config, unbanded(config)), problem, device)]
 
 
 class Chooser:
@@ -81,17 +78,13 @@ class Chooser:
         self._configs = [config for config in self._configs if config not in out]
         self._times = {p: {c: us for c, us in own.items() if c not in out} for p, own in self._times.items()}
 
-    def near(self, problem: Tiled) -> Times:
-        """Return the configs that are predicted to come near the fastest, with predicted microseconds."""
+    def choose(self, problem: Tiled) -> list[Config]:
+        """Return the configs to time: those that are predicted to come near the fastest."""
         times = {
             c: us * math.exp(self._off.get(kind_of(c), 0.0)) for c, us in self._predicted(problem).items()
         }
         limit = _WITHIN * min(times.values(), default=0.0)
-        return {config: us for config, us in times.items() if us <= limit}
-
-    def choose(self, problem: Tiled) -> list[Config]:
-        """Return the configs to time."""
-        return list(self.near(problem))
+        return [config for config, us in times.items() if us <= limit]
 
     def learn(self, problem: Tiled, times: Times) -> None:
         """Learn from the times at a size."""
@@ -118,13 +111,14 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
 
 def compile_all(wanted: dict[Config, list[Tiled]], device: Device, tell: Tell) -> set[Config]:
     """Compile configs at sizes in parallel; return the configs that were refused."""
-    largest = sorted(wanted.items(), key=lambda item: -len(item[1]))
-    reasons = done_in_parallel(
-        compile_at, {config: (config, problems, device) for config, problems in largest}
-    )
-    for config, reason in reasons.items():
-        tell(f"{config}: {reason}")
-    return set(reasons)
+    refused, longest_first = set(), sorted(wanted.items(), key=lambda item: -len(item[1]))
+    with CompilePool() as pool:
+        futures = {pool.submit(compile_at, config, at, device): config for config, at in longest_first}
+        for future in as_completed(futures):
+            if error := future.exception():
+                tell(f"{futures[future]}: {error}")
+                refused.add(futures[future])
+    return refused
 
 
 class Row(NamedTuple):

@@ -14,7 +14,7 @@ from tritile.core.device import Device
 from tritile.core.of_triton import driver
 from tritile.core.problem import Problem
 from tritile.errors import TuningError
-from tritile.tune.measure.timing import Run, Timed, interleaved, screen_us
+from tritile.tune.measure.timing import Eager, Run, interleaved, screen_us
 
 T = TypeVar("T")
 _KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph holds memory
@@ -47,7 +47,7 @@ class Stage(Protocol):
     def prepared(self, config: Config) -> tuple[Run, Taken]:
         """Return a function that launches a config on a copy. Raises where it does not compile or load."""
 
-    def timed(self, config: Config, run: Run) -> Timed:
+    def timed(self, config: Config, run: Run) -> Eager:
         """Return a timer of a config over every copy, each restored before a launch."""
 
     def check(self, config: Config, run: Run) -> float | None:
@@ -92,7 +92,7 @@ class Bench:
         self._subject, self._copies = subject, subject.copies
         self._stage = self._staged()
         self._loaded: dict[Config, tuple[Run, Taken]] = {}
-        self._graphs: dict[Config, Timed] = {}
+        self._graphs: dict[Config, Eager] = {}
         self._times: dict[Config, float] = {}
 
     def _staged(self) -> Stage:
@@ -103,7 +103,7 @@ class Bench:
                 if self._copies <= 1:
                     raise
                 self._copies //= 2
-                _empty()
+                torch.cuda.empty_cache()
 
     def _shrink(self) -> bool:
         """Halve the copies of the operands after memory ran out; return False where there is but one."""
@@ -111,10 +111,10 @@ class Bench:
         self._graphs.clear()
         self._loaded.clear()
         if count == 1:
-            _empty()
+            torch.cuda.empty_cache()
             return False
         del self._stage
-        _empty()
+        torch.cuda.empty_cache()
         self._copies = count // 2
         self._stage = self._staged()
         return True
@@ -124,7 +124,7 @@ class Bench:
             self._loaded[config] = self._stage.prepared(config)
         return self._loaded[config]
 
-    def _graph(self, config: Config) -> Timed:
+    def _graph(self, config: Config) -> Eager:
         if config not in self._graphs:
             self._graphs[config] = self._stage.timed(config, self._run(config)[0])
         return self._graphs[config]
@@ -173,11 +173,6 @@ def _finish() -> None:
         torch.cuda.synchronize()
 
 
-def _empty() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 _benches: dict[int, Bench] = {}
 
 
@@ -199,4 +194,4 @@ def ask(number: int, method: str, *arguments: Any) -> Any:
 def end(number: int) -> None:
     """Free a subject's operands."""
     if _benches.pop(number, None) is not None:
-        _empty()
+        torch.cuda.empty_cache()

@@ -23,10 +23,19 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NoReturn, TypeVar
 
 import cloudpickle
+import torch
 
 from tritile.core.of_triton import read_own_files
 from tritile.errors import TritileError, TuningError, brief
 
+T = TypeVar("T")
+START_S: Final = 120.0  # for importing torch on a busy machine
+_LARGEST: Final = 1 << 28  # bytes of an answer
+_PROGRAM: Final = (
+    "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from tritile.tune.measure.child import fork_on_request; "
+    "fork_on_request(socket.socket(fileno=int(sys.argv[1])))"
+)
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 _PATIENCE_S: Final = 1.0  # for a process that is to end, before it is killed
 
@@ -115,9 +124,8 @@ def _status(pid: int) -> int | None:
 
 
 def _gpu_is_lost() -> bool:
-    """Tell whether this process's GPU no longer answers, as after an illegal memory access."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    """True if this process's GPU no longer answers, as after an illegal memory access."""
+    if not torch.cuda.is_initialized():
         return False
     try:
         torch.cuda.synchronize()
@@ -143,16 +151,6 @@ def serve(number: int) -> NoReturn:
             connection.send_bytes(cloudpickle.dumps(answer))
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
-
-
-T = TypeVar("T")
-START_S: Final = 120.0  # for importing torch on a busy machine
-_LARGEST: Final = 1 << 28  # bytes of an answer
-_PROGRAM: Final = (
-    "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from tritile.tune.measure.child import fork_on_request; "
-    "fork_on_request(socket.socket(fileno=int(sys.argv[1])))"
-)
 
 
 class ChildError(TuningError):
@@ -254,13 +252,11 @@ class ForkServer:
 
 
 def _forked(callers: socket.socket, own: socket.socket) -> None:
-    """Be a fork server in a process just forked from a program."""
     callers.close()
     fork_on_request(own)
 
 
 def _line(control: socket.socket) -> bytes:
-    """Read the fork server's answer, up to the end of the line."""
     text = b""
     while not text.endswith(b"\n"):
         piece = control.recv(64)
@@ -333,12 +329,10 @@ class Child:
         self.close()
 
     def _garbled(self, error: Exception) -> ChildError:
-        """End the process, and return the error that says why its answer cannot be read."""
         self._drop()
         return ChildError(f"garbled: its answer cannot be read: {brief(error)}", lost=True)
 
     def _death(self) -> ChildError:
-        """Return the error that says how the process ended."""
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 4096))
         lines = self._stderr.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")

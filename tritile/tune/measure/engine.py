@@ -22,6 +22,7 @@ from tritile.tune.spaces import Tried
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
+_FINALISTS = 4  # configs in the final race
 _HELD_BACK = 8  # configs that spill, timed where nothing else works
 
 
@@ -49,11 +50,9 @@ class _Search:
         return dict.fromkeys(self.held, math.inf) | tried_of(self.trials.values())
 
     def ranked(self) -> list[Config]:
-        """Return the configs that work, fastest first."""
         return fastest_first(self.tried)
 
     def keep(self, trial: Trial) -> None:
-        """Remember a trial."""
         self.trials[trial.config] = trial
         self.fastest_us = min(self.fastest_us, trial.time)
         self._remember(self.subject.digest(trial.config), trial)
@@ -67,7 +66,7 @@ class _Search:
     # Steps
 
     def late(self) -> bool:
-        """Tell whether this problem's time is over, much longer where no config works yet."""
+        """True if this problem's time is over, which is much longer where no config works yet."""
         waited = time.monotonic() - self.since
         return waited > HOPELESS * self.rules.problem_s or (
             waited > self.rules.problem_s and bool(self.ranked())
@@ -75,18 +74,16 @@ class _Search:
 
     def propose(self) -> list[Config]:
         """Return the next configs to compile; none where the search ends."""
-        tried = self.tried
-        incumbent = self.task.incumbent
+        tried, incumbent = self.tried, self.task.incumbent
         first = [incumbent] if incumbent is not None and incumbent not in tried and not self.new else []
         return list(dict.fromkeys([*first, *proposed(self.task.space, tried, self.rules)]))
 
     def compile(self, configs: Sequence[Config]) -> None:
-        """Start compiling configs."""
         pending = [self.shop.compile(self.subject, config) for config in configs]
         self.compiles = dict(zip(pending, configs, strict=True))
 
     def ready(self) -> bool:
-        """Tell whether a step need not wait for a compiler."""
+        """True if a step need not wait for a compiler."""
         return not self.compiles or any(future.done() for future in self.compiles)
 
     def begin(self) -> None:
@@ -113,7 +110,6 @@ class _Search:
         return not self.compiles
 
     def give_up(self) -> None:
-        """Compile no more."""
         for future in self.compiles:
             future.cancel()
         self.compiles = {}
@@ -129,14 +125,11 @@ class _Search:
         try:
             if compiled is not None:
                 compiled.result()
-            held_too = held_too or self.rules.spilled
-            seen = self.shop.screen(self.subject, config, self.fastest_us, held_too)
+            seen = self.shop.screen(self.subject, config, self.fastest_us, held_too or self.rules.spilled)
             if seen.us is None:
                 self.held[config] = seen.taken.spills or 0
                 return
-            error = None
-            if self.rules.verify_all:
-                error = self.shop.check(self.subject, config)
+            error = self.shop.check(self.subject, config) if self.rules.verify_all else None
         except CancelledError:
             return
         except ChildError as refusal:
@@ -164,14 +157,14 @@ class _Search:
         self._release_held()
         ranked = self.ranked()
         limit = 1.15 * (self.tried[ranked[0]] if ranked else 0.0)
-        finalists = [c for c in ranked[: self.rules.finalists] if self.tried[c] <= limit]
+        finalists = [c for c in ranked[:_FINALISTS] if self.tried[c] <= limit]
         incumbent = self.task.incumbent
         if incumbent in ranked and incumbent not in finalists:
             finalists.append(incumbent)
         # Finalists first: another's quick timing may have been lucky, and was not taken in turns with theirs.
         order = self._raced(finalists) if len(finalists) > 1 else finalists
         if self.rules.by_trials and len(finalists) > 1:
-            fastest = self.ranked()[: self.rules.finalists]
+            fastest = self.ranked()[:_FINALISTS]
             if not {*fastest} <= {*finalists}:  # a quick timing that the race's times do not reach
                 self._raced(fastest)
             order = self.ranked()
@@ -196,9 +189,7 @@ class _Search:
             return list(finalists)  # in the order of screening; the check finds the one at fault
         samples = dict(zip(finalists, times, strict=True))
         for config, measured in samples.items():
-            timing = timing_of(measured)
-            known = self.trials[config]
-            self.keep(replace(known, us=timing.us, spread=timing.spread, measured_utc=now()))
+            self.keep(replace(self.trials[config], **vars(timing_of(measured)), measured_utc=now()))
         return settled(samples, self.task.incumbent)
 
     def _outcome(self, winner: Trial | None) -> Tuned:
@@ -250,7 +241,6 @@ def tune(
 
 
 def _advance(search: _Search) -> Tuned | None:
-    """Do the next step of a search; return its outcome once it is over."""
     try:
         if not search.ready():
             search.begin()

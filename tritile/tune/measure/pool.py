@@ -4,14 +4,12 @@ import itertools
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, as_completed
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from tritile.tune.measure.child import Child, ChildError, ForkServer
 
-T = TypeVar("T")
 COMPILE_LIMIT_S = 120.0
 _MOST = 16  # processes, each of which holds a copy of torch
 _NICENESS = 10  # so that the process that measures, and the caller, go first
@@ -76,10 +74,9 @@ class CompilePool:
                 child.close()  # the next request starts another
 
     def _answer(self, child: Child, function: Callable[..., Any], arguments: Any, limit_s: float) -> Any:
-        """Ask a process; ask again where something else than the request ended it."""
         try:
             return child.ask(_behind_others, function, arguments, limit_s=limit_s)
-        except ChildError as error:
+        except ChildError as error:  # once more where something else than the request ended the process
             if not error.blameless or self._closing:
                 raise
         return child.ask(_behind_others, function, arguments, limit_s=limit_s)
@@ -104,30 +101,11 @@ class CompilePool:
     def __enter__(self) -> "CompilePool":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 def _behind_others(function: Callable[..., Any], arguments: Any) -> Any:
-    """Call a function at a lower priority than other processes."""
     if hasattr(os, "setpriority"):
         os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     return function(*arguments)
-
-
-def done_in_parallel(
-    function: Callable[..., Any],
-    wanted: Mapping[T, Sequence[Any]],
-    processes: int | None = None,
-    done: Callable[[T], None] = lambda key: None,
-) -> dict[T, str]:
-    """Call a function with each of several arguments; return the reasons of those calls that failed."""
-    failed: dict[T, str] = {}
-    with CompilePool(processes) as pool:
-        futures = {pool.submit(function, *arguments): key for key, arguments in wanted.items()}
-        for future in as_completed(futures):
-            error = future.exception()
-            if error is not None:
-                failed[futures[future]] = str(error)
-            done(futures[future])
-    return failed

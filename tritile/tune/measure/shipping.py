@@ -10,7 +10,7 @@ import io
 import linecache
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may
 _ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
 _PATTERN: Final = 0xFF  # of guards: NaN as a float, -1 as an integer
 NUMBERS: Final = 0xBC  # another pattern: negative floats, which arithmetic changes where it keeps NaN
+_Storage = tuple[torch.Tensor, int, int]  # a tensor in it, the first byte that is used, and the end
 _OPTIONS: Final = (
     "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata"
 )  # fmt: skip
@@ -65,9 +66,9 @@ class Block:
 class Shipment:
     """Hold a packed value: the pickle, its blocks of memory, and the file with their contents."""
 
-    data: bytes
-    blocks: tuple[Block, ...]
-    file: str
+    data: bytes = b""
+    blocks: tuple[Block, ...] = ()
+    file: str = ""
 
     @property
     def bytes(self) -> int:
@@ -131,7 +132,7 @@ class _Packer(_KernelPacker):
     def __init__(self, file: io.BytesIO, host_too: bool) -> None:
         super().__init__(file, protocol=5)
         self._host_too = host_too
-        self.storages: dict[int, tuple[torch.Tensor, int, int]] = {}  # by address: a tensor in it, first, end
+        self.storages: dict[int, _Storage] = {}  # by address
 
     def persistent_id(self, value: Any) -> Place | None:
         if not isinstance(value, torch.Tensor):
@@ -161,23 +162,18 @@ def pack(value: Any, folder: Path, most_bytes: int, host_too: bool = False) -> S
     Raises UnsupportedError, with the reason, for a value that cannot be sent, or points to more than
     `most_bytes`.
     """
-    data, found = _pickled(value, host_too)
-    blocks = tuple(Block(first, end - first) for _, first, end in found)
-    if sum(block.size for block in blocks) > most_bytes:
+    shipment, found = _pickled(value, host_too)
+    if shipment.bytes > most_bytes:
         raise UnsupportedError(f"its tensors take more than {most_bytes} bytes of memory")
     file = folder / "memory.pt"
     try:
         torch.save([_bytes_of(*each).cpu() for each in found], file)
     except (OSError, RuntimeError) as error:
         raise UnsupportedError(f"its memory cannot be written to {folder}: {brief(error)}") from error
-    return Shipment(data, blocks, str(file))
+    return replace(shipment, file=str(file))
 
 
-_Storage = tuple[torch.Tensor, int, int]  # a tensor in it, the first byte that is used, and the end
-
-
-def _pickled(value: Any, host_too: bool) -> tuple[bytes, list[_Storage]]:
-    """Return the pickle of a value, and the storages of its tensors. Raises UnsupportedError."""
+def _pickled(value: Any, host_too: bool) -> tuple[Shipment, list[_Storage]]:
     stream = io.BytesIO()
     packer = _Packer(stream, host_too)
     try:
@@ -186,11 +182,11 @@ def _pickled(value: Any, host_too: bool) -> tuple[bytes, list[_Storage]]:
         raise
     except Exception as error:  # an argument of a class that raises anything as it is packed
         raise UnsupportedError(f"cannot be sent to another process: {brief(error)}") from error
-    return stream.getvalue(), list(packer.storages.values())
+    found = list(packer.storages.values())
+    return Shipment(stream.getvalue(), tuple(Block(first, end - first) for _, first, end in found)), found
 
 
 def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """Return the bytes of a tensor's storage from `first` to `end`."""
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return whole.set_(tensor.untyped_storage(), first, (end - first,), (1,))
 
@@ -200,10 +196,9 @@ def guarded(value: Any, pattern: int = _PATTERN) -> "tuple[Any, Memory]":
 
     Raises UnsupportedError for a value that `pack` refuses.
     """
-    data, found = _pickled(value, host_too=True)
-    blocks = tuple(Block(first, end - first) for _, first, end in found)
-    memory = Memory(blocks, [_bytes_of(*each) for each in found], "cpu", pattern)
-    return unpack(Shipment(data, blocks, ""), memory.tensor), memory
+    shipment, found = _pickled(value, host_too=True)
+    memory = Memory(shipment.blocks, [_bytes_of(*each) for each in found], "cpu", pattern)
+    return unpack(shipment, memory.tensor), memory
 
 
 class _Unpacker(pickle.Unpickler):
@@ -239,7 +234,7 @@ class StandIn:
 
 def stood_in(value: Any) -> Any:
     """Return a copy of a value with `StandIn`s for its tensors. Raises UnsupportedError as `pack` does."""
-    return unpack(Shipment(_pickled(value, host_too=True)[0], (), ""), StandIn)
+    return unpack(_pickled(value, host_too=True)[0], StandIn)
 
 
 class Memory:
@@ -276,7 +271,7 @@ class Memory:
         )
 
     def whole(self) -> bool:
-        """Tell whether every guard is unchanged."""
+        """True if every guard is unchanged."""
         return all(
             bool((buffer[: buffer.numel() - GUARD - block.size] == self._pattern).all())
             and bool((buffer[-GUARD:] == self._pattern).all())

@@ -6,7 +6,7 @@ Each trial goes to a store as it is measured, and to a log: JSON lines.
 import json
 import logging
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +15,14 @@ from tritile.core.config import Config
 from tritile.core.log import log as log_facts
 from tritile.core.problem import Problem, problem_to_dict
 from tritile.core.settings import tune_log
-from tritile.errors import StoreWarning, TuningError
-from tritile.planning.store import Store
-from tritile.planning.trial import Trial, best_of
+from tritile.errors import StoreWarning
+from tritile.planning.trial import Trial
 from tritile.tune.measure.bench import Subject
 from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, next_batch
 from tritile.tune.spaces import SearchSpace, Tried
 
 _WHOLE = 256  # configs in a batch of a search through all
+_LOGGED = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
 
 
@@ -30,17 +30,16 @@ Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what 
 class Rules:
     """Set how a search goes: by a strategy of `STRATEGIES`. Its defaults are those of every search.
 
-    `batch`: configs to ask of the strategy at a time. `finalists`: configs in the final race. `problem_s`:
-    seconds after which a problem is screened no further. `verify_all`: check every config's answer, not only
-    the winner's. `spilled`: time configs that spill registers like others, not only where nothing else works.
-    A search ends where its next batch promises less than `least_gain`, or after `most` configs.
+    `batch`: configs to ask of the strategy at a time. `problem_s`: seconds after which a problem is screened
+    no further. `verify_all`: check every config's answer, not only the winner's. `spilled`: time configs that
+    spill registers like others, not only where nothing else works. A search ends where its next batch
+    promises less than `least_gain`, or after `most` configs.
     `by_trials`: the winner is the fastest by its trial, as whoever reads the trials later finds it; else a
     tie goes to the incumbent, or the first by name.
     """
 
     strategy: str = "screening"
     batch: int = BATCH
-    finalists: int = 4
     problem_s: float = 15.0
     verify_all: bool = False
     spilled: bool = False
@@ -79,7 +78,7 @@ class Tuned:
 
 
 def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) -> bool:
-    """Tell whether a search would measure anything beyond the known trials."""
+    """True if a search would measure anything beyond the known trials."""
     return bool(proposed(space, tried_of(known.values()), rules))
 
 
@@ -94,29 +93,9 @@ def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
     return {trial.config: trial.time for trial in trials}
 
 
-def fastest(trials: Collection[Trial]) -> Config:
-    """Return the config of the best trial. Raises TuningError where none worked."""
-    best = best_of(trials)
-    if best is None:
-        raise TuningError(
-            "no config works: " + "; ".join(sorted({t.failure for t in trials if t.failure})[:4])
-        )
-    return best.config
-
-
 def now() -> str:
     """Return the time in UTC, as trials record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _line_of(digest: str, trial: Trial) -> str:
-    """Return one trial as a line of JSON."""
-    facts = {
-        name: getattr(trial, name)
-        for name in ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
-    }
-    named = {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict(), "kernel": digest}
-    return json.dumps(named | facts)
 
 
 def logged(keep: Keep, log: Path | None = None) -> Keep:
@@ -135,15 +114,16 @@ def logged(keep: Keep, log: Path | None = None) -> Keep:
             log_facts("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
         if path is None:
             return
+        line = {
+            "problem": problem_to_dict(trial.problem),
+            "config": trial.config.to_dict(),
+            "kernel": digest,
+            **{name: getattr(trial, name) for name in _LOGGED},
+        }
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(_line_of(digest, trial) + "\n")
+                file.write(json.dumps(line) + "\n")
         except OSError as error:
             warnings.warn(f"a trial cannot be logged: {error}", StoreWarning, stacklevel=2)
 
     return both
-
-
-def keeper(store: Store, log: Path | None = None) -> Keep:
-    """Return a function that remembers a trial in a store, and appends it to a log."""
-    return logged(store.add, log)

@@ -115,7 +115,6 @@ def _kept(device: int) -> torch.cuda.CUDAGraph:
 
 
 def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
-    """Return a graph of a launch on each call, the neutral kernel ahead of each."""
     device = torch.cuda.current_device()
     neutral, graph = _idle(device), torch.cuda.CUDAGraph()
     stream, pool, collects = _side(device), _kept(device).pool(), gc.isenabled()
@@ -145,7 +144,6 @@ def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
 
 @functools.cache
 def _between_us(device: int, count: int) -> float:
-    """Return the microseconds of a graph of `count` neutral kernels."""
     graph = _captured(lambda call: None, range(count))
     return _least_us(lambda: _replayed_us(graph.replay))
 
@@ -172,9 +170,6 @@ class Eager:
         """Return microseconds of a launch, the mean over all calls, without a graph or a wait."""
         self._before()
         return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
-
-
-Timed = Eager  # what times launches, in whichever way
 
 
 class Graph(Eager):
@@ -217,7 +212,6 @@ def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _n
 
 @functools.cache
 def _queued_between_us(device: int, count: int) -> float:
-    """Return the microseconds of `count` neutral kernels, enqueued."""
     neutral = _idle(device)
     return _least_us(lambda: _queued_us(lambda: [neutral.add_(1) for _ in range(count)]))
 
@@ -244,7 +238,7 @@ class Queued(Eager):
         return _net_us(_queued_us(self._launches, self._before), between) / self.launches
 
 
-def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Timed:
+def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Eager:
     """Return a Graph; a plain timer where the launch cannot be captured."""
     before()
     try:
@@ -256,7 +250,7 @@ def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _not
         return Eager(run, calls, before)
 
 
-def _timed_us(graph: Timed) -> float:
+def _timed_us(graph: Eager) -> float:
     """Time a launch. Raises TuningError for a time that no launch takes, as a broken clock tells."""
     us = graph.time_us()
     if not 0 < us < math.inf:
@@ -264,7 +258,7 @@ def _timed_us(graph: Timed) -> float:
     return us
 
 
-def screen_us(graph: Timed, fastest_us: float = math.inf) -> Timing:
+def screen_us(graph: Eager, fastest_us: float = math.inf) -> Timing:
     """Time a few replays, fewer of long ones, and one where it is hopelessly behind the fastest."""
     first = _timed_us(graph)
     if first > _HOPELESS * fastest_us:
@@ -273,7 +267,7 @@ def screen_us(graph: Timed, fastest_us: float = math.inf) -> Timing:
     return timing_of([_timed_us(graph) for _ in range(repeats)])
 
 
-def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
+def interleaved(graphs: Sequence[Eager], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
     """Return each graph's microseconds, in turns A B A B ..., so that clocks and heat affect all alike."""
     once_ms = sum(_timed_us(graph) * graph.launches for graph in graphs) / 1e3
     rounds = max(5, min(most, int(budget_ms / max(once_ms, 1e-3))))
@@ -285,7 +279,7 @@ def interleaved(graphs: Sequence[Timed], budget_ms: float = 60.0, most: int = 40
 
 
 def slower(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Tell whether b is slower than a by over two standard errors, of times that were taken in turns."""
+    """True if b is slower than a by over two standard errors, of times that were taken in turns."""
     ratios = [math.log(y / x) for x, y in zip(a, b, strict=True)]
     if len(ratios) < 2:
         return ratios[0] > 0

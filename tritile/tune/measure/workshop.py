@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from tritile.core.config import Config
@@ -133,7 +132,7 @@ class Workshop:
     def __enter__(self) -> "Workshop":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -41,11 +41,11 @@ def random_elements(dtype: str, elements: int) -> torch.Tensor:
     return torch.randint(low, high, (elements,), dtype=kind, device="cuda")
 
 
-def _tamed(call: Call) -> Call:
-    """Return the call, its scales reduced in place so that results stay well within the range of float16."""
+def _posed(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
+    call = posed(problem, make)
     if isinstance(call, QuantizedCall):
-        call.scales.mul_(2.0**-call.bits)
-    return call
+        call.scales.mul_(2.0**-call.bits)  # so that results stay well within the range of float16
+    return shared(call)
 
 
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
@@ -66,7 +66,7 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
 
         return make
 
-    return [shared(_tamed(posed(problem, take(number)))) for number in range(count)]
+    return [_posed(problem, take(number)) for number in range(count)]
 
 
 def shared(call: Call, load: str = "skewed") -> Call:
@@ -130,7 +130,7 @@ class Guarded:
             self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
             return memory[_GUARD : _GUARD + elements]
 
-        self.call = shared(_tamed(posed(problem, make)))
+        self.call = _posed(problem, make)
 
     def check(self) -> None:
         """Raise TuningError where a guard was written."""
@@ -154,22 +154,19 @@ def _packed(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(packed)
 
 
-def _resized(problem: PermuteProblem, shape: Sequence[int]) -> PermuteProblem:
-    x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
-    return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
-
-
 def ragged(problem: Any) -> Tiled:
     """Return a small problem of the same alignments, whose sizes end amid every tile."""
     if isinstance(problem, PermuteProblem):
-        return _resized(problem, [_less(size) for size in problem.shape])
+        shape = [_less(size) for size in problem.shape]
+        x, out = (_packed(shape, steps) for steps in (problem.x_strides, problem.out_strides))
+        return PermuteProblem.of(shape, x, out, problem.itemsize, widen=False)
     if isinstance(problem, MatmulProblem):
         problem = replace(problem, batch=min(problem.batch, 3))
-    shared_k = isinstance(problem, GroupedProblem) and problem.ragged == "k"
+    longest = problem.k
     if isinstance(problem, GroupedProblem):
         problem = replace(problem, groups=min(problem.groups, 5))
-    k = _less(problem.k, _LARGEST if shared_k else problem.k)
-    smaller: Tiled = replace(problem, m=_less(problem.m), n=_less(problem.n), k=k)
+        longest = _LARGEST if problem.ragged == "k" else longest
+    smaller: Tiled = replace(problem, m=_less(problem.m), n=_less(problem.n), k=_less(problem.k, longest))
     return smaller
 
 
@@ -183,7 +180,6 @@ class Group(NamedTuple):
 
 
 def _ends(call: GroupedCall) -> list[int]:
-    """Return where groups end in the shared dimension, within it and in ascending order."""
     total = call.a.shape[0 if call.ragged == "m" else 1]
     return list(itertools.accumulate((min(max(end, 0), total) for end in call.offs.tolist()), max))
 

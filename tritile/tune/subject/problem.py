@@ -24,7 +24,7 @@ from tritile.runtime.native import loaded
 from tritile.runtime.offline import check_fits
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.tasks import Task
-from tritile.tune.measure.timing import Run, Timed, copies_wanted, graph_of
+from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 
@@ -32,7 +32,6 @@ _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels thes
 
 
 def _with(config: Config, **values: Any) -> Config:
-    """Return the config with other values of some parameters."""
     options = {name: value for name, value in values.items() if name in ("num_warps", "num_stages")}
     return replace(config, kwargs=tuple((n, values.get(n, v)) for n, v in config.kwargs), **options)
 
@@ -154,7 +153,7 @@ class _Stage:
         taken = Taken(found.registers, found.spills, kernel.metadata.shared)
         return run_of(prepared), taken
 
-    def timed(self, config: Config, run: Run) -> Timed:
+    def timed(self, config: Config, run: Run) -> Eager:
         return graph_of(run, self.calls)
 
     def check(self, config: Config, run: Run) -> float:
