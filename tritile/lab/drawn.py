@@ -23,9 +23,9 @@ from tritile.lab.environment import environ
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
 from tritile.runtime.ahead import compiled_for
-from tritile.tune.calibrate.draw import OF_SIZE, log_uniform, permutation, sized
+from tritile.tune.calibrate.draw import log_uniform, permutation, sized
 from tritile.tune.measure.pool import CompilePool
-from tritile.tune.suites import Case
+from tritile.tune.suites import OF_ITEMSIZE, Case
 
 SUITE: Final = "unseen"
 PRODUCTS: Final = 200
@@ -72,9 +72,9 @@ def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) 
         m, n, k = _product(dice)
         cases.append(Case(SUITE, "matmul", "bfloat16", ("NN", "NT")[turn % 2], m=m, n=n, k=k))
     for _ in range(permutations):
-        size = dice.choice(tuple(OF_SIZE))
+        size = dice.choice(tuple(OF_ITEMSIZE))
         shape, dims = permutation(dice, size, dice.choices(*_UNITS)[0])
-        cases.append(Case(SUITE, "permute", OF_SIZE[size], shape=shape, dims=dims))
+        cases.append(Case(SUITE, "permute", OF_ITEMSIZE[size], shape=shape, dims=dims))
     return list(dict.fromkeys(cases))
 
 

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from tritile.core.problem import Tiled
 from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
-from tritile.tune.suites import Case
+from tritile.tune.suites import OF_ITEMSIZE, Case
 
-OF_SIZE: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
 _WEIGHT: Final = 1 << 29  # elements of a packed weight
@@ -82,7 +81,7 @@ def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
         while True:
             size = dice.choice(sizes)
             shape, dims = permutation(dice, size, dice.choices((64, 8, 1), (60, 20, 20))[0])
-            case = Case(_NAME, "permute", OF_SIZE[size], shape=shape, dims=dims)
+            case = Case(_NAME, "permute", OF_ITEMSIZE[size], shape=shape, dims=dims)
             if class_of(case.problem) == name:
                 return case
 
@@ -99,8 +98,8 @@ DRAWS: Final[dict[str, Draw]] = {
     "fp8": lambda dice, number: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
     "int8": lambda dice, number: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
     "weights": _weight,
-    **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_SIZE)) for size in OF_SIZE},
-    "kept": _permuted("kept", tuple(OF_SIZE)),
+    **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
+    "kept": _permuted("kept", tuple(OF_ITEMSIZE)),
 }
 
 

@@ -25,6 +25,7 @@ from tritile.errors import TuningError
 
 Run = Callable[[Any], object]  # launches a config on one copy of a call
 _WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
 _HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
 _MAX_COPIES = 400
 _WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
@@ -267,10 +268,10 @@ def screen_us(graph: Eager, fastest_us: float = math.inf) -> Timing:
     return timing_of([_timed_us(graph) for _ in range(repeats)])
 
 
-def interleaved(graphs: Sequence[Eager], budget_ms: float = 60.0, most: int = 40) -> list[list[float]]:
+def interleaved(graphs: Sequence[Eager], budget_ms: float = 60.0) -> list[list[float]]:
     """Return each graph's microseconds, in turns A B A B ..., so that clocks and heat affect all alike."""
     once_ms = sum(_timed_us(graph) * graph.launches for graph in graphs) / 1e3
-    rounds = max(5, min(most, int(budget_ms / max(once_ms, 1e-3))))
+    rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget_ms / max(once_ms, 1e-3))))
     samples: list[list[float]] = [[] for _ in graphs]
     for _ in range(rounds):
         for graph, times in zip(graphs, samples, strict=True):

@@ -262,12 +262,6 @@ def allowed_error(call: Any) -> float:
     return ROUNDING[out_dtype] + larger * (summing + inputs) / spared + gate + fused
 
 
-def start() -> None:
-    """Have torch load the kernels that checks call, ahead of the first check."""
-    one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
-    (one @ one).sum().item()
-
-
 def _all_finite(call: Call) -> bool:
     """Tell whether a product has neither infinities nor NaNs, and zeros in rows of no group."""
     batch = getattr(call.problem, "batch", 1)

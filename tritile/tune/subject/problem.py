@@ -144,7 +144,8 @@ class _Stage:
     def __init__(self, problem: Tiled, device: Device, copies: int) -> None:
         self._problem, self._device = problem, device
         self.calls: list[Call] = copies_of(problem, device, copies)
-        answers.start()
+        one = torch.ones(16, 16, dtype=torch.float64, device="cuda")
+        (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
         prepared = launch.prepare(self.calls[0], config)

@@ -10,6 +10,7 @@ from tritile.core import of_torch
 from tritile.core.problem import FP8_DTYPES, Epilogue, MatmulProblem, PermuteProblem, Tiled, epilogue_of
 from tritile.core.views import MatmulCall, PermuteCall
 from tritile.tune.subject import operands
+from tritile.tune.suites import OF_ITEMSIZE
 
 
 def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -66,14 +67,9 @@ def permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[.
     return run
 
 
-_OF_SIZE: Final = {
-    1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.int64, 16: torch.complex128,
-}  # fmt: skip
-
-
 def copy(call: PermuteCall) -> None:
     """Make a permutation by torch."""
-    problem, kind = call.problem, _OF_SIZE[call.problem.itemsize]
+    problem, kind = call.problem, getattr(torch, OF_ITEMSIZE[call.problem.itemsize])
     x = call.x.view(kind).as_strided(problem.shape, problem.x_strides)
     call.out.view(kind).as_strided(problem.shape, problem.out_strides).copy_(x)
 
