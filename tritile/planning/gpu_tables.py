@@ -128,6 +128,11 @@ def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
     )
 
 
+def shortlist(name: str, device: Device) -> Portfolio | None:
+    """Return the configs among which the model picks for a class; None if no table has such."""
+    return next((each.shortlists[name] for each, _ in serving(device) if name in each.shortlists), None)
+
+
 def is_calibrated(device: Device) -> bool:
     return any(each.portfolios for each, _ in serving(device))
 

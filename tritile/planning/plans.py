@@ -38,7 +38,7 @@ from tritile.families.space import illegal
 from tritile.families.work import workspace_bytes
 from tritile.planning import gpu_tables, model
 from tritile.planning.classes import class_of
-from tritile.planning.portfolio import Portfolio
+from tritile.planning.portfolio import RACED, Portfolio
 from tritile.planning.store import store_of
 from tritile.planning.table import Table
 from tritile.planning.trial import Trial, best_of
@@ -286,23 +286,32 @@ def _portfolio(problem: Tiled, device: Device) -> tuple[Portfolio, Table, str] |
     return gpu_tables.portfolio(name, device) if name is not None else None
 
 
+def _shortlist(problem: Tiled, device: Device) -> Portfolio | None:
+    name = class_of(problem)
+    return gpu_tables.shortlist(name, device) if name is not None else None
+
+
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     """Return the portfolio's `count` fastest configs, and up to two of families that portfolios leave out.
 
-    All are by prediction. Return [] for a class without a portfolio.
+    All are by prediction. Return [] for a class without a portfolio or a shortlist.
     """
     found = _portfolio(problem, device)
-    if found is None:
+    own = found[0] if found is not None else _shortlist(problem, device)
+    if own is None:
         return []
-    ranked = [config for _, config in found[0].ranked(problem, device, count)]
+    ranked = [config for _, config in own.ranked(problem, device, count)]
     return list(dict.fromkeys((*ranked, *model.beside(problem, device)[:_BESIDE])))
 
 
 def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
-    """Return the config that the class's portfolio predicts to be fastest, None without a portfolio."""
+    """Return the config that the class's portfolio predicts to be fastest, or the model's of its shortlist.
+
+    None for a class without either.
+    """
     found = _portfolio(problem, device)
     if found is None:
-        return None
+        return _by_shortlist(problem, device)
     portfolio, table, where = found
     ranked = portfolio.ranked(problem, device, 2)
     if not ranked:
@@ -318,6 +327,17 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     )
     why += "; measured with another version of the kernel" * (not current)
     return Plan(problem, config, "predicted", device, us, why, current)
+
+
+def _by_shortlist(problem: Tiled, device: Device) -> Plan | None:
+    shortlist = _shortlist(problem, device)
+    configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
+    if not configs:
+        return None
+    config = model.likeliest(configs, problem, device)
+    us = model.predict_us(config, problem, device)
+    why = f"predicted to be the fastest of a shortlist: {class_of(problem)} was not measured on this GPU"
+    return Plan(problem, config, "model", device, us, why, False)
 
 
 def _or_beside(plan: Plan) -> Plan:

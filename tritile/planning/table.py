@@ -51,6 +51,8 @@ class Table:
     - `entries`: a config for each tuned problem.
     - `portfolios`: by class of problems, for sizes without an entry.
     - `leads`: by class, how many times as long torch takes.
+    - `shortlists`: by class without a portfolio, configs and constants fitted to the model's times, not to
+      measured ones: the model picks among the likeliest few, as a whole space takes it 0.1 s and more.
     """
 
     device: dict[str, Any]
@@ -58,6 +60,7 @@ class Table:
     entries: tuple[Entry, ...]
     portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
     leads: Mapping[str, Lead] = field(default_factory=dict)
+    shortlists: Mapping[str, Portfolio] = field(default_factory=dict)
 
     def find(self, problem: Problem) -> Entry | None:
         return self._by_problem.get(problem)
@@ -119,8 +122,11 @@ def _table(data: Any, name: str) -> Table:
     if not (_is_facts(device) and _is_digests(kernels)):
         raise FileError(f"{name}: device or kernels is not valid")
     entries = _entries(data["entries"], name)
-    portfolios = {each: portfolio_of(each, v) for each, v in _by_name(data, "portfolios", name).items()}
-    return Table(device, kernels, entries, portfolios, _leads(data, name))
+    portfolios, shortlists = (
+        {each: portfolio_of(each, value) for each, value in _by_name(data, key, name).items()}
+        for key in ("portfolios", "shortlists")
+    )
+    return Table(device, kernels, entries, portfolios, _leads(data, name), shortlists)
 
 
 def _is_facts(device: Any) -> bool:
@@ -223,9 +229,9 @@ def _text(table: Table) -> str:
         line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
         lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
     head = {"format": FORMAT, "device": table.device, "kernels": table.kernels}
-    portfolios = {name: each.to_dict() for name, each in sorted(table.portfolios.items())}
-    leads = {name: each.to_dict() for name, each in sorted(table.leads.items())}
-    head |= {key: found for key, found in (("portfolios", portfolios), ("leads", leads)) if found}
+    for key in ("portfolios", "leads", "shortlists"):
+        by_class = sorted(getattr(table, key).items())
+        head |= {key: {name: each.to_dict() for name, each in by_class}} if by_class else {}
     lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
     return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
@@ -267,6 +273,7 @@ def completed(table: Table, old: Table) -> Table:
         entries=in_order((*table.entries, *kept)),
         portfolios={**old.current_portfolios(), **table.portfolios},
         leads={**old.current_leads(), **table.leads},
+        shortlists={**old.shortlists, **table.shortlists},
     )
 
 
