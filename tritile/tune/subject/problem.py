@@ -12,7 +12,6 @@ from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.views import Call
 from tritile.errors import TuningError
-from tritile.families import registry as families
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import model, plans
@@ -115,7 +114,7 @@ class ProblemSubject:
 
     def digest(self, config: Config) -> str:
         """Return the digest of the source of the config's family."""
-        return families.FAMILIES[self.problem.op][config.family].digest
+        return FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
         """Compile for the device, which need not be here. Raises TuningError where the config is refused."""
