@@ -339,7 +339,7 @@ def ladder(found: Ladders) -> Chart:
 def picture(chart: Chart, kind: str) -> bytes:
     """Return a chart as SVG, with a light and a dark scheme, or as a light PNG (`kind`)."""
     padding = {"left": 32, "right": 64, "top": 12, "bottom": 12}  # readers' fonts may be wider
-    spec = chart.to_dict() | {"padding": padding, "config": _CONFIG | {"font": "sans-serif"}}
+    spec = chart.to_dict() | {"padding": padding, "config": _CONFIG | {"font": "sans-serif", "aria": False}}
     text = json.dumps(spec, allow_nan=False)
     if kind == "png":
         return bytes(vl_convert.vegalite_to_png(text, scale=2))
