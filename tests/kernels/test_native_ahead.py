@@ -97,7 +97,7 @@ def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monk
         library = Library(sizes=sizes_of(kernel))
         monkeypatch.setattr(native, "_driver", lambda library=library: library)
         launch = native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
-        assert len(launch._described) == len(library.sizes)
+        assert len(launch._parameters) == len(library.sizes)
 
 
 def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch):
@@ -150,8 +150,9 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
             lies = {name: (1 << 20) + 256 * place for name, place in zip(buffers, places, strict=True)}
             launch([*lies.values()], 0)
             pointers = [value.buffer for value in step.values if isinstance(value, Buffer)]
-            kinds = zip(driver.launched[-1], launch._described, strict=False)
-            found = [ctypes.c_uint64.from_address(at).value for at, (kind, *_) in kinds if kind == 1]
+            first = ctypes.addressof(launch._buffers)
+            slots = range(first, first + ctypes.sizeof(launch._buffers))
+            found = [ctypes.c_uint64.from_address(at).value for at in driver.launched[-1] if at in slots]
             assert found == [lies[name] for name in pointers]
             described = [value for value in step.values if isinstance(value, Descriptor)]
             for (table, shape, strides), one in zip(driver.encoded, described, strict=True):

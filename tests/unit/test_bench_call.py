@@ -8,6 +8,7 @@ import torch
 
 import tritile
 from tests.unit.test_plan import BLOCKS, H200, _double, meta
+from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab import baselines
@@ -53,7 +54,7 @@ def test_a_call_is_timed_beside_torch(here, what):
 
 
 def test_torch_copies_a_permutation_that_no_suite_names():
-    call = tritile.core.views.posed(PermuteProblem.of((3, 5), (1, 3), (5, 1), 4))
+    call = posed(PermuteProblem.of((3, 5), (1, 3), (5, 1), 4))
     assert baselines.torch_ways(call.problem, call) == {"copy_": torch_calls.copy}
 
 
