@@ -85,8 +85,8 @@ def _helpers(path: Path) -> set[Path]:
 
 def _modules(room: str) -> list[Path]:
     """The files of a module or a folder of the package."""
-    folder = tested.PACKAGE / room
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    module = tested.PACKAGE / f"{room}.py"  # first: a folder that it replaced may be left, without code
+    return [module] if module.is_file() else sorted((tested.PACKAGE / room).rglob("*.py"))
 
 
 def key_of(file: str) -> str:
