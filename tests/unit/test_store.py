@@ -1,8 +1,8 @@
 """The store: what is remembered comes back, and nothing that befalls the file breaks a call."""
 
 import contextlib
+import gzip
 import json
-import math
 import multiprocessing
 import os
 import pickle
@@ -25,10 +25,9 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.planning import database, shared_file
 from tritile.planning import store as store_module
 from tritile.planning.store import Store, store_of
-from tritile.planning.trial import Trial, rank, row_of
+from tritile.planning.trial import Trial, rank
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 KERNEL = "0123456789abcdef"
@@ -59,16 +58,10 @@ def sql(store, *statements):
         return [connection.execute(statement).fetchone() for statement in statements][-1]
 
 
-def filled(directory, count, device=DEVICE):
-    """A store with so many trials, written in one transaction."""
-    store = Store(device, directory)
-    store.add(KERNEL, trial())
-    with raw(store) as connection:
-        connection.execute("BEGIN")
-        for number in range(1, count):
-            row = row_of(trial(10.0 + number, number))
-            connection.execute(database.ADD_TRIAL, (*row, *store._environment(KERNEL)))
-        connection.execute("COMMIT")
+def filled(directory, count):
+    """A store with so many trials."""
+    store = Store(DEVICE, directory)
+    store.add(KERNEL, *(trial(10.0 + number, number) for number in range(count)))
     return store
 
 
@@ -232,25 +225,13 @@ def foreign(path):
         connection.execute("CREATE TABLE trials (id INTEGER PRIMARY KEY)")
 
 
-def future_format(path):
-    filled(path.parent, 3)
-    data = bytearray(path.read_bytes())
-    data[44:48] = (99).to_bytes(4, "big")  # SQLite's own schema format number
-    path.write_bytes(data)
-
-
 def triggered(path):
     filled(path.parent, 3)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TRIGGER t AFTER INSERT ON trials BEGIN DELETE FROM trials; END")
 
 
-def directory(path):
-    path.mkdir()
-    (path / "kept").write_text("x")
-
-
-DAMAGE = [garbage, truncated, foreign, future_format, triggered, directory]
+DAMAGE = [garbage, truncated, foreign, triggered]
 
 
 @pytest.mark.parametrize("first", ["best", "add"])
@@ -258,23 +239,23 @@ DAMAGE = [garbage, truncated, foreign, future_format, triggered, directory]
 def test_damaged_or_foreign_file_is_set_aside(tmp_path, damage, first):
     store = Store(DEVICE, tmp_path)
     damage(store.path)
-    before = None if store.path.is_dir() else store.path.read_bytes()
+    before = store.path.read_bytes()
     with one_warning("set-aside"):
         assert first == "add" or store.best(KERNEL, PROBLEM) is None
         store.add(KERNEL, trial(99.0, 999))
     (name,) = beside(store)
     assert re.fullmatch(rf"nvidia-h200\.sqlite3\.set-aside-2\w+\.\w+-{os.getpid()}", name)
-    assert before is None or (tmp_path / name).read_bytes() == before
+    assert (tmp_path / name).read_bytes() == before
     for again in (store, Store(DEVICE, tmp_path)):
         assert again.trials(KERNEL, PROBLEM) == [trial(99.0, 999)]
 
 
 @pytest.mark.parametrize("first", ["read", "add"])
 def test_pages_damaged_while_a_store_is_in_use(tmp_path, first):
-    store = filled(tmp_path, 3000)
+    store = filled(tmp_path, 400)
     assert store.best(KERNEL, PROBLEM) == trial()
     size = store.path.stat().st_size
-    assert size > 100 * 4096
+    assert size > 20 * 4096
     with store.path.open("r+b") as file:
         file.seek(3 * 4096)
         file.write(b"\xff" * (size - 4 * 4096))
@@ -287,40 +268,25 @@ def test_pages_damaged_while_a_store_is_in_use(tmp_path, first):
     assert len(beside(store)) == 1
 
 
-def test_a_journal_goes_aside_with_its_file(store):
-    store.path.mkdir(parents=True)
-    journal = store.path.with_name(store.path.name + "-journal")
-    journal.write_bytes(b"left by a killed process")
-    with one_warning("set-aside"):
-        store.add(KERNEL, trial())
-    assert not journal.exists()
-    assert [name.endswith("-journal") for name in beside(store)] == [False, True]
-    assert store.best(KERNEL, PROBLEM) == trial()
-
-
-def test_an_open_store_follows_a_file_set_aside_by_another(tmp_path):
-    store = filled(tmp_path, 3)
-    assert store.best(KERNEL, PROBLEM) == trial()
-    store.path.rename(tmp_path / "moved")
-    store.add(KERNEL, trial(5.0, 1))
-    assert store.trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
-    assert Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
-    store.path.rename(tmp_path / "moved too")
-    assert store.trials(KERNEL, PROBLEM) == []
+def test_a_journal_that_a_killed_process_left_does_no_harm(store):
+    store.path.parent.mkdir()
+    store.path.with_name(store.path.name + "-journal").write_bytes(b"left by a killed process")
+    store.add(KERNEL, trial())
+    assert Store(DEVICE, store.path.parent).best(KERNEL, PROBLEM) == trial()
 
 
 def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(store, monkeypatch):
     store.path.parent.mkdir()
     garbage(store.path)
-    lock = shared_file.FileLock
+    lock = store_module.FileLock
 
     def overtaken(*arguments, **options):
-        monkeypatch.setattr(shared_file, "FileLock", lock)
+        monkeypatch.setattr(store_module, "FileLock", lock)
         with one_warning("set-aside"):
             Store(DEVICE, store.path.parent).add(KERNEL, trial())
         return lock(*arguments, **options)
 
-    monkeypatch.setattr(shared_file, "FileLock", overtaken)
+    monkeypatch.setattr(store_module, "FileLock", overtaken)
     assert store.best(KERNEL, PROBLEM) == trial()  # and warns not: the other did
     assert len(beside(store)) == 1
 
@@ -331,31 +297,33 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypa
     connect = sqlite3.connect
 
     class Overtaken(sqlite3.Connection):
+        done = False
+
         def execute(self, sql, *arguments):
-            if sql.startswith("SELECT sql"):
-                other = connect(store.path, 0, isolation_level=None)
-                with contextlib.suppress(sqlite3.OperationalError):  # locked, where all is well
-                    database.create(other)
-                other.close()
-            return super().execute(sql, *arguments)
+            found = super().execute(sql, *arguments)
+            if sql.startswith("SELECT sql") and not Overtaken.done:
+                Overtaken.done, found = True, iter(found.fetchall())
+                Store(DEVICE, store.path.parent).add(KERNEL, trial())
+            return found
 
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Overtaken, **k))
-    assert store.best(KERNEL, PROBLEM) is None
+    assert store.best(KERNEL, PROBLEM) == trial()
     assert beside(store) == []
 
 
 def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch):
     store = filled(tmp_path, 3)
-    put = database.put
+    put = store_module._put
 
     def renamed_meanwhile(*arguments):
-        put(*arguments)
-        if not (tmp_path / "moved").exists():
-            store.path.rename(tmp_path / "moved")
+        monkeypatch.setattr(store_module, "_put", put)
+        store.path.rename(tmp_path / "moved")
+        return put(*arguments)
 
-    monkeypatch.setattr(database, "put", renamed_meanwhile)
+    monkeypatch.setattr(store_module, "_put", renamed_meanwhile)
     store.add(KERNEL, trial(5.0, 1))
-    assert Store(DEVICE, tmp_path).trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
+    for again in (store, Store(DEVICE, tmp_path)):
+        assert again.trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
 
 
 def test_a_newer_version_is_left_alone(store):
@@ -377,48 +345,49 @@ def test_a_newer_version_is_left_alone(store):
 def test_a_file_where_the_directory_should_be(tmp_path):
     (tmp_path / "cache").write_text("a file")
     store = Store(DEVICE, tmp_path / "cache")
-    with one_warning("tried again later"):
+    with one_warning("calls go on without it"):
         store.add(KERNEL, trial())
         store.add(KERNEL, trial())
         assert store.best(KERNEL, PROBLEM) is None
     assert (tmp_path / "cache").read_text() == "a file"
-
-
-class Failing(sqlite3.Connection):
-    """A connection on which statements that begin with one word fail, once it is armed."""
-
-    word, error = "", "database or disk is full"
-
-    def execute(self, sql, *arguments):
-        if Failing.word and sql.startswith(Failing.word):
-            raise sqlite3.OperationalError(Failing.error)
-        return super().execute(sql, *arguments)
+    assert store.lost == 2
 
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes every statement that begins with `word` fail, as a full or read-only disk does."""
+    """Makes every statement that begins with `word` fail with `error`."""
     connect = sqlite3.connect
+
+    class Failing(sqlite3.Connection):
+        word, error = "", "database or disk is full"
+
+        def execute(self, sql, *arguments):
+            if Failing.word and sql.startswith(Failing.word):
+                raise sqlite3.OperationalError(Failing.error)
+            return super().execute(sql, *arguments)
+
+        def executemany(self, sql, *arguments):
+            self.execute(sql.partition(" (")[0]) if Failing.word in sql and Failing.word else None
+            return super().executemany(sql, *arguments)
+
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Failing, **k))
-    monkeypatch.setattr(Failing, "word", "")
     return Failing
 
 
-@pytest.mark.parametrize("word", ["BEGIN IMMEDIATE", "INSERT INTO trials", "COMMIT", "CREATE", "PRAGMA user"])
-@pytest.mark.parametrize("error", ["database or disk is full", "disk I/O error", "database is locked"])
-def test_a_failing_disk_drops_adds_and_reads_go_on(store, failing, monkeypatch, word, error):
-    store.add(KERNEL, trial())
-    if word in ("CREATE", "PRAGMA user"):
-        store = Store(DEVICE, store.path.parent / "fresh")
-    monkeypatch.setattr(failing, "error", error)
+@pytest.mark.parametrize("word", ["INSERT INTO trials", "CREATE", "PRAGMA user"])
+def test_a_failing_disk_drops_adds_and_reads_go_on(store, failing, word):
+    if word == "INSERT INTO trials":
+        store.add(KERNEL, trial())
+    kept = store.trials(KERNEL, PROBLEM)
     failing.word = word
-    with one_warning(error):
+    with one_warning("disk is full"):
         for number in range(3):
             store.add(KERNEL, trial(1.0, number + 1))
     failing.word = ""
-    kept = [trial()] if store.path.parent.name == "cache" else []
+    assert store.lost == 3
     assert store.trials(KERNEL, PROBLEM) == kept
-    assert Store(DEVICE, store.path.parent).trials(KERNEL, PROBLEM) == kept
+    store.add(KERNEL, trial(2.0, 9))
+    assert Store(DEVICE, store.path.parent).trials(KERNEL, PROBLEM) == [*kept, trial(2.0, 9)]
     assert beside(store) == []
 
 
@@ -426,10 +395,9 @@ def test_a_failing_disk_drops_adds_and_reads_go_on(store, failing, monkeypatch, 
 def test_a_disk_that_cannot_be_read(store, failing, word):
     Store(DEVICE, store.path.parent).add(KERNEL, trial())
     failing.word = word
-    with one_warning("tried again later"):
+    with one_warning("calls go on without it"):
         assert store.best(KERNEL, PROBLEM) is None
         assert list(store.everything()) == []
-        store.add(KERNEL, trial(1.0))
 
 
 def test_a_read_only_file_is_read(store, monkeypatch):
@@ -462,109 +430,23 @@ def test_damage_that_cannot_be_set_aside(store, monkeypatch):
         assert store.best(KERNEL, PROBLEM) is None
 
 
-class Clock:
-    """Time that passes only while somebody sleeps, and then looks whether the store's lock is free."""
-
-    def __init__(self):
-        self.now, self.slept, self.free = 1000.0, 0.0, True
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-        self.slept += seconds
-        looking = threading.Thread(target=self._look)
-        looking.start()
-        looking.join()
-
-    def _look(self):
-        free = shared_file.LOCK.acquire(blocking=False)
-        if free:
-            shared_file.LOCK.release()
-        self.free = self.free and free
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    made = Clock()
-    monkeypatch.setattr(shared_file, "time", made)
-    return made
-
-
-def test_a_read_waits_a_moment_for_a_lock_and_holds_none(store, clock):
+@pytest.mark.parametrize("lock", ["BEGIN EXCLUSIVE", "BEGIN IMMEDIATE"])
+def test_a_lock_that_another_keeps(store, monkeypatch, lock):
+    monkeypatch.setattr(store_module, "READ_S", 0.02)
+    monkeypatch.setattr(store_module, "WRITE_S", 0.02)
     store.add(KERNEL, trial())
     with raw(store) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute(lock)
         with one_warning("locked"):
-            assert store.best(KERNEL, PROBLEM) is None
-            waited = clock.slept
-            assert shared_file.READ_S <= waited <= shared_file.READ_S + 1
-            assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == []
+            assert store.best(KERNEL, PROBLEM) == (None if lock == "BEGIN EXCLUSIVE" else trial())
             store.add(KERNEL, trial(1.0, 1))
-        assert clock.slept == waited  # left alone meanwhile
-    assert clock.free
-    clock.now += shared_file.RETRY_S
-    assert store.best(KERNEL, PROBLEM) == trial()
+    assert store.lost == 1
     store.add(KERNEL, trial(1.0, 2))
-    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 1), trial(1.0, 2)]
+    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 2)]
 
 
-@pytest.mark.parametrize("lock", ["BEGIN EXCLUSIVE", "BEGIN"])
-def test_a_lock_that_is_soon_released_is_waited_for(store, clock, lock):
-    store.add(KERNEL, trial())
-    other = sqlite3.connect(store.path, isolation_level=None)
-    other.execute(lock)
-    assert other.execute("SELECT count(*) FROM trials").fetchone() == (1,)
-    sleep = clock.sleep
-
-    def sleep_and_end(seconds):
-        sleep(seconds)
-        other.close()
-
-    clock.sleep = sleep_and_end  # type: ignore[method-assign]
-    if lock == "BEGIN":  # readers wait for none who reads
-        store.add(KERNEL, trial(1.0, 1))
-    assert store.trials(KERNEL, PROBLEM)[0] == trial()
-    assert 0 < clock.slept < 0.1
-    assert clock.free
-    assert store.flush() == 0
-
-
-def test_trials_wait_for_a_lock_that_another_writer_keeps(store, clock):
-    store.add(KERNEL, trial())
-    with raw(store) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        with one_warning("locked"):
-            store.add(KERNEL, trial(1.0, 1))
-            assert shared_file.WRITE_S <= clock.slept <= shared_file.WRITE_S + 1
-            store.add(KERNEL, trial(2.0, 1))
-            store.add(KERNEL, trial(3.0, 2))
-            assert clock.slept <= shared_file.WRITE_S + 1
-            assert store.best(KERNEL, PROBLEM) == trial()
-            assert store.flush() == 2
-    assert clock.free
-    assert store.flush() == 0
-    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(2.0, 1), trial(3.0, 2)]
-
-
-def test_setting_aside_waits_a_moment_for_the_lock_of_another_process(store, clock):
-    store.path.parent.mkdir()
-    garbage(store.path)
-    with shared_file.FileLock(f"{store.path}.lock"), one_warning("could not be acquired"):
-        assert store.best(KERNEL, PROBLEM) is None
-        assert store.trials(KERNEL, PROBLEM) == []
-        assert shared_file.READ_S <= clock.slept <= shared_file.READ_S + 1
-    assert clock.free
-    assert beside(store) == []
-    clock.now += shared_file.RETRY_S
-    with one_warning("set-aside"):
-        assert store.best(KERNEL, PROBLEM) is None
-        store.add(KERNEL, trial())
-    assert store.best(KERNEL, PROBLEM) == trial()
-
-
-def test_a_damaged_file_that_is_in_use_is_not_renamed(store, clock):
+def test_a_damaged_file_that_is_in_use_is_not_renamed(store, monkeypatch):
+    monkeypatch.setattr(store_module, "READ_S", 0.02)
     filled(store.path.parent, 50)
     data = store.path.read_bytes()
     at = data.rindex(b"bfloat16")
@@ -574,44 +456,16 @@ def test_a_damaged_file_that_is_in_use_is_not_renamed(store, clock):
         with one_warning("locked"):
             assert store.trials(KERNEL, PROBLEM) == []
         assert beside(store) == []
-    clock.now += shared_file.RETRY_S
     with one_warning("set-aside"):
         assert store.trials(KERNEL, PROBLEM) == []
     assert len(beside(store)) == 1
 
 
-def test_an_add_that_is_interrupted_can_be_done_later(store, monkeypatch):
-    def interrupted(*_):
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(database, "put", interrupted)
-        with pytest.raises(SystemExit):
-            store.add(KERNEL, trial())
-    assert store.trials(KERNEL, PROBLEM) == []
-    assert store.flush() == 0
-    assert store.trials(KERNEL, PROBLEM) == [trial()]
-
-
-def test_no_more_than_so_many_trials_wait(store, failing, clock, monkeypatch):
-    monkeypatch.setattr(store_module, "_MOST_UNWRITTEN", 3)
-    failing.word = "INSERT"
-    with one_warning("disk is full"):
-        for number in range(5):
-            store.add(KERNEL, trial(1.0, number))
-    failing.word = ""
-    assert store.flush() == 0
-    assert store.trials(KERNEL, PROBLEM) == [trial(1.0, number) for number in (2, 3, 4)]
-
-
-def test_a_file_is_checked_once_by_a_process(store, monkeypatch):
+def test_a_file_is_checked_once(store, monkeypatch):
     checks: list[int] = []
-    monkeypatch.setattr(database, "_check", lambda connection: checks.append(1))
+    monkeypatch.setattr(store_module, "_check", lambda connection: checks.append(1))
     store.add(KERNEL, trial())
     store.trials(KERNEL, PROBLEM)
-    reading = threading.Thread(target=store.trials, args=(KERNEL, PROBLEM))
-    reading.start()
-    reading.join()
     assert len(checks) == 1
     store.path.rename(store.path.with_name("moved"))
     store.add(KERNEL, trial())
@@ -629,27 +483,22 @@ class Bomb:
         return os.system, (f"touch {CANARY}",)
 
 
-NUMBERS = [EVIL, "12 us", pickle.dumps(Bomb()), -1, float("inf"), "x" * 200_000]
 PROBLEM_TEXTS = [
-    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, "9" * 5000, "null", json.dumps({"op": ["matmul"]}),
+    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, "9" * 5000, json.dumps({"op": ["matmul"]}),
     problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "1" + "0" * 4000), b"\xed\xa0\x80",
 ]  # fmt: skip
-WARPS = config(5).key.replace('"num_warps":4', '"num_warps":{}')
+CONFIG = config(5).key
 CONFIG_TEXTS = [
-    EVIL, "[" * 50_000, "1e999", config(5).key + " ", config(5).key.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
-    *(WARPS.replace("{}", value) for value in ("-4", '"4"', "true", "4" * 4200)),
-    *(config(5).key.replace("64", value) for value in ("1e999", "Infinity")),
-    config(5).key.replace('"BLOCK_M":64', '"x;import os":64'),
-    config(5).key.replace('"family":""', '"family":"x;import os"'),
-    config(5).key.replace('"family":""', '"family":[]'), config(5).key.replace('"family":"",', ""),
+    EVIL, CONFIG + " ", CONFIG.replace("64", "1e999"), CONFIG.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
+    *(CONFIG.replace('"num_warps":4', f'"num_warps":{value}') for value in ("-4", '"4"', "true")),
+    CONFIG.replace('"BLOCK_M":64', '"x;import os":64'), CONFIG.replace('"family":"",', ""),
 ]  # fmt: skip
 BAD = [
     *(("problem", value) for value in PROBLEM_TEXTS),
     *(("config", value) for value in CONFIG_TEXTS),
-    *((name, value) for name in ("us", "spread", "registers", "error") for value in NUMBERS),
-    ("us", 0), ("us", None), ("registers", 1.5), ("op", "transpose"),
-    ("failure", pickle.dumps(Bomb())), ("failure", "x" * 200_000),
-    ("measured_utc", EVIL), ("measured_utc", b"2026"), ("measured_utc", "x" * 200_000),
+    *(("us", value) for value in (EVIL, "12 us", pickle.dumps(Bomb()), -1, float("inf"), 0, None)),
+    ("spread", -1), ("registers", 1.5), ("error", "x"), ("op", "transpose"), ("failure", b"\x80"),
+    ("failure", "x" * 200_000), ("measured_utc", EVIL), ("measured_utc", b"2026"),
 ]  # fmt: skip
 
 
@@ -711,14 +560,15 @@ def test_merge_takes_what_is_new_or_newer(tmp_path):
     assert Store(newer, tmp_path / "a").best(KERNEL, PROBLEM) == trial(0.5)
 
 
-def test_merge_skips_bad_rows_and_replaces_ours(tmp_path):
-    ours, theirs = Store(DEVICE, tmp_path / "a"), filled(tmp_path / "b", 600)
-    plant(ours, "us", "soon")
-    plant(theirs, "spread", EVIL)  # of config 5 as well, which is so good on neither side
+def test_merge_skips_bad_rows(tmp_path):
+    ours, theirs = Store(DEVICE, tmp_path / "a"), filled(tmp_path / "b", 60)
+    plant(theirs, "spread", EVIL)  # of config 5
     with one_warning("not valid"):
-        assert ours.merge(theirs.path) == 598  # the first is there already
+        assert ours.merge(theirs.path) == 59
+    packed = tmp_path / "theirs.sqlite3.gz"
     theirs.add(KERNEL, trial(4.0, 5))
-    assert ours.merge(theirs.path) == 1
+    packed.write_bytes(gzip.compress(theirs.path.read_bytes()))
+    assert ours.merge(packed) == 1
     assert ours.best(KERNEL, PROBLEM) == trial(4.0, 5)
 
 
@@ -767,8 +617,8 @@ def started(target, arguments):
 @pytest.fixture
 def patient(monkeypatch):
     """Waits for locks as long as it takes, here and in children."""
-    monkeypatch.setattr(shared_file, "READ_S", math.inf)
-    monkeypatch.setattr(shared_file, "WRITE_S", math.inf)
+    monkeypatch.setattr(store_module, "READ_S", 1e6)
+    monkeypatch.setattr(store_module, "WRITE_S", 1e6)
 
 
 def exit_codes(children):
@@ -838,25 +688,13 @@ def test_a_child_forked_amid_a_transaction_lets_the_file_alone(store, monkeypatc
             assert store.best(KERNEL, PROBLEM) is None
             store.add(KERNEL, trial(1.0))
 
-    thread = threading.Thread(target=store._file.attempt, args=(work, None))
+    thread = threading.Thread(target=store._use, args=(work, None))
     thread.start()
     working.wait()
     children = started(child, [()])
     done.set()
     thread.join()
     assert exit_codes(children) == [0]
-    assert store.trials(KERNEL, PROBLEM) == [trial()]
-
-
-@forks
-def test_a_child_does_not_write_what_waits_in_its_parent(store, failing, clock):
-    failing.word = "INSERT"
-    with one_warning("disk is full"):
-        store.add(KERNEL, trial())
-    failing.word = ""
-    assert exit_codes(started(store.flush, [()])) == [0]
-    assert store.trials(KERNEL, PROBLEM) == []
-    assert store.flush() == 0
     assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 

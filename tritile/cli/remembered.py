@@ -14,8 +14,8 @@ from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
-from tritile.planning import database, gpu_tables, kernel_table, table
-from tritile.planning.store import store_of
+from tritile.planning import gpu_tables, kernel_table, table
+from tritile.planning.store import rows_of, store_of
 from tritile.planning.table import completed, from_store
 from tritile.planning.trial import Trial, moment, rank
 
@@ -212,7 +212,7 @@ def merge(
 ) -> None:
     """Add the trials of other stores to this one; where both have one, the newer stays."""
     for path in files:
-        database.rows_of(path)  # one that cannot be read is told before anything is added
+        rows_of(path)  # one that cannot be read is told before anything is added
     store = store_of(device_of(target))
     for path in files:
         with shared.working(str(path)):

@@ -80,11 +80,9 @@ class _Ranks:
 
 
 def _remembered(store: Store) -> str:
-    """Write trials that are not written yet; say where they are, or how many are lost."""
-    lost = store.flush()
-    return (
-        f"{lost} trials are lost: {store.path} cannot be written" if lost else f"remembered in {store.path}"
-    )
+    """Say where trials are, or how many could not be written."""
+    lost = f"{store.lost} trials are lost: {store.path} cannot be written"
+    return lost if store.lost else f"remembered in {store.path}"
 
 
 def _torch_us(problem: object, device: Device) -> float | None:

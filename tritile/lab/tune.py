@@ -220,6 +220,5 @@ def tune(
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
     rules = _bounded(Rules(problem_s=tune_budget_s(Rules.problem_s)), strategy, budget)
     found = _of_problem(problem, device, gpu, search, rules, force)
-    store_of(device).flush()
     forget()  # calls that were prepared with another config are planned anew
     return found
