@@ -86,13 +86,11 @@ def test_plans_of_sizes_without_end(monkeypatch):
         return plans.Plan(problem, Config.of(family="tile", BLOCK_M=problem.m), "model", device)
 
     monkeypatch.setattr(plans, "_chosen", choose)
-    monkeypatch.setattr(plans, "_others", lambda problem, device: iter([problem.m]))
     for m in (*SIZES, SIZES[-1], SIZES[0]):
         plan = plans.plan_for(MatmulProblem(1, m, 16, 16, "bfloat16", "bfloat16"), HOPPER)
-        assert (plan.problem.m, plan.config["BLOCK_M"], plan.alternatives) == (m, m, (m,))
+        assert (plan.problem.m, plan.config["BLOCK_M"]) == (m, m)
     assert made == [*SIZES, SIZES[0]]
-    for kept in (plans._memo, plans._alternatives):
-        assert MOST // 2 <= len(kept) <= MOST
+    assert MOST // 2 <= len(plans._memo) <= MOST
 
 
 def test_tables_that_change_without_end(monkeypatch, tmp_path):

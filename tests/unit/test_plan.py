@@ -10,7 +10,7 @@ from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, target_device
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
 from tritile.ops.plan import OPERATIONS
-from tritile.planning.kernel_plan import KernelPlan
+from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 

@@ -25,8 +25,7 @@ from tritile.ops.run import fixed
 from tritile.ops.scaled import scaled_matmul
 from tritile.ops.signatures import NAMES
 from tritile.planning import plans
-from tritile.planning.kernel_plan import KernelPlan, Plannable
-from tritile.planning.plans import Plan
+from tritile.planning.plans import KernelPlan, Plan, Plannable
 
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
 

@@ -120,17 +120,19 @@ def serving(device: Device) -> Iterator[tuple[Table, str]]:
         yield found, f"measured for {'this GPU' if of == device.name else f'{of}, which is like it'}"
 
 
-def portfolio(name: str, device: Device) -> tuple[Portfolio, Table, str] | None:
+def portfolio(name: str | None, device: Device) -> tuple[Portfolio, Table, str] | None:
     """Return a class's portfolio for a GPU, its table and where that is from; None if no table has one."""
-    return next(
-        ((each.portfolios[name], each, where) for each, where in serving(device) if name in each.portfolios),
-        None,
-    )
+    for each, where in serving(device):
+        if name and name in each.portfolios:
+            return each.portfolios[name], each, where
+    return None
 
 
-def shortlist(name: str, device: Device) -> Portfolio | None:
+def shortlist(name: str | None, device: Device) -> Portfolio | None:
     """Return the configs among which the model picks for a class; None if no table has such."""
-    return next((each.shortlists[name] for each, _ in serving(device) if name in each.shortlists), None)
+    return next(
+        (each.shortlists[name] for each, _ in serving(device) if name and name in each.shortlists), None
+    )
 
 
 def is_calibrated(device: Device) -> bool:

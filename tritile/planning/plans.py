@@ -16,10 +16,9 @@ only measurements of the kernels as they are now.
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import Any, Final, Protocol, runtime_checkable
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
@@ -31,39 +30,63 @@ from tritile.core.precision import error_words, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
-from tritile.errors import NotTunedError, TritileError
-from tritile.families.numerics import BY_DATA
+from tritile.errors import NotTunedError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import workspace_bytes
 from tritile.planning import gpu_tables, model
 from tritile.planning.classes import class_of
-from tritile.planning.portfolio import RACED, Portfolio
+from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.table import Table
 from tritile.planning.trial import Trial, best_of
 
-_PREDICTED: Final = ("predicted", "model")  # sources that nothing measured just this problem for
 _BESIDE: Final = 2  # configs beside a portfolio's that mode "tune" times
 
 
-class Alternative(NamedTuple):
-    """Hold what another precision of the same product is expected to take, and how far it errs.
+@runtime_checkable
+class Plannable(Protocol):
+    """Describe a kernel that `tritile.autotune` decorates to those that may not import the tuner."""
 
-    `us` and `source` are those of its plan, `error` is in words. `core`: the time was predicted for the core
-    alone, without the launches that prepare its operands.
-    """
-
-    precision: str
-    us: float | None
-    source: str
-    error: str
-    core: bool
+    def planned(
+        self, args: tuple[object, ...], kwargs: dict[str, object], device: Device | None
+    ) -> "KernelPlan":
+        """Return the plan of a call, on a GPU or, where that is None, on the GPU of its tensors."""
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Tabular):
-    """Tell which config runs for a problem, and why.
+class KernelPlan(Tabular):
+    """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
+
+    - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
+    - `source`: "exact" (measured here for just this problem), "table" (measured for it on a GPU of this
+      model, and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
+      (by the kernel's own performance model, or the first of its configs: nothing was measured) or
+      "interpreter" (tensors in host memory, and nothing was measured).
+    - `us`: microseconds that were measured; None where the source has none.
+    - `why`: the source in words.
+    """
+
+    problem: Any
+    config: Any
+    source: str
+    device: Device
+    us: float | None = None
+    why: str = ""
+
+    @property
+    def _title(self) -> str:
+        return f"Plan for {self.problem.label} on {self.device.name}"
+
+    @property
+    def _rows(self) -> tuple[tuple[str, str], ...]:
+        time = "" if self.us is None else f", {self.us:.1f} us"
+        return ("config", str(self.config)), ("source", f"{self.source}{time}: {self.why}")
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(KernelPlan):
+    """Tell which config runs for a problem, and why; it prints with what an fp32 precision means.
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
       "table" (shipped with tritile), "predicted" (by a formula, from measurements at other sizes),
@@ -72,16 +95,10 @@ class Plan(Tabular):
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
     - `current`: False where a table holds no measurements of the kernel as it is now.
-
-    It prints with what an fp32 precision means, and with its `alternatives`.
     """
 
     problem: Tiled
     config: Config
-    source: str
-    device: Device
-    us: float | None = None
-    why: str = ""
     current: bool = True
 
     @property
@@ -92,66 +109,18 @@ class Plan(Tabular):
         return workspace_bytes(posed(self.problem), self.config, self.device)
 
     @property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Return the other precisions of a float32 product on a GPU, each planned; () for anything else.
-
-        Planned once; where nothing is known of a precision, the model ranks its configs for some 0.3 s.
-        """
-        key = (self.problem, self.device)
-        found = _alternatives.get(key)
-        if found is None:
-            found = _alternatives[key] = tuple(_others(*key)) if self.source != "interpreter" else ()
-        return found
-
-    def _on_precision(self) -> list[tuple[str, str]]:
+    def _rows(self) -> tuple[tuple[str, str], ...]:
+        rows = (*super()._rows, ("memory", f"{self.workspace} bytes of workspace"))
         problem = self.problem
         if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:
-            return []
-        own = f"{problem.precision}: {meaning(problem.precision, problem.dtype)}"
+            return rows
+        means = f"{problem.precision}: {meaning(problem.precision, problem.dtype)}"
         if problem.dtype == "float32" and isinstance(problem, MatmulProblem):
-            own += f"; {error_words(problem.precision, problem.k, self.device.arch)}"
-        told = [("means", own)]
-        for other in self.alternatives:
-            time = "" if other.us is None else f" {other.us:.1f} us" + " for the core" * other.core
-            told.append(("or", f"{other.precision}{time}, {other.source}; {other.error}"))
-        return told
-
-    @property
-    def _title(self) -> str:
-        return f"Plan for {self.problem.label} on {self.device.name}"
-
-    @property
-    def _rows(self) -> tuple[tuple[str, str], ...]:
-        time = "" if self.us is None else f", {self.us:.1f} us"
-        return (
-            ("config", str(self.config)),
-            ("source", f"{self.source}{time}: {self.why}"),
-            ("memory", f"{self.workspace} bytes of workspace"),
-            *self._on_precision(),
-        )
+            means += f"; {error_words(problem.precision, problem.k, self.device.arch)}"
+        return (*rows, ("means", means))
 
 
 _memo: dict[tuple[Tiled, Device, str], Plan] = new_memo()
-_alternatives: dict[tuple[Tiled, Device], tuple[Alternative, ...]] = new_memo()
-
-
-def _others(problem: Tiled, device: Device) -> Iterator[Alternative]:
-    """Yield a plan's alternatives. Nothing is measured, and nobody is told of their plans."""
-    if not isinstance(problem, MatmulProblem) or problem.dtype != "float32":
-        return
-    for precision in PRECISIONS_OF[problem.dtype]:
-        data_decide = problem.invariant and precision in BY_DATA
-        if precision == problem.precision or data_decide or problem.block_scales:
-            continue
-        try:
-            other = replace(problem, precision=precision)
-            plan = _chosen(other, device, "cached")
-        except TritileError:  # this product, or this GPU, cannot have it
-            continue
-        assert plan is not None  # only mode "tune" returns None
-        core = other.core is not other and plan.source in _PREDICTED
-        error = error_words(precision, problem.k, device.arch)
-        yield Alternative(precision, plan.us, plan.source, error, core)
 
 
 def forget() -> None:
@@ -281,23 +250,14 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
 # --- Portfolios and the model: predictions ---
 
 
-def _portfolio(problem: Tiled, device: Device) -> tuple[Portfolio, Table, str] | None:
-    name = class_of(problem)
-    return gpu_tables.portfolio(name, device) if name is not None else None
-
-
-def _shortlist(problem: Tiled, device: Device) -> Portfolio | None:
-    name = class_of(problem)
-    return gpu_tables.shortlist(name, device) if name is not None else None
-
-
 def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     """Return the portfolio's `count` fastest configs, and up to two of families that portfolios leave out.
 
     All are by prediction. Return [] for a class without a portfolio or a shortlist.
     """
-    found = _portfolio(problem, device)
-    own = found[0] if found is not None else _shortlist(problem, device)
+    name = class_of(problem)
+    found = gpu_tables.portfolio(name, device)
+    own = found[0] if found is not None else gpu_tables.shortlist(name, device)
     if own is None:
         return []
     ranked = [config for _, config in own.ranked(problem, device, count)]
@@ -309,7 +269,7 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
 
     None for a class without either.
     """
-    found = _portfolio(problem, device)
+    found = gpu_tables.portfolio(class_of(problem), device)
     if found is None:
         return _by_shortlist(problem, device)
     portfolio, table, where = found
@@ -330,13 +290,14 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
 
 
 def _by_shortlist(problem: Tiled, device: Device) -> Plan | None:
-    shortlist = _shortlist(problem, device)
+    name = class_of(problem)
+    shortlist = gpu_tables.shortlist(name, device)
     configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
     if not configs:
         return None
     config = model.likeliest(configs, problem, device)
     us = model.predict_us(config, problem, device)
-    why = f"predicted to be the fastest of a shortlist: {class_of(problem)} was not measured on this GPU"
+    why = f"predicted to be the fastest of a shortlist: {name} was not measured on this GPU"
     return Plan(problem, config, "model", device, us, why, False)
 
 

@@ -37,8 +37,8 @@ from tritile.core.source import source_hash
 from tritile.core.threads import library_lock, once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
-from tritile.planning.kernel_plan import KernelPlan
 from tritile.planning.kernel_table import kernel_facts, kernel_problem, kernel_tables
+from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
