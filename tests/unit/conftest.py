@@ -1,4 +1,4 @@
-"""Fixtures for tests of decorated kernels, each run under Triton's decorator and under tritile's."""
+"""Fixtures for tests of decorated kernels, under Triton's decorator and tritile's, and of shipped tables."""
 
 import pytest
 import triton
@@ -6,6 +6,7 @@ import triton
 import tritile
 from tests.mock_gpu import recording
 from tritile.core.device import target_device
+from tritile.planning import gpu_tables, plans
 
 
 @pytest.fixture(params=[triton, tritile], ids=["triton", "tritile"])
@@ -22,3 +23,20 @@ def gpu(monkeypatch):
         monkeypatch.setattr(f"tritile.core.device.{name}", lambda index=0: device)
     with recording(device) as found:
         yield found
+
+
+def forget_tables():
+    for kept in (gpu_tables._shipped, gpu_tables._of_like):
+        kept.cache_clear()
+    plans.forget()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder in the place of that of shipped tables."""
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    monkeypatch.setattr(gpu_tables, "_folder", lambda: tables)
+    forget_tables()
+    yield tables
+    forget_tables()

@@ -4,16 +4,14 @@ import functools
 import json
 import math
 import random
-import subprocess
-import sys
 import warnings
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.unit.conftest import forget_tables
 from tritile.cli import doctor
 from tritile.core import settings
 from tritile.core.config import Config
@@ -224,21 +222,15 @@ def corrected():
     return replace(members(), correction=Correction(*tuples))
 
 
-def layer(rows, inputs):
-    """What rectified units give, each a sum and then a weight of each input; behind a 1."""
-    sums = (sum(w * x for w, x in zip(row, [1.0, *inputs], strict=True)) for row in rows)
-    return [max(each, 0.0) for each in sums]
-
-
 def test_corrections_change_times_by_a_network():
     portfolio, expected = corrected(), []
-    _, owns, first, second, weights = vars(portfolio.correction).values()
-    for us, inputs, own, last in zip(
-        members().times(PRODUCT, H200), inputs_at(PRODUCT, members()), owns, weights, strict=True
-    ):
-        within = [*(min(2.0, max(0.0, each)) for each in inputs), *own]
-        units = [1.0, *layer(second, layer(first, within))]
-        expected.append(us * math.exp(sum(w * u for w, u in zip(last, units, strict=True))))
+    _, owns, first, second, weights = map(np.array, vars(portfolio.correction).values())
+    times, inputs = members().times(PRODUCT, H200), inputs_at(PRODUCT, members())
+    for us, given, own, last in zip(times, inputs, owns, weights, strict=True):
+        units = np.array([*np.clip(given, 0.0, 2.0), *own])
+        for layer in (first, second):
+            units = np.maximum(layer[:, 0] + layer[:, 1:] @ units, 0.0)
+        expected.append(us * math.exp(last[0] + last[1:] @ units))
     assert portfolio.times(PRODUCT, H200) == pytest.approx(expected)
     read = portfolio_of("halves-nt", json.loads(json.dumps(portfolio.to_dict())))
     assert read.times(PRODUCT, H200) == pytest.approx(expected, rel=0.05)
@@ -384,24 +376,15 @@ def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def ship(tmp_path, monkeypatch):
+def ship(folder, tmp_path, monkeypatch):
     """Ships a table in place of all that do."""
 
-    def forget():
-        for read_once in (gpu_tables._shipped, gpu_tables._of_like):
-            read_once.cache_clear()
-        plans.forget()
-
     def shipped(made):
-        table.write(made, tmp_path / "tables" / f"{Device.from_dict(made.device).slug}.json")
-        forget()
+        table.write(made, folder / f"{Device.from_dict(made.device).slug}.json")
+        forget_tables()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "tables").mkdir()
-    monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path / "tables")
-    forget()
-    yield shipped
-    forget()
+    return shipped
 
 
 def of_first(device):
@@ -539,20 +522,6 @@ def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):
     assert "another version" in plans.plan_for(odd, H200, "cached").why
     with pytest.raises(NotTunedError, match="strict"):
         plans.plan_for(odd, H200, "strict")
-
-
-def planned_and_corrected():
-    problems = drawn("halves-nn", 10, "z") + drawn("halves-nt", 10, "z")
-    made = [plans.plan_for(problem, H200, "cached") for problem in problems]
-    return [[plan.config.key, plan.us] for plan in made], corrected().times(PRODUCT, H200)
-
-
-def test_another_process_plans_and_corrects_alike():
-    code = "import json; from tests.unit.test_portfolio import planned_and_corrected as told; "
-    code += "print(json.dumps(told()))"
-    command = [sys.executable, "-c", code]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    assert json.loads(told.stdout) == list(planned_and_corrected())
 
 
 def test_the_fewest_configs_that_are_together_fastest_are_chosen():

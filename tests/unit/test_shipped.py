@@ -11,8 +11,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tritile
 from tests.commands import refused, run
@@ -303,24 +301,3 @@ def test_a_file_that_took_anothers_place_is_read(tmp_path):
     kernel, bench = decorated(mode="strict", table=path)
     with pytest.warns(StoreWarning, match="is not there"), pytest.raises(NotTunedError):
         call(kernel, bench)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-)
-FORGED = st.dictionaries(
-    st.sampled_from([problem_key(problem())]) | JSON.map(json.dumps) | st.text(),
-    st.fixed_dictionaries({"config": JSON | st.fixed_dictionaries({"kwargs": JSON}), "us": JSON}) | JSON,
-    max_size=3,
-)
-
-
-@given(entries=FORGED)
-@pytest.mark.filterwarnings("ignore::tritile.errors.StoreWarning")
-def test_whatever_a_file_holds_only_valid_winners_are_found(entries, tmp_path_factory):
-    path = written(tmp_path_factory.mktemp("forged") / "t.json", entries, "new", H200)
-    for text, winner in read(path).winners(H200, "new").items():
-        assert json.loads(text)["op"] == "kernel"
-        assert Config.from_dict(winner.config.to_dict()) == winner.config
-        assert winner.us > 0

@@ -41,17 +41,6 @@ def _no_silent_warning():
         yield
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A stand-in for the folder of shipped tables."""
-    monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
-    for read_once in (gpu_tables._shipped, gpu_tables._of_like):
-        read_once.cache_clear()
-    yield tmp_path
-    for read_once in (gpu_tables._shipped, gpu_tables._of_like):
-        read_once.cache_clear()
-
-
 def test_round_trip(tmp_path):
     write(TABLE, tmp_path / "new" / "nvidia-h200.json")
     again = read(tmp_path / "new" / "nvidia-h200.json")
@@ -83,19 +72,13 @@ def entry(**changes):
 EVIL = "__import__('os').system('touch canary')"
 BAD = [
     None, [], EVIL, {}, entry(more=1), entry(us="2"), entry(us=True), entry(us=-1), entry(us=0),
-    entry(us=1e300), entry(us=float("nan")), entry(us=float("inf")), entry(us=10**400),
-    entry(problem=EVIL), entry(problem={}),
-    entry(problem=problem_to_dict(PROBLEMS[1]) | {"m": "257"}),
+    entry(us=float("nan")), entry(us=10**400), entry(problem=EVIL), entry(problem={}),
     entry(problem=problem_to_dict(PROBLEMS[1]) | {"m": 2**70}),
     entry(problem=problem_to_dict(PROBLEMS[1]) | {"dtype": ["bfloat16"]}),
-    entry(problem=problem_to_dict(PROBLEMS[0]) | {"dtypes": [["x", {}]]}),
     entry(problem=problem_to_dict(PROBLEMS[0]) | {"key": [["x", float("nan")]]}),
-    entry(config=EVIL), entry(config=CONFIG.to_dict() | {"num_warps": -4}),
-    entry(config=CONFIG.to_dict() | {"num_warps": "4"}), entry(config=CONFIG.to_dict() | {"pre_hook": EVIL}),
-    entry(config=CONFIG.to_dict() | {"kwargs": {"BLOCK_M": float("inf")}}),
-    entry(config=CONFIG.to_dict() | {"kwargs": {"x;import os": 1}}),
+    entry(config=EVIL), entry(config=CONFIG.to_dict() | {"num_warps": "4"}),
+    entry(config=CONFIG.to_dict() | {"pre_hook": EVIL}), entry(config=CONFIG.to_dict() | {"family": EVIL}),
     entry(config=CONFIG.to_dict() | {"kwargs": {"BLOCK_M": [[[[1]]]]}}),
-    entry(config=CONFIG.to_dict() | {"family": EVIL}), entry(config=CONFIG.to_dict() | {"family": None}),
 ]  # fmt: skip
 
 

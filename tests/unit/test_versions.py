@@ -16,7 +16,7 @@ from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
 from tritile.errors import UntestedWarning
 from tritile.families import registry as families
-from tritile.planning import gpu_tables, plans, table
+from tritile.planning import plans, table
 
 ROOT = Path(__file__).parents[2]
 H200 = replace(TARGETS["nvidia-h200"], triton="3.9.0")
@@ -24,21 +24,12 @@ PROBLEM = MatmulProblem(1, 512, 512, 512, "bfloat16", "bfloat16")
 TILE = Config.of(4, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, GROUP_M=8)
 
 
-def forget_tables():
-    for forget in (gpu_tables._shipped.cache_clear, gpu_tables._of_like.cache_clear, plans.forget):
-        forget()
-
-
 @pytest.fixture
-def shipped(tmp_path, monkeypatch):
+def shipped(folder):
     """A table of the present kernels that triton 3.6.0 measured, in the place of those that ship."""
     facts = replace(H200, triton="3.6.0").to_dict()
     made = table.Table(facts, families.digests(), (table.Entry(PROBLEM, TILE, 9.0),))
-    table.write(made, tmp_path / "nvidia-h200.json")
-    monkeypatch.setattr(gpu_tables, "_folder", lambda: tmp_path)
-    forget_tables()
-    yield made
-    forget_tables()
+    table.write(made, folder / "nvidia-h200.json")
 
 
 @pytest.mark.parametrize(

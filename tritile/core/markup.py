@@ -4,18 +4,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 
-def table_html(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table with a caption and a line of headings, each left out where it is empty."""
-
-    def line(cells: Iterable[object], tag: str, of: str = "") -> str:
-        return "<tr>" + "".join(f"<{tag}{of}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    caption = f"<caption>{escape(title)}</caption>" if title else ""
-    names = line(head, "th", ' scope="col"')
-    heading = f"<thead>{names}</thead>" if any(head) else ""
-    return f"<table>{caption}{heading}<tbody>{''.join(line(row, 'td') for row in rows)}</tbody></table>"
-
-
 class Tabular:
     """A value that prints as a title and rows of cells, below headings if it has any."""
 
@@ -36,4 +24,10 @@ class Tabular:
         return "\n".join((self._title, *(f"  {text.rstrip()}" for text in texts)))
 
     def _repr_html_(self) -> str:
-        return table_html(self._title, self._head, self._rows)
+        def line(cells: Iterable[object], tag: str, of: str = "") -> str:
+            return "<tr>" + "".join(f"<{tag}{of}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+        names = line(self._head, "th", ' scope="col"')
+        head = f"<thead>{names}</thead>" if any(self._head) else ""
+        body = "".join(line(row, "td") for row in self._rows)
+        return f"<table><caption>{escape(self._title)}</caption>{head}<tbody>{body}</tbody></table>"

@@ -173,15 +173,9 @@ def tune_log() -> Path | None:
     return _named_file("TRITILE_TUNE_LOG")
 
 
-def _given(name: str) -> str | None:
-    """Return a variable of the environment; os.environ itself takes long to say that there is none."""
-    unset = _ENVIRON is not None and name.encode() not in _ENVIRON
-    return None if unset else os.environ.get(name)
-
-
 def _named_file(variable: str) -> Path | None:
     """Raises InvalidValueError where the file is in the home folder of nobody known."""
-    given = _given(variable)
+    given = os.environ.get(variable)
     try:
         return Path(given).expanduser() if given else None
     except RuntimeError as error:
@@ -198,7 +192,7 @@ def cache_dir() -> Path:
 
     Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
     """
-    return _folder(*map(_given, ("TRITILE_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
+    return _folder(*map(os.environ.get, ("TRITILE_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
 @functools.cache

@@ -106,18 +106,6 @@ class KernelTable:
         write_whole(self.path, text)
 
 
-def kernel_facts(texts: list[str]) -> Iterable[tuple[str, Any]]:
-    """Return keys of problems with what is in them, unchecked; what is no JSON is left out."""
-    try:
-        whole = json.loads(f"[{','.join(texts)}]")  # in one go, as there may be thousands
-    except (ValueError, RecursionError):
-        whole = []
-    if len(whole) == len(texts):
-        return zip(texts, whole, strict=True)
-    found = [(text, kernel_problem(text)) for text in texts]
-    return [(text, json.loads(text)) for text, problem in found if problem is not None]
-
-
 def kernel_problem(text: str) -> KernelProblem | None:
     """Return the problem of a key; None for text that is none of a decorated kernel's."""
     try:

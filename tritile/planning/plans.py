@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final, Protocol, runtime_checkable
 
+import triton
+
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.forgetting import new_memo
@@ -27,7 +29,14 @@ from tritile.core.log import log
 from tritile.core.markup import Tabular
 from tritile.core.posed import posed
 from tritile.core.precision import error_words, meaning
-from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, PermuteProblem, Tiled
+from tritile.core.problem import (
+    PRECISIONS_OF,
+    GroupedProblem,
+    KernelProblem,
+    MatmulProblem,
+    PermuteProblem,
+    Tiled,
+)
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError
@@ -55,18 +64,7 @@ class Plannable(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class KernelPlan(Tabular):
-    """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
-
-    - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
-    - `source`: "exact" (measured here for just this problem), "table" (measured for it on a GPU of this
-      model, and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
-      (by the kernel's own performance model, or the first of its configs: nothing was measured) or
-      "interpreter" (tensors in host memory, and nothing was measured).
-    - `us`: microseconds that were measured; None where the source has none.
-    - `why`: the source in words.
-    """
-
+class _Planned(Tabular):
     problem: Any
     config: Any
     source: str
@@ -85,7 +83,24 @@ class KernelPlan(Tabular):
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(KernelPlan):
+class KernelPlan(_Planned):
+    """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
+
+    - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
+    - `source`: "exact" (measured here for just this problem), "table" (measured for it on a GPU of this
+      model, and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
+      (by the kernel's own performance model, or the first of its configs: nothing was measured) or
+      "interpreter" (tensors in host memory, and nothing was measured).
+    - `us`: microseconds that were measured; None where the source has none.
+    - `why`: the source in words.
+    """
+
+    problem: KernelProblem
+    config: triton.Config
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(_Planned):
     """Tell which config runs for a problem, and why; it prints with what an fp32 precision means.
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
@@ -170,9 +185,11 @@ def _known(problem: Tiled, device: Device, mode: str) -> Plan | None:
 
     A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
     """
-    fixed = _pinned(problem, device)
-    if fixed is not None and (fixed.current or mode != "strict"):
-        return fixed
+    table = gpu_tables.pinned(device)
+    if table is not None:
+        fixed = _of_table(table, problem, device, "pinned", "of the table that is pinned")
+        if fixed is not None and (fixed.current or mode != "strict"):
+            return fixed
     asked = dict.fromkeys((problem, problem if mode == "tune" else _any_batch(problem)))
     found = (_measured(problem, device, each) for each in asked)
     return next((plan for plan in found if plan is not None), None) or tabled(problem, device)
@@ -226,12 +243,6 @@ def _of_table(
     current = found.is_current(problem.op, entry.config.family)
     why += ", of another version of the kernel" * (not current) + remark
     return Plan(problem, entry.config, source, device, entry.us, why, current)
-
-
-def _pinned(problem: Tiled, device: Device) -> Plan | None:
-    found = gpu_tables.pinned(device)
-    why = "of the table that is pinned"
-    return None if found is None else _of_table(found, problem, device, "pinned", why)
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:

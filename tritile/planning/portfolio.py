@@ -196,31 +196,25 @@ class Lead:
 
 def portfolio_of(name: str, data: Any) -> Portfolio:
     """Return the portfolio that `to_dict` gave. Raises InvalidValueError for anything else."""
-    _check(name in MEASURED, f"portfolio {name!r}: wanted one of {', '.join(MEASURED)}")
-    known = isinstance(data, Mapping) and {*data} - {"correction"} == {"members", "loss"}
-    _check(known, f"{name}: wanted members, loss and, if it has one, a correction")
-    members, loss = data["members"], data["loss"]
-    kind = FORMULAS[MEASURED[name].op].constants
-    count = len(fields(kind))
-    _check(isinstance(members, list) and 1 <= len(members) <= MOST, f"{name}: wanted 1 to {MOST} members")
-    configs: list[Config] = []
-    constants: list[Any] = []
-    for member in members:
-        known = isinstance(member, Mapping) and set(member) == {"config", "constants"}
-        _check(known, f"{name}: a member is a config and its constants")
-        constants.append(kind(*numbers_from("constants", member["constants"], count, _SMALLEST, _LARGEST)))
-        configs.append(_offered(Config.from_dict(member["config"]), MEASURED[name].op, name))
-        _check(constants[-1].blend <= _BLEND, f"{name}: a blend of {constants[-1].blend}, above {_BLEND}")
-    _check(len(set(configs)) == len(configs), f"{name}: a config is there twice")
-    names = [f.name for f in fields(Loss)]
-    _check(isinstance(loss, Mapping) and set(loss) == set(names), f"{name}: loss is {', '.join(names)}")
-    sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
-    shares = numbers_from("shares", [loss[each] for each in names[1:]], len(names) - 1, 0, 1e3)
-    found = Loss(int(sizes or 1), *shares)
-    inputs, correction = FORMULAS[MEASURED[name].op].inputs, None
-    if "correction" in data:
-        correction = correction_of(data["correction"], inputs, len(configs))
-    return Portfolio(name, tuple(configs), tuple(constants), found, correction)
+    try:
+        op, members, loss = MEASURED[name].op, data["members"], data["loss"]
+        formula = FORMULAS[op]
+        count = len(fields(formula.constants))
+        configs = tuple(_offered(Config.from_dict(each["config"]), op) for each in members)
+        constants = tuple(
+            formula.constants(*numbers_from("constants", each["constants"], count, _SMALLEST, _LARGEST))
+            for each in members
+        )
+        sizes = number_from(loss["sizes"], 1, _LARGEST, whole=True)
+        shares = numbers_from("shares", [loss["median"], loss["p95"], loss["worst"]], 3, 0, 1e3)
+        correction = None
+        if "correction" in data:
+            correction = correction_of(data["correction"], formula.inputs, len(configs))
+    except (LookupError, TypeError) as error:
+        raise InvalidValueError(f"{name!r} is no portfolio: {error!r}") from error
+    _check(1 <= len(set(configs)) == len(configs) <= MOST, f"{name}: wanted 1 to {MOST} configs, each once")
+    _check(all(each.blend <= _BLEND for each in constants), f"{name}: a blend is above {_BLEND}")
+    return Portfolio(name, configs, constants, Loss(int(sizes or 1), *shares), correction)
 
 
 @functools.cache
@@ -229,14 +223,11 @@ def _parameters(op: str, name: str) -> frozenset[str]:
     return frozenset(each for each, _ in next(iter(FAMILIES[op][name].space())).kwargs)
 
 
-def _offered(config: Config, op: str, name: str) -> Config:
-    family = FAMILIES[op].get(config.family)
-    _check(family is not None, f"{name}: {config.family!r} is not a family of {op}")
-    assert family is not None
+def _offered(config: Config, op: str) -> Config:
     names = _parameters(op, config.family)
-    _check({each for each, _ in config.kwargs} == names, f"{name}: {config} is not of {sorted(names)}")
-    blocks = [value for each, value in config.kwargs if not isinstance(value, bool)]
-    _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{name}: {config}: wanted blocks")
+    _check({each for each, _ in config.kwargs} == names, f"{config} is not of {sorted(names)}")
+    blocks = [value for _, value in config.kwargs if not isinstance(value, bool)]
+    _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{config}: wanted blocks")
     return config
 
 
@@ -254,18 +245,16 @@ def correction_of(data: Any, inputs: int, configs: int) -> Correction:
         "second": (two, 1 + one),
         "weights": (configs, 1 + two),
     }
-    if not isinstance(data, Mapping) or set(data) != set(shapes):
-        raise InvalidValueError(f"a correction is {', '.join(shapes)}")
-    return Correction(**{name: _rows(data[name], *shape) for name, shape in shapes.items()})
-
-
-def _rows(rows: Iterable[Any], count: int, length: int) -> Rows:
-    if not isinstance(rows, list) or len(rows) != count:
-        raise InvalidValueError(f"wanted {count} rows of a correction")
-    return tuple(
-        numbers_from("numbers of a correction", row, length, -_LARGEST_NUMBER, _LARGEST_NUMBER)
-        for row in rows
-    )
+    _check(isinstance(data, Mapping) and set(data) == set(shapes), f"a correction is {', '.join(shapes)}")
+    for name, (count, _) in shapes.items():
+        _check(isinstance(data[name], list) and len(data[name]) == count, f"{name}: wanted {count} rows")
+    rows = {
+        name: tuple(
+            numbers_from("numbers", row, length, -_LARGEST_NUMBER, _LARGEST_NUMBER) for row in data[name]
+        )
+        for name, (_, length) in shapes.items()
+    }
+    return Correction(**rows)
 
 
 def lead_of(name: str, data: Any) -> Lead:

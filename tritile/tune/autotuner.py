@@ -7,6 +7,7 @@ miss `choose` finds a config: remembered, measured now (`measuring`), or a guess
 import contextlib
 import copy
 import heapq
+import json
 import logging
 import math
 import os
@@ -37,7 +38,7 @@ from tritile.core.source import source_hash
 from tritile.core.threads import library_lock, once
 from tritile.core.versions import warn_untested
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
-from tritile.planning.kernel_table import kernel_facts, kernel_problem, kernel_tables
+from tritile.planning.kernel_table import kernel_problem, kernel_tables
 from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import rank
@@ -441,8 +442,9 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             texts.update(table.winners(device, self.digest))
         kernel, dtypes = problem.kernel, [list(pair) for pair in problem.dtypes]
         (shared, sizes), near = split(problem.key), []
-        for text, facts in kernel_facts([*texts]):
-            with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
+        for text in texts:
+            with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+                facts = json.loads(text)
                 if facts["kernel"] == kernel and facts["dtypes"] == dtypes:
                     others, lengths = split(facts["key"])
                     if others == shared:

@@ -105,20 +105,20 @@ class MatmulProblem(Laid):
         real = {self.dtype, self.out_dtype}.isdisjoint(REAL_DTYPE)
         bare = self.dtype == self.out_dtype and not self.epilogue
         check(real or bare, self, "complex operands and result of one dtype, and nothing fused")
-        check(self._mixes, self, "a b_dtype only where a and b are of fp8 types that differ")
-        check(not self.block_scales or self._scalable, self, "block scales of fp8, in one product")
+        mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
+        check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
+        # In the interpreter, which rounds fp8 wrongly, float32 stands for fp8.
+        scalable = self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
+        check(not self.block_scales or scalable, self, "block scales of fp8, in one product")
         if self.precision.removesuffix(THREE) == "ozaki":
             deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
             fits = self.dtype in ("float64", "complex128") and self.k <= deepest
             check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
-        fused = epilogue_of(self.epilogue)
-        check(not fused.gated or self._gateable, self, "gated products of real floating types")
-
-    @property
-    def _gateable(self) -> bool:
+        gated = epilogue_of(self.epilogue).gated
         # fp8 needs scales, fp16x3 and ozaki transform both matrices: not offered
-        lowered = self.precision in ("fp16x3", "ozaki")
-        return self.dtype in GATED_DTYPES and not self.block_scales and not lowered
+        lowered = self.block_scales or self.precision in ("fp16x3", "ozaki")
+        gateable = self.dtype in GATED_DTYPES and not lowered
+        check(gateable or not gated, self, "gated products of real floating types")
 
     @property
     def rights(self) -> int:
@@ -128,16 +128,6 @@ class MatmulProblem(Laid):
     @property
     def is_complex(self) -> bool:
         return self.dtype in REAL_DTYPE
-
-    @property
-    def _mixes(self) -> bool:
-        other = self.b_dtype in FP8_DTYPES and self.dtype in FP8_DTYPES and self.b_dtype != self.dtype
-        return self.b_dtype == "" or other
-
-    @property
-    def _scalable(self) -> bool:
-        # In the interpreter, which rounds fp8 wrongly, float32 stands for fp8.
-        return self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
 
     @property
     def flops(self) -> int:
