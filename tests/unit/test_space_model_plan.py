@@ -151,7 +151,8 @@ APART = {(device.arch, device.shared_memory): name for name, device in TARGETS.i
 @pytest.mark.parametrize("name", APART.values())
 def test_there_is_a_legal_config_for_every_problem(name):
     device = TARGETS[name]
-    for problem in (*ODD_MATMULS, *ODD_TURNS):
+    # Every second has each type once.
+    for problem in (*(ODD_MATMULS if name == "sm_90" else ODD_MATMULS[::2]), *ODD_TURNS):
         if name == "sm_80" and getattr(problem, "dtype", "").startswith("float8"):
             continue
         configs = legal_configs(problem, device)
