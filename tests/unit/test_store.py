@@ -311,14 +311,17 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypa
     assert beside(store) == []
 
 
-def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch, late):
     store = filled(tmp_path, 3)
     put = store_module._put
 
     def renamed_meanwhile(*arguments):
         monkeypatch.setattr(store_module, "_put", put)
+        if late:
+            put(*arguments)
         store.path.rename(tmp_path / "moved")
-        return put(*arguments)
+        return 1 if late else put(*arguments)
 
     monkeypatch.setattr(store_module, "_put", renamed_meanwhile)
     store.add(KERNEL, trial(5.0, 1))
