@@ -69,9 +69,9 @@ def call(kernel, bench, n=64):
     return int(bench.used)
 
 
-def written(path, entries, digest=None, device=INTERPRETER):
+def written(path, entries):
     """Write a table with these entries of a kernel, by problem."""
-    gpus = {f"{device.name} {device.arch}": {digest or decorated()[0].digest: entries}}
+    gpus = {f"{INTERPRETER.name} {INTERPRETER.arch}": {decorated()[0].digest: entries}}
     path.write_text(json.dumps({"format": FORMAT, "gpus": gpus}))
     return path
 
