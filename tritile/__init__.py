@@ -10,7 +10,7 @@ Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
 In models       nn (layers; convert, restore), torch.ops.tritile
 Settings        mode, batch_invariant
-Choice          plan, Plan, Config, explain, warm, forget, capabilities, Device, target_device
+Choice          plan, Plan, Config, explain, warm, forget, Device, target_device
 Measuring       tune, bench
 Your kernels    autotune (in place of triton.autotune), Space, check, kernels (tritile's own)
 Errors          TritileError, and below it those of errors, which has the warnings, too
@@ -51,7 +51,6 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
 
 if TYPE_CHECKING:
     from tritile.lab.bench import bench
-    from tritile.lab.capabilities import capabilities
     from tritile.lab.check import check
     from tritile.lab.explain import explain
     from tritile.lab.tune import tune
@@ -65,7 +64,6 @@ _LAZY = {
     "Space": "tritile.tune.spaces",
     "autotune": "tritile.tune.autotuner",
     "bench": "tritile.lab.bench",
-    "capabilities": "tritile.lab.capabilities",
     "check": "tritile.lab.check",
     "explain": "tritile.lab.explain",
     "kernels": "tritile.tune.kernels",
@@ -87,7 +85,6 @@ __all__ = [
     "batch_invariant",
     "bench",
     "bmm",
-    "capabilities",
     "check",
     "contiguous",
     "errors",
