@@ -39,7 +39,7 @@ IMPORTS_NOTHING = {
     "core/threads.py",
 }  # of ours, but what the adapters give of torch and Triton
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
-OPTIONAL = {"typer", "rich", "pydantic", "matplotlib", "pandas", "altair", "vl_convert", "jinja2"}
+OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "altair", "vl_convert", "jinja2"}
 OPTIONAL_ROOMS = ("lab", "cli")
 
 

@@ -20,15 +20,15 @@ A result of op "host" has the time that a call keeps the host busy: `op, suite` 
 `tritile_us, torch_us, ratio_torch` and `env`.
 """
 
-import functools
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.problem import PermuteProblem
@@ -136,47 +136,51 @@ def case_of(line: Mapping[str, Any]) -> Case:
     return Case(**fields)
 
 
-@functools.cache
-def _models() -> tuple[Any, Any]:
-    """Return pydantic's models of a line of a case, and of a line of host times."""
-    from pydantic import Field, create_model
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max
 
-    above = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
-    share = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
-    text = Annotated[str, Field(min_length=1)]
-    texts: dict[str, Any] = dict.fromkeys(ENV_FIELDS, (str, ...))
-    needed: dict[str, Any] = dict.fromkeys(("tritile_us", "torch_us", "ratio_torch"), (above, ...))
-    case: dict[str, Any] = dict.fromkeys(("spread", "error", "torch_error"), (share, ...))
-    case |= dict.fromkeys(("tflops", "gbps", "copy_gbps", "samples", "launches"), (above | None, None))
-    case |= {f"{name}_us": (above | None, None) for name in BASELINES}
-    case |= {f"ratio_{name}": (above | None, None) for name in BASELINES}
-    case |= {"torch_calls": (dict[str, above], {}), "spreads": (dict[str, share], {})}
-    case |= {"precision": (str | None, ...), "layout": (str | None, ...), "plan_source": (text, ...)}
-    host: dict[str, Any] = {"suite": (Literal["host"], ...), "call": (text, ...)}
-    timed = create_model("Timed", env=(create_model("Env", **texts), ...), **needed)
-    return create_model("Case", __base__=timed, **case), create_model("Host", __base__=timed, **host)
+
+def _is_share(value: Any) -> bool:
+    return value == 0 or _is_positive(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _check(line: Result, names: Iterable[str], fits: Callable[[Any], bool], wanted: str) -> None:
+    for name in names:
+        if name not in line or not fits(line[name]):
+            raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: wanted {wanted}")
 
 
 def _checked(line: Any) -> Result:
     """Return a value if it is a result, else raise InvalidValueError."""
-    from pydantic import ValidationError
-
     if not isinstance(line, dict):
         raise InvalidValueError("wanted an object")
-    of_case, of_host = _models()
-    try:
-        (of_host if line.get("op") == HOST else of_case).model_validate(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidValueError(f"{place} = {str(first['input'])[:80]}: {first['msg']}") from error
-    if line["op"] != HOST:
-        wanted = set(_RATES[case_of(line).op]) - {"copy_gbps"}
-        wanted |= {f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us")}
-        missing = [name for name in sorted(wanted) if line.get(name) is None]
-        if missing:
-            raise InvalidValueError(f"there is no {missing[0]}")
-        Config.from_dict(line.get("config"))
+    env = line.get("env")
+    if not (isinstance(env, dict) and all(isinstance(env.get(name), str) for name in ENV_FIELDS)):
+        raise InvalidValueError(f"env = {str(env)[:80]}: wanted texts {', '.join(ENV_FIELDS)}")
+    _check(line, ("tritile_us", "torch_us", "ratio_torch"), _is_positive, "a number above 0")
+    if line.get("op") == HOST:
+        _check(line, ("suite",), lambda value: value == HOST, HOST)
+        _check(line, ("call",), _is_text, "a text")
+        return line
+    _check(line, ("spread", "error", "torch_error"), _is_share, "a number of 0 or more")
+    _check(line, ("plan_source",), _is_text, "a text")
+    _check(line, ("precision", "layout"), lambda value: value is None or _is_text(value), "a text or null")
+    case = case_of(line)
+    needed = {*_RATES[case.op]} - {"copy_gbps"}
+    needed |= {f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us") is not None}
+    optional = ("copy_gbps", "samples", "launches", *(f"{name}_us" for name in BASELINES))
+    _check(line, needed, _is_positive, "a number above 0")
+    there = (name for name in optional if line.get(name) is not None)
+    _check(line, there, _is_positive, "a number above 0, or null")
+    for name, fits in (("torch_calls", _is_positive), ("spreads", _is_share)):
+        times = line.get(name, {})
+        if not (isinstance(times, dict) and all(map(fits, times.values()))):
+            raise InvalidValueError(f"{name} = {str(times)[:80]}: wanted numbers by name")
+    Config.from_dict(line.get("config"))
     return line
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -93,20 +93,31 @@ def unit(op: Op) -> str:
     return "TFLOP/s" if op == "matmul" else "GB/s"
 
 
+def _fits(value: object, kind: Any) -> bool:
+    """True for a value of a field that is annotated with `kind`: a class, classes or None, or texts."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    kinds = get_args(kind) or (kind,)
+    return type(value) in kinds or (float in kinds and type(value) is int)
+
+
 def read(path: Path) -> Ladders:
     """Read what `Ladders.to_json` gave. Raises FileError for others, and for no file."""
-    from pydantic import TypeAdapter, ValidationError  # late: slow to import
-
     if not path.is_file():
         raise FileError(f"{path} is not there, or no regular file")
     try:
-        found: Ladders = TypeAdapter(Ladders).validate_json(path.read_bytes(), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise FileError(f"{path} holds no ladder: {place}: {first['msg']}") from error
-    if found.n < 1 or not found.readings or any(r.us is not None and r.us <= 0 for r in found.readings):
-        raise FileError(f"{path} holds no ladder: wanted n of 1 or more, and times above 0")
+        fields = json.loads(path.read_bytes())
+        readings = tuple(Reading(**each) for each in fields.pop("readings"))
+        found = Ladders(**fields, readings=readings)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FileError(f"{path} holds no ladder: {error}") from error
+    if type(found.n) is not int or found.n < 1 or not readings:
+        raise FileError(f"{path} holds no ladder: wanted n of 1 or more, and readings")
+    kinds = get_type_hints(Reading)
+    for number, reading in enumerate(readings):
+        for name, value in vars(reading).items():
+            if not _fits(value, kinds[name]) or (name == "us" and value is not None and value <= 0):
+                raise FileError(f"{path} holds no ladder: reading {number} has {name} = {value!r}")
     return found
 
 
