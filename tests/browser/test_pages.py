@@ -204,7 +204,7 @@ def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     assert unreadable(visit(path), 800) == []
 
 
-@pytest.mark.parametrize("name", ["tiling", "ladder", "heatmap", "speedups"])
+@pytest.mark.parametrize("name", ["tiling", "ladder", "speedups"])
 def test_committed_pictures_follow_the_scheme(visit, name):
     shown = visit(ROOT / "tuning" / "pictures" / f"{name}.svg", dark=True)
     light = "fill => fill.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + Number(each) / 3, 0)"
@@ -213,4 +213,4 @@ def test_committed_pictures_follow_the_scheme(visit, name):
         f".map(e => ({light})(getComputedStyle(e).fill))"
     )
     assert paper < 40
-    assert name == "heatmap" or min(words) > 100  # numbers in the heat map lie on cells
+    assert min(words) > 100

@@ -139,10 +139,7 @@ USAGE = {
     "compile --target h200": "nothing to compile",
     "compile 8x8x8": "there is no GPU here: name one",
     "compile 8x8x8 --activation slu": "--activation 'slu': wanted one of relu",
-    "report --figure nothing": "no figure 'nothing': there are speedups, heatmap",
-    "report --output report.svg": "wanted a name that ends in .html",
-    "report --figure speedups --output report.html": "wanted a name that ends in .svg or .png",
-    "report --figure heatmap --problem nothing --target h200": "no search on NVIDIA H200",
+    "report --output report.pdf": "wanted a name that ends in .html or .svg or .png",
 }
 FAILURES = {
     "bench --compare missing.jsonl": "missing.jsonl",
@@ -151,7 +148,6 @@ FAILURES = {
     "report missing.jsonl": "no such file",
     "report notes.txt": "there are no results",
     "report none": "no .jsonl file",
-    "report cut.sqlite3.gz --figure heatmap --target h200": "cut.sqlite3.gz is not a store",
     "ladder --from missing.json": "missing.json",
     "ladder --from notes.txt": "notes.txt holds no ladder",
     "merge missing.sqlite3": "missing.sqlite3 is not there",

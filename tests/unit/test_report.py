@@ -3,14 +3,10 @@
 import pytest
 
 from tests.commands import run
-from tests.tilings import H200
 from tritile.core.config import Config
-from tritile.core.problem import MatmulProblem
 from tritile.errors import FileError
 from tritile.lab import report
 from tritile.lab.results import Measurement, append, result
-from tritile.planning.store import Store
-from tritile.planning.trial import Trial
 from tritile.tune.suites import parse_shape
 
 ENV = {
@@ -66,7 +62,7 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path):
     assert "torch 2.11.0, triton 3.6.0" in text
     for suffix, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
         output = tmp_path / f"speedups.{suffix}"
-        done = run("report", tmp_path, "--target", "h200", "--figure", "speedups", "--output", output)
+        done = run("report", tmp_path, "--target", "h200", "--output", output)
         assert done.exit_code == 0, done.output
         assert output.read_bytes().startswith(start)
 
@@ -83,37 +79,3 @@ def test_without_results_nothing_is_drawn():
         report.speedups([])
     with pytest.raises(FileError, match="no results of NVIDIA H200"):
         report.page([], "NVIDIA H200", "")
-
-
-PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")
-
-
-def trial(m, n, us, warps=4, problem=PROBLEM):
-    config = Config.of(warps, 3, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=32, GROUP_M=8)
-    return Trial(problem, config, us, failure=None if us else "it failed")
-
-
-def test_the_heat_map_has_the_fastest_config_of_each_tile():
-    chart = report.heatmap(
-        [trial(64, 64, 20.0), trial(64, 64, 10.0, 8), trial(32, 64, 15.0), trial(32, 32, None)]
-    )
-    (data,) = (d for d in chart.to_dict()["datasets"].values() if "configs" in d[0])
-    assert {(cell["m"], cell["n"]): (cell["us"], cell["ratio"], cell["configs"]) for cell in data} == {
-        (64, 64): (10.0, 1.0, 2),
-        (32, 64): (15.0, 1.5, 1),
-        (32, 32): (None, None, 1),
-    }
-    with pytest.raises(FileError, match="no config"):
-        report.heatmap([trial(32, 32, None)])
-
-
-def test_the_command_maps_the_problem_that_is_named(tmp_path):
-    store, other = Store(H200, tmp_path), MatmulProblem(1, 512, 512, 512, "float16", "float16")
-    for one in (trial(64, 64, 20.0), trial(32, 32, 30.0), trial(64, 64, 9.0, problem=other)):
-        store.add("digest", one)
-    words = ("--figure", "heatmap", "--target", "h200", "--output", tmp_path / "heatmap.svg")
-    assert "256x256x256" in run("report", store.path, *words).output  # that with the most trials
-    done = run("report", store.path, *words, "--problem", "512x512")
-    assert done.exit_code == 0, done.output
-    assert "512x512x512 NN float16: 1 trials" in done.output
-    assert (tmp_path / "heatmap.svg").read_text().count("prefers-color-scheme") == 1

@@ -28,7 +28,7 @@ from tritile.planning.table import Table
 from tritile.tune import suites
 
 SUITES = suites.SHIPPED
-_CHECKOUT = Path(__file__).parents[2]
+_RESULTS = Path(__file__).parents[2] / "tuning" / "results"  # of a checkout
 
 app = typer.Typer()  # takes the commands of the modules that are imported
 console = Console(markup=False, highlight=False)  # brackets in data are no markup
@@ -130,19 +130,13 @@ def joined(sizes: Sequence[str]) -> str:
     return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())
 
 
-def kept(folder: str) -> Path | None:
-    """Return a folder of `tuning` in this checkout, None where tritile is installed without one."""
-    there = _CHECKOUT / "tuning" / folder
-    return there if (_CHECKOUT / "pyproject.toml").is_file() and there.is_dir() else None
-
-
 def places_of(files: Iterable[str | Path] | None) -> list[Path]:
     """Return files and folders of results, by default a checkout's. Raises InvalidValueError for none."""
-    here = kept("results")
-    places = [Path(each) for each in files or []] or ([here] if here else [])
-    if not places:
+    if files:
+        return [Path(each) for each in files]
+    if not _RESULTS.is_dir():
         raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
-    return places
+    return [_RESULTS]
 
 
 def cases_of(

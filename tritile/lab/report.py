@@ -1,4 +1,4 @@
-"""Results as charts: one HTML page of where this GPU gains and loses, two figures, and the ladder.
+"""Results as charts: one HTML page of where this GPU gains and loses, its first chart alone, and the ladder.
 
 altair draws, and its own controls filter. Nothing is loaded from the network.
 """
@@ -14,15 +14,13 @@ import altair as alt
 import vl_convert
 
 from tritile.core.config import Config
-from tritile.errors import FileError, InvalidValueError, UnsupportedError
+from tritile.errors import FileError, UnsupportedError
 from tritile.lab.ladder.results import Ladders, unit
 from tritile.lab.results import BASELINES, Result, dtype_label, geomean, of_cases, sizes_label
 from tritile.lab.traffic import bytes_text
-from tritile.planning.trial import Trial
 
 Row = dict[str, Any]
 Chart = alt.LayerChart | alt.FacetChart | alt.VConcatChart
-FIGURES: Final = ("speedups", "heatmap")
 FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suite": "suite"}
 _WIDTH: Final = 900
 _MOST_LOSSES: Final = 40
@@ -126,9 +124,7 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> Chart:
     `base` draws rows that filters leave; by default all. Raises FileError where there is no row.
     """
     if not rows:
-        raise FileError(
-            "figure speedups: there are no results of this GPU: tritile bench --output DIR makes them"
-        )
+        raise FileError("there are no results of this GPU: tritile bench --output DIR makes them")
     base = alt.Chart(alt.InlineData(rows)) if base is None else base
     bands: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -248,52 +244,6 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
     return f"{head}{style}{script}{body}<h1>{name}</h1>{lines}{rest}"
 
 
-def heatmap(trials: Sequence[Trial]) -> Chart:
-    """Chart one problem's tiles: the time of each tile's fastest config over the fastest of all."""
-    tiles: dict[tuple[Any, Any], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        kwargs = dict(trial.config.kwargs)
-        if {"BLOCK_M", "BLOCK_N"} <= kwargs.keys():
-            tiles[kwargs["BLOCK_M"], kwargs["BLOCK_N"]].append(trial)
-    best = min((trial.time for own in tiles.values() for trial in own), default=math.inf)
-    if not math.isfinite(best):
-        raise FileError("figure heatmap: no config with BLOCK_M and BLOCK_N worked")
-    cells = []
-    for (m, n), own in tiles.items():
-        first = min(own, key=lambda trial: trial.time)
-        found = first.time / best if first.works else None
-        cells.append(
-            {"m": m, "n": n, "us": first.us, "ratio": found, "config": str(first.config), "configs": len(own)}
-        )
-    axis = alt.Axis(grid=False, domain=False, ticks=False, labelAngle=0)
-    place = {"x": alt.X("n:O", title="BLOCK_N", axis=axis), "y": alt.Y("m:O", title="BLOCK_M", axis=axis)}
-    base = alt.Chart(alt.InlineData(cells))
-    missing = base.transform_impute("ratio", key="n", groupby=["m"], value=None)
-    empty = missing.transform_filter("!isValid(datum.configs)").mark_rect(
-        filled=False, stroke=_EMPTY, strokeDash=[3, 3]
-    )
-    failed = base.transform_filter("!isValid(datum.ratio)").mark_text(text="✕", color=_MUTED)
-    works = base.transform_filter("isValid(datum.ratio)").transform_calculate(
-        digits="datum.ratio > 9.95 ? '.0f' : datum.ratio > 1 && datum.ratio < 1.006 ? '.3f' : '.2f'",
-        text="format(datum.ratio, datum.digits)",
-    )
-    scale = alt.Scale(type="log", domain=[1, 4], clamp=True, scheme="viridis", reverse=True)
-    legend = alt.Legend(
-        title="time over the fastest (log scale, 4 and more alike)", values=[1, 1.5, 2, 3, 4], format=".4~r"
-    )
-    rects = works.mark_rect(cornerRadius=3).encode(
-        **place, color=alt.Color("ratio:Q", scale=scale, legend=legend)
-    )
-    ink = alt.condition("datum.ratio > 2.1", alt.value("#ffffff"), alt.value("#101418"))
-    texts = works.mark_text(fontSize=11).encode(**place, text="text:N", color=ink)
-    ring = works.transform_filter("datum.ratio === 1").mark_rect(
-        filled=False, stroke=_ACCENT, strokeWidth=3, cornerRadius=3
-    )
-    layers = [empty.encode(**place), rects, ring.encode(**place), texts, failed.encode(**place)]
-    title = alt.TitleParams(trials[0].problem.label, fontSize=12, fontWeight="normal")
-    return alt.layer(*layers).properties(width=_WIDTH - 60, height=alt.Step(34), title=title)
-
-
 def ladder(found: Ladders) -> Chart:
     """Chart the rate of each rung on a logarithmic scale, the bytes it requests where nothing was timed."""
     panels = []
@@ -343,8 +293,6 @@ def picture(chart: Chart, kind: str) -> bytes:
     text = json.dumps(spec, allow_nan=False)
     if kind == "png":
         return bytes(vl_convert.vegalite_to_png(text, scale=2))
-    if kind != "svg":
-        raise InvalidValueError(f"a picture of kind {kind!r}: wanted svg or png")
     svg: str = vl_convert.vegalite_to_svg(text)
     end = svg.index(">") + 1
     return f"{svg[:end]}{_DARK_STYLE}{svg[end:]}".encode()
