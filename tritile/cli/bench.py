@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from tritile.cli import shared
-from tritile.cli.columns import number, table
-from tritile.cli.shared import app, console, progress, say
+from tritile.cli.shared import app, console, number, progress, say, table
 from tritile.core import device as devices
 from tritile.errors import FileError
 from tritile.lab import bench as benchmark

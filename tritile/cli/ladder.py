@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tritile.cli import columns, shared
-from tritile.cli.columns import number, whole
-from tritile.cli.shared import DRAWING, app, check_output, console, progress
+from tritile.cli import shared
+from tritile.cli.shared import DRAWING, app, check_output, console, number, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
@@ -53,7 +52,7 @@ def _row(reading: Reading, ladders: Ladders) -> dict[str, str | Text]:
             value = getattr(reading, name)
             cells[name] = "-" if value is None else str(value)
     idea = reading.idea + (f" ({reading.note})" if reading.note else "")
-    return {"rung": whole(reading.name), "what is new": idea, **{k: number(v) for k, v in cells.items()}}
+    return {"rung": reading.name, "what is new": idea, **{k: number(v) for k, v in cells.items()}}
 
 
 @app.command()
@@ -92,7 +91,7 @@ def ladder(
             rows = [_row(reading, found) for reading in readings]
             styles = ["red" if each.failed else "dim" if each.baseline else "" for each in readings]
             console.print(
-                columns.table(rows, f"{name}, {found.n} x {found.n}, {how} {found.device}", styles=styles)
+                shared.table(rows, f"{name}, {found.n} x {found.n}, {how} {found.device}", styles=styles)
             )
             console.print()
         console.print("requested: bytes of global memory; of a transpose, of whole 32-byte sectors")

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tritile.cli import columns, shared
-from tritile.cli.columns import number
-from tritile.cli.shared import app, console, device_of, print_json
+from tritile.cli import shared
+from tritile.cli.shared import app, console, device_of, number, print_json
 from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
@@ -41,12 +40,12 @@ def show(
         told = {"gpu": device.name, "store": store.path, "remembered": list(map(_fields, remembered))}
         print_json(told | {"tables": [_numbers(made, where) for made, where in tables]})
         return
-    rows: dict[str, columns.Row] = {}  # of each class, from the first table that has its portfolio
+    rows: dict[str, dict[str, Any]] = {}  # of each class, from the first table that has its portfolio
     for made, where in tables:
         by = f", by triton {made.triton}" if made.triton else ""
         console.print(f"table {where}{by}: {len(made.entries)} entries", soft_wrap=True)
         for name, own in made.portfolios.items():
-            row: columns.Row = {
+            row = {
                 "class": name,
                 "configs": number(len(own.configs)),
                 "sizes": number(own.loss.sizes),
@@ -56,7 +55,7 @@ def show(
             }
             rows.setdefault(name, row)
     if rows:
-        console.print(columns.table(list(rows.values()), "portfolios", ("from",)))
+        console.print(shared.table(list(rows.values()), "portfolios", ("from",)))
         console.print("loss: how much slower than the fastest config picks are, median and 95%")
     if not tables:
         console.print(f"no table serves {device.name}")
@@ -70,7 +69,7 @@ def show(
             }
             for trial in remembered
         ]
-        console.print(columns.table(lines, "remembered"))
+        console.print(shared.table(lines, "remembered"))
     console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}", soft_wrap=True)
 
 

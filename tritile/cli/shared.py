@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 from tritile.core import device as devices
 from tritile.core.device import Device
@@ -24,7 +27,7 @@ from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families import numerics
-from tritile.planning.table import Table
+from tritile.planning import table as gpu_table
 from tritile.tune import suites
 
 SUITES = suites.SHIPPED
@@ -120,7 +123,35 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def portfolios(made: Table) -> dict[str, dict[str, Any]]:
+def number(value: object, form: str = "", bad: bool = False) -> Text:
+    """Return a cell that stands to the right; empty for None, red where `bad`."""
+    text = "" if value is None else format(value, form)
+    return Text(text, style="bold red" if bad else "", justify="right")
+
+
+def table(
+    rows: Sequence[Mapping[str, str | Text]],
+    title: str = "",
+    same: Iterable[str] = (),
+    styles: Sequence[str] = (),
+) -> Group:
+    """Return rows, one or more, of cells by column; `styles` has the style of each row.
+
+    Columns of `same` whose value is the same in all rows move to the title.
+    """
+    in_title = {name: str(rows[0][name]) for name in same if len({str(row[name]) for row in rows}) == 1}
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    names = [name for name in rows[0] if name not in in_title]
+    for name in names:
+        made.add_column(name, justify=getattr(rows[0][name], "justify", "left"), overflow="fold")
+    for row, style in zip_longest(rows, styles):
+        cells = (row[name] for name in names)
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells), style=style)
+    heading = Text(", ".join(filter(None, (title, *in_title.values()))), style="bold")
+    return Group(heading, made) if heading else Group(made)
+
+
+def portfolios(made: gpu_table.Table) -> dict[str, dict[str, Any]]:
     """Return how many configs a table's portfolios have and what their picks lose, by class, for JSON."""
     return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
 
