@@ -1,6 +1,9 @@
 """The package as a whole: what importing it costs, and which module may import which."""
 
 import ast
+import functools
+import json
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +61,7 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
 
 
+@functools.cache
 def imported(path: Path, source: str) -> set[str]:
     """Dotted names of all that a file imports, inside functions too."""
     names = set()
@@ -183,65 +187,67 @@ def test_the_page_on_architecture_shows_the_rooms_in_their_order():
     assert folders - {"__pycache__"} == shown
 
 
-def fresh(code: str) -> str:
-    """What `code` prints in a new interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+# What a new process prints as it imports tritile, then calls it: JSON, once.
+STARTED = f"""
+import json, os, sys, warnings, torch
+matmul = torch.backends.cuda.matmul
+settings = lambda: (dict(os.environ), torch.get_num_threads(), matmul.fp32_precision)
+before = settings()
+import tritile
+from tritile.families.registry import ALL
+from triton.runtime.driver import driver
+jitted = lambda: sorted(family.label for family in ALL if family.kernel._jitted)
+modules = {{family.kernel.module for family in ALL}} | {{"triton.experimental.gluon.language"}}
+found = {{
+    "GPU": torch.cuda.is_initialized() or driver._active is not None,
+    "optional": sorted({OPTIONAL} & set(sys.modules)), "same": settings() == before,
+    "at import": jitted() + sorted(modules & set(sys.modules)),
+}}
+warnings.simplefilter("ignore")
+x = torch.ones(5, 3)
+tritile.transpose(x)
+found["after a call"] = jitted()
+assert torch.equal(tritile.matmul(x, x.mT), torch.full((5, 5), 3.0))
+tritile.linear(x, x), tritile.linear(x, x, x[:, 0])
+found["slow"] = "sympy" in sys.modules  # a second, which torch.broadcast_shapes takes
+found["enumerated"] = [family.label for family in ALL if "configs" in vars(family)]  # thousands
+tritile.plan(tritile.matmul, x, x.mT, device="nvidia-h200")
+found["rooms"] = sorted({{name.split(".")[1] for name in sys.modules if name.startswith("tritile.")}})
+sys.modules["rich"] = None
+import tritile.lab.results  # which needs it only to print
+assert tritile.autotune and tritile.Space and tritile.explain
+found["when asked"] = "tritile.tune.autotuner" in sys.modules and callable(tritile.explain)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("started") / "cache"
+    environ = os.environ | {"TRITILE_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-c", STARTED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, env=environ)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return json.loads(done.stdout) | {"cache": cache.exists()}
 
 
-def test_importing_touches_no_gpu_no_optional_package_no_file_and_no_setting(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(cache))
-    code = (
-        "import os, sys, torch\n"
-        "matmul = torch.backends.cuda.matmul\n"
-        "before = dict(os.environ), torch.get_num_threads(), matmul.fp32_precision\n"
-        "import tritile\n"
-        f"print(torch.cuda.is_initialized(), {OPTIONAL} & set(sys.modules))\n"
-        "from triton.runtime.driver import driver\n"
-        "print(driver._active is None)\n"
-        "print(before == (dict(os.environ), torch.get_num_threads(), matmul.fp32_precision))\n"
-        "sys.modules['rich'] = None\n"
-        "import tritile.lab.results  # which needs it only to print"
+def test_importing_touches_no_gpu_no_optional_package_no_file_and_no_setting(started):
+    assert (started["GPU"], started["optional"], started["same"], started["cache"]) == (
+        False,
+        [],
+        True,
+        False,
     )
-    assert fresh(code).splitlines() == ["False set()", "True", "True"]
-    assert not cache.exists()
 
 
-def test_importing_jits_no_kernel_and_a_call_those_of_its_family():
-    code = (
-        "import sys, torch, tritile\n"
-        "from tritile.families.registry import ALL\n"
-        "def jitted(): return sorted(f.label for f in ALL if f.kernel._jitted)\n"
-        "gluon = any(name.startswith('triton.experimental.gluon.language') for name in sys.modules)\n"
-        "print(jitted(), gluon, *(f.kernel.module for f in ALL if f.kernel.module in sys.modules))\n"
-        "tritile.transpose(torch.ones(5, 3))\n"
-        "print(jitted())"
-    )
-    assert fresh(code).splitlines() == ["[] False", "['permute/tile']"]
+def test_importing_jits_no_kernel_and_a_call_those_of_its_family(started):
+    assert (started["at import"], started["after a call"]) == ([], ["permute/tile"])
 
 
-def test_a_launched_call_loads_nothing_that_tunes():
+def test_a_launched_call_loads_nothing_that_tunes(started):
     """Nor does importing: what is public of it is loaded where it is asked for."""
-    code = (
-        "import sys, warnings, torch\n"
-        "import tritile\n"
-        "warnings.simplefilter('ignore')\n"
-        "x = torch.ones(5, 3)\n"
-        "assert torch.equal(tritile.matmul(x, x.mT), torch.full((5, 5), 3.0))\n"
-        "tritile.transpose(x), tritile.linear(x, x), tritile.linear(x, x, x[:, 0])\n"
-        "assert 'sympy' not in sys.modules, 'a second, which torch.broadcast_shapes takes'\n"
-        "from tritile.families.registry import ALL\n"
-        "assert not any('configs' in vars(family) for family in ALL), 'thousands that nobody asked for'\n"
-        "tritile.plan(tritile.matmul, x, x.mT, device='nvidia-h200')\n"
-        "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('tritile.')}))\n"
-        "assert tritile.autotune and tritile.Space and tritile.explain\n"
-        "print('tritile.tune.autotuner' in sys.modules, callable(tritile.explain))"
-    )
-    rooms, then = fresh(code).splitlines()
-    assert set(ast.literal_eval(rooms)) & {"tune", "lab", "cli"} == set()
-    assert then == "True True"
+    assert set(started["rooms"]) & {"tune", "lab", "cli"} == set()
+    assert (started["slow"], started["enumerated"], started["when asked"]) == (False, [], True)
 
 
 def undocumented():
