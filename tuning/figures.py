@@ -5,7 +5,7 @@ The page's text, and which lines its tables show, are in pages/benchmarks.md, a 
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from tritile.planning.store import Store
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 TEMPLATE: Final = HERE / "pages" / "benchmarks.md"
+STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
 README_HEAD: Final = "on one H200 | problems: | torch's time / tritile's: | worst:"
 README_ROWS: Final = """
 bf16, ragged, untuned | kind == "drawn, ragged"
@@ -50,9 +51,9 @@ def recorded(path: Path, failures: bool = False) -> dict[Tiled, dict[Config, flo
     return found
 
 
-def predictions() -> Iterator[Cells]:
+def predictions(stores: Iterable[Path]) -> Iterator[Cells]:
     """Yield the median error of predicted times, by store of trials and by operation."""
-    for path in sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz")):
+    for path in stores:
         kinds: dict[str, tuple[list[float], list[float]]] = {}
         for problem, times in recorded(path).items():
             kind = "products" if isinstance(problem, MatmulProblem) else "permutations"
@@ -64,7 +65,7 @@ def predictions() -> Iterator[Cells]:
             yield path.name, kind, *(f"{statistics.median(values):.0%}" for values in of_both)
 
 
-def page(results: Path = HERE / "results") -> str:
+def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> str:
     """Return the whole page."""
     lines = stored([RESULTS], print)
     cases = [kinds.told(line) for line in of_cases(lines)]
@@ -73,7 +74,7 @@ def page(results: Path = HERE / "results") -> str:
     return environment.from_string(TEMPLATE.read_text()).render(
         drawn=drawn, kinds=kinds, results=results, lines=lines, cases=cases,
         table=table, measured_on=measured_on, median=statistics.median,
-        predictions=predictions,
+        predictions=lambda: predictions(stores),
         pick=lambda condition: kinds.picked(cases, condition),
         span=lambda values: " | ".join(span(values)),
         ladder=read(HERE / "ladder" / f"{DEVICE.slug}.json"),
