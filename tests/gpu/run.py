@@ -16,6 +16,7 @@ Options that are not listed go to pytest.
 
 import argparse
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -69,17 +70,24 @@ def kernels_of(file: str) -> list[str]:
     return [kernel for kernel in tested.digests() if kernel.startswith(begun)]
 
 
+@functools.cache
+def _imported(path: Path) -> frozenset[Path]:
+    """The files of the tests that one imports."""
+    bases = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests":
+            bases |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    paths = (ROOT / f"{base.replace('.', '/')}.py" for base in bases)
+    return frozenset(path for path in paths if path.is_file())
+
+
 def _helpers(path: Path) -> set[Path]:
     """A file of tests, and the files beside the tests that it imports."""
     found, pending = set[Path](), {path}
     while pending:
         one = pending.pop()
         found.add(one)
-        for node in ast.walk(ast.parse(one.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests":
-                bases = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                paths = {ROOT / f"{base.replace('.', '/')}.py" for base in bases}
-                pending |= {p for p in paths if p.is_file()} - found
+        pending |= _imported(one) - found
     return found
 
 
