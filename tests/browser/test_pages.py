@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-import tritile
 from tests.commands import run
 from tests.tilings import H200, product
 from tritile.core.config import Config
+from tritile.lab import traffic
 from tritile.lab.picture import blocks_of, tiling_of
 
 ROOT = Path(__file__).parents[2]
@@ -59,13 +59,11 @@ def config_of(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_page_requests_what_explain_says(page, case):
-    shown, (m, n, k, block_m, block_n, block_k, *_) = page(), case
+    shown, (m, n, k, *_) = page(), case
     typed(shown, case)
     problem = product(f"{m}x{n}x{k}")
-    words = f"tile BLOCK_M={block_m} BLOCK_N={block_n} BLOCK_K={block_k}"
-    found = tritile.explain(problem, device=H200, config=words)
-    assert fact(shown, "untiled") == found.untiled.read
-    assert fact(shown, "tiled") == found.tiled.read
+    assert fact(shown, "untiled") == traffic.untiled(problem).read
+    assert fact(shown, "tiled") == traffic.tiled(problem, config_of(case), H200).read
     assert fact(shown, "unique") == problem.bytes - 2 * m * n
     tiling = tiling_of(problem, config_of(case), H200)
     assert (fact(shown, "tiles"), fact(shown, "steps")) == (tiling.tiles, tiling.steps)

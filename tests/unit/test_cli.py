@@ -73,14 +73,13 @@ def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path
 WHOLE = """
 import os, sys
 import torch, triton  # once, in seconds
-for argv in ([], ["/bin/tritile"], ["/bin/tritile", "--help"], ["/bin/tritile", "tune"]):
+for argv in ([], ["/bin/tritile", "--help"]):
     if os.fork() == 0:
         sys.argv = argv
         import tritile
         tritile.matmul, tritile.explain, tritile.__version__
-        print("whole", flush=True)
         os._exit(0)
-    assert os.wait()[1] == 0, argv
+print(os.wait()[1], os.wait()[1])
 """
 
 
@@ -89,7 +88,7 @@ def test_the_package_is_whole_however_its_process_was_started():
     done = subprocess.run(
         [sys.executable, "-c", WHOLE], capture_output=True, text=True, check=True, env=environ
     )
-    assert done.stdout.split() == ["whole"] * 4
+    assert done.stdout == "0 0\n"
 
 
 def test_a_warning_is_one_line(capsys, monkeypatch):
@@ -260,7 +259,7 @@ WRITES = (
     "picture 30 20 10 --output {}.svg",
     "picture 300x200 --op transpose --output {}.png",
     "export --target h200 --output {}.json",
-    "report results --output {}.html",
+    "report results --output {}.svg",
     "ladder --from ladder.json --output {}.svg",
 )
 
@@ -566,11 +565,13 @@ def test_a_log_in_nobodys_home_is_refused(monkeypatch):
         tune_log()
 
 
-def test_nothing_is_said_where_nobody_reads_the_output():
+def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):
+    (tmp_path / "tritile").write_text("from tritile.__main__ import main\nmain()")
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "tritile", "--help"]
-    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, str(tmp_path / "tritile"), "--help"]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environ)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (1, "")
 

@@ -305,27 +305,27 @@ def config_like(text: str, problem: Tiled, device: Device) -> Config:
         options = {name: str(getattr(config, name)) for name in ("num_warps", "num_stages", "num_ctas")}
         return {"family": config.family, **{name: str(value) for name, value in config.kwargs}, **options}
 
-    found, seen = model.ranked(problem, device), set[str]()
+    found, seen = [(each, parameters(each)) for each in model.ranked(problem, device)], set[str]()
     for word in text.replace(",", " ").split():
         name, _, value = word.partition("=") if "=" in word else ("family", "=", word)
         if not (name.isidentifier() and value) or name in seen:
             raise InvalidValueError(f"config {text!r}, at {word!r}: wanted NAME=VALUE, each name once")
         seen.add(name)
-        names = sorted({each for config in found for each in parameters(config)})
-        values = {own[name] for config in found if name in (own := parameters(config))}
-        found = [config for config in found if parameters(config).get(name) == value]
+        values = {own[name] for _, own in found if name in own}
         if not values:
-            families = ", ".join(FAMILIES[problem.op])
+            names = ", ".join(sorted(set[str]().union(*(own for _, own in found))))
             raise InvalidValueError(
-                f"config {text!r}: there is no {name}; there are {', '.join(names)}; families are {families}"
+                f"config {text!r}: there is no {name}; there are {names}; "
+                f"families are {', '.join(FAMILIES[problem.op])}"
             )
+        found = [(config, own) for config, own in found if own.get(name) == value]
         if not found:
             among = ", ".join(sorted(values, key=lambda v: (int(v) if v.isdecimal() else 0, v)))
             raise InvalidValueError(
                 f"config {text!r}: of the configs legal for {problem.label} on {device.name} that have what "
                 f"is named before, none has {name} = {value}; there are {among}"
             )
-    return found[0]
+    return found[0][0]
 
 
 def explain(
