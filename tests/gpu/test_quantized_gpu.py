@@ -249,7 +249,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
         answers.answer_error(calls[0])
     assert (
         answers.check(
-            baselines.into_out(baselines.torch_ways(problem, calls[0])[baselines.WIDE_WEIGHT]),
+            baselines.into_out(baselines.torch_ways(calls[0])[baselines.WIDE_WEIGHT]),
             calls[0],
             every=False,
         )

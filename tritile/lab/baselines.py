@@ -17,13 +17,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tritile.core import of_torch
 from tritile.core.epilogue import activated
 from tritile.core.forgetting import Memo
-from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue, Tiled
+from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue
 from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.operands import applied, as_matrices, weight_rows
-from tritile.tune.suites import Case
 
 T = TypeVar("T")
 Side = torch.Tensor | None
@@ -361,7 +360,7 @@ def _of_matmul(call: MatmulCall) -> dict[str, Way]:
     return {**found, COMPILED: compiled(fused(call))}
 
 
-def torch_ways(what: Case | Tiled, call: Call) -> dict[str, Way]:
+def torch_ways(call: Call) -> dict[str, Way]:
     """Return torch's ways to make a call's answer by name, the plainest first.
 
     The fastest of them is what tritile is compared with.
@@ -369,8 +368,6 @@ def torch_ways(what: Case | Tiled, call: Call) -> dict[str, Way]:
     if isinstance(call, MatmulCall):
         return _of_matmul(call)
     if isinstance(call, PermuteCall):
-        if isinstance(what, Case):
-            return {"copy_": torch_calls.permute(what.dtype, what.shape, what.dims)}
         return {"copy_": torch_calls.copy}
     if isinstance(call, GroupedCall):
         fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"

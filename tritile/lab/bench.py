@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,6 @@ from tritile.lab.tune import gpu_for, problem_of
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
-from tritile.ops.plan import function_of
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
 from tritile.planning.trial import AS_TORCH
@@ -65,9 +64,9 @@ def _graphs(problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way]
     return graphs
 
 
-def _torch_graphs(what: Case | Tiled, problem: Tiled, calls: list[Call], tell: Tell) -> Graphs:
+def _torch_graphs(problem: Tiled, calls: list[Call], tell: Tell) -> Graphs:
     """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
-    (name, plainest), *others = baselines.torch_ways(what, calls[0]).items()
+    (name, plainest), *others = baselines.torch_ways(calls[0]).items()
     operands.poison(calls[0])
     baselines.into_out(plainest)(calls[0])
     torch.cuda.synchronize()
@@ -94,7 +93,7 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if getattr(problem, "precision", "").removesuffix(THREE) == "tf32" else "ieee"):
-        ways = _torch_graphs(what, problem, calls, tell)
+        ways = _torch_graphs(problem, calls, tell)
         taken = inductor and problem.op != "linear_quantized"
         more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
     graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
@@ -228,10 +227,6 @@ def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
     return lines
 
 
-_BRIEF_US: Final = 1000.0  # of a call whose time on the host is told: it is made hundreds of times
-_BATCHES: Final = 20
-
-
 @dataclass(frozen=True, repr=False)
 class BenchResult(Tabular):
     """Tell how long a call takes, and torch's.
@@ -241,7 +236,6 @@ class BenchResult(Tabular):
     - `spread`: that of tritile's times, over their median.
     - `config`, `source`: what ran, and which source gave it, as `tritile.plan` says.
     - `error`, `torch_error`: relative norms against a reference in float64; None of a decorated kernel.
-    - `host_us`: microseconds that the call keeps the host busy; None where it was not timed.
     """
 
     problem: Problem
@@ -254,7 +248,6 @@ class BenchResult(Tabular):
     torch_call: str = ""
     error: float | None = None
     torch_error: float | None = None
-    host_us: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -272,10 +265,7 @@ class BenchResult(Tabular):
             found.append(("torch", "not timed: the kernel has no reference="))
         if self.error is not None and self.torch_error is not None:
             found.append(("error", f"{self.error:.2g}, torch's {self.torch_error:.2g}"))
-        found += [("config", str(self.config)), ("source", self.source)]
-        if self.host_us is not None:
-            found.append(("host", f"{self.host_us:.1f} us a call"))
-        return tuple(found)
+        return (*found, ("config", str(self.config)), ("source", self.source))
 
     @property
     def _title(self) -> str:
@@ -322,8 +312,6 @@ def bench(
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 
-    The time on the host is told of calls with tensors on the GPU that take less than a millisecond there.
-
     Returns:
         A `BenchResult`, which prints as a table.
 
@@ -336,16 +324,10 @@ def bench(
     if isinstance(what, Autotuner):
         return _of_kernel(what, args, kwargs)
     problem = problem_of("bench", what, args, kwargs)
-    values = (*args, *kwargs.values())
-    device, gpu = gpu_for("bench", values)
+    device, gpu = gpu_for("bench", (*args, *kwargs.values()))
     with torch.cuda.device(gpu):
         found = measured(problem, tell=lambda text: warnings.warn(text, stacklevel=2))
-        here = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
-        host = None
-        if here and found.tritile_us < _BRIEF_US and not isinstance(what, Tiled):
-            function = function_of("bench", what)
-            (host,) = host_us(lambda: function(*args, **kwargs), batches=_BATCHES)
     return BenchResult(
         problem, device, found.tritile_us, found.torch_us, found.spread, found.config, found.plan_source,
-        found.torch_call, found.error, found.torch_error, host,
+        found.torch_call, found.error, found.torch_error,
     )  # fmt: skip

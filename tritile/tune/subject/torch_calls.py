@@ -1,7 +1,7 @@
 """torch's own calls for what a call of tritile's does, into the same output."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -53,18 +53,6 @@ def add(call: MatmulCall) -> None:
     (a, b), out = in_one_batch(call)
     row = operands.matrix(call.fused.bias, 1)[0, 0]  # of one dimension, for which cuBLAS adds it itself
     torch.addmm(row, a, b, out=out)
-
-
-def permute(dtype: str, shape: Sequence[int], dims: Sequence[int]) -> Callable[..., None]:
-    """Return a function that makes torch's permutation of a contiguous x of this shape."""
-    kind = torch.uint8 if dtype == "bool" else getattr(torch, dtype)  # the bits are random, and no booleans
-    moved = [shape[dim] for dim in dims]
-
-    def run(call: object) -> None:
-        x, out = (tensor.view(kind) for tensor in call.tensors)  # type: ignore[attr-defined]
-        out.view(moved).copy_(x.view(list(shape)).permute(*dims))
-
-    return run
 
 
 def copy(call: PermuteCall) -> None:
