@@ -51,13 +51,9 @@ def test_what_runs_where():
         target: [rung.name for rung in KERNELS if rung.unfit(target_device(target), 1024)]
         for target in ("sm_80", "sm_90", "sm_100", "gfx942")
     }
-    gluon_rungs = ["shared tiles", "no bank conflicts"]
-    assert unfit == {
-        "sm_80": ["persistent, TMA"],
-        "sm_90": [],
-        "sm_100": [],
-        "gfx942": ["shared tiles", "persistent, TMA", *gluon_rungs],
-    }
+    gluon_rungs, tma = ["shared tiles", "no bank conflicts"], "persistent, TMA"
+    assert unfit == {"sm_80": [tma], "sm_90": [], "sm_100": [], "gfx942": ["shared tiles", tma, *gluon_rungs]}
+    assert [n for n in (8, 12, 31, 64) if of("matmul", tma).unfit(H200, n) is None] == [8, 64]
 
 
 @pytest.mark.parametrize("n", [1, later(31), 1000, 1001])
@@ -76,17 +72,15 @@ def test_every_config_that_is_tuned_over_fits_hopper_without_spills(rung):
         assert (found.spills, found.excess(H200)) == (0, None), config
 
 
-@pytest.mark.parametrize(("name", "cores"), [("shared tiles", False), ("register blocks", False),
-                                             ("tensor cores", True), ("persistent, TMA", True)])  # fmt: skip
-def test_which_rungs_use_tensor_cores(name, cores):
+@pytest.mark.parametrize(
+    ("name", "cores", "copies"),
+    [("shared tiles", False, False), ("register blocks", False, False), ("tensor cores", True, False),
+     ("persistent, TMA", True, True)],
+)  # fmt: skip
+def test_which_rungs_use_tensor_cores_and_the_copy_engine(name, cores, copies):
     text = compiled(of("matmul", name)).asm["ptx"]
-    assert ("wgmma" in text) == cores
-    assert ("fma.rn.f32" in text) != cores
-
-
-def test_the_copy_engine_is_used():
-    assert "cp.async.bulk.tensor" in compiled(of("matmul", "persistent, TMA")).asm["ptx"]
-    assert "cp.async.bulk.tensor" not in compiled(of("matmul", "tensor cores")).asm["ptx"]
+    assert (("wgmma" in text), ("fma.rn.f32" in text)) == (cores, not cores)
+    assert ("cp.async.bulk.tensor" in text) == copies
 
 
 @pytest.mark.parametrize("op", LADDERS)
@@ -100,11 +94,6 @@ def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch)
     back = unpack(pack(call, tmp_path, 2**30, host_too=True), StandIn)
     with compiling_for(H200):
         assert back.launch(rung.configs[0], grid=(1,), warmup=True).name == kernel.__name__
-
-
-@pytest.mark.parametrize(("n", "fits"), [(8, True), (12, False), (31, False), (64, True)])
-def test_what_tma_cannot_see_is_refused(n, fits):
-    assert (of("matmul", "persistent, TMA").unfit(H200, n) is None) == fits
 
 
 @gluon.jit
