@@ -1,13 +1,11 @@
 """Show what tritile needs, what was found, and what to do about what is missing: `tritile doctor`."""
 
-import functools
 import importlib.util
 import os
 import platform
 import shutil
 import sys
 import tempfile
-import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +13,8 @@ from dataclasses import asdict, dataclass
 import torch
 import triton
 import typer
+from rich.table import Column, Table
+from rich.text import Text
 
 import tritile.ops.matmul as matmul_op
 from tritile.cli.shared import Json, app, console, print_json, working
@@ -149,15 +149,6 @@ def _advice(failure: Exception) -> str:
     return "see the message; the GPU's driver, Triton and torch have to fit each other"
 
 
-def _print(finding: Finding) -> None:
-    wrap = functools.partial(
-        textwrap.wrap, width=max(20, console.width - 21), break_long_words=False, break_on_hyphens=False
-    )
-    lines = [*(wrap(finding.found) or [""]), *(wrap(f"-> {finding.advice}") if finding.advice else [])]
-    for name, line in zip((finding.name, *[""] * len(lines)), lines, strict=False):
-        console.print(f"{name:20} {line}", style=None if finding.good else "red", soft_wrap=True)
-
-
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing."""
@@ -168,7 +159,10 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
+        lines = Table.grid(Column(width=20), Column(overflow="fold"), padding=(0, 1))
         for finding in findings:
-            _print(finding)
+            advice = f"\n-> {finding.advice}" if finding.advice else ""
+            lines.add_row(finding.name, Text(finding.found + advice), style="" if finding.good else "red")
+        console.print(lines)
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from tritile.core import device as devices
 from tritile.core.device import Device
+from tritile.core.extras import EXTRAS, extra_advice
 from tritile.core.files import write_whole
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
@@ -282,7 +283,7 @@ def gpu_here(advice: str = "nothing can be measured") -> Device:
     return device
 
 
-DRAWING = ("altair", "vl_convert")  # the packages that charts need
+DRAWING = EXTRAS["report"]  # what charts need
 
 
 def check_output(path: Path | None, needs: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -300,7 +301,7 @@ def check_output(path: Path | None, needs: Mapping[str, Sequence[str]] | None = 
     check_folder(path.parent, path)
     missing = [name for name in (needs or {}).get(path.suffix, ()) if find_spec(name) is None]
     if missing:
-        raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: pip install 'tritile[report]'")
+        raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: {extra_advice(missing[0])}")
 
 
 def check_folder(folder: Path | None, wanted: Path | None = None) -> None:
