@@ -67,10 +67,15 @@ class Occupancy:
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """The best config with another tile; its fields are as those of `Explanation`.
+class Cost:
+    """What a config costs. Predictions err by some 10% in the median: smaller differences say nothing.
 
-    Predictions err by some 10% in the median: smaller differences say nothing.
+    - `measured_us`: None where neither tuning on this GPU nor its table has measured the config.
+    - `tiled`: bytes that loads (`read`) and stores (`written`) of its tiles request from global memory. Of a
+      permutation whole 32-byte sectors count. Divide by `problem.itemsize` for elements.
+    - `tiling`: how many `tiles` and `programs` there are, and which share of them is `filled`.
+    - `parts_us`: microseconds that each unit of the GPU needs by itself, the longest first; `bound`: the one
+      that sets the time, or "latency" where none explains it.
     """
 
     config: Config
@@ -83,38 +88,26 @@ class Alternative:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Tabular):
+class Explanation(Tabular, Cost):
     """What is known of one problem with one config on one device. It prints as a table.
 
-    - `untiled`, `tiled`, `unique`: bytes that loads (`read`) and stores (`written`) request from global
-      memory: element by element, with this config's tiles, and each byte once. Of a permutation whole
-      32-byte sectors count. Divide by `problem.itemsize` for elements.
-    - `tiling`: how many `tiles` and `programs` there are, and which share of them is `filled`.
+    - `untiled`, `unique`: as `tiled`, element by element, and each byte once.
     - `at_once`: programs that the whole GPU holds; `waves` follow from it.
     - `resources`: registers, spills and shared memory of the compiled kernel, and with them `occupancy`; both
       None where it does not compile, with the reason in `failure`.
-    - `parts_us`: microseconds that each unit of the GPU needs by itself, the longest first; `bound`: the one
-      that sets the time, or "latency" where none explains it.
-    - `measured_us`: None where neither tuning on this GPU nor its table has measured the config.
+    - `alternatives`: the best configs with other tiles.
     """
 
     problem: Known
-    config: Config
     source: str
     device: Device
     untiled: Traffic
-    tiled: Traffic
     unique: Traffic
-    tiling: Tiling
     at_once: int
     resources: Resources | None
     occupancy: Occupancy | None
     failure: str
-    predicted_us: float
-    measured_us: float | None
-    parts_us: dict[str, float]
-    bound: str
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[Cost, ...]
 
     @property
     def reuse(self) -> float:
@@ -399,15 +392,16 @@ def explain(
     for each in (own, *fastest, *model.ranked(problem, gpu)):
         by_tile.setdefault((each["BLOCK_M"], each["BLOCK_N"]), each)
 
-    def of(each: Config) -> Alternative:
+    def of(each: Config) -> Cost:
         predicted, us = model.predict_us(each, problem, gpu), measured.get(each)
         parts, requested = parts_us(problem, each, gpu), traffic.tiled(problem, each, gpu)
         tiling, bound = traffic.tiling(problem, each, gpu), bound_of(parts, us or predicted)
-        return Alternative(each, predicted, us, requested, tiling, parts, bound)
+        return Cost(each, predicted, us, requested, tiling, parts, bound)
 
     mine, *others = map(of, list(by_tile.values())[: _ALTERNATIVES + 1])
+    source = chosen.source if own == chosen.config else "given"
     return Explanation(
-        problem, own, chosen.source if own == chosen.config else "given", gpu,
-        traffic.untiled(problem), mine.tiled, traffic.unique(problem), mine.tiling, at_once,
-        used, held, failure, mine.predicted_us, mine.measured_us, mine.parts_us, mine.bound, tuple(others),
+        **vars(mine), problem=problem, source=source, device=gpu, untiled=traffic.untiled(problem),
+        unique=traffic.unique(problem), at_once=at_once, resources=used, occupancy=held, failure=failure,
+        alternatives=tuple(others),
     )  # fmt: skip
