@@ -65,8 +65,8 @@ def code_of(source: str) -> str:
 
 
 @functools.cache
-def _named(source: str) -> tuple[str, ...]:
-    """Return what source imports from this package, each name as a module's file without its suffix.
+def _imported(package: Path, source: str) -> frozenset[str]:
+    """Return the files of this package that source imports, without errors.py.
 
     A `Kernel` names the module that it imports later.
     """
@@ -76,7 +76,9 @@ def _named(source: str) -> tuple[str, ...]:
             found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Kernel":
             found += [str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
-    return tuple("/".join(name.split(".")[1:]) for name in found if name.startswith("tritile."))
+    names = {"/".join(name.split(".")[1:]) for name in found if name.startswith("tritile.")}
+    paths = {path for name in names for path in (f"{name}.py", f"{name}/__init__.py")}
+    return frozenset(path for path in paths - {"errors.py"} if (package / path).is_file())
 
 
 @functools.cache
@@ -88,12 +90,6 @@ def _kernels() -> frozenset[str]:
         for path in found
         if _JITTED.search(_text(path)) and (PACKAGE / path).with_name("family.py").is_file()
     )
-
-
-def _imports(path: str) -> set[str]:
-    """Return the files of this package that a file imports, without errors.py."""
-    paths = {path for name in _named(_text(path)) for path in (f"{name}.py", f"{name}/__init__.py")}
-    return {path for path in paths - {"errors.py"} if (PACKAGE / path).is_file()}
 
 
 def modules_of(kernel: str) -> list[str]:
@@ -112,7 +108,7 @@ def modules_of(kernel: str) -> list[str]:
         path = pending.pop()
         found.add(path)
         if path not in _NOT_FOLLOWED:
-            pending |= _imports(path) - found - left_out
+            pending |= _imported(PACKAGE, _text(path)) - found - left_out
     return sorted(found)
 
 
