@@ -52,6 +52,29 @@ def transposed_clusters(*sides, **more):
     return clusters(*sides, **more, family="transposed_clusters")
 
 
+def few_rows(rows, dtype, warps=1, stages=3):
+    """Of 4 words a thread: 4 rows of w at once, 512 bytes of each."""
+    blocks = {"BLOCK_M": _rounded(rows), "BLOCK_N": 4 * warps, "BLOCK_K": 512 // dtype.itemsize}
+    return Config.of(warps, stages, "few_rows", **blocks)
+
+
+def across(rows, dtype, columns=32, unroll=2):
+    """The config of few rows by rows of w that are contiguous, of one warp."""
+    own = min(16 // dtype.itemsize, 32 // _rounded(rows))
+    blocks = {"BLOCK_M": _rounded(rows), "BLOCK_N": columns, "BLOCK_K": 32 * own * unroll // columns}
+    return Config.of(1, 1, "few_rows_across", **blocks)
+
+
+def odd_rows(rows, split=1):
+    block_m = max(16, _rounded(rows))
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": 16, "BLOCK_K": 32, "SPLIT_K": split}
+    return Config.of(8 if block_m == 256 else 4, 3, "odd_rows", **blocks)
+
+
+def _rounded(rows):
+    return 1 << (rows - 1).bit_length()
+
+
 def packed_weights(m, n, k, warps, stages, split=1, group=8, family="tile"):
     sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SPLIT_K": split}
     return Config.of(warps, stages, family, **sides)
@@ -64,3 +87,25 @@ def turned(m, n, warps=4, group=1, family="tile"):
 
 def boxed(run_out, run_x, block, warps=4):
     return Config.of(warps, 1, "box", BLOCK_M=run_out, BLOCK_N=run_x, BLOCK=block)
+
+
+# Of every family of products by tiles, with one, two and three consumers.
+ON_GPU = [
+    tile(64, 64, 32, 4, 3),
+    tile(128, 64, 64, 8, 3),
+    tma(64, 64, 64, 4, 4),
+    tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
+    tma(64, 32, 64, 4, 4, split=2),
+    warpgroups(64, 64, 64, 1, 4),
+    warpgroups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
+    warpgroups(192, 96, 64, 3, 3),
+    transposed(80, 128, 2, 4),
+    transposed(96, 192, 3, 3, persistent=True),
+    transposed(144, 128, 2, 3, subtiles=2),
+    clusters(192, 128, 3, 4, 1, persistent=True, subtiles=2),
+    clusters(128, 160, 2, 4, 2, subtiles=2),
+    transposed_clusters(80, 128, 2, 5, 1),
+    transposed_clusters(96, 192, 3, 4, 2, persistent=True),
+    split(128, 160, 64, 2, 4, subtiles=2),
+    split(192, 80, 64, 3, 4),
+]

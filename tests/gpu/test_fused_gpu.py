@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import tritile
-from tests.configs import clusters, split, tile, tma, transposed, transposed_clusters, warpgroups
+from tests.configs import ON_GPU as CONFIGS
+from tests.configs import warpgroups
 from tests.launched import launched
 from tests.reference import (
     ACTIVATIONS,
@@ -38,25 +39,6 @@ BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, tor
 E4M3, E5M2 = FP8
 
 
-CONFIGS = [
-    tile(64, 64, 32, 4, 3),
-    tile(128, 64, 64, 8, 3),
-    tma(64, 64, 64, 4, 4),
-    tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
-    tma(64, 32, 64, 4, 4, split=2),
-    warpgroups(64, 64, 64, 1, 4),
-    warpgroups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
-    warpgroups(192, 96, 64, 3, 3),
-    transposed(80, 128, 2, 4),
-    transposed(96, 192, 3, 3, persistent=True),
-    transposed(144, 128, 2, 3, subtiles=2),
-    clusters(192, 128, 3, 4, 1, persistent=True, subtiles=2),
-    clusters(128, 160, 2, 4, 2, subtiles=2),
-    transposed_clusters(80, 128, 2, 5, 1),
-    transposed_clusters(96, 192, 3, 4, 2, persistent=True),
-    split(128, 160, 64, 2, 4, subtiles=2),
-    split(192, 80, 64, 3, 4),
-]
 SIDES = [
     ("row", "", "gelu", 1.0, 1.0),
     ("row", "full", "silu", 1.0, 1.0),

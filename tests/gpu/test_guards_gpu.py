@@ -37,22 +37,6 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LAYOUTS = ("padded", "column_padded", "sliced", "offset")
 
 
-PRODUCTS = [
-    configs.tile(64, 64, 32),
-    configs.tma(64, 64, 64, 4, 3),
-    configs.tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
-    configs.tma(64, 32, 64, 4, 3, split=2),
-    configs.warpgroups(64, 64, 64, 1, 4),
-    configs.warpgroups(192, 96, 64, 3, 3),
-    configs.warpgroups(128, 192, 64, 2, 3, persistent=True, subtiles=2),
-    configs.transposed(80, 128, 2, 3),
-    configs.transposed(96, 192, 3, 3, persistent=True),
-    configs.transposed(144, 128, 2, 3, subtiles=2),
-    configs.clusters(192, 128, 3, 3, 1, persistent=True, subtiles=2),
-    configs.clusters(128, 160, 2, 3, 2, subtiles=2),
-    configs.transposed_clusters(80, 128, 2, 4, 1),
-    configs.transposed_clusters(144, 192, 3, 3, 2, subtiles=2),
-]
 KINDS = [
     *((dtype, "ieee", out) for dtype in (BF16, FP16) for out in (dtype, FP32)),
     (FP32, "tf32", FP32),
@@ -94,7 +78,7 @@ def run(config, call):
     return False
 
 
-@pytest.mark.parametrize("config", PRODUCTS, ids=str)
+@pytest.mark.parametrize("config", configs.ON_GPU, ids=str)
 @pytest.mark.parametrize(("dtype", "precision", "out_dtype"), KINDS, ids=str)
 def test_products_of_every_family(config, dtype, precision, out_dtype):
     ran = 0

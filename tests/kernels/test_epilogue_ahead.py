@@ -39,46 +39,56 @@ def fits(problem, config, name):
     assert taken.excess(device) is None
 
 
-@pytest.mark.parametrize(("problem", "epilogue"), pairs((PLAIN, ODD), EPILOGUES), ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_tiles(name, problem, epilogue):
-    config = tile(128, 64, 32, 8, 3) if problem is PLAIN else tile(32, 64, 32, 4, 3)
-    fits(replace(problem, epilogue=epilogue), config, name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tiles_in_float64_keep_the_digits_of_their_weights(name):
-    problem = replace(PLAIN, dtype="float64", out_dtype="float64", epilogue="bias=full weighted gelu")
-    fits(problem, tile(32, 32, 16, 4, 2), name)
-
-
 BY_DESCRIPTOR = (
     tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
     tma(64, 64, 64, 4, 4, split=4),
     tma(16, 64, 128, 4, 4),
 )
-
-
-@pytest.mark.parametrize(("config", "epilogue"), pairs(BY_DESCRIPTOR, EPILOGUES), ids=str)
-@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-def test_by_descriptor(name, epilogue, config):
-    fits(replace(PLAIN, epilogue=epilogue), config, name)
-
-
-def test_by_descriptor_to_where_no_descriptor_can_store():
-    fits(replace(ODD, epilogue=EPILOGUES[1]), tma(64, 64, 64, 4, 4, persistent=True), "nvidia-h200")
-
-
 BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, persistent=True, subtiles=2), groups(192, 96, 64, 3, 3))
 ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, persistent=True))
-
-
-@pytest.mark.parametrize(("config", "epilogue"), pairs((*BY_WARPGROUPS, *ACROSS), EPILOGUES), ids=str)
-def test_by_warpgroups(epilogue, config):
-    fits(replace(PLAIN, epilogue=epilogue), config, "nvidia-h200")
-
-
 CLUSTERS = (paired_across(144, 128, 1), paired_across(144, 128, 2), paired_across(96, 192, 2))
+HOPPER, FROM_HOPPER = ("nvidia-h200",), ("nvidia-h200", "sm_100")
+READS = "bias=row residual=full gelu"
+GATED = ("gated silu", "bias=row bias_up=row gated gelu")
+WIDEST = [  # that read a matrix beside gelu, and how many columns there are
+    (groups(128, 192, 64, 2, 4, persistent=True), 300),
+    later(groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
+    later(groups(64, 192, 64, 1, 6), 300),
+    later(split(128, 192, 64, 2, 4, subtiles=2), 300),
+    later(across(96, 128, 1, 6), 300),
+]
+
+
+def cases(names, posed, epilogues):
+    """Cases of (problem, config) with epilogues on GPUs, as `pairs` makes them."""
+    for pair in pairs(posed, epilogues):
+        (problem, config), epilogue = getattr(pair, "values", pair)
+        for name in names:
+            given = name, replace(problem, epilogue=epilogue), config
+            yield pytest.param(*given, marks=getattr(pair, "marks", ()))
+
+
+def on_plain(*configs):
+    return [(PLAIN, config) for config in configs]
+
+
+DOUBLE, SINGLE = (replace(PLAIN, dtype=dtype, out_dtype=dtype) for dtype in ("float64", "float32"))
+CASES = [
+    *cases(NAMES, [(PLAIN, tile(128, 64, 32, 8, 3)), (ODD, tile(32, 64, 32, 4, 3))], EPILOGUES),
+    *cases(NAMES, [(DOUBLE, tile(32, 32, 16, 4, 2))], ["bias=full weighted gelu"]),
+    *cases(FROM_HOPPER, on_plain(*BY_DESCRIPTOR), EPILOGUES),
+    *cases(HOPPER, [(ODD, tma(64, 64, 64, 4, 4, persistent=True))], EPILOGUES[1:2]),  # no descriptor stores
+    *cases(HOPPER, on_plain(*BY_WARPGROUPS, *ACROSS), EPILOGUES),
+    *cases(["sm_80", "gfx942"], [(INT8, tile(64, 64, 64, 4, 3))], [SCALED]),
+    *cases(NAMES, [(PLAIN, tile(64, 64, 32, 8, 3)), (ODD, tile(32, 32, 32, 4, 3))], GATED),
+    *cases(HOPPER, [(SINGLE, tile(32, 32, 16, 4, 2)), (DOUBLE, tile(32, 32, 16, 4, 2))], GATED[1:]),
+    *cases(FROM_HOPPER, on_plain(BY_DESCRIPTOR[0], tma(64, 64, 64, 4, 4), BY_DESCRIPTOR[2]), GATED),
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "config"), CASES, ids=str)
+def test_compiles_and_fits(name, problem, config):
+    fits(problem, config, name)
 
 
 @with_clusters
@@ -87,7 +97,6 @@ def test_by_transposed_clusters(epilogue, config):
     fits(replace(PLAIN, epilogue=epilogue), replace(config, num_stages=3), "nvidia-h200")
 
 
-READS = "bias=row residual=full gelu"
 WIDE = [  # whether it may have gelu, and gelu beside a matrix, where tiles are stored by pointers
     (groups(128, 192, 64, 2, 4, persistent=True), True, True),
     (groups(64, 256, 64, 1, 4), True, False),
@@ -137,17 +146,7 @@ def test_split_tiles_leave_room_for_a_matrix_that_two_epilogues_read():
     assert illegal(split(128, 256, 64, 2, 3, subtiles=2), read, device) is None
 
 
-@pytest.mark.parametrize(
-    ("config", "n"),
-    [
-        (groups(128, 192, 64, 2, 4, persistent=True), 300),
-        later(groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
-        later(groups(64, 192, 64, 1, 6), 300),
-        later(split(128, 192, 64, 2, 4, subtiles=2), 300),
-        later(across(96, 128, 1, 6), 300),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("config", "n"), WIDEST, ids=str)
 def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config, n):
     fits(replace(PLAIN, m=300, n=n, out_align=16 if n == 320 else 8, epilogue=READS), config, "nvidia-h200")
 
@@ -162,11 +161,6 @@ def test_scales(name, problem, config):
     fits(replace(problem, epilogue=SCALED), config, name)
 
 
-@pytest.mark.parametrize("name", ["sm_80", "gfx942"])
-def test_scales_of_int8_on_older_gpus(name):
-    fits(replace(INT8, epilogue=SCALED), tile(64, 64, 64, 4, 3), name)
-
-
 OF_BLOCKS = tile(64, 64, 128, 4, 2), tma(64, 128, 128, 8, 3), tma(64, 64, 128, 4, 3, split=4)
 SHARED = ("1x128", "128x1", "1x1", "128x128")
 
@@ -178,35 +172,12 @@ def test_block_scales(name, shared, config):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("epilogue", [later(EPILOGUES[0]), EPILOGUES[1]])
+@pytest.mark.parametrize("epilogue", [later(EPILOGUES[0]), EPILOGUES[1], GATED[0]])
 def test_the_models_pick_compiles(name, epilogue):
     problem, device = replace(PLAIN, epilogue=epilogue), target_device(name)
-    assert ahead.compile_resources(problem, model.pick(problem, device), device).excess(device) is None
-
-
-GATED = ("gated silu", "bias=row bias_up=row gated gelu")
-
-
-@pytest.mark.parametrize("epilogue", GATED)
-@pytest.mark.parametrize("name", NAMES)
-def test_gated_tiles(name, epilogue):
-    fits(replace(PLAIN, epilogue=epilogue), tile(64, 64, 32, 8, 3), name)
-    fits(replace(ODD, epilogue=epilogue), tile(32, 32, 32, 4, 3), name)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_gated_tiles_without_tensor_cores(dtype):
-    problem = replace(PLAIN, dtype=dtype, out_dtype=dtype, epilogue=GATED[1])
-    fits(problem, tile(32, 32, 16, 4, 2), "nvidia-h200")
-
-
-GATED_CONFIGS = (BY_DESCRIPTOR[0], tma(64, 64, 64, 4, 4), BY_DESCRIPTOR[2])
-
-
-@pytest.mark.parametrize(("config", "epilogue"), pairs(GATED_CONFIGS, GATED), ids=str)
-@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-def test_gated_by_descriptor(name, epilogue, config):
-    fits(replace(PLAIN, epilogue=epilogue), config, name)
+    taken = ahead.compile_resources(problem, model.pick(problem, device), device)
+    assert taken.excess(device) is None
+    assert taken.spills == 0 or epilogue != GATED[0]
 
 
 def test_gated_operands_that_no_descriptor_reads_are_copied():
@@ -226,13 +197,6 @@ def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     assert model.families(problem, device) == ["tile", "descriptor"]
     plain, gated = (ahead.compile_resources(p, tma(64, 64, 64, 4, 4), device) for p in (PLAIN, problem))
     assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_models_pick_of_gated_products_compiles(name):
-    problem, device = replace(PLAIN, epilogue=GATED[0]), target_device(name)
-    taken = ahead.compile_resources(problem, model.pick(problem, device), device)
-    assert (taken.spills, taken.excess(device)) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Products of few rows without tensor cores, in the interpreter: right, and nothing beside them touched.
+"""Products of few rows, interpreted: without tensor cores, and by them with a matrix of odd rows.
 
-Of `few_rows` columns of w are contiguous ("column"), of `few_rows_across` rows are ("row").
+Of `few_rows` columns of w are contiguous ("column"), of `few_rows_across` rows are ("row"). Rows of w of
+`odd_rows` are contiguous along K and begin amid a word ("odd"). What all families have to do is in
+test_families_interpreted.py.
 """
 
 import functools
@@ -10,25 +12,16 @@ import pytest
 import torch
 
 from tests.accesses import reading_only
-from tests.reference import (
-    LAYOUTS,
-    Sides,
-    assert_fused,
-    assert_product,
-    at_offset,
-    frame,
-    guard_intact,
-    name,
-    placed,
-    values,
-)
+from tests.configs import across as across_of
+from tests.configs import few_rows as along
+from tests.configs import odd_rows
+from tests.reference import assert_product, at_offset, frame, guard_intact, name, placed, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import ACTIVATIONS
 from tritile.families.few_rows import across
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.ops.described import NOTHING, Extras, described
+from tritile.ops.described import described
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -36,31 +29,13 @@ pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")
 FP32, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
 both = pytest.mark.parametrize("of_w", ["column", "row"])
+CONFIG_OF = {"column": along, "row": across_of, "odd": lambda rows, dtype: odd_rows(rows)}
 
 
-def along(rows, dtype, warps=1, stages=3):
-    """Return a config of 4 words a thread, for so many rows: 4 rows of w at once, 512 bytes of each."""
-    block_m = 1 << (rows - 1).bit_length()
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": 4 * warps, "BLOCK_K": 512 // dtype.itemsize}
-    return Config.of(warps, stages, "few_rows", **blocks)
-
-
-def across_of(rows, dtype, columns=32, unroll=2):
-    """Return a config of one warp for so many rows."""
-    block_m = 1 << (rows - 1).bit_length()
-    own = min(16 // dtype.itemsize, 32 // block_m)
-    blocks = {"BLOCK_M": block_m, "BLOCK_N": columns, "BLOCK_K": 32 * own * unroll // columns}
-    return Config.of(1, 1, across.NAME, **blocks)
-
-
-CONFIG_OF = {"column": along, "row": across_of}
-
-
-def run(a, b, out, of_w="column", extras=NOTHING, config=None):
+def run(a, b, out, of_w="column", config=None):
     """Make a product by a legal config; return the launch's steps and workspaces."""
-    call = described(a, b, out, "ieee", extras)
-    rows = call.problem.m if call.problem.m <= 8 else call.problem.n
-    config = config or CONFIG_OF[of_w](rows, a.dtype)
+    call = described(a, b, out, "ieee")
+    config = config or CONFIG_OF[of_w](min(call.problem.m, call.problem.n), a.dtype)
     assert illegal(config, call.problem, H200) is None
     launch.run_interpreted(call, config)
     return work_of(call, config, H200.processors, True)
@@ -69,7 +44,8 @@ def run(a, b, out, of_w="column", extras=NOTHING, config=None):
 def check(a, b, layout="row", of_w="column", config=None):
     """Make a product into a frame of poison, reading elements of a and b alone; return its launches.
 
-    Twice where programs share K. Of bfloat16 in fp32: the interpreter cuts what it should round to bfloat16.
+    Twice where programs share K, with the same bits. Of bfloat16 in fp32: the interpreter cuts where it
+    should round to bfloat16.
     """
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     dtype = FP32 if a.dtype == BF16 else a.dtype
@@ -77,7 +53,7 @@ def check(a, b, layout="row", of_w="column", config=None):
     with reading_only(a, b):
         work = run(a, b, out, of_w, config=config)
         first = out.clone()
-        if len(work.steps) > 1:
+        if work.counters or len(work.steps) > 1:
             run(a, b, out, of_w, config=config)
     assert torch.equal(out, first)
     assert_product(out, a, b)
@@ -94,27 +70,19 @@ def compiled_in(work, *which):
     return tuple(work.steps[0].args[name] for name in which)
 
 
-@pytest.fixture
-def shared(request, monkeypatch):
-    """Whether programs share K; otherwise as where one has as many tiles as the GPU has room."""
-    if not request.param:
-        monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
-    return request.param
-
-
 @both
 @pytest.mark.parametrize("dtype", [FP32, HALF, BF16], ids=name)
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("m", [1, 3, 8])
 def test_any_few_rows(dtype, m, of_w):
     work = check(*pair(m, 37, 301, dtype, of_w), of_w=of_w)
     assert len(work.steps) == (2 if of_w == "row" else 1)
     assert of_w == "column" or work.steps[0].args["split"] > 1
 
 
-@pytest.mark.parametrize("m", [1, 3, 8])
-@pytest.mark.parametrize("n", [2, 31, 33, 72])
-@pytest.mark.parametrize("shared", [False], indirect=True)
-def test_one_kernel_makes_it_where_programs_do_not_share_k(shared, m, n):
+@pytest.mark.parametrize(("m", "n"), [(1, 2), (3, 31), (8, 33), (3, 72)])
+def test_one_kernel_makes_it_where_programs_do_not_share_k(monkeypatch, m, n):
+    """As where one program has as many tiles as the GPU has room."""
+    monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
     work = check(*pair(m, n, 67, of_w="row"), of_w="row")
     assert len(work.steps) == 1
     assert not work.scratch
@@ -180,14 +148,6 @@ def test_x_in_words_past_whose_end_nothing_is_read():
     assert compiled_in(check(*pair(1, 40, 77, of_w="row"), of_w="row"), "X_WORDS") == (True,)
 
 
-@both
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_of_x_and_of_out(layout, of_w):
-    for k in (304, 317) if of_w == "column" else (64, 77):
-        a, b = pair(4, 19, k, of_w=of_w)
-        check(placed(a, layout), b, layout, of_w)
-
-
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_stages_and_warps_change_nothing(stages):
     for warps in (1, 4):
@@ -199,14 +159,6 @@ def test_every_shape_of_a_tile(columns, unroll, n):
     check(*pair(2, n, 301, of_w="row"), of_w="row", config=across_of(2, HALF, columns, unroll))
 
 
-@both
-@pytest.mark.parametrize("n", [1, 5, 8])
-@pytest.mark.parametrize("k", [299, 304])
-def test_few_columns_are_made_as_the_transpose(n, k, of_w):
-    a, b = values((40, k), HALF), placed(values((k, n), HALF, 1), "row" if n == 5 else "column")
-    check(placed(a, "column" if of_w == "row" else "padded"), b, "sliced", of_w)
-
-
 def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
     a, b = pair(130, 3, 67, FP32)
     buffer, out = frame((130, 3), FP32, "sliced")
@@ -214,14 +166,6 @@ def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
     run(a, b, out)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
-
-
-@both
-def test_batches_broadcast_and_of_two_dimensions(of_w):
-    a, b = values((2, 3, 2, 67), HALF), placed(values((2, 3, 67, 9), HALF, 1), of_w)
-    for left, right in ((a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[0]), (a[:, :1], b)):
-        check(left, right, of_w=of_w)
-    check(b.mT, a.mT, config=CONFIG_OF[of_w](2, HALF))
 
 
 @both
@@ -235,47 +179,10 @@ def test_rows_that_overlap_and_rows_that_are_stretched(of_w):
         check(values((2, 300), HALF), values((1, 300), HALF, 1).expand(20, 300).mT)
 
 
-EPILOGUES = [(of_w, True, how) for of_w in ("column", "row") for how in ("", *ACTIVATIONS)]
-
-
-@pytest.mark.parametrize(
-    ("of_w", "shared", "activation"), [*EPILOGUES, ("row", False, "gelu")], indirect=["shared"]
-)
-@pytest.mark.parametrize(("m", "n"), [(3, 33), (33, 3)])
-def test_epilogues(of_w, shared, activation, m, n):
-    a, b = pair(m, n, 131, FP32, of_w)
-    a = placed(a, "column") if m > n and of_w == "row" else a
-    row, column, full = values((n,), FP32, 2), values((m, 1), FP32, 3), values((m, n), FP32, 4)
-    sides = Sides(column, row, row, full, activation, -0.3, 1.7)
-    buffer, out = frame((m, n), FP32, "sliced")
-    with reading_only(a, b, row, column, full):
-        work = run(a, b, out, of_w, Extras(*sides))
-    assert len(work.steps) == (2 if shared and of_w == "row" else 1)
-    assert_fused(out, a, b, sides)
-    assert guard_intact(buffer, out)
-
-
-def test_epilogues_of_batches_and_a_residual_that_is_the_result():
-    a, b = values((2, 3, 2, 67), FP32), values((2, 3, 67, 33), FP32, 1)
-    bias, out = values((33,), FP32, 2), values((2, 3, 2, 33), FP32, 4)
-    sides = Sides(None, None, bias, out.clone())
-    run(a, b, out, "row", Extras(bias=bias, residual=out))
-    assert_fused(out, a, b, sides)
-
-
 @both
-def test_infinities_and_nan_stay_in_their_rows_and_columns(of_w):
-    a, b = pair(3, 37, 517, FP32, of_w)
-    a[1, 3], b[9, 7] = torch.inf, torch.nan
-    out = torch.empty(3, 37)
-    run(a, b, out, of_w)
-    assert torch.equal(out.isnan(), (a @ b).isnan())
-    assert torch.equal(out.isinf(), (a @ b).isinf())
-
-
-@pytest.mark.parametrize(("of_w", "shared"), [("column", True), ("row", False)], indirect=["shared"])
-def test_sums_of_fp32_are_compensated(of_w, shared):
+def test_sums_of_fp32_are_compensated(of_w, monkeypatch):
     """After 128 ones, each product is a fourth of a step of fp32 at 1: plain sums lose all of them."""
+    monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
     step = torch.finfo(FP32).eps
     a, b = torch.full((1, 1 << 13), step / 4), placed(torch.ones(1 << 13, 2), of_w)
     a[:, :128] = 1.0
@@ -325,3 +232,31 @@ def test_block_m_is_the_number_of_rows_rounded_up(of_w):
         assert "rows of w" in reason(across_of(4, HALF, 32, 16))
         blocks = {"BLOCK_M": 4, "BLOCK_N": 512, "BLOCK_K": 2}
         assert "BLOCK_N = 512 is not 8 to 256" in reason(Config.of(1, 1, across.NAME, **blocks))
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(("row", "offset"), [(141, 0), (142, 3), (140, 1), (144, 5)])
+def test_odd_rows_that_begin_anywhere_in_a_word(row, offset, split):
+    for k in (row, 129):
+        check(values((5, k), HALF), at_offset(offset, 21, k, HALF, row), config=odd_rows(5, split))
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 9, 17, 33])
+def test_short_odd_rows(k):
+    for n in (1, 2, 40):
+        check(values((n, k), HALF), at_offset(1, n + 1, k, HALF, 67), of_w="odd")
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "split"), [(1, 131, 2), (15, 301, 4), (17, 131, 2), (65, 67, 1), (130, 67, 1)]
+)
+def test_numbers_of_rows_by_tensor_cores(m, k, split):
+    check(values((m, k), HALF), at_offset(0, m + 1, k, HALF), config=odd_rows(m, split))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_largest_tile_is_stored_in_halves(turned):
+    """Of 531 rows 67 begin alike, which is more than half a tile."""
+    x, w = values((140, 67), HALF), at_offset(3, 531, 67, HALF)
+    config = Config.of(8, 4, "odd_rows", BLOCK_M=256, BLOCK_N=128, BLOCK_K=64, SPLIT_K=1)
+    check(*((w.mT, x.mT.contiguous()) if turned else (x, w)), "sliced", config=config)

@@ -1,31 +1,27 @@
-"""Gated products in Triton's interpreter: two matrices in one loop."""
+"""Gated products in Triton's interpreter: two matrices in one loop, each with biases and strides of its own.
 
-import math
+What all families have to do is in test_families_interpreted.py.
+"""
 
 import pytest
 import torch
 
 import tritile
 from tests.configs import tile, tma
-from tests.reference import assert_gated, bytes_of, frame, guard_intact, name, placed, values
+from tests.reference import assert_gated, bytes_of, name, placed, values
 from tritile.core.posed import posed
-from tritile.core.problem import ACTIVATIONS, MatmulProblem
+from tritile.core.problem import MatmulProblem
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
 FP32, FP16, FP64, BF16 = torch.float32, torch.float16, torch.float64, torch.bfloat16
-
-
-TILE = tile(32, 32, 32, group=2)
-CONFIGS = [TILE]
-for persistent, halves in ((False, 1), (True, 1), (True, 2), (False, 2)):
-    CONFIGS.append(tma(32, 32, 32, group=2, persistent=persistent, subtiles=halves))
-IDS = ["tile", "descriptor", "persistent", "persistent-subtiles", "subtiles"]
-every_config = pytest.mark.parametrize("config", CONFIGS, ids=IDS)
-each_end = pytest.mark.parametrize("config", CONFIGS[:4:3], ids=IDS[:4:3])  # of a loop that stores by halves
-each_start = pytest.mark.parametrize("config", CONFIGS[:2], ids=IDS[:2])  # operands by pointer and by TMA
+TILE, HALVES = tile(32, 32, 32, group=2), tma(32, 32, 32, group=2, persistent=True, subtiles=2)
+CONFIGS = [TILE, tma(32, 32, 32, group=2), tma(32, 32, 32, group=2, persistent=True), HALVES]
+every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
+each_end = pytest.mark.parametrize("config", [TILE, HALVES], ids=["whole", "by halves"])
+each_start = pytest.mark.parametrize("config", CONFIGS[:2], ids=["by pointer", "by TMA"])
 M, N, K = 37, 45, 51
 
 
@@ -39,15 +35,6 @@ def run(config, x, gate, up, out, activation="silu", bias_gate=None, bias_up=Non
     extras = Extras(bias=bias_gate, bias_up=bias_up, activation=activation, up=up.mT)
     launch.run_interpreted(described(x, gate.mT, out, precision, extras), config)
     assert_gated(out, x, gate.mT, up.mT, activation, bias_gate, bias_up)
-
-
-@each_end
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-def test_activations_and_biases(config, activation):
-    x, gate, up = operands()
-    buffer, out = frame((M, N), FP32, "sliced")
-    run(config, x, gate, up, out, activation, values((N,), FP32, 3), values((M, 1), FP32, 4))
-    assert guard_intact(buffer, out)
 
 
 @each_end
@@ -76,25 +63,7 @@ def test_weights_that_are_halves_of_one(config):
     run(config, x, turned[:, :N].mT, turned[:, N:].mT, torch.empty(M, N))
 
 
-@every_config
-@pytest.mark.parametrize("size", [(1, 1, 1), (32, 32, 32), (33, 65, 17), (70, 1, 96)], ids=str)
-def test_sizes(config, size):
-    m, n, k = size
-    buffer, out = frame((m, n), FP32, "row")
-    run(config, *operands(m=m, n=n, k=k), out, "silu", values((n,), FP32, 3), values((n,), FP32, 4))
-    assert guard_intact(buffer, out)
-
-
-@every_config
-@pytest.mark.parametrize("layout", ["column", "strided", "padded"])
-def test_outputs_of_any_layout(config, layout):
-    """A result that lies column by column is not made turned: the kernels have two matrices on the right."""
-    buffer, out = frame((M, N), FP32, layout)
-    run(config, *operands(), out)
-    assert guard_intact(buffer, out)
-
-
-@every_config
+@each_start
 def test_batches_fold_or_stay(config):
     x, gate, up = operands(batch=(2, 3), m=7)
     run(config, x, gate, up, torch.empty(2, 3, 7, N), "silu", values((N,), FP32, 3), values((7, 1), FP32, 4))
@@ -139,18 +108,6 @@ def test_float64_keeps_its_digits():
     x, gate, up = operands(FP64)
     biases = values((N,), FP64, 3), values((N,), FP64, 4)
     run(TILE, x, gate, up, torch.empty(M, N, dtype=FP64), "gelu", *biases)
-
-
-@every_config
-def test_not_finite_values_come_out_where_torch_has_them(config):
-    x, gate, up = operands()
-    x[3, 5], gate[7, 9], up[20, 50] = math.nan, -math.inf, math.inf
-    out = torch.empty(M, N)
-    extras = Extras(activation="silu", up=up.mT)
-    launch.run_interpreted(described(x, gate.mT, out, "tf32", extras), config)
-    wanted = torch.nn.functional.silu(x.double() @ gate.mT.double()) * (x.double() @ up.mT.double())
-    assert torch.equal(out.isnan(), wanted.isnan())
-    assert torch.equal(out.isinf(), wanted.isinf())
 
 
 def test_the_same_bits_by_every_family():

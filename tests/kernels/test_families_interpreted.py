@@ -1,0 +1,222 @@
+"""Every family of products that the interpreter runs, over one table of cases.
+
+Each result is right, within its bound, and lies in a frame of poison that stays; nothing is read but operands
+and what kernels wrote before.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.accesses import reading_only
+from tests.configs import across, few_rows, odd_rows, tile, tma
+from tests.reference import (
+    LAYOUTS,
+    Sides,
+    assert_fused,
+    assert_gated,
+    at_offset,
+    frame,
+    guard_intact,
+    placed,
+    values,
+)
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import ACTIVATIONS
+from tritile.families.space import illegal
+from tritile.ops.described import Extras, described
+from tritile.runtime import launch
+
+pytestmark = pytest.mark.interpreted
+
+H200 = target_device("nvidia-h200")
+FP32, HALF = torch.float32, torch.float16
+PLAIN = Sides()
+
+
+class Family(NamedTuple):
+    """How a family is tried.
+
+    - `config`: by the fewer of rows and columns.
+    - `size`: M, N and K, none of which fills its last tile.
+    - `of_b`: how b lies; "odd": contiguous along K, in rows that begin amid a word.
+    - `by_columns`: the large operand is a, and b has few columns.
+    - `precision`: by descriptor tf32 is computed as fp32 here.
+    """
+
+    config: Callable[[int], Config]
+    size: tuple[int, int, int] = (37, 29, 83)
+    of_b: str = "row"
+    by_columns: bool = False
+    precision: str = "ieee"
+    dtype: torch.dtype = FP32
+    gated: bool = False
+
+
+def by_descriptor(gated=False, **how):
+    return Family(lambda rows: tma(32, 32, 32, group=2, **how), precision="tf32", gated=gated)
+
+
+def few(config, of_b, by_columns=False):
+    dtype = HALF if of_b == "odd" else FP32
+    return Family(config, (37, 3, 131) if by_columns else (3, 37, 131), of_b, by_columns, dtype=dtype)
+
+
+TILE = Family(lambda rows: tile(32, 32, 32, group=2))
+FAMILIES = {
+    "tile": TILE,
+    "descriptor": by_descriptor(),
+    "persistent": by_descriptor(persistent=True),
+    "persistent, by halves": by_descriptor(persistent=True, subtiles=2),
+    "by halves": by_descriptor(subtiles=2),
+    "split": by_descriptor(split=2),
+    "gated tile": TILE._replace(gated=True),
+    "gated descriptor": by_descriptor(gated=True),
+    "gated persistent, by halves": by_descriptor(gated=True, persistent=True, subtiles=2),
+    "few rows": few(lambda rows: few_rows(rows, FP32), "column"),
+    "few columns": few(lambda rows: few_rows(rows, FP32), "column", True),
+    "few rows across": few(lambda rows: across(rows, FP32), "row"),
+    "few columns across": few(lambda rows: across(rows, FP32), "row", True),
+    "odd rows": few(odd_rows, "odd"),
+    "odd rows, split": few(lambda rows: odd_rows(rows, 2), "odd"),
+    "odd columns, split": few(lambda rows: odd_rows(rows, 2), "odd", True),
+}
+every = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+# One for each way in which sums are finished and stored.
+ENDS = (
+    "tile", "by halves", "split", "gated tile", "gated persistent, by halves",
+    "few rows", "few columns", "few columns across", "odd rows", "odd columns, split",
+)  # fmt: skip
+
+
+def some(which):
+    found = {name: own for name, own in FAMILIES.items() if which(name, own)}
+    return pytest.mark.parametrize("family", found.values(), ids=found)
+
+
+def operands(family, size=None, batch=()):
+    m, n, k = size or family.size
+    if family.by_columns:
+        a, b = operands(family._replace(by_columns=False), (n, m, k), batch)
+        return b.mT, a.mT.contiguous()
+    a = values((*batch, m, k), family.dtype)
+    if family.of_b == "odd":
+        return a, at_offset(1, n, k, family.dtype)
+    return a, placed(values((*batch, k, n), family.dtype, 1), family.of_b)
+
+
+def side(family, spread, seed=5):
+    m, n, _ = family.size
+    shape = {"one": (), "row": (n,), "column": (m, 1), "full": (m, n)}[spread]
+    return values(shape, family.dtype, seed)
+
+
+def made(family, a, b, out, sides=PLAIN):
+    """Make the product by a legal config; return the second matrix of a gated one.
+
+    Gated products have no scales, weights or residual: what would be the residual is the other's bias.
+    """
+    up, extras = None, Extras(*sides)
+    if family.gated:
+        up = values(tuple(b.shape), b.dtype, 9)
+        extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
+    call = described(a, b, out, family.precision, extras)
+    config = family.config(min(call.problem.m, call.problem.n))
+    assert illegal(config, call.problem, H200) is None
+    read = [t for t in (a, b, up, *sides[:4]) if t is not None]
+    with reading_only(*read):
+        launch.run_interpreted(call, config)
+    return up
+
+
+def check(family, a, b, sides=PLAIN, layout="row", added=None):
+    """The same into a frame of poison, or of `added`, whose place the result takes."""
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    buffer, out = frame((*batch, a.shape[-2], b.shape[-1]), family.dtype, layout)
+    given = sides
+    if added:
+        out.copy_(getattr(sides, added))
+        given = sides._replace(**{added: out})
+    up = made(family, a, b, out, given)
+    if family.gated:
+        assert_gated(out, a, b, up, sides.activation, sides.bias, sides.residual)
+    else:
+        assert_fused(out, a, b, sides)
+    assert guard_intact(buffer, out)
+
+
+@every
+@pytest.mark.parametrize("layout", [*LAYOUTS, "padded"])
+def test_layouts_of_x_and_of_out(family, layout):
+    """By descriptor results have rows, or if products are not gated columns, that are contiguous."""
+    a, b = operands(family)
+    a, b = (a, placed(b, layout)) if family.by_columns else (placed(a, layout), b)
+    unseen = layout in ("strided", "sparse") or (family.gated and "column" in layout)
+    check(family, a, b, layout="sliced" if unseen and family.precision == "tf32" else layout)
+
+
+@some(lambda name, own: name in ENDS)
+@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
+def test_activations_of_scaled_and_weighted_sums(family, activation):
+    sides = Sides(None, None, side(family, "row"), side(family, "full", 6), activation)
+    if not family.gated:
+        scales = side(family, "column", 7), side(family, "row", 8)
+        sides = sides._replace(scale_a=scales[0], scale_b=scales[1], alpha=-0.3, beta=1.7)
+    check(family, *operands(family), sides, "sliced")
+
+
+@every
+@pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
+def test_every_operand_in_every_spread(family, spread):
+    found = [side(family, spread, seed) for seed in range(4)]
+    check(family, *operands(family), Sides(*(found if not family.gated else [None, None, *found[2:]])))
+
+
+@some(lambda name, own: name in ENDS and not own.gated)
+@pytest.mark.parametrize("layout", ["row", "column"])
+@pytest.mark.parametrize("which", ["bias", "residual"])
+def test_the_result_may_take_the_place_of_what_is_added(family, layout, which):
+    sides = Sides(**{which: side(family, "full")}, activation="relu")
+    check(family, *operands(family), sides, layout, which)
+
+
+@every
+def test_not_finite_values_come_out_where_torch_has_them(family):
+    (m, n, k), (a, b) = family.size, operands(family)
+    a[1, 3], a[2, k - 1], b[9, 1], b[k - 1, 2] = torch.inf, torch.nan, torch.nan, -torch.inf
+    residual, out = side(family, "full"), torch.empty(m, n, dtype=family.dtype)
+    residual[0, 0], residual[m - 1, 0] = torch.inf, torch.nan
+    up = made(family, a, b, out, Sides(residual=residual))
+    wanted = a.double() @ b.double()
+    wanted = wanted + residual if up is None else wanted * (a.double() @ up.double() + residual)
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert torch.equal(out == torch.inf, wanted == torch.inf)
+    assert torch.equal(out == -torch.inf, wanted == -torch.inf)
+
+
+SIZES = [(1, 1, 64), (1, 45, 83), (37, 1, 83), (32, 32, 64), (33, 65, 97)]
+
+
+@some(lambda name, own: own.size == TILE.size)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sizes(family, size):
+    if family.gated and size[1] == 1 and family.precision == "tf32":
+        pytest.skip("one column lies by columns, in which no descriptor stores gated products")
+    sides = Sides(bias=values((size[1],), FP32, 3), residual=values(size[:2], FP32, 4), activation="silu")
+    check(family, *operands(family, size), sides)
+
+
+@some(lambda name, own: name in ENDS and own.of_b != "odd")
+def test_batches(family):
+    """Of two dimensions, in either order, and broadcast; what is added is the same along one of them."""
+    a, b = operands(family, batch=(2, 2))
+    pairs = [(a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[:, :1])]
+    if family.size == TILE.size:  # whose rows may be those of all matrices
+        pairs = [(a, b[0, 0]), *(() if family.gated else pairs)]
+    for left, right in pairs:
+        shape = torch.matmul(left, right).shape
+        residual = values(shape[-1:] if family.gated else shape[1:], FP32, 3)
+        check(family, left, right, Sides(bias=values(shape[-1:], FP32, 2), residual=residual))
