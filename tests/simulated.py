@@ -7,6 +7,9 @@ their sum is cut to fp32.
 
 import torch
 
+from tests.reference import assert_below, product64
+from tritile.core.problem import error_bound
+
 STEP = 16  # of K, in one instruction
 _EXTRA = 2  # bits
 
@@ -91,3 +94,15 @@ def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
     wide = x.double()
     unit = torch.frexp(wide).exponent.clamp(min=-125).double().exp2() * 2.0**-11
     return torch.where(wide.isfinite(), (wide / unit).round() * unit, wide).float()
+
+
+def assert_bounded(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounding: float = 2.0**-24) -> None:
+    """A product of parts within the stated bound where torch's is finite; NaN and infinite where that is."""
+    torchs = torch.matmul(a, b)
+    assert got.shape == torchs.shape
+    assert torch.equal(got.isnan(), torchs.isnan())
+    assert torch.equal(got.isinf(), torchs.isinf())
+    finite = torchs.isfinite()
+    exact, magnitude = product64(a, b), product64(a.abs(), b.abs())
+    bound = error_bound(a.shape[-1]) * magnitude + rounding * exact.abs() + 2.0**-149
+    assert_below((got.double() - exact).abs()[finite], bound[finite])

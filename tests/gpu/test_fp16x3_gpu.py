@@ -10,7 +10,7 @@ import tritile
 from tests.configs import tile, tma, warpgroups
 from tests.launched import captured, launched
 from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
-from tests.simulated import DATA
+from tests.simulated import DATA, assert_bounded
 from tritile.core.problem import error_bound, suits
 from tritile.errors import UntunedWarning
 from tritile.families.common.verdict import EXTREME, UNFIT
@@ -33,18 +33,6 @@ def posed(name, m, n, k, layouts=("row", "row")):
     a, b = (values(shape, torch.float32, seed, "cuda") for seed, shape in enumerate(((m, k), (k, n))))
     a, b = DATA[name](a, b)
     return placed(a, layouts[0]), placed(b, layouts[1])
-
-
-def assert_bounded(got, a, b, rounding=U):
-    """Within the stated bound where torch's answer is finite; NaN and infinite just where torch's is."""
-    torchs = torch.matmul(a, b)
-    assert torch.equal(got.isnan(), torchs.isnan())
-    assert torch.equal(got.isinf(), torchs.isinf())
-    finite = torchs.isfinite()
-    exact, magnitude = product64(a, b), product64(a.abs(), b.abs())
-    bound = error_bound(a.shape[-1]) * magnitude + rounding * exact.abs() + 2.0**-149
-    worst = ((got.double() - exact).abs() / bound)[finite].max()
-    assert float(worst) <= 1.0
 
 
 def verdict_of(a, b):

@@ -26,6 +26,7 @@ from tests.reference import (
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import ACTIVATIONS
+from tritile.core.problem import matmul as problems
 from tritile.families.space import illegal
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
@@ -54,6 +55,7 @@ class Family(NamedTuple):
     precision: str = "ieee"
     dtype: torch.dtype = FP32
     gated: bool = False
+    copies_b: bool = False  # as large products of fp32 do
 
 
 def by_descriptor(gated=False, **how):
@@ -73,6 +75,7 @@ FAMILIES = {
     "persistent, by halves": by_descriptor(persistent=True, subtiles=2),
     "by halves": by_descriptor(subtiles=2),
     "split": by_descriptor(split=2),
+    "tile, b copied by rows": TILE._replace(of_b="column", copies_b=True),
     "gated tile": TILE._replace(gated=True),
     "gated descriptor": by_descriptor(gated=True),
     "gated persistent, by halves": by_descriptor(gated=True, persistent=True, subtiles=2),
@@ -123,12 +126,15 @@ def made(family, a, b, out, sides=PLAIN):
     if family.gated:
         up = values(tuple(b.shape), b.dtype, 9)
         extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
-    call = described(a, b, out, family.precision, extras)
-    config = family.config(min(call.problem.m, call.problem.n))
-    assert illegal(config, call.problem, H200) is None
-    read = [t for t in (a, b, up, *sides[:4]) if t is not None]
-    with reading_only(*read):
-        launch.run_interpreted(call, config)
+    with pytest.MonkeyPatch.context() as patched:
+        if family.copies_b:
+            patched.setattr(problems, "_BY_ROWS_FROM", 1)
+        call = described(a, b, out, family.precision, extras)
+        config = family.config(min(call.problem.m, call.problem.n))
+        assert illegal(config, call.problem, H200) is None
+        with reading_only(*(t for t in (a, b, up, *sides[:4]) if t is not None)):
+            launch.run_interpreted(call, config)
+        assert call.problem.by_rows or not family.copies_b or call.swapped
     return up
 
 

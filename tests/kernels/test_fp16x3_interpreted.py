@@ -9,7 +9,7 @@ import torch
 import tritile
 from tests.configs import tile, tma
 from tests.reference import frame, guard_intact, placed, product64, values
-from tests.simulated import DATA, promoted_product
+from tests.simulated import DATA, assert_bounded, promoted_product
 from tritile.core.problem.parts import PROMOTED_EVERY, error_bound, part_length, suits
 from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
@@ -167,13 +167,7 @@ def test_verdicts_and_bounds(monkeypatch, name):
     assert found == limits_passed(a, A_SPARSE) | limits_passed(b.mT, B_SPARSE)
     cut_small(monkeypatch)
     assert Divided(a, b).verdict == found
-    got, torchs = tritile.matmul(a, b, precision="fp16x3"), a @ b
-    assert torch.equal(got.isnan(), torchs.isnan())
-    assert torch.equal(got.isinf(), torchs.isinf())
-    finite = torchs.isfinite()
-    exact, magnitude = product64(a, b)[finite], product64(a.abs(), b.abs())[finite]
-    bound = error_bound(a.shape[1]) * magnitude + U * exact.abs() + 2.0**-149
-    assert bool(((got[finite].double() - exact).abs() <= bound).all())
+    assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
 def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
@@ -186,9 +180,7 @@ def test_lossy_elements_do_no_harm_among_dense_rows(tiled):
     a[0, 1] = 3e-7
     assert Divided(a, b).verdict == UNFIT
     a[0, 1] = 3.0
-    got, exact = tritile.matmul(a, b, precision="fp16x3"), product64(a, b)
-    bound = error_bound(k) * product64(a.abs(), b.abs()) + U * exact.abs()
-    assert bool(((got.double() - exact).abs() <= bound).all())
+    assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
 @pytest.mark.parametrize(
@@ -266,11 +258,7 @@ def test_families_make_the_core_or_leave_it(family, name):
     a, b = posed(name, 37, 35, 150, ("row", "column"))
     buffer, out = frame((37, 35), torch.float32, "sliced")
     launch.run_interpreted(described(a, b, out, "fp16x3"), FAMILIES[family])
-    finite = (a @ b).isfinite()
-    exact, magnitude = product64(a, b)[finite], product64(a.abs(), b.abs())[finite]
-    bound = error_bound(150) * magnitude + U * exact.abs()
-    assert bool(((out[finite].double() - exact).abs() <= bound).all())
-    assert torch.equal(out.isnan(), (a @ b).isnan())
+    assert_bounded(out, a, b)
     assert guard_intact(buffer, out)
 
 
@@ -287,10 +275,7 @@ LAID = [
 def test_shapes_and_layouts(tiled, shapes, layouts):
     a, b = (values(shape, torch.float32, seed) for seed, shape in enumerate(shapes))
     a, b = placed(a, layouts[0]), placed(b, layouts[1]) if b.ndim > 1 else b
-    got, exact = tritile.matmul(a, b, precision="fp16x3"), product64(a, b)
-    assert got.shape == exact.shape
-    bound = error_bound(a.shape[-1]) * product64(a.abs(), b.abs()) + U * exact.abs()
-    assert bool(((got.double() - exact).abs() <= bound).all())
+    assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
 
 
 @pytest.mark.parametrize("name", ["normal", "graded", "NaN"])

@@ -22,7 +22,7 @@ def _core(problem: Tiled) -> Tiled:
 
 
 def _by_parts(problem: MatmulProblem) -> bool:
-    """Tell whether a product, or the real ones that a complex one consists of, are made of float16 parts."""
+    """True if a product, or the real ones that a complex one consists of, are made of float16 parts."""
     single = problem.dtype in ("float32", "complex64")
     return single and problem.precision.removesuffix(THREE) == "fp16x3"
 
@@ -45,7 +45,7 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
 
 def invariant(problem: Tiled) -> bool:
-    """Tell whether all configs of a problem must sum in one way: see `tritile.families.numerics`."""
+    """True if all configs of a problem must sum in one way: see `tritile.families.numerics`."""
     return not isinstance(problem, PermuteProblem) and problem.invariant
 
 

@@ -34,11 +34,9 @@ def launch_fault(config: Config) -> str | None:
 
 
 def shared_fault(shared: int, device: Device) -> str | None:
-    return (
-        f"{shared} bytes of shared memory, of {device.shared_memory}"
-        if shared > device.shared_memory
-        else None
-    )
+    if shared <= device.shared_memory:
+        return None
+    return f"{shared} bytes of shared memory, of {device.shared_memory}"
 
 
 def least_blocks(problem: Product) -> dict[str, int]:

@@ -84,7 +84,7 @@ def _scalar(problem: Product) -> str:
 
 
 def _sums_apart(problem: Product) -> bool:
-    """Tell whether a block of K is summed by itself, and then added to the sums before."""
+    """True if a block of K is summed by itself, and then added to the sums before."""
     if problem.dtype == "float32":
         # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
         compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)

@@ -63,7 +63,6 @@ def transposed(problem: MatmulProblem) -> MatmulProblem:
 
 
 def _off_sectors(problem: MatmulProblem, copies: tuple[bool, bool]) -> bool:
-    """Tell whether rows of an operand start off sectors where the kernel reads them."""
     rows = (
         problem.m if problem.a_layout == "column" else problem.k,
         problem.k if problem.b_layout == "column" else problem.n,

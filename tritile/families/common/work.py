@@ -1,5 +1,6 @@
 """Describe what one call launches, with its tensors and workspaces by name and not by address."""
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -51,13 +52,10 @@ class Kernel:
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
-        self._jitted: Any = None
 
-    @property
+    @functools.cached_property
     def jitted(self) -> Any:
-        if self._jitted is None:
-            self._jitted = getattr(import_late(self.module), self.name)
-        return self._jitted
+        return getattr(import_late(self.module), self.name)
 
 
 class Step(NamedTuple):

@@ -109,11 +109,8 @@ def _configs() -> Iterator[Config]:
             own = min(upright.WORD // itemsize, _MOST // block_m)
             for block_n, warps, unroll in _TILES:
                 if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, upright.WORD // itemsize):
-                    blocks = {
-                        "BLOCK_M": block_m,
-                        "BLOCK_N": block_n,
-                        "BLOCK_K": 32 * warps * own * unroll // block_n,
-                    }
+                    block_k = 32 * warps * own * unroll // block_n
+                    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
                     found[Config.of(warps, 1, NAME, **blocks)] = None
     yield from found
 

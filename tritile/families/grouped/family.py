@@ -33,9 +33,7 @@ PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "
 FAR: Final = 2**30  # rows of a descriptor that is cut at a group's end, as in its kernel
 _MAX_WORDS: Final = 128
 _LEAST_LANES: Final = 32
-_STEP: Final = (
-    2**34
-)  # elements: 2**30 such strides lead once around the address space, whatever an element's size
+_STEP: Final = 2**34  # elements: 2**30 such strides lead once around the address space, of any element
 _MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
 
 
@@ -120,14 +118,9 @@ def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> b
     return oversized(config, problem, least_blocks(problem) | {"BLOCK_K": 128})
 
 
-def _tile_predicted_us(config: Config, problem: GroupedProblem, device: Device) -> float:
-    return tile.predicted_us(config, problem.even, device)
-
-
 def _tma_predicted_us(config: Config, problem: GroupedProblem, device: Device) -> float:
-    even = problem.even
     kwargs = tuple(sorted((*config.kwargs, ("SPLIT_K", 1))))
-    return descriptor.predicted_us(replace(config, kwargs=kwargs), even, device)
+    return descriptor.predicted_us(replace(config, kwargs=kwargs), problem.even, device)
 
 
 def _group_stride(view: View) -> int:
@@ -240,7 +233,7 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
 
 TILE: Final = Family(
     GroupedProblem.op, tile.NAME, grouped_matmul_tile, _tile_configs, tile.illegal, tile.pointless,
-    _tile_predicted_us, tile_work,
+    lambda config, problem, device: tile.predicted_us(config, problem.even, device), tile_work,
 )  # fmt: skip
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,

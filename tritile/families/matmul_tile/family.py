@@ -145,13 +145,6 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
-def _load_costs(alignment: int) -> tuple[float, float]:
-    """Return how much longer a load of so many bytes takes than one of 16, and the registers it needs."""
-    if alignment < 4:
-        return Fit.narrow, Fit.load_words
-    return (Fit.piece, Fit.piece_words) if alignment < 16 else (1.0, Fit.copy_words)
-
-
 def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int) -> float:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
     size = problem.itemsize
@@ -169,7 +162,10 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / Fit.shared_bytes
     feed = (m + n) * k * size / Fit.l2_bytes
     thread_loads = loads_per_thread(config, problem, device)
-    narrow, load_words = _load_costs(min(problem.a_align, problem.b_align))
+    align = min(problem.a_align, problem.b_align)
+    narrow, load_words = (Fit.piece, Fit.piece_words) if align < 16 else (1.0, Fit.copy_words)
+    if align < 4:
+        narrow, load_words = Fit.narrow, Fit.load_words
     loads = Fit.load * narrow * thread_loads * warps
     held = accumulator_words(config, problem, device) + load_words * thread_loads
     spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + Fit.spared_words) / 64

@@ -37,9 +37,7 @@ gated_descriptor: Final = Kernel("tritile.families.matmul_tma.gated", "gated_des
 matmul_descriptor: Final = Kernel("tritile.families.matmul_tma.kernel", "matmul_descriptor")
 
 NAME: Final = "descriptor"
-PARAMETERS: Final = (
-    "BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES"
-)  # fmt: skip
+PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES")
 MAX_SHARED: Final = 16384  # tiles that several programs may make together
 _MAX_WORDS: Final = 128
 _SM_SHARED: Final = 228 << 10  # bytes of an SM of Hopper or Blackwell, 1 KiB of them taken for each program
@@ -82,13 +80,9 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return reason
     if problem.block_scales and config["BLOCK_K"] > 128:
         return f"BLOCK_K = {config['BLOCK_K']} has several scales"
-    for name, extent in (
-        ("BLOCK_K", config["BLOCK_K"]),
-        ("BLOCK_M", config["BLOCK_M"]),
-        ("BLOCK_N", config["BLOCK_N"]),
-    ):
-        if extent * problem.itemsize < 16:
-            return f"{name} = {extent} is under 16 bytes of {problem.dtype}"
+    for name in ("BLOCK_K", "BLOCK_M", "BLOCK_N"):
+        if config[name] * problem.itemsize < 16:
+            return f"{name} = {config[name]} is under 16 bytes of {problem.dtype}"
     if config["SPLIT_K"] > 1:
         if problem.rights > 1:
             return "tiles of gated products are not shared: SPLIT_K must be 1"
@@ -152,8 +146,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     stage = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
     if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
         return True  # room for two more stages
-    least = least_blocks(problem) | {"BLOCK_K": 128}
-    return oversized(config, problem, least)
+    return oversized(config, problem, least_blocks(problem) | {"BLOCK_K": 128})
 
 
 def _programs(config: Config, problem: MatmulProblem) -> Programs:
@@ -189,7 +182,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     by_descriptor = out.by_descriptor and split == 1  # shared tiles are stored by rows
     parts, counters, looks = None, None, 0
     if split > 1:
-        parts, counters, looks = Buffer("parts"), Buffer(COUNTERS), 0
+        parts, counters = Buffer("parts"), Buffer(COUNTERS)
         looks = polls(tiles * split, processors * at_once(config, call.problem))
         kind = "int32" if call.dtype == "int8" else "float32"
         scratch = {**scratch, "parts": Section(kind, tiles * split * block_m * block_n)}

@@ -89,10 +89,8 @@ def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str |
     programs = _tiles(config, problem) * config["SPLIT_K"]
     if config["SPLIT_K"] > 1 and programs > device.processors * resident(config, problem, device):
         return f"{programs} programs, of which some would wait for others to start"
-    words, fused = (
-        config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps),
-        epilogue_of(problem.epilogue),
-    )
+    words = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps)
+    fused = epilogue_of(problem.epilogue)
     most = 64 if fused.activation == "gelu" or "full" in (fused.bias, fused.residual) else 128  # more spill
     return f"{words} accumulator registers a thread, above {most}" if words > most else None
 

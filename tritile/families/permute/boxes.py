@@ -7,7 +7,6 @@ run of BLOCK_N, and then more of out's, up to BLOCK elements.
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +18,7 @@ from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.work import Buffer, Kernel, Work, step_of
+from tritile.families.family import Family
 from tritile.families.permute.family import TILE, digits
 
 permute_box: Final = Kernel("tritile.families.permute.box", "permute_box")
@@ -77,7 +77,7 @@ class Box(NamedTuple):
 
 
 def _by(strides: Sequence[int]) -> list[int]:
-    """Return the dimensions, the densest first."""
+    """The dimensions, the densest first."""
     return sorted(range(len(strides)), key=lambda i: (strides[i], -i))
 
 
@@ -317,16 +317,8 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
     return Work((step_of(permute_box, (boxes_of(box, problem), 1, 1), values, options),))
 
 
-FAMILY: Final = replace(
-    TILE,
-    name=BOX,
-    kernel=permute_box,
-    space=configs,
-    illegal=illegal,
-    pointless=pointless,
-    predicted_us=predicted_us,
-    resident=resident,
-    work=work,
-    contends=contends,
+FAMILY: Final = Family(
+    PermuteProblem.op, BOX, permute_box, configs, illegal, pointless, predicted_us, work,
+    resident=resident, numerics=TILE.numerics, canonical=TILE.canonical, contends=contends,
     margin=1.1,  # of 60 permutations 17 are taken, none of which was slower; of 25 without one two were
-)
+)  # fmt: skip
