@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def test_a_measured_product_is_remembered_and_not_measured_again(monkeypatch):
     assert tritile.plan(tritile.matmul, a, b).source in ("predicted", "model")
     with tritile.mode("strict"), pytest.raises(NotTunedError, match=r"200x136|136x200"):
         tritile.transpose(a.double())
-    with tritile.mode("tune"):
+    with tritile.mode("tune"), warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is measured in another process, or else said not to be
         assert_product(tritile.matmul(a, b), a, b)
         assert torch.equal(tritile.transpose(a), a.mT)
     plan = tritile.plan(tritile.matmul, a, b)
@@ -66,19 +68,6 @@ def test_measuring_leaves_operands_alone_and_fills_out():
     assert_product(buffer[:, 50:120], a, b)
     assert buffer[:, :50].isnan().all()
     assert buffer[:, 120:].isnan().all()
-
-
-@pytest.mark.serial
-def test_a_small_budget_measures_little(monkeypatch):
-    a = values((1000, 1000), torch.float64, 0, "cuda")  # of no class: it is searched
-    counts = []
-    for budget in ("0.001", "30"):
-        monkeypatch.setenv("TRITILE_TUNE_BUDGET", budget)
-        b = a[:, : 900 - len(counts)].contiguous()
-        with tritile.mode("tune"):
-            assert_product(tritile.matmul(a, b), a, b)
-        counts.append(len(measured(tritile.plan(tritile.matmul, a, b).problem)))
-    assert 1 <= counts[0] < 16 <= counts[1]
 
 
 SCRIPT = """

@@ -2,8 +2,6 @@
 
 import json
 import threading
-import time
-import warnings
 
 import pytest
 import torch
@@ -155,7 +153,7 @@ def tune(problems, folder, **how):
 
 
 def test_own_problems_are_searched_checked_and_logged(tmp_path):
-    done, lines = tune([MATMUL, PERMUTE], tmp_path)
+    done, lines = tune([MATMUL, PERMUTE], tmp_path, verify_all=True)
     assert {outcome.problem for outcome in done} == {MATMUL, PERMUTE}
     for outcome in done:
         assert outcome.best is not None, outcome.failure
@@ -163,21 +161,4 @@ def test_own_problems_are_searched_checked_and_logged(tmp_path):
         assert outcome.best.registers > 0
     assert len(lines) >= sum(outcome.trials for outcome in done)
     assert {line["problem"]["op"] for line in lines} == {"matmul", "permute"}
-
-
-def test_every_config_of_a_small_space_answers_rightly(tmp_path):
-    done, lines = tune([MATMUL, PERMUTE], tmp_path, verify_all=True)
-    assert all(outcome.best is not None for outcome in done)
     assert not [line for line in lines if line["failure"] and "wrong" in line["failure"]]
-
-
-def test_a_product_in_mode_tune_is_searched_in_another_process():
-    a = torch.randn(333, 200, device="cuda", dtype=torch.float16)
-    b = torch.randn(200, 120, device="cuda", dtype=torch.float16)
-    start = time.monotonic()
-    with tritile.mode("tune"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        got = tritile.matmul(a, b)
-    assert time.monotonic() - start < 60
-    torch.testing.assert_close(got.double(), a.double() @ b.double(), rtol=1e-2, atol=1e-1)
-    assert tritile.plan(tritile.matmul, a, b).source == "exact"

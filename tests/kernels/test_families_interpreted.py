@@ -26,7 +26,6 @@ from tests.reference import (
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import ACTIVATIONS
-from tritile.core.problem import matmul as problems
 from tritile.families.space import illegal
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
@@ -34,6 +33,8 @@ from tritile.runtime import launch
 pytestmark = pytest.mark.interpreted
 
 H200 = target_device("nvidia-h200")
+BY_ROWS = "tritile.core.problem.matmul._BY_ROWS_FROM"
+WIDE = "tritile.families.matmul_tile.family.WIDE_FROM"
 FP32, HALF = torch.float32, torch.float16
 PLAIN = Sides()
 
@@ -55,7 +56,7 @@ class Family(NamedTuple):
     precision: str = "ieee"
     dtype: torch.dtype = FP32
     gated: bool = False
-    copies_b: bool = False  # as large products of fp32 do
+    patched: tuple[tuple[str, int], ...] = ()  # for what large products alone do
 
 
 def by_descriptor(gated=False, **how):
@@ -75,7 +76,8 @@ FAMILIES = {
     "persistent, by halves": by_descriptor(persistent=True, subtiles=2),
     "by halves": by_descriptor(subtiles=2),
     "split": by_descriptor(split=2),
-    "tile, b copied by rows": TILE._replace(of_b="column", copies_b=True),
+    "tile, b copied by rows": TILE._replace(of_b="column", patched=((BY_ROWS, 1),)),
+    "tile, by 64 bits": TILE._replace(patched=((WIDE, 0),)),
     "gated tile": TILE._replace(gated=True),
     "gated descriptor": by_descriptor(gated=True),
     "gated persistent, by halves": by_descriptor(gated=True, persistent=True, subtiles=2),
@@ -127,14 +129,13 @@ def made(family, a, b, out, sides=PLAIN):
         up = values(tuple(b.shape), b.dtype, 9)
         extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
     with pytest.MonkeyPatch.context() as patched:
-        if family.copies_b:
-            patched.setattr(problems, "_BY_ROWS_FROM", 1)
+        for name, value in family.patched:
+            patched.setattr(name, value)
         call = described(a, b, out, family.precision, extras)
         config = family.config(min(call.problem.m, call.problem.n))
         assert illegal(config, call.problem, H200) is None
         with reading_only(*(t for t in (a, b, up, *sides[:4]) if t is not None)):
             launch.run_interpreted(call, config)
-        assert call.problem.by_rows or not family.copies_b or call.swapped
     return up
 
 
@@ -215,7 +216,7 @@ def test_sizes(family, size):
     check(family, *operands(family, size), sides)
 
 
-@some(lambda name, own: name in ENDS and own.of_b != "odd")
+@some(lambda name, own: own.patched or (name in ENDS and own.of_b != "odd"))
 def test_batches(family):
     """Of two dimensions, in either order, and broadcast; what is added is the same along one of them."""
     a, b = operands(family, batch=(2, 2))

@@ -139,6 +139,7 @@ def test_indices_of_64_bits(monkeypatch, dtype):
     for shape, dims in (((3, 45, 37), (0, 2, 1)), ((9, 5, 7, 4), (3, 1, 2, 0))):
         raw, x = random_bits(shape, dtype)
         assert check(x, raw, dims, packed(16, 16))
+        assert check(x, raw, dims, turned(16, 16))
     for shape, dims in ORDERS[3:5]:
         raw, x = random_bits(shape, dtype)
         assert check(x, raw, dims, box(*BOXES[1]))

@@ -1,11 +1,10 @@
-"""IEEE fp32 products that copy b row by row first: which, and how batches are copied."""
+"""IEEE fp32 products that copy b row by row first: which, and how often b is copied."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-import tritile
 from tests.reference import assert_product, placed, values
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
@@ -20,30 +19,7 @@ pytestmark = pytest.mark.interpreted
 NT = MatmulProblem(1, 512, 512, 512, "float32", "float32", b_layout="column")
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)  # small products are lowered too
-
-
-BATCHES = [
-    ((3,), (3,)),
-    ((3,), (1,)),
-    ((1,), (3,)),
-    ((2, 3), (2, 3)),
-    ((2, 1, 3), (1, 4, 3)),
-    ((2, 3, 2), (2, 1, 2)),
-]
-
-
-@pytest.mark.parametrize("batches", BATCHES, ids=str)
-def test_batches(batches):
-    a = values((*batches[0], 5, 17), torch.float32)
-    b = placed(values((*batches[1], 17, 9), torch.float32, 1), "column")
-    assert_product(tritile.matmul(a, b, precision="ieee"), a, b)
-
-
-def test_which_products_are_made_so(monkeypatch):
-    monkeypatch.undo()
+def test_which_products_are_made_so():
     assert NT.by_rows
     assert (NT.core.b_layout, NT.core.b_align) == ("row", 16)
     assert NT.core.core == NT.core
@@ -58,7 +34,8 @@ def test_which_products_are_made_so(monkeypatch):
     assert complexes.core.b_layout == "row"
 
 
-def test_a_stretched_b_is_copied_once():
+def test_a_stretched_b_is_copied_once(monkeypatch):
+    monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)
     a, b = values((3, 5, 7), torch.float32), placed(values((7, 9), torch.float32, 1), "column")
     call = described(a.mT.contiguous().mT, b.expand(3, 7, 9), torch.empty(3, 5, 9), "ieee")
     config = model.pick(call.problem, target_device("nvidia-h200"))

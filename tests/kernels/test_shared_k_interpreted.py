@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
+from tests.configs import tma
 from tests.interleaved import interleaved
 from tests.reference import assert_product, values
-from tritile.core.config import Config
 from tritile.families.common.work import COUNTERS
 from tritile.families.work import work_of
 from tritile.ops.described import NOTHING, Extras, described
@@ -41,11 +41,6 @@ def one_ahead(seed):
     return lambda left: left[seed % len(left)] if draw.random() < 0.9 else draw.choice(left)
 
 
-def split_by(split):
-    blocks = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2}
-    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=split, SUBTILES=1)
-
-
 def launched(config, counters, choose, out, extras=NOTHING, processors=PROGRAMS_AT_ONCE):
     call = described(A, B, out, "tf32", extras)  # computed as fp32 here
     work = work_of(call, config, processors, False)
@@ -63,7 +58,7 @@ ORDERS = [(first, 1), (last, 3), (fair, 0), (fair, 1), (fair, 3), (fair, 64), (o
 @pytest.mark.parametrize("split", [2, 4])
 def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monkeypatch, split, order, polls):
     monkeypatch.setattr("tritile.families.common.grids.POLLS", polls)
-    config, counters = split_by(split), torch.zeros(8, dtype=torch.int64)
+    config, counters = tma(32, 32, 32, group=2, split=split), torch.zeros(8, dtype=torch.int64)
     for seed in range(3):
         out = torch.full((40, 20), float("nan"))
         launched(config, counters, order(seed), out)
@@ -73,8 +68,7 @@ def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monk
 
 def test_a_tile_of_more_elements_than_registers_hold_is_summed_part_by_part():
     """Where more programs share tiles than run at once, the last of a tile sums all of it."""
-    blocks = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 32, "GROUP_M": 1}
-    config = Config.of(8, 2, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=2, SUBTILES=1)
+    config = tma(128, 256, 32, 8, 2, split=2, group=1)
     (step,) = work_of(described(A, B, torch.empty(40, 20), "tf32"), config, 1, False).steps
     assert step.args["POLLS"] == 0
     out, counters = torch.full((40, 20), float("nan")), torch.zeros(8, dtype=torch.int64)
@@ -96,5 +90,5 @@ def test_a_result_that_is_its_own_residual_gets_the_product_once(monkeypatch, po
     counters = torch.zeros(8, dtype=torch.int64)
     for seed in range(20):
         out = torch.zeros((40, 20))
-        launched(split_by(4), counters, shuffled(seed), out, Extras(residual=out))
+        launched(tma(32, 32, 32, group=2, split=4), counters, shuffled(seed), out, Extras(residual=out))
         assert_product(out, A, B)

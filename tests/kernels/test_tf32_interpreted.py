@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import tma
 from tests.reference import assert_product, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
-from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
@@ -65,10 +65,8 @@ def test_rounding_makes_no_number_of_any_nan(bits):
 @pytest.mark.parametrize(("precision", "rounded"), [("tf32", True), ("tf32x3", False)])
 def test_descriptors_of_operands_round(precision, rounded):
     problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision=precision, b_align=4)
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8}
-    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
     call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
-    step = work_of(call, config, target_device("nvidia-h200").processors, False).steps[-1]
+    step = work_of(call, tma(64, 64, 32), target_device("nvidia-h200").processors, False).steps[-1]
     descriptors = [value for value in step.values if isinstance(value, Descriptor)]
     assert [value.rounded for value in descriptors] == [rounded, rounded, False]
 
@@ -84,8 +82,7 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
     a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
     buffer, out = frame((*batch, 33, 35), torch.float32, "row")
     call = described(a, b, out, "tf32")
-    blocks = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 8}
-    config = Config.of(4, 3, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=1, SUBTILES=1)
+    config = tma(16, 32, 16)
     *_, step = work_of(call, config, 132, False).steps
     read = [value for value in step.values if isinstance(value, Descriptor)][:2]
     assert [value.shape[-1] for value in read] == [70, 70]

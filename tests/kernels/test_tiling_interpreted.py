@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests import configs
 from tests.accesses import watched
 from tests.reference import values
-from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.posed import posed
 from tritile.core.problem import PermuteProblem
@@ -60,13 +60,12 @@ def linear(program, grid):
     return x + grid[0] * (y + grid[1] * z)
 
 
-def tile(group, m=32, n=16, k=16):
-    return Config.of(4, 2, "tile", BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
+def tile(group):
+    return configs.tile(32, 16, 16, group=group)
 
 
-def tma(group, persistent=False, m=16, n=32, k=16):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
-    return Config.of(4, 3, "descriptor", **blocks, PERSISTENT=persistent, SPLIT_K=1, SUBTILES=1)
+def tma(group, persistent=False):
+    return configs.tma(16, 32, 16, group=group, persistent=persistent)
 
 
 ALIGNED = (1, 100, 60, 36)  # rows of whole 16 bytes
@@ -127,7 +126,7 @@ def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, co
     ids=lambda problem: problem.label,
 )
 def test_programs_of_a_transpose_move_their_tiles(problem, group, watch):
-    config = Config.of(4, 1, "tile", BLOCK_M=32, BLOCK_N=32, GROUP_M=group)
+    config = configs.turned(32, 32, group=group)
     kept = []
 
     def make(dtype, count):
