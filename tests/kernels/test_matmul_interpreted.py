@@ -11,7 +11,6 @@ import tritile
 from tests.configs import tile
 from tests.reference import (
     DEFAULT_OUT,
-    FLOATS,
     FP8,
     LAYOUTS,
     MATMUL_DTYPES,
@@ -63,37 +62,6 @@ def test_precisions(precision):
     assert_product(tritile.matmul(a, b, precision=precision), a, b, precision or "ieee")
 
 
-# Every layout but "row" has NaN between or just outside the values, K tails included.
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=name)
-def test_layouts_and_nothing_around_out(dtype, layout):
-    a, b = values((2, 13, 35), dtype), values((35, 19), dtype, 1)
-    for other in ("row", "column", "sparse"):
-        buffer, out = frame((2, 13, 19), DEFAULT_OUT.get(dtype, dtype), layout)
-        assert tritile.matmul(placed(a, layout), placed(b, other), out=out) is out
-        assert_product(out, a, b)
-        assert guard_intact(buffer, out)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    ("dtype", "where"),
-    [*((dtype, (12, 34)) for dtype in FLOATS), (torch.float32, (0, 0)), (torch.float32, (5, 16))],
-    ids=str,
-)
-def test_nan_and_inf_spread_as_in_torch(dtype, where, value):
-    a, b = values((13, 35), dtype), values((35, 9), dtype, 1)
-    a[where] = value
-    b[where[1], 2] = 0.0  # inf * 0 is NaN
-    expected = torch.matmul(a.double(), b.double())
-    got = tritile.matmul(a, b).double()
-    assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(got.isinf(), expected.isinf())
-    assert torch.equal(got[got.isinf()], expected[expected.isinf()])
-    rest = [row for row in range(13) if row != where[0]]
-    assert got[rest].isfinite().all()
-
-
 def test_results_too_large_become_inf():
     a = torch.full((3, 17), 200.0, dtype=torch.float16)
     got = tritile.matmul(a, -a.mT)
@@ -113,19 +81,18 @@ def test_batches_fold_into_rows_where_memory_allows():
         assert_product(tritile.matmul(case, b), case, b)
 
 
-BLOCKS = [(16, 16, 16, 1), (16, 64, 32, 8), (32, 16, 128, 8), (64, 64, 256, 1), (16, 16, 512, 8)]
+BLOCKS = [(16, 16, 16, 1), (16, 64, 32, 8), (32, 16, 128, 8), (64, 64, 128, 1)]
+TILED = [*((torch.float16, blocks) for blocks in BLOCKS), *((torch.float32, blocks) for blocks in BLOCKS[:2])]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=name)
-@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize(("dtype", "blocks"), TILED, ids=str)
 @pytest.mark.parametrize("k", [100, 512, 600])
-def test_every_legal_config_gives_the_answer(blocks, k, dtype):
+def test_blocks_of_any_shape_give_the_answer(blocks, k, dtype):
     config = tile(*blocks[:3], warps=16, stages=1, group=blocks[3])
     a, b = placed(values((37, k), dtype), "sliced"), placed(values((k, 41), dtype, 1), "column_sliced")
     out = torch.empty(37, 41, dtype=dtype)
     call = described(a, b, out, "ieee")
-    if illegal(config, call.problem, TARGETS["sm_90"]) is not None:
-        pytest.skip("not a legal config")
+    assert illegal(config, call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, config)
     assert_product(out, a, b)
 

@@ -30,11 +30,11 @@ from tritile.runtime.offline import compiling_for
 
 BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
 CASES = [
-    (SQUARE, tile(64, 64, 32, 4, 3)),
+    (SQUARE, tile(128, 128, 32, 8, 3)),  # as others compile, that each is compiled once
     (RAGGED, tile(32, 64, 32, 4, 3)),
     (SQUARE, tma(64, 64, 64, 4, 4, split=4)),
     (RAGGED, tma(128, 128, 64, 8, 3, persistent=True)),
-    (SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
+    (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
     (RAGGED, groups(192, 96, 64, 3, 3)),
     (SQUARE, across(144, 128, 2, 4, persistent=True)),
     (RAGGED, across(96, 192, 3, 3)),
@@ -165,7 +165,7 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
 @pytest.mark.parametrize(
     ("config", "grid", "clustered"),
     [
-        (groups(128, 128, 64, 2, 4, persistent=True), [132, 1, 1], {}),
+        (groups(256, 144, 64, 2, 2, persistent=True, subtiles=2), [132, 1, 1], {}),
         pytest.param(
             paired(192, 128, 1, True), [132, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
         ),
