@@ -1,5 +1,7 @@
 """Launch a described call by a config: interpreted where tensors lie in host memory, compiled on a GPU."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -18,6 +20,13 @@ def launched(call, config):
     prepared = launch.prepare(call, config)
     prepared(*call.tensors)
     return prepared
+
+
+def in_threads(*works):
+    """Run these side by side, each in a new thread, and raise what one of them raised."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
 
 
 def captured(call):

@@ -1,5 +1,6 @@
 """tritile.matmul on a GPU, against float64: dtypes, layouts, sizes, memory, streams, graphs and threads."""
 
+import functools
 import itertools
 import math
 import threading
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import tritile
-from tests.launched import captured, needs_memory
+from tests.launched import captured, in_threads, needs_memory
 from tests.reference import (
     DEFAULT_OUT,
     FP8,
@@ -297,23 +298,14 @@ def test_a_captured_call_measures_nothing_and_replays(monkeypatch, mode, warm):
 
 def test_several_threads_at_once():
     cases = [pair(65 + i % 3, 40, 33 + 7 * (i % 2), (torch.float16, torch.float32)[i % 2]) for i in range(8)]
-    barrier, failures = threading.Barrier(len(cases)), []
+    barrier = threading.Barrier(len(cases))
 
     def work(a, b):
-        try:
-            barrier.wait(60)
-            for _ in range(20):
-                assert_product(tritile.matmul(a, b), a, b)
-        except BaseException as error:
-            failures.append(error)
+        barrier.wait()
+        for _ in range(20):
+            assert_product(tritile.matmul(a, b), a, b)
 
-    threads = [threading.Thread(target=work, args=case) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert failures == []
-    assert not any(thread.is_alive() for thread in threads)
+    in_threads(*(functools.partial(work, *case) for case in cases))
 
 
 def test_wrong_arguments_on_a_gpu_raise_our_errors():

@@ -1,7 +1,6 @@
 """Products with quantized weights on a GPU: each kind of weight, layout and edge, the same bits each time."""
 
 import functools
-import threading
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 import tritile
 from tests.configs import packed_weights as tile
 from tests.configs import warpgroups
-from tests.launched import captured, launched
+from tests.launched import captured, in_threads, launched
 from tests.packed import KINDS, assert_linear, on_16_bytes
 from tests.packed import weight_of as weight_on
 from tests.reference import frame, guard_intact, name, placed, values
@@ -179,21 +178,15 @@ def test_graphs_streams_and_threads():
         graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(one, wanted) for one in got)
-    failures = []
 
     def work():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             found = [tritile.linear(x, weight) for _ in range(50)]
         stream.synchronize()
-        failures.extend(one for one in found if not torch.equal(one, wanted))
+        assert all(torch.equal(one, wanted) for one in found)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(*[work] * 4)
 
 
 def test_what_follows_sees_the_result():
