@@ -45,6 +45,11 @@ class Device:
         return self.arch if self.backend == "cuda" and isinstance(self.arch, int) else 0
 
     @property
+    def has_tma(self) -> bool:
+        """True from Hopper on where tensor cores read shared memory: not on consumers' Blackwell, 12.x."""
+        return 90 <= self.nvidia < 120
+
+    @property
     def warp_size(self) -> int:
         """Return the threads of a warp."""
         return 64 if str(self.arch).startswith("gfx9") else 32

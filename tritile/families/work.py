@@ -33,7 +33,7 @@ ALIGNMENT: Final = 256  # bytes, of each workspace
 
 def early(device: Device) -> bool:
     """True if kernels on this GPU use programmatic dependent launch."""
-    return 90 <= device.nvidia < 120
+    return device.has_tma
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:

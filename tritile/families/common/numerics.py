@@ -70,10 +70,6 @@ class Numerics(NamedTuple):
     scaled: str = ""
 
 
-def _has_warpgroups(device: Device) -> bool:
-    return 90 <= device.nvidia < 120
-
-
 def _scalar(problem: Product) -> str:
     """Return the instruction of a product that has no choice of it, "" where tensor cores have several."""
     if problem.dtype == "int8":
@@ -98,7 +94,7 @@ def matrix(config: Config) -> str:
 
 
 def fastest(device: Device) -> str:
-    return "warpgroup" if _has_warpgroups(device) else "warp" if device.nvidia else "matrix 32"
+    return "warpgroup" if device.has_tma else "warp" if device.nvidia else "matrix 32"
 
 
 def _instruction(config: Config, problem: Product, device: Device) -> str:
@@ -145,6 +141,6 @@ def canonical_product(problem: Product, device: Device) -> Numerics:
         step = _STEP if problem.dtype == "float32" and not problem.block_scales else SCALE_K
     rounding = ""
     if problem.dtype == "float32" and problem.precision == "tf32":
-        seen = _has_warpgroups(device) and not isinstance(problem, GroupedProblem) and problem.n > 1
+        seen = device.has_tma and not isinstance(problem, GroupedProblem) and problem.n > 1
         rounding = "tma" if seen else "kernel"
     return Numerics(instruction, 1, step, rounding)

@@ -48,7 +48,7 @@ def accumulator_bytes(problem: Product) -> int:
 def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
     """Tell whether tl.dot runs on tensor cores that read operands from shared memory: wgmma, tcgen05."""
     whole = config["BLOCK_M"] >= 64 and config.num_warps >= 4
-    return device.nvidia >= 90 and device.nvidia < 120 and whole and uses_tensor_cores(problem)
+    return device.has_tma and whole and uses_tensor_cores(problem)
 
 
 def accumulator_words(config: Config, problem: Product, device: Device) -> int:

@@ -150,7 +150,7 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     size = problem.itemsize
     warps, threads = config.num_warps, config.num_warps * device.warp_size
     warpgroups = warpgroup_mma(config, problem, device)
-    slow = 1.0 if warpgroups or not 90 <= device.nvidia < 120 else Fit.small_mma
+    slow = 1.0 if warpgroups or not device.has_tma else Fit.small_mma
     if problem.dtype == "float64":
         # Hopper has warp instructions only here; a block is requested when the last of two is done.
         slow = 1.0 if config.num_stages > 2 else 1.35

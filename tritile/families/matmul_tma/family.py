@@ -57,7 +57,7 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 
 def fault(config: Config, problem: Product, device: Device, parameters: tuple[str, ...]) -> str | None:
     """Say why a product, of groups or not, cannot be made from tiles that TMA brings; None where it can."""
-    if device.nvidia < 90 or device.nvidia >= 120:
+    if not device.has_tma:
         return f"{device.name} has no tensor memory accelerator"
     if not uses_tensor_cores(problem):
         return f"{problem.dtype} {problem.precision} is summed by the tile kernel alone"

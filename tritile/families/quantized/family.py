@@ -71,7 +71,7 @@ def scales_sums(config: Config, group_size: int) -> bool:
 
 def held_in_shared(config: Config, device: Device) -> bool:
     """Tell whether tensor cores read x from shared memory, which holds a stage meanwhile."""
-    return 90 <= device.nvidia < 120 and config["BLOCK_N"] >= 64 and config.num_warps >= 4
+    return device.has_tma and config["BLOCK_N"] >= 64 and config.num_warps >= 4
 
 
 def shared_bytes(config: Config, problem: QuantizedProblem, device: Device) -> int:
@@ -122,7 +122,7 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
 
 
 def _tma_illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | None:
-    if device.nvidia < 90 or device.nvidia >= 120:
+    if not device.has_tma:
         return f"{device.name} has no tensor memory accelerator"
     if problem.x_layout != "row" or problem.x_align < 16:
         return f"rows of x are {problem.x_layout}, {problem.x_align} bytes aligned: not on 16 bytes"
