@@ -196,7 +196,7 @@ before = settings()
 import tritile
 from tritile.families.registry import ALL
 from triton.runtime.driver import driver
-jitted = lambda: sorted(family.label for family in ALL if family.kernel._jitted)
+jitted = lambda: sorted(family.label for family in ALL if 'jitted' in vars(family.kernel))
 modules = {{family.kernel.module for family in ALL}} | {{"triton.experimental.gluon.language"}}
 found = {{
     "GPU": torch.cuda.is_initialized() or driver._active is not None,
