@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.serial]
     ids=str,
 )
 def test_what_was_tuned_is_explained_with_its_times(problem):
-    tuned = tritile.tune(problem, search=False, force=True)
+    tuned = tritile.tune(problem, force=True)
     found = tritile.explain(problem)
     assert (found.config, found.source) == (tuned.config, "exact")
     assert 0.2 < found.measured_us / found.predicted_us < 5

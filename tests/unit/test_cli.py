@@ -26,12 +26,11 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
-from tritile.core.settings import tune_log
 from tritile.families import registry as families
 from tritile.planning import plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
-from tritile.tune.measure.tasks import Tuned, logged
+from tritile.tune.measure.tasks import Tuned
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")
@@ -109,9 +108,7 @@ USAGE = {
     "tune 8x8x8 --dtype int5": "'int5': matmul takes float64, float32, float16",
     "tune 8x8x8 --layout NS": "'NS': matmul takes NN, NT, TN, TT",
     "tune 8x8x8": "there is no GPU here",
-    "tune 8x8x8 --no-search --budget 5": "--no-search takes neither",
     "explain 8x8x8 --target sm_1": "h200 (nvidia-h200), h100 (sm_90), a100 (sm_80)",
-    "tune 8x8x8 --strategy fast": "screening",
     "tune --suites no/such/folder": "no/such/folder",
     "tune 8x8x8 --output t.json": "--output is for --calibrate",
     "tune --calibrate all --output notes.txt/t.json": "notes.txt is not a folder",
@@ -346,29 +343,29 @@ op = "matmul"
 dtypes = ["float32"]
 layouts = ["NN"]
 precisions = ["fp16x3", "tf32"]
-squares = [512]
+sizes = ["512x512x512"]
 
 [[cases]]
 op = "permute"
 dtypes = ["float16"]
-shapes = [[64, 32]]
+sizes = ["64x32"]
 dims = [[1, 0]]
 """
 
 
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch, by):
-    raced, option = [], ["--batch-invariant"]
+    tuned, option = [], ["--batch-invariant"]
     if by == "environment":
         monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
         option = []
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(tune_module.now, "tuned_now", lambda problem, *gpu: raced.append(problem) or CONFIG)
+    monkeypatch.setattr(tune_module, "_tune_here", lambda problems, *how: tuned.extend(problems))
     (tmp_path / "mixed.toml").write_text(MIXED)
-    result = run("tune", "--no-search", "--suites", tmp_path, "--suite", "mixed", *option)
+    result = run("tune", "--suites", tmp_path, "--suite", "mixed", *option)
     assert result.exit_code == 0, result.output
     assert "fp16x3: left out" in " ".join(result.output.split())
-    assert [getattr(problem, "invariant", None) for problem in raced] == [True, None]
+    assert [getattr(problem, "invariant", None) for problem in tuned] == [True, None]
 
 
 @pytest.mark.parametrize(("option", "value"), [("--calibrate", "fp8"), ("--json", "")])
@@ -559,12 +556,6 @@ def test_tune_has_the_same_as_json_and_times_torch_unless_stopped(searches, stop
     assert [problem.m for problem in asked] == ([] if stopped else [299, 301])
 
 
-def test_a_log_in_nobodys_home_is_refused(monkeypatch):
-    monkeypatch.setenv("TRITILE_TUNE_LOG", "~nosuchuser/log.jsonl")
-    with pytest.raises(errors.InvalidValueError, match=r"TRITILE_TUNE_LOG is '~nosuchuser"):
-        tune_log()
-
-
 def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):
     (tmp_path / "tritile").write_text("from tritile.__main__ import main\nmain()")
     read, write = os.pipe()
@@ -574,46 +565,3 @@ def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environ)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (1, "")
-
-
-def test_every_trial_is_logged_as_a_line(tmp_path, monkeypatch):
-    log, kept = tmp_path / "log.jsonl", []
-    keep = logged(lambda digest, trial: kept.append(trial), log)
-    keep("a" * 16, Trial(PROBLEM, CONFIG, 7.5, 0.01, 90, 0, 1024, 1e-3))
-    monkeypatch.setenv("TRITILE_TUNE_LOG", str(log))
-    logged(lambda digest, trial: kept.append(trial))("b" * 16, Trial(PROBLEM, CONFIG, None, failure="hung"))
-    first, second = (json.loads(line) for line in log.read_text().splitlines())
-    assert (first["us"], first["registers"], first["shared"], first["kernel"]) == (7.5, 90, 1024, "a" * 16)
-    assert Config.from_dict(first["config"]) == CONFIG
-    assert (second["us"], second["failure"], second["problem"]["m"]) == (None, "hung", 256)
-    assert len(kept) == 2
-
-
-def test_without_a_search_the_likeliest_are_raced(monkeypatch):
-    """What was measured is left alone, and a problem of which nothing runs is told, and counts."""
-    raced = []
-
-    def race(problem, device, gpu):
-        raced.append((problem.label, device, gpu))
-        if problem.n == 512:
-            raise errors.TuningError("nothing runs")
-        remember(store_of(device), problem)
-        return CONFIG
-
-    monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(tune_module.devices, "current_index", lambda: 1)
-    monkeypatch.setattr(tune_module.now, "tuned_now", race)
-    found = run("tune", "300x256x256", "--no-search")
-    assert found.exit_code == 0, found.output
-    assert raced == [("300x256x256 NN bfloat16", H200, 1)]
-    found = run("tune", "300x256x256", "300x512x256", "--no-search")
-    assert found.exit_code == 1
-    assert [label for label, *_ in raced[1:]] == ["300x512x256 NN bfloat16"]
-    assert "nothing runs" in found.output
-
-
-def test_a_command_that_fails_leaves_no_process_behind(monkeypatch):
-    closed = []
-    monkeypatch.setattr(tune_module.ForkServer, "close", lambda server: closed.append(server))
-    assert "guess" in refused("tune", "64x64x64", "--strategy", "guess")
-    assert len(closed) == 1

@@ -216,7 +216,7 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
     task = Task(KernelSubject(PROBLEM, H200, "0" * 16), Listed([GOOD]))
-    rules = Rules("exhaustive", least_gain=0.0, problem_s=math.inf)
+    rules = Rules(exhaustive=True, problem_s=math.inf)
     with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
         tuned_elsewhere(call, task, rules, lambda *trial: kept.append(trial))
     assert not kept
@@ -382,7 +382,6 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"reference": lambda x, EVEN: {}}, r"reference of scale: missing .* 'EVEN'.*heuristic"),
         ({"reference": lambda x, /: {}}, r"reference of scale: 'x' parameter is positional only"),
         ({"ragged": {"N": 61}}, r"ragged is .*scale"),
-        ({"search": "fast"}, r"'fast'"),
         ({"prune_configs_by": {"top_k": 1}}, r"a Space has `where`"),
     ],
 )

@@ -167,8 +167,7 @@ def test_measurements_of_a_decorated_kernel_are_logged_then_its_winner_then_its_
     assert (plan.name, plan.source) == ("tritile.plan", "exact")
 
 
-def test_a_measurement_says_why_it_failed_and_a_check_of_it_nothing_more(records, monkeypatch):
-    monkeypatch.delenv("TRITILE_TUNE_LOG", raising=False)
+def test_a_measurement_says_why_it_failed_and_a_check_of_it_nothing_more(records):
     kept = []
     keep = tasks.logged(lambda digest, trial: kept.append(trial))
     trial = Trial(PROBLEM, tile(16, 16, 16), None, failure="no room")

@@ -30,6 +30,7 @@ from tritile.tune.measure.answers import OUTSIDE
 from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import tune
 from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.measure.timing import Timing
 from tritile.tune.spaces import Listed
 
 pytestmark = pytest.mark.interpreted
@@ -196,8 +197,8 @@ class Timed:
 
     end = begin
 
-    def screen(self, subject, config, fastest_us, held_too):
-        return Screened(self.quick[config["A"]], 0.0, Taken())
+    def screen(self, subject, config, fastest_us):
+        return Screened(Timing(self.quick[config["A"]], 0.0), Taken())
 
     def race(self, subject, finalists):
         return [[self.raced_us[config["A"]]] * 5 for config in finalists]
@@ -218,7 +219,7 @@ def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
     listed = identified([triton.Config({"A": n}) for n in quick])
     problem = KernelProblem("stranger", (("N", 1),), ())
     subject = measuring.KernelSubject(problem, INTERPRETER, "0" * 16)
-    rules = Rules("exhaustive", by_trials=True, least_gain=0.0)
+    rules = Rules(exhaustive=True, by_trials=True)
     (done,) = tune([Task(subject, Listed(listed))], Timed(quick, raced), rules, store_of(INTERPRETER).add)
     assert store_of(INTERPRETER).best("0" * 16, problem).config == done.best.config
     assert raced[done.best.config["A"]] <= min(raced[n] for n in list(quick)[:3])

@@ -33,7 +33,7 @@ def step(x: torch.Tensor, net: Net) -> torch.Tensor:
     same = tritile.nn.convert(net, "int8", group_size=64)
     reveal_type(same)
     weight = tritile.quantize(x, bits=4)
-    seconds: float = tritile.tune("matmul", x, x, search=False).seconds
+    seconds: float = tritile.tune("matmul", x, x, exhaustive=True).seconds
     ratio: float | None = tritile.bench(tritile.matmul, x, x).ratio
     source: str = tritile.plan("matmul", x, x).source
     print(net.inner, seconds, ratio, source, tritile.errors.NotTunedError)

@@ -1,29 +1,22 @@
-"""Spaces and strategies, and replays of recorded times that say how well each strategy searches."""
+"""Spaces, the search of them, and replays of recorded times that say how well it searches."""
 
 import functools
 import math
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from figures import recorded
-from tests.replayed import replay
 from tritile import Space, errors
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.space import illegal
 from tritile.planning import model
-from tritile.tune.search import (
-    ENOUGH,
-    NEIGHBOURS,
-    OPENING,
-    STRATEGIES,
-    expected_gain,
-    leaders,
-    screening,
-)
+from tritile.tune.measure.tasks import Rules, proposed
+from tritile.tune.search import NEIGHBOURS, OPENING, exhaustive, expected_gain, leaders, screening
 from tritile.tune.spaces import Listed
 from tritile.tune.subject.problem import ProblemSpace
 
@@ -105,8 +98,7 @@ def test_a_large_space_makes_its_configs_when_they_are_asked_for():
     assert configs[0] == Config.of(**dict.fromkeys("ABCDEF", 1))
     assert configs[999_999] == configs[-1] == Config.of(**dict.fromkeys("ABCDEF", 10))
     assert configs[1]["F"] == 2
-    found = replay(space, dict.fromkeys(space.opening(64), 1.0), screening, most=32)
-    assert found.tried == OPENING
+    assert replay(space, dict.fromkeys(space.opening(64), 1.0)).tried == OPENING
 
 
 @pytest.mark.parametrize(
@@ -138,27 +130,16 @@ def test_what_is_no_space_is_told(parameters, where, told):
 # --- a list of configs
 
 
-def test_a_list_keeps_its_order_and_has_neighbours_by_nearness():
-    configs = [Config.of(w, BLOCK=b) for b in (512, 64, 128, 256) for w in (4, 8)]
+def test_a_list_is_tried_whole_and_in_order():
+    configs = [Config.of(BLOCK=b) for b in (512, 64, 128, 256)]
     listed = Listed([*configs, configs[0]])
-    assert list(listed.configs()) == configs
-    assert listed.neighbours(Config.of(4, BLOCK=64)) == [
-        Config.of(8, BLOCK=64),
-        Config.of(4, BLOCK=128),
-        Config.of(4, BLOCK=256),
-        Config.of(4, BLOCK=512),
-    ]
+    assert listed.configs() == configs
     assert configs[3] in listed
     assert Config.of(2, BLOCK=64) not in listed
+    assert proposed(listed, {}, Rules(batch=3)) == configs[:3]
+    assert proposed(listed, dict.fromkeys(configs[:3], 1.0), Rules(batch=3, most=1)) == configs[3:]
     with pytest.raises(errors.InvalidValueError, match="one or more"):
         Listed([])
-
-
-def test_the_opening_of_a_list_is_likely_and_varied():
-    configs = [Config.of(BLOCK=b) for b in range(1, 101)]
-    listed = Listed(configs)
-    assert listed.opening(4) == [configs[0], configs[25], configs[50], configs[75]]
-    assert listed.opening(200) == configs
 
 
 # --- our own problems
@@ -197,44 +178,84 @@ def test_the_opening_of_a_problem_begins_with_what_is_known():
     assert bad not in space
 
 
-# --- strategies
+# --- the search
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
-@pytest.mark.parametrize("space", [Space(BLOCKS), Listed(Space(BLOCKS).configs())], ids=["space", "list"])
-def test_a_strategy_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, space):
+class Recorded:
+    """Restrict a space to the configs whose time is on record."""
+
+    def __init__(self, space, recorded):
+        self.space, self.recorded = space, recorded
+
+    def configs(self):
+        return [config for config in self.space.configs() if config in self.recorded]
+
+    def opening(self, count):
+        wanted = count
+        while True:
+            opening = self.space.opening(wanted)
+            found = [config for config in opening if config in self.recorded][:count]
+            if len(found) == count or len(opening) < wanted:
+                return found
+            wanted *= 2
+
+    def neighbours(self, config):
+        return [step for step in self.space.neighbours(config) if step in self.recorded]
+
+    def __contains__(self, config):
+        return config in self.recorded
+
+
+class Replayed(NamedTuple):
+    """Hold a search's outcome; `regret` is the time found over the fastest on record, less 1."""
+
+    best: Config
+    regret: float
+    tried: int
+    rounds: int
+
+
+def replay(space, recorded, rules=Rules()):  # noqa: B008
+    """Search until nothing is proposed, against times on record: infinity for what failed."""
+    offered, tried, rounds = Recorded(space, recorded), {}, 0
+    while batch := proposed(offered, tried, rules):
+        assert set(batch) <= recorded.keys() - tried.keys()
+        assert len(batch) == len(set(batch)) <= rules.batch
+        tried |= {config: recorded[config] for config in batch}
+        rounds += 1
+    best = min(tried, key=lambda config: (tried[config], config.key))
+    return Replayed(best, tried[best] / min(recorded.values()) - 1, len(tried), rounds)
+
+
+@pytest.fixture
+def untiring(monkeypatch):
+    """Let a search go on, however little gain it expects."""
+    monkeypatch.setattr("tritile.tune.measure.tasks.ENOUGH", 0.0)
+
+
+@pytest.mark.parametrize("strategy", [screening, exhaustive])
+def test_a_search_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, untiring):
+    space = Space(BLOCKS)
     times = {config: hill(config) for config in space.configs()}
-    found = replay(space, times, strategy, batch=7)
-    assert found.us == 10.0
-    assert found.regret == 0.0
-    assert found.best == Config.of(4, BLOCK_M=64, BLOCK_N=32)
-    assert found.tried <= len(times)
-    assert found.tried <= 7 * found.rounds
+    found = replay(space, times, Rules(exhaustive=strategy is exhaustive, batch=7))
+    assert (found.best, found.regret) == (Config.of(4, BLOCK_M=64, BLOCK_N=32), 0.0)
     tried = dict(list(times.items())[:20])
-    proposed = strategy(space, tried, 5)
-    assert proposed == strategy(space, dict(tried), 5)
-    assert len(proposed) <= 5
+    assert strategy(space, tried, 5) == strategy(space, dict(tried), 5)
     assert len(tried) == 20
     assert strategy(space, times, 5) == []
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
-def test_configs_that_fail_are_not_followed(strategy):
+def test_configs_that_fail_are_not_followed(untiring):
     space = Space(BLOCKS)
     times = {c: math.inf if c["BLOCK_M"] > 32 else hill(c) for c in space.configs()}
-    found = replay(space, times, strategy, batch=16)
-    assert found.best["BLOCK_M"] == 32
-    assert found.regret == 0.0
-    with pytest.raises(errors.InvalidValueError, match="works"):
-        replay(space, dict.fromkeys(times, math.inf), strategy)
+    assert replay(space, times).regret == 0.0
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_where_a_whole_opening_fails_the_search_goes_on(name):
+def test_where_a_whole_opening_fails_the_search_goes_on():
     space = Space({"B": range(1, 101)})
     times = {c: 5.0 if c["B"] == 97 else math.inf for c in space.configs()}
     assert Config.of(B=97) not in space.opening(OPENING)
-    assert replay(space, times, STRATEGIES[name]).us == 5.0
+    assert replay(space, times).best["B"] == 97
 
 
 def test_screening_looks_at_families_that_are_not_far_behind():
@@ -279,27 +300,22 @@ def bounds(found):
     )  # fmt: skip
 
 
-# What was measured, with a little slack; a strategy that searches worse is above one of them.
+# What was measured, with a little slack; a search that is worse is above one of them.
 SCREENING = (0.001, 0.002, 0.015, 40, 64, 3, 4)
 
 
 def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
-    """So do, nearly, the likeliest configs alone. Without a model or without steps, a bound is exceeded."""
+    """Without steps from the leaders, a bound is exceeded."""
     monkeypatch.setattr(model, "ranked", functools.cache(model.ranked))
     recordings = recorded(WHOLE, failures=True)
     assert len(recordings) == 14
     assert min(map(len, recordings.values())) > 150
     whole = [(ProblemSpace(problem, H200), times) for problem, times in recordings.items()]
 
-    def found(name, **limits):
-        return bounds([replay(space, times, STRATEGIES[name], most=64, **limits) for space, times in whole])
-
-    def is_within(found):
+    def is_within():
+        found = bounds([replay(space, times, Rules(most=64)) for space, times in whole])
         return all(have <= most for have, most in zip(found, SCREENING, strict=True))
 
-    assert is_within(found("screening", enough=ENOUGH))
-    median, _, worst, *_ = found("exhaustive", enough=ENOUGH)
-    assert median <= 0.005
-    assert worst <= 0.035
-    assert not is_within(found("random"))
-    assert not is_within(found("exhaustive"))
+    assert is_within()
+    monkeypatch.setattr("tritile.tune.measure.tasks.screening", exhaustive)
+    assert not is_within()

@@ -1,4 +1,4 @@
-"""`tritile.tune`: one call is searched or raced by the engine of the command line; stand-ins measure."""
+"""`tritile.tune`: one call is searched by the engine of the command line; stand-ins measure."""
 
 import contextlib
 import copy
@@ -48,10 +48,6 @@ def asked(monkeypatch):
         remember(12.0, first)
         yield Tuned(PROBLEM, remember(10.0, second), 3, 0.5)
 
-    def race(problem, device, gpu):
-        found.append("raced")
-        remember(11.0, model.ranked(PROBLEM, H200)[0])
-
     def beside(problem, device, gpu):
         store_of(H200).add(TORCH, Trial(problem, AS_TORCH, 15.0))
 
@@ -59,7 +55,6 @@ def asked(monkeypatch):
     monkeypatch.setattr(tuning.devices, "gpu", lambda index: H200)
     monkeypatch.setattr(tuning.now, "borrowed", lambda gpu: contextlib.nullcontext("shop"))
     monkeypatch.setattr(tuning.now, "tune", search)
-    monkeypatch.setattr(tuning.now, "tuned_now", race)
     monkeypatch.setattr(tuning.now, "beside_torch", beside)
     yield found
     plans.forget()
@@ -77,23 +72,21 @@ def test_a_call_is_searched_and_the_best_is_told_beside_torch(asked, what):
     assert "<caption>Tuned 1234x4096x4096 NT bfloat16 on NVIDIA H200" in found._repr_html_()
     assert plans.plan_for(PROBLEM, H200, "cached").source == "exact"
     ((problems, rules, force),) = asked
-    assert (problems, rules.strategy, force) == ([PROBLEM], "screening", False)
+    assert (problems, rules.exhaustive, force) == ([PROBLEM], False, False)
 
 
 def test_options_reach_the_search(asked):
-    tritile.tune(PROBLEM, strategy="exhaustive", budget=3, force=True)
+    tritile.tune(PROBLEM, exhaustive=True, budget=3, force=True)
     ((_, rules, force),) = asked
-    assert (rules.strategy, rules.problem_s, rules.spilled, force) == ("exhaustive", 3, True, True)
+    assert (rules.exhaustive, rules.problem_s, force) == (True, 3, True)
 
 
-def test_the_likeliest_are_raced_and_what_is_remembered_is_not_measured_again(asked, monkeypatch):
-    found = tritile.tune(PROBLEM, search=False)
-    assert (asked, found.how, found.us, found.tried) == (["raced"], "raced", 11.0, 1)
-    again = tritile.tune(PROBLEM, search=False)
-    assert (asked, again.how, again.us, again.tried) == (["raced"], "remembered", 11.0, 0)
-    assert "nothing was left to measure" in repr(again)
+def test_what_is_remembered_is_not_measured_again(asked, monkeypatch):
+    tritile.tune(PROBLEM)
     monkeypatch.setattr(tuning, "is_tuned", lambda problem, device: True)
-    assert tritile.tune(PROBLEM).how == "remembered"
+    again = tritile.tune(PROBLEM)
+    assert (len(asked), again.how, again.us, again.tried) == (1, "remembered", 10.0, 0)
+    assert "nothing was left to measure" in repr(again)
 
 
 def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
@@ -109,8 +102,6 @@ def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
         ("glue", (), {}, InvalidValueError, "tune: what is 'glue'"),
         (torch.matmul, (), {}, InvalidValueError, "tritile.matmul"),
         (PROBLEM, (1,), {}, InvalidValueError, "takes no arguments"),
-        (PROBLEM, (), {"strategy": "luck"}, InvalidValueError, "screening"),
-        (PROBLEM, (), {"strategy": ["random"]}, InvalidValueError, "screening"),
         (PROBLEM, (), {"budget": 0}, InvalidValueError, "budget is 0"),
         ("matmul", (torch.zeros(3, 4), torch.zeros(5, 6)), {}, tritile.errors.ShapeError, "K is 4"),
     ],
@@ -179,5 +170,5 @@ def test_copies_and_pickles_of_the_package_are_the_package():
 def test_the_package_of_the_same_name_is_the_function_too():
     import tritile.tune.search
 
-    assert tritile.tune.search.STRATEGIES
+    assert callable(tritile.tune.search.screening)
     assert callable(tritile.tune)

@@ -62,7 +62,6 @@ def _settings() -> list[Finding]:
     for check in (
         settings.current_mode,
         settings.is_batch_invariant,
-        settings.tune_log,
         lambda: settings.tune_budget_s(1.0),
         lambda: gpu_tables.pinned(devices.current_gpu() or devices.INTERPRETER),
     ):

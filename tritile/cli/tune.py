@@ -8,43 +8,28 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tritile.cli import calibrating, shared, tune_model
+from tritile.cli import calibrating, shared
 from tritile.cli.shared import app, console, interruptible
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
-from tritile.errors import InvalidValueError, TritileError
-from tritile.planning import gpu_tables, plans, table
+from tritile.errors import InvalidValueError
+from tritile.planning import gpu_tables, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.torch_times import measured
 from tritile.planning.trial import Trial
 from tritile.tune import now
-from tritile.tune.measure.child import ForkServer
 from tritile.tune.measure.pool import processes_for
 from tritile.tune.measure.tasks import Rules, Tuned, logged, whole
 from tritile.tune.measure.workshop import Workshop
-from tritile.tune.search import STRATEGIES
 from tritile.tune.subject import is_tuned
-
-
-@dataclass(frozen=True)
-class _Wish:
-    """Hold what the options ask for."""
-
-    budget: float | None
-    force: bool
-    jobs: int | None
-    rules: Rules
-    log: Path | None
-    fork_server: ForkServer
-    as_json: bool
 
 
 @dataclass(frozen=True)
@@ -115,15 +100,18 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
     return text
 
 
-def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks) -> int:
+def _tune_here(
+    problems: list[Tiled], device: Device, ranks: _Ranks, rules: Rules, budget: float | None, force: bool,
+    jobs: int, as_json: bool,
+) -> int:  # fmt: skip
     """Tune on the current GPU; return how many problems are left."""
-    todo = [problem for problem in problems if wish.force or not is_tuned(problem, device)]
+    todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     console.print(
         f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered",
         soft_wrap=True,
     )
     index, store, begun = devices.current_index(), store_of(device), time.monotonic()
-    remember, done, failures = logged(store.add, wish.log), list[Tuned](), Counter[str]()
+    remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
 
     def keep(digest: str, trial: Trial) -> None:
         remember(digest, trial)
@@ -131,11 +119,10 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
             reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
             failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
 
-    with interruptible(wish.budget) as keep_on, shared.progress(ranks.size == 1) as bar:
+    with interruptible(budget) as keep_on, shared.progress(ranks.size == 1) as bar:
         task = bar.add_task("tuning", total=len(todo))
-        jobs = wish.jobs or processes_for(ranks.of_host)
-        with Workshop(index, jobs, fork_server=wish.fork_server) as shop:
-            for found in now.tune(todo, device, shop, keep, wish.rules, wish.force, keep_on):
+        with Workshop(index, jobs or processes_for(ranks.of_host)) as shop:
+            for found in now.tune(todo, device, shop, keep, rules, force, keep_on):
                 done.append(found)
                 _print_tuned(found, device, ranks)
                 bar.update(task, advance=1, description=found.problem.label)
@@ -149,7 +136,7 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
     if stopped > 0:
         console.print(f"{ranks}{stopped} problems are left: the same command goes on with them")
     where, seconds = _remembered(store), time.monotonic() - begun
-    if wish.as_json:
+    if as_json:
         listed = [
             {
                 "problem": found.problem.label,
@@ -171,37 +158,8 @@ def _tune_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks
     return left
 
 
-def _race_here(problems: list[Tiled], device: Device, wish: _Wish, ranks: _Ranks) -> int:
-    """Race the likeliest configs of each problem, as mode "tune" does at a call; return how many are left."""
-    todo = [problem for problem in problems if wish.force or not plans.trials(problem, device)]
-    console.print(f"{ranks}{device.name}: {len(todo)} of {len(problems)} problems to race")
-    failed, gpu, configs = 0, devices.current_index() or 0, dict[str, Any]()
-    with interruptible() as keep_on:
-        for done, problem in enumerate(todo):
-            if not keep_on():
-                failed += len(todo) - done
-                break
-            try:
-                config = now.tuned_now(problem, device, gpu)
-                configs[problem.label] = config.to_dict()
-                console.print(f"{ranks}{problem.label}: {config}", soft_wrap=True)
-            except TritileError as error:
-                failed += 1
-                shared.say(f"{ranks}{problem.label}: {error}")
-    console.print(_remembered(store_of(device)), soft_wrap=True)
-    if wish.as_json:
-        shared.print_json({"gpu": device.name, "left": failed, "configs": configs})
-    return failed
-
-
-def _among(name: str, value: str, wanted: Sequence[str]) -> None:
-    if value not in wanted:
-        raise InvalidValueError(f"--{name} {value!r}: wanted one of {', '.join(wanted)}")
-
-
 @app.command()
 def tune(
-    context: typer.Context,
     shapes: shared.Shapes = None,
     suite: shared.Suite = None,
     suites_dir: shared.Directory = shared.SUITES,
@@ -211,15 +169,9 @@ def tune(
     only: shared.Only = "",
     budget: Annotated[float | None, typer.Option(min=0.001, help="Seconds to spend at the most.")] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is tuned already.")] = False,
-    search: Annotated[
-        bool,
-        typer.Option(help="Search for seconds; or race the likeliest few, as mode tune does at a call."),
-    ] = True,
-    strategy: Annotated[str, typer.Option(help=f"How to search: {', '.join(STRATEGIES)}.")] = Rules.strategy,
-    verify: Annotated[str, typer.Option(help="Whose answers to check: winner or all.")] = "winner",
-    log: Annotated[
-        Path | None, typer.Option(help="Append every trial to this file, a JSON line each.")
-    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Measure every config, not only the likely ones.")
+    ] = False,
     calibrate: Annotated[
         list[str] | None,
         typer.Option(
@@ -232,13 +184,6 @@ def tune(
     configs: Annotated[int, typer.Option(min=8, help="With --calibrate: how many configs to time.")] = 96,
     sweeps: Annotated[
         Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="module:function. Measure tritile and torch at the linear layers that this function, a step "
-            "of a model, calls; then time the step with tritile.nn.convert and without."
-        ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")] = None,
     batch_invariant: shared.BatchInvariant = None,
@@ -253,18 +198,10 @@ def tune(
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works. That of a
     rank is 0 then, as torchrun would stop the other ranks.
     """
-    fork_server = ForkServer(forked=True)  # before a GPU is in use
-    context.call_on_close(fork_server.close)
-    _among("strategy", strategy, tuple(STRATEGIES))
-    _among("verify", verify, ("winner", "all"))
     ranks = _Ranks.from_environment()
-    if ranks.size > 1 and (model or calibrate or as_json):
-        raise InvalidValueError(
-            "--model, --calibrate and --json are for one process, not for ranks of torchrun"
-        )
+    if ranks.size > 1 and (calibrate or as_json):
+        raise InvalidValueError("--calibrate and --json are for one process, not for ranks of torchrun")
     shared.check_output(output)
-    if model:
-        return tune_model.tune_model(model, as_json)
     if calibrate:
         shared.check_folder(sweeps)
         names = calibrating.classes_of(calibrate)
@@ -277,19 +214,13 @@ def tune(
         return
     if output is not None:
         raise InvalidValueError("--output is for --calibrate; what is measured is remembered")
-    shared.check_output(log)
-    rules = Rules(strategy, verify_all=verify == "all")
-    if strategy == "exhaustive":
-        rules = whole(replace(rules, problem_s=math.inf))
-    wish = _Wish(budget, force, jobs or None, rules, log, fork_server, as_json)
+    rules = whole(Rules(problem_s=math.inf)) if exhaustive else Rules()
     cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    if not search and (budget is not None or log is not None):
-        raise InvalidValueError("--no-search takes neither --budget nor --log")
     if ranks.size > 1:
         devices.use(ranks.on_host)
     device = shared.gpu_here()
     problems = shared.problems_of(shared.as_called(cases, device, batch_invariant), batch_invariant)
     problems = problems[ranks.rank :: ranks.size]
-    left = (_tune_here if search else _race_here)(problems, device, wish, ranks)
+    left = _tune_here(problems, device, ranks, rules, budget, force, jobs, as_json)
     if left and ranks.size == 1:
         raise typer.Exit(1)

@@ -168,23 +168,16 @@ def tune_budget_s(default: float) -> float:
     return seconds
 
 
-def tune_log() -> Path | None:
-    """Return the file that every trial is appended to as a line of JSON: `TRITILE_TUNE_LOG`, else none."""
-    return _named_file("TRITILE_TUNE_LOG")
+def table_path() -> Path | None:
+    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none.
 
-
-def _named_file(variable: str) -> Path | None:
-    """Raises InvalidValueError where the file is in the home folder of nobody known."""
-    given = os.environ.get(variable)
+    Raises InvalidValueError where it is in the home folder of nobody known.
+    """
+    given = os.environ.get("TRITILE_TABLE")
     try:
         return Path(given).expanduser() if given else None
     except RuntimeError as error:
-        raise InvalidValueError(f"{variable} is {given!r}: {error}") from None
-
-
-def table_path() -> Path | None:
-    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none."""
-    return _named_file("TRITILE_TABLE")
+        raise InvalidValueError(f"TRITILE_TABLE is {given!r}: {error}") from None
 
 
 def cache_dir() -> Path:

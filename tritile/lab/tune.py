@@ -26,7 +26,6 @@ from tritile.tune import now
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.measure.tasks import Rules, whole
 from tritile.tune.measuring import rules_of
-from tritile.tune.search import STRATEGIES
 from tritile.tune.subject import is_tuned
 
 _REMEMBERED: Final = "remembered"
@@ -38,7 +37,7 @@ class TuneResult(Tabular):
 
     - `config`: the best config; of a decorated kernel a `triton.Config`.
     - `us`: its microseconds; None where they were not kept.
-    - `how`: "searched", "raced", or "remembered" where nothing was left to measure.
+    - `how`: "searched", or "remembered" where nothing was left to measure.
     - `tried`, `failed`: configs that were measured now, and those of them that failed. `seconds`: how long
       that took.
     - `torch_us`: microseconds of torch's call; None where torch has no single call for the problem.
@@ -102,21 +101,12 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return call.problem
 
 
-def _checked(strategy: Any, budget: Any) -> None:
-    if strategy is not None and strategy not in tuple(STRATEGIES):
-        wanted = ", ".join(STRATEGIES)
-        raise InvalidValueError(f"tune: strategy is {strategy!r}: wanted one of {wanted}, or None")
+def _bounded(rules: Rules, exhaustive: bool, budget: Any) -> Rules:
     number = isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0
     if budget is not None and not number:
         raise InvalidValueError(f"tune: budget is {budget!r}: wanted seconds above 0, or None")
-
-
-def _bounded(rules: Rules, strategy: str | None, budget: float | None) -> Rules:
-    """Return rules with a strategy and a limit of time, each unless None; "exhaustive" tries every config."""
-    if strategy is not None:
-        rules = replace(rules, strategy=strategy)
-    if rules.strategy == "exhaustive":
-        rules = whole(replace(rules, problem_s=math.inf if strategy is not None else rules.problem_s))
+    if exhaustive:
+        rules = whole(replace(rules, problem_s=math.inf))
     return rules if budget is None else replace(rules, problem_s=budget)
 
 
@@ -131,16 +121,11 @@ def _counter(trials: Callable[[], list[Trial]]) -> Callable[[], tuple[int, int, 
     return count
 
 
-def _of_problem(
-    problem: Tiled, device: Device, gpu: int, search: bool, rules: Rules, force: bool
-) -> TuneResult:
-    known = is_tuned(problem, device) if search else bool(plans.trials(problem, device))
+def _of_problem(problem: Tiled, device: Device, gpu: int, rules: Rules, force: bool) -> TuneResult:
     store, count = store_of(device), _counter(lambda: plans.trials(problem, device))
-    how = _REMEMBERED if known and not force else "searched" if search else "raced"
+    how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"
     if how == "searched":
         now.searched_now(problem, device, gpu, rules, force)
-    elif how == "raced":
-        now.tuned_now(problem, device, gpu)
     counts = count()
     if isinstance(problem, Known) and store.best(TORCH, problem) is None:
         now.beside_torch(problem, device, gpu)
@@ -151,12 +136,7 @@ def _of_problem(
 
 
 def _of_kernel(
-    kernel: Autotuner,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    strategy: str | None,
-    budget: float | None,
-    force: bool,
+    kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], rules: Rules, force: bool
 ) -> TuneResult:
     device, given = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
     if not kernel.measurable(device):
@@ -167,7 +147,6 @@ def _of_kernel(
         raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
     problem = kernel.problem(args, given)
     count = _counter(lambda: store_of(device).trials(kernel.digest, problem))
-    rules = _bounded(rules_of(kernel), strategy, budget)
     offered = kernel.offered(args, given)
     config = kernel.measure(problem, offered, args, given, device, rules, force)
     kernel.forget()
@@ -179,8 +158,7 @@ def _of_kernel(
 def tune(
     what: Callable[..., Any] | str | Tiled | Autotuner,
     *args: Any,
-    search: bool = True,
-    strategy: str | None = None,
+    exhaustive: bool = False,
     budget: float | None = None,
     force: bool = False,
     **kwargs: Any,
@@ -195,12 +173,9 @@ def tune(
             takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
             arguments and `grid=`.
         args: positional arguments of the call.
-        search: search for seconds, as `tritile tune` does. False: race the likeliest few configs, as mode
-            "tune" does at a call, for milliseconds. A decorated kernel is always searched.
-        strategy: how to search: "screening", "exhaustive" or "random". Default: "screening"; of a decorated
-            kernel its own.
+        exhaustive: try every config. Default: a search that ends where it expects no more gain.
         budget: seconds after which no more configs are tried, once one works. Default:
-            `TRITILE_TUNE_BUDGET`, or 15.
+            `TRITILE_TUNE_BUDGET`, or 15; no limit if `exhaustive`.
         force: measure again what is remembered.
         kwargs: keyword arguments of the call.
 
@@ -213,12 +188,11 @@ def tune(
         UnsupportedError: there is no GPU here, or a CUDA graph is being captured.
         TuningError: no config works.
     """
-    _checked(strategy, budget)
     if isinstance(what, Autotuner):
-        return _of_kernel(what, args, kwargs, strategy, budget, force)
+        return _of_kernel(what, args, kwargs, _bounded(rules_of(what), exhaustive, budget), force)
+    rules = _bounded(Rules(problem_s=tune_budget_s(Rules.problem_s)), exhaustive, budget)
     problem = problem_of("tune", what, args, kwargs)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
-    rules = _bounded(Rules(problem_s=tune_budget_s(Rules.problem_s)), strategy, budget)
-    found = _of_problem(problem, device, gpu, search, rules, force)
+    found = _of_problem(problem, device, gpu, rules, force)
     forget()  # calls that were prepared with another config are planned anew
     return found

@@ -46,7 +46,6 @@ from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.runtime.interpreter import HostAware
 from tritile.tune import declared, measuring, traced
 from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
-from tritile.tune.measure.tasks import Rules
 from tritile.tune.measure.timing import do_bench as default_bench
 from tritile.tune.spaces import Space
 
@@ -100,7 +99,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None = None,
         bucket: Mapping[str, Callable[[Any], Any]] | None = None, isolate: bool = True,
-        search: str | None = None, reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
+        reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
         ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None, tolerance: float | None = None,
         table: str | os.PathLike[str] | None = None, do_bench: Callable[..., Any] | None = None, **rest: Any,
     ) -> None:  # fmt: skip
@@ -113,7 +112,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         super().__init__(fn, fn.arg_names, listed, known, do_bench=do_bench or default_bench, **rest)
         self.keys = key
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
-        self.search = search or ("exhaustive" if self.space is None else Rules.strategy)
         self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
         self._own_bench = do_bench is not None
         self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
@@ -511,7 +509,7 @@ def autotune(
     pre_hook: Callable[..., Any] | None = None, post_hook: Callable[..., Any] | None = None,
     warmup: int | None = None, rep: int | None = None, use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None, cache_results: bool = False, *,
-    mode: Mode | None = None, search: str | None = None,
+    mode: Mode | None = None,
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
     ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None, tolerance: float | None = None,
     isolate: bool = True, bucket: Mapping[str, Callable[[Any], Any]] | None = None,
@@ -524,7 +522,9 @@ def autotune(
     runs only where the kernel's own pruning leaves it for the call in hand.
 
     Args:
-        configs: `triton.Config` objects to choose among, or a `tritile.Space`.
+        configs: `triton.Config` objects to choose among, all of which are measured, or a `tritile.Space`,
+            which is searched as `tritile tune` searches, up to 96 configs. Either ends after
+            `TRITILE_TUNE_BUDGET` seconds, 15 by default, once a config works.
         key: names of arguments. Each new combination of their values and of the tensors' dtypes is a problem
             of its own; a tensor counts by dtype and shape. A name that is no argument is left out, with a
             UserWarning.
@@ -542,9 +542,6 @@ def autotune(
         mode: the mode of this kernel, whatever `tritile.mode` says. None: the mode that `tritile.mode` or
             `TRITILE_MODE` asks for, else "tune". "cached" never measures: it takes what is remembered, else
             the config of the nearest problem that differs in sizes alone, else the first.
-        search: the strategy, a name in `tritile.tune.search.STRATEGIES`. Default: every config of a list; for
-            a space "screening", as `tritile tune` searches, and 96 configs at the most. Either ends after
-            `TRITILE_TUNE_BUDGET` seconds, 15 by default, once a config works.
         reference: called with the kernel's arguments that it names, on untouched copies; returns the right
             tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
             tensor that is both read and written must be in `restore_value`.
@@ -565,11 +562,11 @@ def autotune(
     all configs itself, as those of `triton.autotune`; in other modes than "tune" it is given the likeliest.
     torch wraps NotTunedError in an error of its own.
 
-    Raises InvalidValueError for an unknown mode or strategy, and for a space with `prune_configs_by`. The
+    Raises InvalidValueError for an unknown mode, and for a space with `prune_configs_by`. The
     decorator raises it where `reset_to_zero`, `restore_value`, a space or the reference names anything but an
     argument of the kernel, or `bucket` a name that is not in `key`.
     """
-    declared.check_choices(configs, prune_configs_by, mode, search)
+    declared.check_choices(configs, prune_configs_by, mode)
     declared.check_tolerance(tolerance, reference)
     declared.warn_deprecated(warmup=warmup, rep=rep, use_cuda_graph=use_cuda_graph)
 
@@ -578,8 +575,7 @@ def autotune(
         return Autotuner(
             fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,
-            do_bench=do_bench, isolate=isolate, search=search, reference=reference, ragged=ragged,
-            tolerance=tolerance,
+            do_bench=do_bench, isolate=isolate, reference=reference, ragged=ragged, tolerance=tolerance,
         )  # fmt: skip
 
     return decorator

@@ -14,7 +14,6 @@ import triton
 from tritile.core.of_triton import InterpretedFunction, backends
 from tritile.core.settings import MODES
 from tritile.errors import InvalidValueError, callers_level
-from tritile.tune.search import STRATEGIES
 from tritile.tune.spaces import Space
 
 _LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
@@ -31,11 +30,10 @@ def warn_deprecated(**values: Any) -> None:
         )
 
 
-def check_choices(configs: Any, prune_configs_by: Any, mode: str | None, search: str | None) -> None:
+def check_choices(configs: Any, prune_configs_by: Any, mode: str | None) -> None:
     """Raise InvalidValueError unless these are what `autotune` chooses among, and how."""
-    for name, value, wanted in (("mode", mode, MODES), ("search", search, STRATEGIES)):
-        if value is not None and value not in wanted:
-            raise InvalidValueError(f"{name} is {value!r}: wanted one of {', '.join(wanted)}, or None")
+    if mode is not None and mode not in MODES:
+        raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
     if isinstance(configs, Space) and prune_configs_by:
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)

@@ -147,9 +147,9 @@ def measured(
 
 
 def rules_of(tuner: "Autotuner") -> Rules:
-    """Return the rules of every search; of a list, and by strategy "exhaustive", every config is measured."""
-    rules = Rules(tuner.search, problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
-    return whole(rules) if tuner.space is None or tuner.search == "exhaustive" else rules
+    """Return the rules of a search; every config of a list is measured."""
+    rules = Rules(problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
+    return whole(rules) if tuner.space is None else rules
 
 
 def _elsewhere(session: _Session, call: KernelCall, task: Task, rules: Rules) -> bool:

@@ -1,22 +1,17 @@
 """Search: choose the configs of a space to measure next, by the space and by what was measured so far.
 
-Each strategy is a pure function, so that a search can be stopped, and can go on where it was. Tests replay
-strategies against recorded times, to see how well they search.
+Both ways to search are pure functions, so that a search can be stopped, and can go on where it was. Tests
+replay them against recorded times, to see how well they search.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from random import Random
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tritile.core.config import Config
-from tritile.tune.spaces import SearchSpace, Tried, from_parameters, parameters
+from tritile.tune.spaces import Listed, SearchSpace, Tried, from_parameters, parameters
 
-# Returns at most so many untried configs, the likeliest first; none where the search ends.
-Strategy = Callable[[SearchSpace, Tried, int], list[Config]]
-
-BATCH: Final = 16  # configs that a search is asked for at a time
 OPENING: Final = 16  # configs tried before any neighbour of a leader
 LEADERS: Final = 2  # fastest configs, whose neighbours are tried
 NEIGHBOURS: Final = 8  # the most neighbours of a leader that are tried
@@ -42,16 +37,9 @@ def _untried(configs: Iterable[Config], tried: Tried, count: int) -> list[Config
     return list(fresh)
 
 
-def exhaustive(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
+def exhaustive(space: SearchSpace | Listed, tried: Tried, count: int) -> list[Config]:
     """Try every config, the likeliest first."""
     return _untried(space.configs(), tried, count)
-
-
-def random(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
-    """Try every config, in random order: the yardstick of the other strategies."""
-    configs = space.configs()
-    drawn = Random(len(tried)).sample(range(len(configs)), min(len(configs), count + len(tried)))
-    return _untried((configs[place] for place in drawn), tried, count)
 
 
 def leaders(tried: Tried) -> list[Config]:
@@ -93,13 +81,6 @@ def screening(space: SearchSpace, tried: Tried, count: int) -> list[Config]:
     return _untried(itertools.chain(steps, mixed), tried, count)
 
 
-STRATEGIES: Final[dict[str, Strategy]] = {
-    "screening": screening,
-    "exhaustive": exhaustive,
-    "random": random,
-}
-
-
 def expected_gain(tried: Tried, more: int) -> float:
     """Return the relative gain to expect of `more` further configs; infinite where fewer than two worked.
 
@@ -115,16 +96,3 @@ def expected_gain(tried: Tried, more: int) -> float:
     few = times[:_FEW]
     gap = (few[-1] - few[0]) / (len(few) - 1) / few[0]
     return more / (len(times) + more) * gap
-
-
-def next_batch(
-    space: SearchSpace, tried: Tried, strategy: Strategy, batch: int, most: int | None, enough: float
-) -> list[Config]:
-    """Return the next batch of a search; none where the search ends.
-
-    A search ends after `most` configs (None: no limit), or where its next batch promises less gain than
-    `enough`.
-    """
-    room = batch if most is None else min(batch, most - len(tried))
-    found = strategy(space, tried, room) if room > 0 else []
-    return [] if tried and found and expected_gain(tried, len(found)) < enough else found

@@ -52,10 +52,6 @@ def _ordered(values: Iterable[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _gap(a: Any, b: Any) -> float:
-    return abs(a - b) / (1 + abs(a) + abs(b)) if _ordered((a, b)) else 1.0
-
-
 def _next_to(values: Sequence[Any], value: Any) -> list[Any]:
     """Return the next smaller and larger number; all other values where they have no order."""
     if not _ordered((*values, value)):
@@ -64,40 +60,22 @@ def _next_to(values: Sequence[Any], value: Any) -> list[Any]:
 
 
 class Listed:
-    """Search a list of configs, given the likeliest to be fast first. Equal configs count once.
+    """Hold a list of configs, of which a search tries every one, in this order. Equal configs count once.
 
     Raises InvalidValueError for an empty list.
     """
 
     def __init__(self, configs: Iterable[Config]) -> None:
-        self._configs = tuple(dict.fromkeys(configs))
+        self._configs = dict.fromkeys(configs)
         if not self._configs:
             raise InvalidValueError("no configs are listed: wanted one or more")
 
-    def configs(self) -> Sequence[Config]:
+    def configs(self) -> list[Config]:
         """Return every config, in the order given."""
-        return self._configs
-
-    def opening(self, count: int) -> list[Config]:
-        """Return the first config, and others spread evenly over the list."""
-        taken = min(count, len(self._configs))
-        return [self._configs[place * len(self._configs) // taken] for place in range(taken)]
-
-    def neighbours(self, config: Config) -> list[Config]:
-        """Return the configs that differ in one parameter alone, the nearest values first."""
-        mine, found = parameters(config), []
-        for other, theirs in self._parameters.items():
-            differing = [name for name in mine if name not in theirs or mine[name] != theirs[name]]
-            if theirs.keys() == mine.keys() and len(differing) == 1:
-                found.append((_gap(mine[differing[0]], theirs[differing[0]]), other))
-        return [other for _, other in sorted(found, key=lambda item: item[0])]
+        return list(self._configs)
 
     def __contains__(self, config: object) -> bool:
-        return config in self._parameters
-
-    @functools.cached_property
-    def _parameters(self) -> dict[Config, dict[str, Any]]:
-        return {config: parameters(config) for config in self._configs}
+        return config in self._configs
 
 
 class Space:

@@ -3,15 +3,15 @@
 A file holds a `description` and entries `[[cases]]`. An entry stands for every combination of what it lists:
 
 - `op`: one of `OPS`; `dtypes`: names of torch's.
-- "matmul": `layouts`; `precisions` (default: IEEE); `epilogues`, as `core.problem.Epilogue` writes them
-  (default: none); `block_scales` of fp8, as "1x128" (default: none). Sizes are one of `squares = [n]`,
-  `mnk = [[m, n, k]]`, `bmnk = [[batch, m, n, k]]`, or `m = [m]` crossed with `nk = [[n, k]]`.
-- "permute": `shapes = [[d0, d1, ...]]` of x. `dims = [[...]]` tells which dimension comes at each place, for
-  each shape or once for all (default: the last two are exchanged).
-- "linear_quantized": sizes as for "matmul", without a batch. `weights` takes the place of layouts: bits and
-  group size, as "int4/128", and with zero points "int4/128 zeros".
-- "grouped": `layouts`, `precisions`, and sizes `gmnk = [[groups, m, n, k]]`. `ragged` tells which of m and k
-  the groups share, `loads` how (`tritile.core.problem.ends_of`).
+- `sizes`: as the command line takes them, "4096x4096x1024". `m = [...]` stands for a first size of each.
+- "matmul": sizes MxNxK or BxMxNxK; `layouts`; `precisions` (default: IEEE); `epilogues`, as
+  `core.problem.Epilogue` writes them (default: none); `block_scales` of fp8, as "1x128" (default: none).
+- "permute": sizes of x, of any rank. `dims = [[...]]` tells which dimension comes at each place, for each x
+  or once for all (default: the last two are exchanged).
+- "linear_quantized": sizes MxNxK. `weights` takes the place of layouts: bits and group size, as "int4/128",
+  and with zero points "int4/128 zeros".
+- "grouped": sizes GxMxNxK; `layouts`; `precisions`. `ragged` tells which of m and k the groups share, `loads`
+  how (`tritile.core.problem.ends_of`).
 """
 
 import dataclasses
@@ -50,7 +50,6 @@ _LAYOUT_OF: Final = {"N": "row", "T": "column"}
 _WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
 _MATRICES: Final = ("batch", "m", "n", "k")
 _OPTIONAL: Final = {"precisions", "epilogues", "block_scales"}
-_NUMBERS: Final = {"squares": 1, "mnk": 3, "bmnk": 4, "gmnk": 4, "m": 1, "nk": 2, "shapes": 0}  # in an item
 
 
 @dataclass(frozen=True)
@@ -189,8 +188,8 @@ class _Op(NamedTuple):
     listed: dict[str, str]  # what an entry may list, and the field of a case that takes each word
     words: dict[str, Iterable[str]]  # the words of a field, where these are a list
     sizes: tuple[str, ...]  # the fields that hold sizes
-    given: tuple[set[str], ...]  # keys of an entry, one set of which gives its sizes
-    form: str  # of sizes written out
+    form: str  # of sizes
+    counts: range  # of sizes in one
     problem: Callable[[Case], Tiled]
 
 
@@ -199,28 +198,32 @@ _TABLE: Final = {
         {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue",
          "block_scales": "block_scales"},
         {"dtype": MATMUL_DTYPES, "layout": MATMUL_LAYOUTS},
-        _MATRICES, ({"squares"}, {"mnk"}, {"bmnk"}, {"m", "nk"}), "MxNxK or BxMxNxK", _matmul,
+        _MATRICES, "MxNxK or BxMxNxK", range(3, 5), _matmul,
     ),
     "grouped": _Op(
         {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "ragged": "ragged",
          "loads": "load"},
         {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "ragged": ("m", "k"), "load": LOADS},
-        _MATRICES, ({"gmnk"},), "GxMxNxK", _grouped,
+        _MATRICES, "GxMxNxK", range(4, 5), _grouped,
     ),
     "permute": _Op(
         {"dtypes": "dtype"}, {"dtype": PERMUTE_ITEMSIZE},
-        ("shape", "dims"), ({"shapes"},), "MxN or BxMxN", _permute,
+        ("shape", "dims"), "MxN, or more sizes ahead of these", range(2, 65), _permute,
     ),
     "linear_quantized": _Op(
         {"dtypes": "dtype", "weights": "layout"}, {"dtype": ACTIVATION_DTYPES, "epilogue": ("", "bias=row")},
-        _MATRICES, ({"squares"}, {"mnk"}, {"m", "nk"}), "MxNxK or BxMxNxK", _quantized,
+        _MATRICES, "MxNxK", range(3, 4), _quantized,
     ),
 }  # fmt: skip
 OPS: Final = tuple(_TABLE)
 
 
-def _sized(op: str, sizes: Sequence[int]) -> dict[str, Any]:
+def _sized(op: str, text: str) -> dict[str, Any]:
     """Return the fields of m, n and k, after a batch if there are four, or of a shape to be transposed."""
+    parts = text.lower().split("x")
+    if len(parts) not in _TABLE[op].counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
+        raise InvalidValueError(f"shape {text!r}: wanted {_TABLE[op].form}, in whole numbers")
+    sizes = [int(part) for part in parts]
     if op == "permute":
         axes = tuple(range(len(sizes)))
         return {"shape": tuple(sizes), "dims": (*axes[:-2], *reversed(axes[-2:]))}
@@ -236,33 +239,16 @@ def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
     return value
 
 
-def _rows(entry: dict[str, Any], key: str) -> list[list[int]]:
-    count = _NUMBERS.get(key, 0)  # 0: any number, at least one
-    if count == 1:
-        return [[size] for size in _listed(entry, key, int)]
-    rows = _listed(entry, key, list)
-    for row in rows:
-        fits = len(row) == count if count else row
-        if not fits or any(type(size) is not int for size in row):
-            raise InvalidValueError(f"{key} has {row!r}: wanted {count or '1 or more'} whole numbers")
-    return rows
-
-
 def _entry_sizes(entry: dict[str, Any], op: str) -> list[dict[str, Any]]:
-    given = set(entry) & set(_NUMBERS)
-    if given not in _TABLE[op].given:
-        wanted = ", ".join(" with ".join(sorted(keys)) for keys in _TABLE[op].given)
-        raise InvalidValueError(f"sizes given by {sorted(given)}: wanted one of: {wanted}")
-    if "nk" in given:
-        rows = [[*m, *nk] for nk, m in itertools.product(_rows(entry, "nk"), _rows(entry, "m"))]
-    else:
-        rows = _rows(entry, given.pop())
-    found = [_sized(op, row * 3 if "squares" in entry else row) for row in rows]
+    texts = _listed(entry, "sizes", str)
+    if "m" in entry:
+        texts = [f"{m}x{text}" for text, m in itertools.product(texts, _listed(entry, "m", int))]
+    found = [_sized(op, text) for text in texts]
     if "dims" in entry:
-        orders = _rows(entry, "dims")
-        if len(orders) not in (1, len(rows)):
+        orders = _listed(entry, "dims", list)
+        if len(orders) not in (1, len(found)):
             raise InvalidValueError(f"dims has {len(orders)} orders: wanted one, or one for each shape")
-        orders = orders if len(orders) > 1 else orders * len(rows)
+        orders = orders if len(orders) > 1 else orders * len(found)
         found = [sizes | {"dims": tuple(dims)} for sizes, dims in zip(found, orders, strict=True)]
     return found
 
@@ -271,7 +257,7 @@ def _entry_cases(suite: str, entry: Any) -> list[Case]:
     op = entry.get("op") if isinstance(entry, dict) else None
     if op not in OPS:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
-    unknown = set(entry) - {"op", *_TABLE[op].listed, *_NUMBERS, *({"dims"} if op == "permute" else ())}
+    unknown = set(entry) - {"op", "sizes", "dims" if op == "permute" else "m", *_TABLE[op].listed}
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
     words = [
@@ -331,7 +317,7 @@ def parse_shape(
     text: str, op: str = "matmul", dtype: str = "bfloat16", layout: str = "NN", precision: str = "ieee",
     suite: str = "given",
 ) -> Case:  # fmt: skip
-    """Return the case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or BxMxN.
+    """Return the case of sizes written out: MxNxK or BxMxNxK, or for op "permute" MxN or more.
 
     For op "grouped" GxMxNxK: groups share M by the skewed load. Op "permute" ignores layout and precision; op
     "linear_quantized" takes a layout of letters as "int4/128". Raises InvalidValueError where the text is no
@@ -343,14 +329,9 @@ def parse_shape(
         words = _TABLE[op].words.get(name, (value,))
         if value not in words:
             raise InvalidValueError(f"{name} {value!r}: {op} takes {', '.join(words)}")
-    parts = text.lower().split("x")
-    form = _TABLE[op].form
-    counts = [each.count("x") + 1 for each in form.split(" or ")]
-    if len(parts) not in counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
-        raise InvalidValueError(f"shape {text!r}: wanted {form}, in whole numbers")
     how: dict[str, Any] = {} if op == "permute" else {"layout": layout, "precision": precision}
     if op == "linear_quantized" and layout in MATMUL_LAYOUTS:
         how["layout"] = "int4/128"
     if op == "grouped":
         how |= {"ragged": "m", "load": "skewed"}
-    return Case(suite, op, dtype, **how, **_sized(op, [int(part) for part in parts]))
+    return Case(suite, op, dtype, **how, **_sized(op, text))

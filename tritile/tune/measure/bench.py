@@ -14,11 +14,10 @@ from tritile.core.device import Device
 from tritile.core.of_triton import driver
 from tritile.core.problem import Problem
 from tritile.errors import TuningError
-from tritile.tune.measure.timing import Eager, Run, interleaved, screen_us
+from tritile.tune.measure.timing import Eager, Run, Timing, interleaved, screen_us
 
 T = TypeVar("T")
 _KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph holds memory
-_SPILLED_WORDS = 16  # a thread, above which a config is timed only where nothing else works
 
 
 class Taken(NamedTuple):
@@ -30,10 +29,9 @@ class Taken(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """Hold a quick timing: microseconds and spread (None: held back), and the kernel's resources."""
+    """Hold a quick timing, and the kernel's resources."""
 
-    us: float | None
-    spread: float | None
+    timing: Timing
     taken: Taken
 
 
@@ -138,23 +136,14 @@ class Bench:
                 if not self._shrink():
                     raise
 
-    def screen(self, config: Config, fastest_us: float, held_too: bool) -> Screened:
-        """Time a config quickly; hold it back where it spills, unless `held_too`."""
-
-        def look() -> Screened:
-            _, taken = self._run(config)
-            if (taken.spills or 0) > _SPILLED_WORDS and not held_too:
-                return Screened(None, None, taken)
-            timing = screen_us(self._graph(config), fastest_us)
-            return Screened(timing.us, timing.spread, taken)
-
-        screened = self._fitting(look)
-        if screened.us is not None:
-            _finish()
-            self._times[config] = screened.us
-            for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
-                del self._graphs[slow]
-        return screened
+    def screen(self, config: Config, fastest_us: float) -> Screened:
+        """Time a config quickly."""
+        timing = self._fitting(lambda: screen_us(self._graph(config), fastest_us))
+        _finish()
+        self._times[config] = timing.us
+        for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
+            del self._graphs[slow]
+        return Screened(timing, self._run(config)[1])
 
     def race(self, configs: Sequence[Config]) -> list[list[float]]:
         """Return microseconds of each config, run after run, the configs taking turns."""

@@ -166,25 +166,12 @@ class ChildError(TuningError):
 
 
 class ForkServer:
-    """Start processes by forking a server, which is started when first needed, and again if it was lost.
+    """Start processes by forking a server, which is started when first needed, and again if it was lost."""
 
-    `forked`: fork the server from this process now, unless this process has other threads. That is for a
-    program that has its imports and uses no GPU yet, as the command line when it begins.
-    """
-
-    def __init__(self, forked: bool = False) -> None:
+    def __init__(self) -> None:
         self._process: Any = None
         self._control: socket.socket | None = None
         self._lock = threading.Lock()
-        if forked and threading.active_count() == 1:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                fork = multiprocessing.get_context("fork").Process
-                self._process = fork(target=_forked, args=(ours, theirs), daemon=True)
-                self._process.start()
-                self._process.wait = self._process.join
-            ours.settimeout(START_S)
-            self._control = ours
 
     def fork(self, connection: int, stderr: int) -> int:
         """Start a process that serves a socket and writes its errors to a file; return its pid.
@@ -251,11 +238,6 @@ class ForkServer:
             self._end()
 
 
-def _forked(callers: socket.socket, own: socket.socket) -> None:
-    callers.close()
-    fork_on_request(own)
-
-
 def _line(control: socket.socket) -> bytes:
     text = b""
     while not text.endswith(b"\n"):
@@ -308,14 +290,14 @@ class Child:
 
     def _start(self) -> Connection:
         try:
-            ours, theirs = socket.socketpair()
+            ours, theirs = multiprocessing.Pipe()
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
             with theirs:
                 self.pid = self._fork_server.fork(theirs.fileno(), self._stderr.fileno())
         except OSError as error:
             raise TuningError(f"no process can be started: {brief(error)}") from error
-        self._connection = connection = Connection(ours.detach())
-        return connection
+        self._connection = ours
+        return ours
 
     def kill(self) -> None:
         """End the process, from any thread; a request in progress fails."""

@@ -23,7 +23,6 @@ from tritile.tune.spaces import Tried
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
 _FINALISTS = 4  # configs in the final race
-_HELD_BACK = 8  # configs that spill, timed where nothing else works
 
 
 class _Search:
@@ -33,7 +32,6 @@ class _Search:
         self.task, self.shop, self.rules, self._remember = task, shop, rules, keep
         self.subject = task.subject
         self.trials: dict[Config, Trial] = dict(task.known)
-        self.held: dict[Config, int] = {}  # configs that spill, and how much
         self.fastest_us = min(tried_of(task.known.values()).values(), default=math.inf)
         self.new = 0
         self.foreseen: set[Config] = set()  # configs whose checks were compiled ahead
@@ -46,8 +44,7 @@ class _Search:
 
     @property
     def tried(self) -> Tried:
-        """Return microseconds by config, infinite for those that failed or are held back."""
-        return dict.fromkeys(self.held, math.inf) | tried_of(self.trials.values())
+        return tried_of(self.trials.values())
 
     def ranked(self) -> list[Config]:
         return fastest_first(self.tried)
@@ -121,40 +118,22 @@ class _Search:
 
     # Measuring
 
-    def _screen(self, config: Config, compiled: Future[None] | None, held_too: bool = False) -> None:
+    def _screen(self, config: Config, compiled: Future[None]) -> None:
         try:
-            if compiled is not None:
-                compiled.result()
-            seen = self.shop.screen(self.subject, config, self.fastest_us, held_too or self.rules.spilled)
-            if seen.us is None:
-                self.held[config] = seen.taken.spills or 0
-                return
-            error = self.shop.check(self.subject, config) if self.rules.verify_all else None
+            compiled.result()
+            timing, taken = self.shop.screen(self.subject, config, self.fastest_us)
         except CancelledError:
             return
         except ChildError as refusal:
             self.new += 1
             return self.fail(config, str(refusal))
         self.new += 1
-        spilled = None if seen.taken.spills is None else 4 * seen.taken.spills  # bytes
-        taken = (seen.taken.registers, spilled, seen.taken.shared)
-        trial = Trial(self.subject.problem, config, seen.us, seen.spread, *taken, error, measured_utc=now())
-        self.keep(trial)
-
-    def _release_held(self) -> None:
-        """Time the configs that spill least where nothing else works; the others failed by spilling."""
-        order = sorted(self.held, key=lambda c: (self.held[c], c.key))
-        release = [] if self.ranked() else order[:_HELD_BACK]
-        spilled, self.held = self.held, {}
-        for config in order:
-            if config in release:
-                self._screen(config, None, held_too=True)
-            else:
-                self.fail(config, f"compiled to {4 * spilled[config]} bytes of spilled registers a thread")
+        spilled = None if taken.spills is None else 4 * taken.spills  # bytes
+        used = (taken.registers, spilled, taken.shared)
+        self.keep(Trial(self.subject.problem, config, *timing, *used, measured_utc=now()))
 
     def finish(self) -> Tuned:
         """Race the fastest configs, and choose the first whose answer is right."""
-        self._release_held()
         ranked = self.ranked()
         limit = 1.15 * (self.tried[ranked[0]] if ranked else 0.0)
         finalists = [c for c in ranked[:_FINALISTS] if self.tried[c] <= limit]
@@ -189,7 +168,7 @@ class _Search:
             return list(finalists)  # in the order of screening; the check finds the one at fault
         samples = dict(zip(finalists, times, strict=True))
         for config, measured in samples.items():
-            self.keep(replace(self.trials[config], **vars(timing_of(measured)), measured_utc=now()))
+            self.keep(replace(self.trials[config], **timing_of(measured)._asdict(), measured_utc=now()))
         return settled(samples, self.task.incumbent)
 
     def _outcome(self, winner: Trial | None) -> Tuned:

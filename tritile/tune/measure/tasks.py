@@ -1,56 +1,42 @@
-"""Describe what is tuned, by which rules, and the outcome; propose the next configs from known trials.
+"""Describe what is tuned, by which rules, and the outcome; propose the next configs from known trials."""
 
-Each trial goes to a store as it is measured, and to a log: JSON lines.
-"""
-
-import json
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tritile.core.config import Config
-from tritile.core.log import log as log_facts
-from tritile.core.problem import Problem, problem_to_dict
-from tritile.core.settings import tune_log
-from tritile.errors import StoreWarning
+from tritile.core.log import log
+from tritile.core.problem import Problem
 from tritile.planning.trial import Trial
 from tritile.tune.measure.bench import Subject
-from tritile.tune.search import BATCH, ENOUGH, STRATEGIES, next_batch
-from tritile.tune.spaces import SearchSpace, Tried
+from tritile.tune.search import ENOUGH, exhaustive, expected_gain, screening
+from tritile.tune.spaces import Listed, SearchSpace, Tried
 
 _WHOLE = 256  # configs in a batch of a search through all
-_LOGGED = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Set how a search goes: by a strategy of `STRATEGIES`. Its defaults are those of every search.
+    """Set how a search goes: by `screening`, or through every config. Its defaults are those of every search.
 
-    `batch`: configs to ask of the strategy at a time. `problem_s`: seconds after which a problem is screened
-    no further. `verify_all`: check every config's answer, not only the winner's. `spilled`: time configs that
-    spill registers like others, not only where nothing else works. A search ends where its next batch
-    promises less than `least_gain`, or after `most` configs.
+    `batch`: configs to compile at a time. `problem_s`: seconds after which a problem is screened no further.
+    A screening ends where its next batch promises too little gain, or after `most` configs.
     `by_trials`: the winner is the fastest by its trial, as whoever reads the trials later finds it; else a
     tie goes to the incumbent, or the first by name.
     """
 
-    strategy: str = "screening"
-    batch: int = BATCH
+    exhaustive: bool = False
+    batch: int = 16
     problem_s: float = 15.0
-    verify_all: bool = False
-    spilled: bool = False
-    least_gain: float = ENOUGH
     most: int | None = None
     by_trials: bool = False
 
 
 def whole(rules: Rules) -> Rules:
-    """Return the rules for a search through every config: in large batches, none held back."""
-    return replace(rules, batch=_WHOLE, least_gain=0.0, most=None, spilled=True)
+    """Return the rules for a search through every config, in large batches."""
+    return replace(rules, exhaustive=True, batch=_WHOLE, most=None)
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Task:
     """Hold a subject, its search space, the trials known already, and the config to beat."""
 
     subject: Subject
-    space: SearchSpace
+    space: SearchSpace | Listed
     known: Mapping[Config, Trial] = field(default_factory=dict)
     incumbent: Config | None = None
 
@@ -77,15 +63,18 @@ class Tuned:
     failure: str | None = None
 
 
-def has_more(space: SearchSpace, known: Mapping[Config, Trial], rules: Rules) -> bool:
+def has_more(space: SearchSpace | Listed, known: Mapping[Config, Trial], rules: Rules) -> bool:
     """True if a search would measure anything beyond the known trials."""
     return bool(proposed(space, tried_of(known.values()), rules))
 
 
-def proposed(space: SearchSpace, tried: Tried, rules: Rules) -> list[Config]:
+def proposed(space: SearchSpace | Listed, tried: Tried, rules: Rules) -> list[Config]:
     """Return the next batch of a search; none where the search ends."""
-    strategy = STRATEGIES[rules.strategy]
-    return next_batch(space, tried, strategy, rules.batch, rules.most, rules.least_gain)
+    if rules.exhaustive or isinstance(space, Listed):
+        return exhaustive(space, tried, rules.batch)
+    room = rules.batch if rules.most is None else min(rules.batch, rules.most - len(tried))
+    found = screening(space, tried, room) if room > 0 else []
+    return [] if tried and found and expected_gain(tried, len(found)) < ENOUGH else found
 
 
 def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
@@ -98,12 +87,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def logged(keep: Keep, log: Path | None = None) -> Keep:
-    """Return a `keep` that also logs each trial, at level DEBUG, and appends it to a file.
-
-    The default file is `TRITILE_TUNE_LOG`, if set. Warns with StoreWarning of a log that cannot be written.
-    """
-    path, last = log or tune_log(), dict[tuple[Problem, Config], Trial]()
+def logged(keep: Keep) -> Keep:
+    """Return a `keep` that also logs each trial, at level DEBUG."""
+    last: dict[tuple[Problem, Config], Trial] = {}
 
     def both(digest: str, trial: Trial) -> None:
         keep(digest, trial)
@@ -111,19 +97,6 @@ def logged(keep: Keep, log: Path | None = None) -> Keep:
         before, last[key] = last.get(key), trial
         if before is None or (before.us, before.failure) != (trial.us, trial.failure):  # else it was checked
             facts = {"problem": trial.problem.label, "config": str(trial.config)}
-            log_facts("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
-        if path is None:
-            return
-        line = {
-            "problem": problem_to_dict(trial.problem),
-            "config": trial.config.to_dict(),
-            "kernel": digest,
-            **{name: getattr(trial, name) for name in _LOGGED},
-        }
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            warnings.warn(f"a trial cannot be logged: {error}", StoreWarning, stacklevel=2)
+            log("tune", logging.DEBUG, **facts, us=trial.us, failure=trial.failure)
 
     return both

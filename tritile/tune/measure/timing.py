@@ -13,8 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.testing
@@ -43,8 +42,7 @@ def do_bench(call: Callable[[], object], quantiles: Sequence[float] = (0.5, 0.2,
     return list(times) if isinstance(times, list | tuple) else [times]
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Hold a launch's median microseconds, and its spread: the 20th to 80th percentile over the median."""
 
     us: float

@@ -67,10 +67,10 @@ class Workshop:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
         self._of(subject)
 
-    def screen(self, subject: Subject, config: Config, fastest_us: float, held_too: bool) -> Screened:
+    def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened:
         """Time a config quickly. Raises ChildError for one that fails, hangs or ends the process."""
         self._screened += 1
-        return self._of(subject, "screen", config, fastest_us, held_too, limit_s=self._limit_s)
+        return self._of(subject, "screen", config, fastest_us, limit_s=self._limit_s)
 
     def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
         """Time configs in turns; return the microseconds of each, run after run. Raises ChildError."""
