@@ -5,9 +5,7 @@ Tuning itself is real, of a kernel in Triton's interpreter; the times that decid
 
 import json
 import math
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -82,35 +80,6 @@ def test_each_sides_config_is_timed_on_every_copy(monkeypatch):
     assert found == {"triton_us": 4.0, "triton_spread": 0.25, "tritile_us": 2.0, "tritile_spread": 0.0}
     assert len(errors) == 2 * 2
     assert max(errors) < 1e-6
-
-
-def test_warm_calls_tune_nothing_anew():
-    bench, given = Bench(), authors.softmax_inputs(**GIVEN)
-    calls = comparison.warm_calls(subject(), given, do_bench=bench)
-    assert list(calls) == ["jit", "triton", "tritile"]
-    for call in calls.values():
-        given["out_ptr"].fill_(math.nan)
-        call()
-        assert comparison.error_of(subject(), given) < 1e-6
-    assert bench.calls == 2 * 3
-
-
-def test_a_child_starts_cold_and_answers_with_its_last_json_line(monkeypatch):
-    asked = []
-
-    def run(command, env, **_):
-        asked.append((command[2:], {env[f"{name}_CACHE_DIR"] for name in ("TRITON", "TRITILE")}))
-        return subprocess.CompletedProcess(command, 0, '{"seconds": 0}\n{"seconds": 1}\na word', "")
-
-    monkeypatch.setattr(comparison.subprocess, "run", run)
-    assert comparison.tuned_cold("tritile", "softmax 4x50") == {"seconds": 1}
-    ((words, caches),) = asked
-    assert words == ["--child", "tritile", "--only", "softmax 4x50"]
-    assert not any(Path(cache).exists() for cache in caches)
-    failed = subprocess.CompletedProcess([], 1, "", "no such kernel")
-    monkeypatch.setattr(comparison.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(RuntimeError, match="triton softmax 4x50 failed: no such kernel"):
-        comparison.tuned_cold("triton", "softmax 4x50")
 
 
 def test_a_whole_comparison(tmp_path, monkeypatch, capsys):

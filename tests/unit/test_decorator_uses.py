@@ -4,7 +4,6 @@ As in `test_like_triton`, kernels run in the interpreter and times are made up.
 """
 
 import copy
-import functools
 import inspect
 import linecache
 import math
@@ -282,18 +281,6 @@ def test_configs_changed_in_place(tuned, times):
     assert int(times.used) == 16
 
 
-def test_the_best_config_is_that_of_the_last_call(tuned, times):
-    kernel = tuned()
-    kernel[(1,)](times.used, 5)
-    assert kernel.best_config is kernel.configs[2]
-    times.times = {"b16": 1e-6}
-    kernel[(1,)](times.used, 6)
-    assert kernel.best_config is kernel.configs[0]
-    kernel[(1,)](times.used, 5)
-    assert kernel.best_config is kernel.configs[2]
-    assert kernel.best_config.all_kwargs()["num_warps"] == 4
-
-
 def test_times_of_the_last_tuning(tuned, times):
     times.times = {"b16": 3.0, "b32": 1.0, "b64": 2.0}
     kernel = tuned()
@@ -426,20 +413,6 @@ def test_optional_tensors(tuned, times):
     assert list(kernel.cache) == [(5, "torch.int32"), (5, "torch.int32", "torch.int32")]
 
 
-@pytest.mark.filterwarnings("ignore:.*RENAMED")
-@pytest.mark.parametrize("key", [["RENAMED"], ["N", "RENAMED"], ["BLOCK", "N"]])
-def test_names_of_no_argument_in_the_key(autotune, tuned, times, key):
-    try:
-        kernel = tuned(key=key)
-    except ValueError:
-        if autotune is not triton.autotune:
-            raise
-        pytest.skip("this Triton refuses them")
-    kernel[(1,)](times.used, 5)
-    assert int(times.used) == 64
-    assert list(kernel.cache) == [((5,) if "N" in key else ()) + ("torch.int32",)]
-
-
 @pytest.mark.parametrize("key", [("N",), [], ()], ids=str)
 @pytest.mark.parametrize(
     ("configs", "timed"),
@@ -496,23 +469,6 @@ def test_benchmarks_return_times_or_one(tuned, times, wrap):
     kernel[(1,)](times.used, 5)
     assert int(times.used) in (16, 64)
     assert kernel.best_config is kernel.configs[-1]
-
-
-@pytest.mark.parametrize(
-    "bench",
-    [
-        lambda times: lambda fn, **_: times(fn),
-        lambda times: lambda *args, **rest: times(*args),
-        lambda times: functools.partial(lambda fn, rep, quantiles: times(fn), rep=3),
-        lambda times: times.__call__,
-    ],
-    ids=["keywords", "any", "partial", "method"],
-)
-def test_signatures_of_benchmarks(tuned, times, bench):
-    kernel = tuned(do_bench=bench(times))
-    kernel[(1,)](times.used, 5)
-    assert int(times.used) == 64
-    assert times.timed == [16, 32, 64]
 
 
 # Where kernels are defined.

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
 from tritile.core import device
-from tritile.errors import InvalidValueError, NotCompiledError
+from tritile.errors import NotCompiledError
 from tritile.tune import autotuner
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
@@ -126,21 +126,6 @@ def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
     assert tuned(*given)[1] == 1
 
 
-def test_what_is_captured_is_not_kept(tuned, monkeypatch):
-    monkeypatch.setattr("tritile.tune.autotuner.capturing", lambda: True)
-    given = on_gpu(), on_gpu(), 50, 0.5
-    assert [tuned(*given)[1] for _ in range(2)] == [1, 1]
-    assert tuned.tuner.cache == {}
-
-
-def test_a_tuned_parameter_is_refused_however_often_the_call_was_met(tuned):
-    given = on_gpu(), on_gpu(), 50, 0.5
-    for _ in range(2):
-        tuned(*given)
-        with pytest.raises(InvalidValueError, match="BLOCK given, but the tuner sets it"):
-            tuned(*given, BLOCK=64)
-
-
 def descriptor(block):
     return TensorDescriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, block])
 
@@ -165,19 +150,6 @@ def test_a_key_may_hold_any_value(monkeypatch, values):
     x, out = on_gpu(), on_gpu()
     assert [tuned(x, out, 50, value)[1] for value in (*values, *values)] == [1, 0, 1, 0, 0, 0]
     assert len(tuned.tuner.cache) == 2
-
-
-def test_cache_maps_tritons_key_to_configs(tuned):
-    x, out = on_gpu(), on_gpu(torch.float32)
-    tuned(x, out, 50, 0.5)
-    (first, second) = tuned.tuner.configs
-    key = (50, "torch.float16", "torch.float32")
-    assert tuned.tuner.cache == {key: first}
-    tuned.tuner.cache[key] = second  # as programs do that bring configs of their own
-    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 128
-    assert tuned.tuner.best_config is second
-    tuned.tuner.cache = {}
-    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 64
 
 
 def test_cache_is_of_the_mode_and_gpu_of_the_latest_call(tuned, monkeypatch):

@@ -70,12 +70,6 @@ def optional(x, out, bias, n, BLOCK: tl.constexpr):
     tl.store(out + at, value, mask=at < n)
 
 
-@triton.jit
-def warped(x, out, n, BLOCK: tl.constexpr, num_warps: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * num_warps, mask=at < n)
-
-
 def grid(meta):
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
@@ -88,10 +82,6 @@ def by_name(kernel, x, out, n):
     kernel[grid](n=n, out=out, x=x)
 
 
-def run(kernel, x, out, n):
-    kernel.run(x, out, n, grid=grid, warmup=False)
-
-
 def fixed_grid(kernel, x, out, n):
     kernel[(4,)](x, out, n)
 
@@ -102,10 +92,6 @@ def thrice(kernel, x, out, n):
 
 def without_bias(kernel, x, out, n):
     kernel[grid](x, out, None, n)
-
-
-def with_ctas(kernel, x, out, n):
-    kernel[grid](x, out, n, num_ctas=1)
 
 
 def amid(configs, named, **kwargs):
@@ -136,24 +122,18 @@ TWO = {"perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 2}
 USES = {
     "plain": (of(), launch, BLOCKS),
     "by name": (of(), by_name, BLOCKS),
-    "run": (of(), run, BLOCKS),
     "one config": (of(configs=of_blocks(16)), launch, (16,)),
     "fixed grid": (of(), fixed_grid, BLOCKS),
-    "default of a constant": (of(scaled), launch, BLOCKS),
     "default of a constant in the key": (of(scaled, key=("n", "SCALE")), launch, BLOCKS),
     "constant by name": (of(scaled), thrice, BLOCKS),
     "heuristics below": (of(below(halved)), launch, BLOCKS),
     "heuristics above": (of(halved, above=above), launch, BLOCKS),
-    "heuristics above, in the key": (of(halved, key=("n", "EVEN"), above=above), launch, BLOCKS),
     "pruned": (of(prune_configs_by={"early_config_prune": amid}), launch, (32, 64)),
     "modelled": (of(prune_configs_by=TWO), launch, (64, 32)),
     "pruned and modelled": (of(prune_configs_by=TWO | {"early_config_prune": amid}), launch, (32, 64)),
     "restored": (of(restore_value=["out"]), launch, BLOCKS),
     "reset": (of(reset_to_zero=["out"]), launch, BLOCKS),
-    "kept on disk": (of(cache_results=True), launch, BLOCKS),
     "none": (of(optional), without_bias, BLOCKS),
-    "none in the key": (of(optional, key=("bias",)), without_bias, BLOCKS),
-    "warps as a constant": (of(warped), launch, BLOCKS),
 }
 
 
@@ -174,9 +154,6 @@ class Wrapped:
 
     def __getitem__(self, grid):
         return wrap_triton(self.kernel)[grid]
-
-    def run(self, *args, **kwargs):
-        return wrap_triton(self.kernel).run(*args, **kwargs)
 
 
 def by_dynamo(kernel, call, **options):
@@ -246,31 +223,6 @@ def test_torch_times_no_configs_without_restoring_tensors(autotune, way, what):
     assert len(found.blocks) == 1 or ["out"] in found.restored
 
 
-UNSET = dict.fromkeys(("num_warps", "num_stages", "num_ctas"))
-INNER = [triton.Config({"SCALE": scale}, **UNSET) for scale in (1, 2)]
-HOOKS = "pre_hook and post_hook are not supported"
-# What torch refuses under either decorator, and in which words.
-REFUSED = {
-    "hook of a config": (of(configs=[triton.Config({"BLOCK": 16}, pre_hook=print)]), launch, HOOKS),
-    "pre_hook": (of(pre_hook=lambda named, reset_only=False: None), launch, HOOKS),
-    "post_hook": (of(post_hook=lambda named, exception: None), launch, HOOKS),
-    "tuned twice": (
-        lambda tune: tune(INNER, ["n"])(of(scaled)(tune)),
-        launch,
-        "multiple @triton.autotune",
-    ),
-    "num_ctas passed": (of(), with_ctas, "num_ctas"),
-}
-
-
-@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
-@pytest.mark.parametrize("use", REFUSED)
-def test_uses_that_torch_refuses(autotune, use, way):
-    decorate, call, words = REFUSED[use]
-    with pytest.raises(RuntimeError, match=words):
-        way(decorate(autotune), call)
-
-
 @pytest.fixture
 def inductor(monkeypatch, tmp_path):
     """Have Inductor compile kernels on host tensors for the stand-in."""
@@ -294,7 +246,6 @@ LAUNCHED = [
     "pruned",
     "restored",
     "none",
-    "warps as a constant",
 ]
 
 
