@@ -139,15 +139,6 @@ def test_a_reference_that_returns_no_tensors_is_no_fault_or_proof_of_a_config(an
         tritile.check(decorated(*GOOD), *arguments(40), grid=(1,), reference=lambda x: answer)
 
 
-def test_declared_ragged_arguments_are_checked_too():
-    ragged = decorated(
-        UNMASKED, ragged=lambda named: {"n": 50, "x": named["x"][:50], "out": named["out"][:50]}
-    )
-    found = tritile.check(ragged, *arguments(64), grid=(1,))
-    assert found.calls == ("summed n=64", "summed n=64, ragged")
-    assert "at ragged sizes: wrote outside" in found.wrong[0].reason
-
-
 def test_a_config_that_does_not_run_fails_and_says_why():
     found = tritile.check(decorated(RAISES, GOOD[0]), *arguments(64), grid=(1,))
     assert [each.config for each in found.failed] == [RAISES]

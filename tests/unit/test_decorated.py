@@ -244,8 +244,6 @@ def test_a_reference_that_does_not_work_is_no_fault_of_a_config(tmp_path, refere
     """It is found before any is measured: what is remembered of a config outlives what is mended."""
     with pytest.raises((InvalidValueError, LookupError), match=reason):
         staged(tmp_path, reference=reference)
-    with pytest.raises((InvalidValueError, LookupError), match=reason):
-        staged(tmp_path, ragged=lambda named: named | {"x": named["x"][:90]}, reference=reference)
 
 
 WHOLE = [torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int64, torch.bool]
@@ -381,7 +379,6 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"reference": lambda x, BLOCK: {}}, r"reference of scale: missing .* 'BLOCK'.*tuned"),
         ({"reference": lambda x, EVEN: {}}, r"reference of scale: missing .* 'EVEN'.*heuristic"),
         ({"reference": lambda x, /: {}}, r"reference of scale: 'x' parameter is positional only"),
-        ({"ragged": {"N": 61}}, r"ragged is .*scale"),
         ({"prune_configs_by": {"top_k": 1}}, r"a Space has `where`"),
     ],
 )

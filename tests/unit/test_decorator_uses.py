@@ -6,10 +6,8 @@ As in `test_like_triton`, kernels run in the interpreter and times are made up.
 import copy
 import inspect
 import linecache
-import math
 import textwrap
 
-import numpy as np
 import pytest
 import torch
 import triton
@@ -25,23 +23,12 @@ def noted(used, N, BLOCK: tl.constexpr):
     tl.store(used, BLOCK)
 
 
-def optional(used, bias, N, BLOCK: tl.constexpr):
-    if bias is not None:
-        tl.store(used, tl.load(bias))
-    else:
-        tl.store(used, BLOCK)
-
-
 def with_even(used, N, EVEN: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(used, BLOCK + 1 if EVEN else BLOCK)
 
 
 def with_constants(used, N, ROWS: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(used, BLOCK + ROWS)
-
-
-def with_extra_constant(used, N, EXTRA: tl.constexpr, BLOCK: tl.constexpr):
-    tl.store(used, BLOCK)
 
 
 def two_tuned(used, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -367,50 +354,6 @@ def test_constants_in_the_key_and_by_place(tuned, times):
         (2, False, "torch.int32"),
     ]
     assert int(times.used) == 66
-
-
-VALUES = [
-    None,
-    True,
-    2.5,
-    "relu",
-    np.int64(7),
-    np.float32(0.5),
-    math.nan,
-    math.inf,
-    (3, 4),
-    ("gelu", None, (1, 2)),
-    torch.float16,
-    tl.float16,
-    torch.Size([2, 3]),
-    -1,
-]
-
-
-def dtypes(value):
-    """What a number of numpy adds to a key besides itself."""
-    return [str(value.dtype)] if hasattr(value, "dtype") else []
-
-
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_values_of_a_key(tuned, times, value):
-    kernel = tuned(with_extra_constant, key=("N", "EXTRA"))
-    for _ in range(2):
-        kernel[(1,)](times.used, 5, value)
-    assert times.timed == [16, 32, 64]
-    assert list(kernel.cache) == [(5, value, "torch.int32", *dtypes(value))]
-    kernel[(1,)](times.used, 5, EXTRA="another")
-    assert len(kernel.cache) == 2
-    assert int(times.used) == 64
-
-
-def test_optional_tensors(tuned, times):
-    kernel = tuned(optional)
-    kernel[(1,)](times.used, None, 5)
-    assert int(times.used) == 64
-    kernel[(1,)](times.used, torch.full((1,), 7, dtype=torch.int32), 5)
-    assert int(times.used) == 7
-    assert list(kernel.cache) == [(5, "torch.int32"), (5, "torch.int32", "torch.int32")]
 
 
 @pytest.mark.parametrize("key", [("N",), [], ()], ids=str)

@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
 from tests.mock_gpu import on_gpu
-from tests.unit.test_like_triton import Bench, copy, copy_as, grid, of_blocks, staged
+from tests.unit.test_like_triton import Bench, copy, grid, of_blocks, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
@@ -18,26 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 def added(x, y, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n), mask=at < n)
-
-
-@pytest.mark.parametrize("key", ["N", "DTYPE"])
-def test_results_kept_on_disk(autotune, gpu, tmp_path, monkeypatch, key):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    bench = Bench()
-    decorate = autotune(of_blocks(32, 128), [key], cache_results=True, do_bench=bench)
-    for _ in range(2):  # the second kernel finds on disk what the first has measured
-        kernel = decorate(triton.jit(copy_as))
-        try:
-            kernel[grid](on_gpu(200), on_gpu(200), 200, tl.float16)
-        except TypeError:
-            if type(kernel) is not triton.runtime.Autotuner or key == "N":
-                raise
-            pytest.skip("this Triton writes no dtype")
-        assert bench.calls == 2
-        assert len(kernel.cache) == 1
-        assert kernel.best_config.kwargs == {"BLOCK": 128}
-        assert gpu.launches[-1].args["BLOCK"] == 128
-        assert gpu.launches[-1].args["DTYPE"] == tl.float16
 
 
 def test_hooks_see_what_the_compiler_refuses(autotune, gpu):

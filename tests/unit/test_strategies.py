@@ -1,6 +1,7 @@
 """Spaces, the search of them, and replays of recorded times that say how well it searches."""
 
 import functools
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -52,8 +53,7 @@ def test_a_space_has_every_combination_that_meets_the_condition():
         for w in BLOCKS["num_warps"]
         if m * n <= 2048
     }
-    assert len(configs) == len(wanted) == len(space.configs())
-    assert list(space.configs()[1:3]) == configs[1:3]
+    assert len(configs) == len(wanted)
     assert set(configs) == wanted
     assert all(config in space for config in configs)
     assert Config.of(4, BLOCK_M=128, BLOCK_N=128) not in space  # against the condition
@@ -84,20 +84,18 @@ def test_the_opening_of_a_space_is_spread_and_begins_in_the_middle():
         assert {config[name] for config in opening} == set(BLOCKS[name])
     assert {config.num_warps for config in opening} == set(BLOCKS["num_warps"])
     assert set(space.opening(1000)) == set(space.configs())
-    options = Space({"B": (1,), "num_stages": (2, 5), "maxnreg": (None, 128), "num_ctas": (1, 2)}).configs()
-    assert len({(c.num_stages, c.maxnreg, c.num_ctas) for c in options}) == 8
-    assert all(c.kwargs == (("B", 1),) and c.num_warps == 4 for c in options)
+    options = Space({"B": (1,), "num_stages": (2, 5), "maxnreg": (None, 128), "num_ctas": (1, 2)})
+    assert len({(c.num_stages, c.maxnreg, c.num_ctas) for c in options.configs()}) == 8
+    assert all(c.kwargs == (("B", 1),) and c.num_warps == 4 for c in options.configs())
     rare = Space(BLOCKS, where=lambda c: c["BLOCK_M"] == c["BLOCK_N"] == 128)
     assert set(rare.opening(24)) == set(rare.configs())
 
 
 def test_a_large_space_makes_its_configs_when_they_are_asked_for():
     space = Space({name: range(1, 11) for name in "ABCDEF"})
-    configs = space.configs()
-    assert len(configs) == 10**6
-    assert configs[0] == Config.of(**dict.fromkeys("ABCDEF", 1))
-    assert configs[999_999] == configs[-1] == Config.of(**dict.fromkeys("ABCDEF", 10))
-    assert configs[1]["F"] == 2
+    first, second = itertools.islice(space.configs(), 2)
+    assert first == Config.of(**dict.fromkeys("ABCDEF", 1))
+    assert second["F"] == 2
     assert replay(space, dict.fromkeys(space.opening(64), 1.0)).tried == OPENING
 
 

@@ -237,16 +237,7 @@ def inductor(monkeypatch, tmp_path):
         yield
 
 
-LAUNCHED = [
-    "plain",
-    "one config",
-    "constant by name",
-    "heuristics below",
-    "heuristics above",
-    "pruned",
-    "restored",
-    "none",
-]
+LAUNCHED = ["plain", "constant by name", "heuristics above", "pruned", "restored"]
 
 
 @pytest.mark.skipif(parsed(torch.__version__) < (2, 13), reason="a later torch's Inductor")

@@ -174,8 +174,7 @@ def check(
     differs or is not written whole, and where a guard is written. Tensors in host memory run in Triton's
     interpreter. Tensors on a GPU are checked in a process of their own, which a config may hang or crash.
 
-    A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`, and
-    from the `ragged` that the kernel was decorated with.
+    A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`.
 
     Args:
         kernel: a kernel that `tritile.autotune` decorates; or one of `triton.jit`, with `configs`.
@@ -205,7 +204,7 @@ def check(
     judge = reference or tuner.reference
     if judge is None:
         raise InvalidValueError("check: there is no reference: wanted reference=, or tritile.autotune's")
-    check_kernel(tuner.fn, tuner.space or tuner.configs, tuner.keys, None, None, judge, None)
+    check_kernel(tuner.fn, tuner.space or tuner.configs, tuner.keys, None, None, judge)
     allowed = tuner.tolerance if tolerance is None else tolerance
     check_tolerance(allowed, judge)
     if chosen is None:  # of a list each call's pruning decides
@@ -242,5 +241,4 @@ def check(
             else:
                 errors = [each for each in (result, before and before.error) if each is not None]
                 found[key] = CheckedConfig(config, "right", max(errors, default=None))
-    labels += [f"{labels[0]}, ragged"] * (tuner.ragged is not None)
     return CheckResult(tuner.base_fn.__qualname__, device, tuple(labels), tuple(found.values()))

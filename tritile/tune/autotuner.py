@@ -99,8 +99,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None = None,
         bucket: Mapping[str, Callable[[Any], Any]] | None = None, isolate: bool = True,
-        reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
-        ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None, tolerance: float | None = None,
+        reference: Callable[..., Mapping[str, torch.Tensor]] | None = None, tolerance: float | None = None,
         table: str | os.PathLike[str] | None = None, do_bench: Callable[..., Any] | None = None, **rest: Any,
     ) -> None:  # fmt: skip
         self.space = configs if isinstance(configs, Space) else None
@@ -112,7 +111,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         super().__init__(fn, fn.arg_names, listed, known, do_bench=do_bench or default_bench, **rest)
         self.keys = key
         self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
-        self.reference, self.ragged, self.tolerance = reference, ragged, tolerance
+        self.reference, self.tolerance = reference, tolerance
         self._own_bench = do_bench is not None
         self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
         self.configs_timings: dict[triton.Config, list[float]] = {}
@@ -509,11 +508,9 @@ def autotune(
     pre_hook: Callable[..., Any] | None = None, post_hook: Callable[..., Any] | None = None,
     warmup: int | None = None, rep: int | None = None, use_cuda_graph: bool = False,
     do_bench: Callable[..., Any] | None = None, cache_results: bool = False, *,
-    mode: Mode | None = None,
-    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
-    ragged: Callable[[dict[str, Any]], dict[str, Any]] | None = None, tolerance: float | None = None,
-    isolate: bool = True, bucket: Mapping[str, Callable[[Any], Any]] | None = None,
-    table: str | os.PathLike[str] | None = None,
+    mode: Mode | None = None, reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
+    tolerance: float | None = None, isolate: bool = True,
+    bucket: Mapping[str, Callable[[Any], Any]] | None = None, table: str | os.PathLike[str] | None = None,
 ) -> Callable[[Any], Autotuner]:  # fmt: skip
     """Decorate a `triton.jit` kernel so that its configs are measured once per GPU and remembered.
 
@@ -545,8 +542,6 @@ def autotune(
         reference: called with the kernel's arguments that it names, on untouched copies; returns the right
             tensors by name of argument. The winner is checked against them, on outputs filled with NaN. A
             tensor that is both read and written must be in `restore_value`.
-        ragged: called with the arguments by name; returns arguments of a call whose sizes end amid tiles, and
-            optionally "grid". The winner is checked on them, too.
         tolerance: the allowed error of an element, relative to its value or, if that is smaller, to the
             typical size of values in its row and column. Default: four times the epsilon of the output's
             dtype, once for fp8, 256 times for fp32 and fp64.
@@ -571,11 +566,11 @@ def autotune(
     declared.warn_deprecated(warmup=warmup, rep=rep, use_cuda_graph=use_cuda_graph)
 
     def decorator(fn: Any) -> Autotuner:
-        declared.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, ragged, bucket)
+        declared.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket)
         return Autotuner(
             fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,
-            do_bench=do_bench, isolate=isolate, reference=reference, ragged=ragged, tolerance=tolerance,
+            do_bench=do_bench, isolate=isolate, reference=reference, tolerance=tolerance,
         )  # fmt: skip
 
     return decorator

@@ -141,7 +141,7 @@ def check_tolerance(tolerance: Any, reference: Callable[..., Any] | None) -> Non
 
 
 def check_kernel(
-    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, ragged: Any,
+    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any,
     bucket: Any = None,
 ) -> None:  # fmt: skip
     """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel."""
@@ -163,8 +163,6 @@ def check_kernel(
     if reference is not None:
         computed = _computed(layers, configs)
         _check_reference(reference, [name for name in arguments if name not in computed], kernel)
-    if ragged is not None and not callable(ragged):
-        raise InvalidValueError(f"ragged is {ragged!r}: wanted a function of the arguments of {kernel}")
     if bucket is not None:
         fits = isinstance(bucket, Mapping) and all(n in key and callable(f) for n, f in bucket.items())
         if not fits:

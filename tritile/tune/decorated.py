@@ -33,7 +33,7 @@ class KernelCall:
     """Hold a launch and what `tritile.autotune` was given for it; `fn` is the kernel within its heuristics.
 
     `configs` are the configs by the text of their identities. `reference` returns the right tensors, by names
-    of arguments. `ragged` returns arguments of a call whose sizes end amid tiles.
+    of arguments.
     """
 
     fn: Any
@@ -45,7 +45,6 @@ class KernelCall:
     restore_value: tuple[str, ...] = ()
     pre_hook: Callable[..., Any] | None = None
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
-    ragged: Callable[[Named], Named] | None = None
     tolerance: float | None = None
 
     @property
@@ -101,7 +100,7 @@ class KernelSubject:
         _compile(unpack(self.shipment, StandIn), config, self.device)
 
     def compile_check(self, config: Config) -> None:
-        """Compile nothing: ragged arguments are made where there is a GPU."""
+        """Compile nothing: a check runs what was compiled."""
 
     @property
     def copies(self) -> int:
@@ -135,8 +134,7 @@ class _Stage:
         self._pristine = Memory(self._shipment.blocks, contents, self._where)
         self._memories = [self._copied() for _ in range(copies)]
         self.calls: list[KernelCall] = [self._call(memory) for memory in self._memories]
-        for pose in _poses(self.calls[0]):  # once ahead of all configs: a failure here is not theirs
-            referred(pose(self._call(self._copied())))
+        referred(self._call(self._copied()))  # once ahead of all configs: a failure here is not theirs
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
 
     def _copied(self, *pattern: int) -> Memory:
@@ -176,21 +174,11 @@ class _Stage:
                     tensor.copy_(kept)
 
     def check(self, config: Config, run: Run) -> float | None:
-        def made(pose: Pose, *pattern: int) -> tuple[KernelCall, Memory]:
+        def made(*pattern: int) -> tuple[KernelCall, Memory]:
             memory = self._copied(*pattern)
-            return pose(self._call(memory)), memory
+            return self._call(memory), memory
 
-        return _checked_at_its_sizes(self.calls[0], made, config)
-
-
-Pose = Callable[[KernelCall], KernelCall]
-
-
-def _poses(call: KernelCall) -> list[Pose]:
-    """Return what gives a call its own sizes and, if it has some, its ragged ones."""
-    own: list[Pose] = [lambda call: call]
-    ragged = call.ragged
-    return own if ragged is None else [*own, lambda call: call.having(ragged(call.named))]
+        return _checked_within_guards(made, config)
 
 
 def _accepted(function: Callable[..., Any], named: Named) -> Named:
@@ -252,29 +240,23 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     return max(errors, default=None)
 
 
-def _checked_at_its_sizes(
-    call: KernelCall, made: Callable[..., tuple[KernelCall, Memory | None]], config: Config | triton.Config
+def _checked_within_guards(
+    made: Callable[..., tuple[KernelCall, Memory | None]], config: Config | triton.Config
 ) -> float | None:
     """Check a config as `checked` does, and that it keeps to its memory; return the largest error.
 
-    `made` returns the call in a pose and its memory, between guards of a pattern; None where it is not
-    watched. Where outputs are read a second pattern is tried: what is added to a guard of NaN does not show.
+    `made` returns the call and its memory, between guards of a pattern; None where it is not watched. Where
+    outputs are read a second pattern is tried: what is added to a guard of NaN does not show.
     """
     errors = []
-    for number, pose in enumerate(_poses(call)):
-        try:
-            for pattern in ((), (NUMBERS,)):
-                own, memory = made(pose, *pattern)
-                error = checked(own, config)
-                if memory is not None and not memory.whole():
-                    raise TuningError(OUTSIDE)
-                if error is not None:
-                    errors.append(error)
-                if not (own.reset_to_zero or own.restore_value or own.pre_hook):
-                    break
-        except TuningError as wrong:
-            raise TuningError(f"{'at ragged sizes: ' * number}{wrong}") from wrong
-    return max(errors, default=None)
+    for pattern in ((), (NUMBERS,)):
+        own, memory = made(*pattern)
+        errors.append(checked(own, config))
+        if memory is not None and not memory.whole():
+            raise TuningError(OUTSIDE)
+        if not (own.reset_to_zero or own.restore_value or own.pre_hook):
+            break
+    return max((error for error in errors if error is not None), default=None)
 
 
 def _detached(value: Any) -> Any:
@@ -315,12 +297,9 @@ def checked_here(call: KernelCall, config: triton.Config) -> float | None:
 
     Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
     """
-    for pose in _poses(call):
-        referred(pose(_copied(call)))  # a failure here is not the config's
+    referred(_copied(call))  # a failure here is not the config's
     try:
-        return _checked_at_its_sizes(
-            call, lambda pose, *pattern: _guarded(pose(_copied(call)), *pattern), config
-        )
+        return _checked_within_guards(functools.partial(_guarded, call), config)
     except TuningError:
         raise
     except Exception as failure:  # whatever one config raises, the others still deserve their turn

@@ -281,5 +281,5 @@ def call_of(
     return KernelCall(
         tuner.host_aware, tuple(tuner.arg_names), tuple(args), dict(kwargs), configs,
         tuple(tuner.reset_to_zero), tuple(tuner.restore_value), hook,
-        tuner.reference, tuner.ragged, tuner.tolerance,
+        tuner.reference, tuner.tolerance,
     )  # fmt: skip

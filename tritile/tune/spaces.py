@@ -1,6 +1,5 @@
 """Spaces: the configs of a search, which of them to try first, and which are next to each other."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ _DRAWS: Final = 50  # points of a space that an opening looks at for each config
 class SearchSpace(Protocol):
     """Tell a search about the configs it chooses among."""
 
-    def configs(self) -> Sequence[Config]:
+    def configs(self) -> Iterable[Config]:
         """Return every config, the likeliest to be fast first."""
 
     def opening(self, count: int) -> list[Config]:
@@ -111,9 +110,9 @@ class Space:
     def __repr__(self) -> str:
         return f"Space({self.parameters!r}, where={self.where!r})"
 
-    def configs(self) -> Sequence[Config]:
-        """Return every config, in the order of the values given; the last parameter changes first."""
-        return self._members
+    def configs(self) -> Iterator[Config]:
+        """Yield every config, in the order of the values given; the last parameter changes first."""
+        return map(from_parameters, filter(self._meets, self._combinations()))
 
     def opening(self, count: int) -> list[Config]:
         """Return the middle of the space, then points of a Sobol sequence, which spread over all of it."""
@@ -126,7 +125,7 @@ class Space:
                 found[from_parameters(values)] = None
             if len(found) == count:
                 return list(found)
-        found |= dict.fromkeys(itertools.islice(self._members, count))  # few combinations meet the condition
+        found |= dict.fromkeys(itertools.islice(self.configs(), count))  # few combinations meet the condition
         return list(found)[:count]
 
     def neighbours(self, config: Config) -> list[Config]:
@@ -154,35 +153,6 @@ class Space:
 
     def _meets(self, values: Mapping[str, Any]) -> bool:
         return self.where is None or bool(self.where({name: values[name] for name in self.parameters}))
-
-    @functools.cached_property
-    def _members(self) -> "_Members":
-        places = range(math.prod(map(len, self.parameters.values())))
-        if self.where is None:
-            return _Members(self.parameters, places)
-        kept = [
-            place for place, values in zip(places, self._combinations(), strict=True) if self._meets(values)
-        ]
-        return _Members(self.parameters, kept)
-
-
-class _Members(Sequence[Config]):
-    """Hold a space's configs as places among all combinations; make each config when asked for it."""
-
-    def __init__(self, parameters: Mapping[str, tuple[Any, ...]], places: Sequence[int]) -> None:
-        self._parameters, self._places = parameters, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return _Members(self._parameters, self._places[index])
-        place, values = self._places[index], {}
-        for name, own in reversed(list(self._parameters.items())):
-            place, digit = divmod(place, len(own))
-            values[name] = own[digit]
-        return from_parameters(values)
 
 
 def _checked(name: Any, values: Any) -> tuple[Any, ...]:
