@@ -237,6 +237,7 @@ def test_a_search_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, unt
     times = {config: hill(config) for config in space.configs()}
     found = replay(space, times, Rules(exhaustive=strategy is exhaustive, batch=7))
     assert (found.best, found.regret) == (Config.of(4, BLOCK_M=64, BLOCK_N=32), 0.0)
+    assert replay(space, times, Rules(batch=7, most=24)).tried == 24
     tried = dict(list(times.items())[:20])
     assert strategy(space, tried, 5) == strategy(space, dict(tried), 5)
     assert len(tried) == 20
