@@ -34,7 +34,11 @@ ADVICE = (
     ("drawn, aligned", "", TUNE),
     ("invariance, untuned", "", TUNE),
     ("one weight", "", TUNE),
-    ("model", "", "Convert it in mode `tune`, which measures, or keep torch's layers."),
+    (
+        "model",
+        "",
+        "Convert it in mode `tune`, which measures (`tritile tune --model`), or keep torch's layers.",
+    ),
     ("complex", "complex128", "Call torch."),
     ("complex", "", 'Call torch, or take `precision="fp16x3"` for hundreds of rows and more.'),
     ("fp64", "float64", "Call torch."),

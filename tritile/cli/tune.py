@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from tritile.cli import calibrating, shared
+from tritile.cli import calibrating, shared, tune_model
 from tritile.cli.shared import app, console, interruptible
 from tritile.core import device as devices
 from tritile.core.device import Device
@@ -185,6 +185,13 @@ def tune(
     sweeps: Annotated[
         Path | None, typer.Option(help="With --calibrate: a folder for every time that was measured.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="module:function. Measure tritile and torch at the linear layers that this function, a step "
+            "of a model, calls; then time the step with tritile.nn.convert and without."
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")] = None,
     batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
@@ -199,9 +206,13 @@ def tune(
     rank is 0 then, as torchrun would stop the other ranks.
     """
     ranks = _Ranks.from_environment()
-    if ranks.size > 1 and (calibrate or as_json):
-        raise InvalidValueError("--calibrate and --json are for one process, not for ranks of torchrun")
+    if ranks.size > 1 and (model or calibrate or as_json):
+        raise InvalidValueError(
+            "--model, --calibrate and --json are for one process, not for ranks of torchrun"
+        )
     shared.check_output(output)
+    if model:
+        return tune_model.tune_model(model, as_json)
     if calibrate:
         shared.check_folder(sweeps)
         names = calibrating.classes_of(calibrate)

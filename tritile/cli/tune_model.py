@@ -1,0 +1,82 @@
+"""Measure a step of a model: `tritile tune --model`."""
+
+import pkgutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from tritile.cli.shared import console, gpu_here, print_json, working
+from tritile.core.settings import mode
+from tritile.errors import InvalidValueError
+from tritile.nn import convert
+from tritile.nn.exchanged import assign, is_linear, original_of
+
+ROUNDS = 9  # of both sides, after the run that measures
+
+
+def step_of(name: str) -> Callable[[], Any]:
+    """Return the function that `module:function` names, of a module in the current folder or installed.
+
+    Raises InvalidValueError where there is none.
+    """
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise InvalidValueError(f"--model {name!r}: wanted module:function")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        step = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidValueError(f"--model {name}: {error}") from error
+    if not callable(step):
+        raise InvalidValueError(f"--model {name}: {type(step).__name__} is not a function")
+    return step
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def _layers_of(step: Callable[[], Any]) -> torch.nn.ModuleList:
+    """Return the linear layers that a step calls, of whatever models."""
+    found: dict[torch.nn.Module, None] = {}
+    handle = register_module_forward_pre_hook(lambda layer, args: found.setdefault(layer))
+    try:
+        step()
+    finally:
+        handle.remove()
+    return torch.nn.ModuleList(layer for layer in found if is_linear(original_of(layer)))
+
+
+def tune_model(name: str, as_json: bool = False) -> None:
+    """Measure the linear layers that a step calls, and time the step with those that win exchanged."""
+    gpu_here()
+    step = step_of(name)
+    with working("measuring"):
+        layers = _layers_of(step)  # the first call, which also loads what the model needs
+        with mode("tune"):
+            conversion = convert(layers, forward=step)
+        exchanged = [layers.get_submodule(each) for each in conversion.exchanged]
+        times: dict[bool, list[float]] = {False: [], True: []}
+        step()  # compiles what the exchanged layers launch
+        for number in range(ROUNDS):
+            for side in (number % 2 == 0, number % 2 == 1):
+                for layer in exchanged:
+                    assign(layer, side)
+                times[side].append(_seconds(step))
+    alone, taken = (1e3 * statistics.median(times[side]) for side in (False, True))
+    if as_json:
+        return print_json({"model": name, "torch_ms": alone, "tritile_ms": taken})
+    console.print(conversion)
+    console.print(f"{name}: {alone:.2f} ms, with tritile {taken:.2f} ms: {alone / taken:.3f} times as fast")
