@@ -8,8 +8,6 @@ import copy
 import importlib
 import io
 import pickle
-import sys
-import types
 
 import pytest
 import torch
@@ -304,72 +302,11 @@ def test_exchanged_layers_are_traced_whole(net, wins):
         assert_same(compiled(tokens), net(tokens))
 
 
-# transformers' Conv1D.
-
-
-class Conv1D(nn.Module):
-    """As transformers has it: a linear layer whose weight is (K, N)."""
-
-    def __init__(self, n, k):
-        super().__init__()
-        self.nf, self.nx = n, k
-        self.weight, self.bias = nn.Parameter(torch.empty(k, n)), nn.Parameter(torch.zeros(n))
-        nn.init.normal_(self.weight)
-
-    def forward(self, x):
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
-
-
-@pytest.fixture
-def conv1d(monkeypatch):
-    """The class Conv1D of a transformers that is not installed."""
-    module = types.ModuleType("transformers.pytorch_utils")
-    made = type("Conv1D", (Conv1D,), {"__module__": module.__name__, "__qualname__": "Conv1D"})
-    module.Conv1D = made
-    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
-    yield made
-    for name in ("ConvertedConv1D", "AlwaysConv1D"):
-        vars(exchanged).pop(name, None)
-
-
-@pytest.mark.parametrize("always", [False, True])
-def test_conv1d_is_exchanged_too(conv1d, wins, always):
-    layer, x = conv1d(12, 8), values((2, 3, 8), FP32).requires_grad_()
-    wanted = layer(x)
-    wanted.sum().backward()
-    grads = [each.grad.clone() for each in (x, layer.weight, layer.bias)]
-    found = convert(layer, always=True) if always else convert(layer, rows=6, device=H200)
-    assert (found.layers, found.rows[0].features, found.rows[0].by) == (1, (8, 12), "tritile")
-    assert isinstance(layer, conv1d)
-    assert type(layer) is not conv1d
-    for each in (x, layer.weight, layer.bias):
-        each.grad = None
-    got = layer(x)
-    got.sum().backward()
-    torch.testing.assert_close(got, wanted)
-    for each, grad in zip((x, layer.weight, layer.bias), grads, strict=True):
-        torch.testing.assert_close(each.grad, grad)
-        assert each.grad.stride() == grad.stride()
-    other = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
-    assert type(other) is type(layer)
-    assert restore(layer) == 1
-    assert type(layer) is conv1d
-    torch.testing.assert_close(layer(x), wanted)
-    (row,) = convert(layer, "int8").rows
-    assert row.why == "it is a Conv1D"
-
-
-def test_conv1d_is_predicted_by_its_own_layout(conv1d):
-    with torch.device("meta"):
-        layer = conv1d(50257, 768).to(BF16).eval()
-    assert convert(layer, rows=8000, device=H200).exchanged == ("",)
-
-
 # What one forward pass shows.
 
 
 def seen(layer, calls):
-    return [tuple(call) for call in calls[layer]]
+    return [(call.rows, call.dtype, call.grad_input, call.grad_weight) for call in calls[layer]]
 
 
 def test_rows_dtypes_and_gradients_of_a_forward_pass_are_recorded(net):
@@ -396,7 +333,7 @@ def test_a_recorded_forward_decides(net, monkeypatch):
     found = convert(extra, forward=lambda: net(TOKENS).sum().backward(), device=H200)
     assert found.exchanged == ("net.up", "net.down", "net.head")
     assert {gpu for _, gpu in asked} == {(HERE, None)}
-    of_up = LayerCall(False, 6, FP64, ((16, 8), (8, 1), FP64), FP64, True, True)
+    of_up = LayerCall(6, FP64, ((16, 8), (8, 1), FP64), FP64, True, True)
     assert asked[0][0] == of_up
     rows = {row.layers: row for row in found.rows}
     assert (rows["idle"].why, rows["idle"].rows, rows["idle"].by) == (
@@ -542,7 +479,7 @@ def test_what_mode_tune_finds_during_a_capture_is_not_kept(runs, monkeypatch):
 
 # How a call is compared.
 
-CALL = LayerCall(False, 8000, BF16, ((50257, 768), (768, 1), BF16), None)
+CALL = LayerCall(8000, BF16, ((50257, 768), (768, 1), BF16), None)
 
 
 def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
@@ -556,15 +493,6 @@ def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
     ]
     assert [each.b_layout for each in found] == ["column", "row", "row"]
     assert found[0].epilogue
-    found.clear()
-    conv = CALL._replace(conv1d=True, weight=((768, 50257), (50257, 1), BF16), bias=BF16)
-    exchanged.judged(conv._replace(grad_input=True, grad_weight=True), HERE)
-    assert [(each.m, each.n, each.k) for each in found] == [
-        (8000, 50257, 768),
-        (8000, 768, 50257),
-        (768, 50257, 8000),
-    ]
-    assert [each.b_layout for each in found] == ["row", "column", "row"]
 
 
 @pytest.mark.parametrize(

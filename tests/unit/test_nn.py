@@ -181,8 +181,6 @@ def test_quantizing_leaves_shared_weights():
     assert not net.up.training
     assert [key for key, _ in net.named_parameters()] == ["embed.weight", "up.bias"]
     assert torch.equal(net.up(values((2, 8), BF16)), net.up.bias.expand(2, 16))
-    assert convert(net, "int8", untie=True).exchanged == ("head",)
-    assert type(net.head) is QuantizedLinear
     assert net(TOKENS).shape == (2, 3, 11)
 
 

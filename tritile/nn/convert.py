@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, get_args
 
 import torch
 
@@ -16,15 +16,7 @@ from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
 from tritile.errors import InvalidValueError, TritileError, brief
-from tritile.nn.exchanged import (
-    LayerCall,
-    assign,
-    is_conv1d,
-    is_exchanged,
-    is_linear,
-    judged,
-    original_of,
-)
+from tritile.nn.exchanged import LayerCall, assign, is_exchanged, is_torchs, judged
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of, names_of
@@ -43,15 +35,6 @@ _DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {
 }
 _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 _DEVICES: Final = ("cuda", "cpu", "meta")
-
-
-class Seen(NamedTuple):
-    """Describe calls of a layer. `dtype` is the input's; None under autocast, which casts it."""
-
-    rows: int
-    dtype: torch.dtype | None
-    grad_input: bool
-    grad_weight: bool
 
 
 @dataclass(frozen=True)
@@ -120,9 +103,9 @@ class Conversion(Tabular):
 
 
 @contextlib.contextmanager
-def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[Seen]]]:
+def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[LayerCall]]]:
     """Record the calls of a model's linear layers inside the `with`."""
-    found: dict[torch.nn.Module, Counter[Seen]] = {}
+    found: dict[torch.nn.Module, Counter[LayerCall]] = {}
 
     def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         given = next(iter((*args, *kwargs.values())), None)
@@ -130,10 +113,10 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[S
             grad = torch.is_grad_enabled()
             grads = grad and given.requires_grad, grad and bool(layer.weight.requires_grad)
             dtype = None if is_any_autocast_on() else given.dtype
-            rows = given.numel() // max(1, given.shape[-1])
-            found.setdefault(layer, Counter())[Seen(rows, dtype, *grads)] += 1
+            call = LayerCall.of(layer, given.numel() // max(1, given.shape[-1]), dtype, *grads)
+            found.setdefault(layer, Counter())[call] += 1
 
-    layers = [layer for layer in model.modules() if is_linear(original_of(layer))]
+    layers = [layer for layer in model.modules() if is_torchs(layer)]
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
         yield found
@@ -151,7 +134,7 @@ def _in_adapters(model: torch.nn.Module) -> set[int]:
     return found
 
 
-def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
+def _bound(model: torch.nn.Module) -> dict[int, str]:
     """Return, by the id of a layer, why it must keep its weight: something else reads it too."""
     owners: dict[int, dict[str, torch.nn.Module]] = {}
     found: dict[int, str] = {}
@@ -161,7 +144,7 @@ def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
             found |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
         for _, parameter in module.named_parameters(recurse=False):
             owners.setdefault(id(parameter), {})[name or "the model itself"] = module
-    for shared in (each for each in owners.values() if len(each) > 1 and not untie):
+    for shared in (each for each in owners.values() if len(each) > 1):
         for name, module in shared.items():
             others = ", ".join(other for other in shared if other != name)
             found[id(module)] = f"it shares a parameter with {others}"
@@ -170,11 +153,11 @@ def _bound(model: torch.nn.Module, untie: bool) -> dict[int, str]:
 
 def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
     """Return why a layer cannot be converted to this kind, "" if it can."""
-    cls = original_of(layer)
+    cls = type(layer)
     if kind == "linear" and cls is Linear:
         return "it is a tritile.nn.Linear"
-    if cls not in (torch.nn.Linear, Linear) and not (kind == "linear" and is_conv1d(cls)):
-        return f"it is a {cls.__name__}" if is_conv1d(cls) else f"it is a subclass, {cls.__name__}"
+    if cls is not Linear and not is_torchs(layer):
+        return f"it is a subclass, {cls.__name__}"
     if "forward" in vars(layer):
         return "its forward was replaced"
     parameter = dict(layer.named_parameters(recurse=False)).get("weight")
@@ -214,18 +197,16 @@ def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
     return devices.gpu(index), index
 
 
-def _decided(layer: Any, row: ConversionRow, calls: Iterable[Seen], gpu: Any) -> Iterator[ConversionRow]:
+def _decided(row: ConversionRow, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
     """Yield what becomes of a layer at each of its calls, by comparing tritile with torch."""
-    conv1d = is_conv1d(original_of(layer))
-    of_weight = tuple(layer.weight.shape), layer.weight.stride(), layer.weight.dtype
-    of_bias = None if layer.bias is None else layer.bias.dtype
-    for rows, dtype, *grads in calls:
-        row = replace(row, rows=rows, training=any(grads), dtype="" if dtype is None else name_of(dtype))
+    for call in calls:
+        training, dtype = call.grad_input or call.grad_weight, call.dtype
+        row = replace(row, rows=call.rows, training=training, dtype="" if dtype is None else name_of(dtype))
         if dtype is None:
             yield replace(row, why="under autocast torch keeps the weights that it casts")
             continue
         try:
-            found, why = judged(LayerCall(conv1d, rows, dtype, of_weight, of_bias, *grads), *gpu), ""
+            found, why = judged(call, *gpu), ""
         except TritileError as error:
             found, why = UNKNOWN, brief(error)
         if not (found.wins or why):
@@ -273,20 +254,18 @@ def convert(
     filter: Filter | None = None,
     group_size: GroupSize = 128,
     zero_points: bool = False,
-    untie: bool = False,
 ) -> Conversion:
     """Exchange a model's linear layers, in place, for layers that tritile multiplies where it is faster.
 
         print(tritile.nn.convert(model, rows=(1, 2048)))
         print(tritile.nn.convert(model, forward=lambda: model(tokens)))
 
-    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear" a layer is exchanged if
-    tritile is predicted to be faster than torch at one of the numbers of rows at least; in mode "tune" both
-    are measured instead. The layer stays the same object, of a subclass of its class, so its parameters (also
-    shared ones), hooks, names, state dict, dtype and training flag stay. At each call it takes whichever is
-    predicted to be faster at that call's rows, so a layer may go on by torch at other rows. Under autocast
-    and for tensors that are not on a GPU it is torch's own; under torch.compile it is tritile's at any rows.
-    `restore` undoes it.
+    With kind "linear" a `torch.nn.Linear` is exchanged if tritile is predicted to be faster than torch at one
+    of the numbers of rows at least; in mode "tune" both are measured instead. The layer stays the same
+    object, of a subclass of its class, so its parameters (also shared ones), hooks, names, state dict, dtype
+    and training flag stay. At each call it takes whichever is predicted to be faster at that call's rows, so
+    a layer may go on by torch at other rows. Under autocast and for tensors that are not on a GPU it is
+    torch's own; under torch.compile it is tritile's at any rows. `restore` undoes it.
 
     With "int8" and "int4" a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer and is
     not trained. Make optimizers that hold quantized weights anew.
@@ -305,12 +284,11 @@ def convert(
         filter: function of a layer's name and the layer; other layers are left out where it returns False.
         group_size: for "int8" and "int4", number of columns that share a scale: 32, 64 or 128.
         zero_points: for "int8" and "int4", give each group a zero point.
-        untie: also quantize layers whose weight another module holds, such as a head that shares it with an
-            embedding, which keeps its own. By default such layers are left as they are.
 
     Other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight is computed from
     other parameters (parametrizations, weight norm) and layers whose forward was replaced are left as they
-    are. Layers that were exchanged before are decided anew.
+    are. So are layers to be quantized whose weight another module holds, such as a head that shares it with
+    an embedding. Layers that were exchanged before are decided anew.
 
     Returns:
         A table of what was exchanged and why.
@@ -322,23 +300,19 @@ def convert(
     numbers = _checked_rows(rows)
     compares = kind == "linear" and not always
     gpu = _target(model, device) if compares else None
-    calls: dict[torch.nn.Module, Counter[Seen]] = {}
+    calls: dict[torch.nn.Module, Counter[LayerCall]] = {}
     if forward is not None:
         with recorded(model) as calls:
             forward()
     trains = any(parameter.requires_grad for parameter in model.parameters())
-    adapters, bound = _in_adapters(model), {} if kind == "linear" else _bound(model, untie)
+    adapters, bound = _in_adapters(model), {} if kind == "linear" else _bound(model)
     names, found, total = list[str](), Counter[ConversionRow](), 0
     for name, layer in list(model.named_modules()):
-        if not (isinstance(layer, torch.nn.Linear) or is_conv1d(original_of(layer))):
+        if not isinstance(layer, torch.nn.Linear) or (filter is not None and not filter(name, layer)):
             continue
-        if filter is not None and not filter(name, layer):
-            continue
-        label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
         total += 1
-        conv1d = is_conv1d(original_of(layer))
-        sizes = tuple(layer.weight.shape) if conv1d else (layer.in_features, layer.out_features)
-        row = ConversionRow(label, sizes)
+        label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
+        row = ConversionRow(label, (layer.in_features, layer.out_features))
         why = "it is inside an adapter" if id(layer) in adapters else _unfit(layer, kind, always)
         why = why or bound.get(id(layer), "")
         if not why and kind != "linear":
@@ -347,8 +321,9 @@ def convert(
         if not why and gpu is not None:
             grad = trains and layer.training
             how = (layer.weight.dtype, grad, grad and layer.weight.requires_grad)
-            seen = [Seen(each, *how) for each in numbers] if forward is None else calls.get(layer, ())
-            rows_of = list(_decided(layer, row, seen, gpu)) or [replace(row, why="forward did not call it")]
+            seen: Iterable[LayerCall] = [LayerCall.of(layer, each, *how) for each in numbers]
+            seen = seen if forward is None else calls.get(layer, ())
+            rows_of = list(_decided(row, seen, gpu)) or [replace(row, why="forward did not call it")]
         wins = any(each.by == "tritile" for each in rows_of)
         if kind == "linear":
             assign(layer, wins, always)

@@ -3,10 +3,8 @@
 An exchanged layer is the same object with another class, so parameters, hooks, names and state dict stay.
 """
 
-import sys
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import is_grad_enabled
@@ -22,7 +20,7 @@ from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
 from tritile.families import numerics
 from tritile.ops.dispatch import PLAIN
-from tritile.ops.fused import addmm, linear
+from tritile.ops.fused import linear
 from tritile.ops.memo import IN_FP32, default_precision
 from tritile.ops.plan import call_of
 from tritile.ops.run import may_be_kept, measure_beside_torch, planned
@@ -38,38 +36,37 @@ TRAINING_US: Final = 150.0
 class LayerCall(NamedTuple):
     """Describe a call of a layer, by all that decides who multiplies.
 
-    `weight` is (shape, strides, dtype) of the weight, (N, K) or for a Conv1D (K, N). `bias` is its dtype,
-    None without one. `grad_input` and `grad_weight` say which gradients a backward pass will compute.
+    `dtype` is the input's; None under autocast, which casts it. `weight` is the (shape, strides, dtype) of a
+    weight (N, K), `bias` a dtype, None without one. `grad_input` and `grad_weight` say which gradients a
+    backward pass will compute.
     """
 
-    conv1d: bool
     rows: int
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     weight: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
     bias: torch.dtype | None
     grad_input: bool = False
     grad_weight: bool = False
 
-    @property
-    def features(self) -> tuple[int, int]:
-        """K and N."""
-        first, second = self.weight[0]
-        return (first, second) if self.conv1d else (second, first)
+    @classmethod
+    def of(cls, layer: Any, rows: int, dtype: torch.dtype | None, *grads: bool) -> "LayerCall":
+        weight, bias = layer.weight, layer.bias
+        of_weight = tuple(weight.shape), weight.stride(), weight.dtype
+        return cls(rows, dtype, of_weight, None if bias is None else bias.dtype, *grads)
 
 
 def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
     """Yield the product of a call, then those of its gradients. Raise TritileError if tritile has no such."""
-    (k, n), (shape, strides, weight_dtype) = call.features, call.weight
-    empty = partial(torch.empty, device="meta")
-    x, grad = empty(call.rows, k, dtype=call.dtype), empty(call.rows, n, dtype=call.dtype)
+    shape, strides, weight_dtype = call.weight
+    n, k = shape
+    x, grad = (torch.empty(call.rows, size, dtype=call.dtype, device="meta") for size in (k, n))
     weight = torch.empty_strided(shape, strides, dtype=weight_dtype, device="meta")
-    bias = None if call.bias is None else empty(n, dtype=call.bias)
-    calls: list[tuple[str, tuple[Any, ...]]]
-    calls = [("addmm", (bias, x, weight)) if call.conv1d else ("linear", (x, weight, bias))]
+    bias = None if call.bias is None else torch.empty(n, dtype=call.bias, device="meta")
+    calls: list[tuple[str, tuple[Any, ...]]] = [("linear", (x, weight, bias))]
     if call.grad_input:
-        calls.append(("matmul", (grad, weight.mT if call.conv1d else weight)))
+        calls.append(("matmul", (grad, weight)))
     if call.grad_weight:
-        calls.append(("matmul", (x.mT, grad) if call.conv1d else (grad.mT, x)))
+        calls.append(("matmul", (grad.mT, x)))
     for name, tensors in calls:
         problem = call_of("convert", name, tensors, {}).problem
         if default_precision() == "none":
@@ -115,7 +112,7 @@ def judged(call: LayerCall, device: Device, index: int | None = None) -> Compari
 _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
 
 
-def by_tritile(conv1d: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """True if tritile multiplies in this call of a layer: found in a memo, or decided now.
 
     Under torch.compile and in batch-invariant calls on a GPU it is always tritile. It is torch for tensors
@@ -142,12 +139,12 @@ def by_tritile(conv1d: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     of_weight = (weight.shape, weight.stride(), weight.dtype)
     of_bias = None if bias is None else bias.dtype
     setting = default_precision() if dtype in IN_FP32 else None
-    key = (conv1d, x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, x.get_device(), now, setting)
+    key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, x.get_device(), now, setting)
     wins = _WINS.get(key)
     if wins is None:
         k = x.shape[-1] if x.ndim else 0
-        call = LayerCall(conv1d, x.numel() // max(k, 1), dtype, of_weight, of_bias, *grads)
-        wins, index = call.features[0] == k and call.rows > 0 and x.is_contiguous(), x.get_device()
+        call = LayerCall(x.numel() // max(k, 1), dtype, of_weight, of_bias, *grads)
+        wins, index = weight.shape[1] == k and call.rows > 0 and x.is_contiguous(), x.get_device()
         try:
             wins = wins and judged(call, devices.gpu(index), index).wins
         except TritileError:  # a dtype that tritile does not multiply, for example
@@ -160,83 +157,33 @@ def by_tritile(conv1d: bool, x: torch.Tensor, weight: torch.Tensor, bias: torch.
 class ConvertedLinear(torch.nn.Linear):
     """Multiply as `torch.nn.Linear`, by tritile or torch, whichever is faster."""
 
-    exchanged_from: ClassVar[type[torch.nn.Module]] = torch.nn.Linear
-    always: ClassVar[bool] = False
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
         weight, bias = self.weight, self.bias
-        if self.always or by_tritile(False, input, weight, bias):
-            return linear(input, weight, bias)
-        return torch_linear(input, weight, bias)
+        return (linear if by_tritile(input, weight, bias) else torch_linear)(input, weight, bias)
 
 
-class AlwaysLinear(ConvertedLinear):
+class AlwaysLinear(torch.nn.Linear):
     """Multiply as `torch.nn.Linear`, by tritile at every call."""
 
-    exchanged_from = torch.nn.Linear
-    always = True
-
-
-class _Conv1D:
-    """Multiply as `transformers.pytorch_utils.Conv1D`, a linear layer with a weight (K, N)."""
-
-    always = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight + bias, (..., N), for an x (..., K)."""
-        weight, bias = self.weight, self.bias  # type: ignore[attr-defined]
-        if self.always or by_tritile(True, x, weight, bias):
-            rows = x.view(-1, x.shape[-1])
-            return addmm(bias, rows, weight).view(*x.shape[:-1], weight.shape[1])
-        out: torch.Tensor = super().forward(x)  # type: ignore[misc]
-        return out
-
-
-_CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
-
-
-def __getattr__(name: str) -> type:
-    """Make the classes of exchanged Conv1D layers, which need transformers, when they are first named.
-
-    Unpickling such a layer names them.
-    """
-    if name not in ("ConvertedConv1D", "AlwaysConv1D"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _CONV1D[0] not in sys.modules:
-        __import__(_CONV1D[0])
-    original = getattr(sys.modules[_CONV1D[0]], _CONV1D[1])
-    own = {"exchanged_from": original, "always": name.startswith("Always"), "__module__": __name__}
-    made = globals()[name] = type(name, (_Conv1D, original), own)
-    return made
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
+        return linear(input, self.weight, self.bias)
 
 
 def is_exchanged(layer: torch.nn.Module) -> bool:
     """True if a layer was exchanged, and its class is still the one that it was given then."""
-    return "exchanged_from" in vars(type(layer))
+    return type(layer) in (ConvertedLinear, AlwaysLinear)
 
 
-def original_of(layer: torch.nn.Module) -> type[torch.nn.Module]:
-    """Return the class that a layer had before it was exchanged, its own if it was not."""
-    found: type[torch.nn.Module] = vars(type(layer)).get("exchanged_from", type(layer))
-    return found
-
-
-def is_linear(cls: type) -> bool:
-    """True for the classes whose layers can be exchanged."""
-    return cls is torch.nn.Linear or is_conv1d(cls)
-
-
-def is_conv1d(cls: type) -> bool:
-    """True for transformers' Conv1D."""
-    return (cls.__module__, cls.__qualname__) == _CONV1D
+def is_torchs(layer: torch.nn.Module) -> bool:
+    """True for torch's plain linear layer, exchanged or not."""
+    return type(layer) is torch.nn.Linear or is_exchanged(layer)
 
 
 def assign(layer: torch.nn.Module, exchanged: bool, always: bool = False) -> None:
-    """Give a layer the class of an exchanged one, or its own back. Nothing else about it changes."""
-    cls = original_of(layer)
+    """Give a layer the class of an exchanged one, or torch's own back. Nothing else about it changes."""
     if exchanged:
-        name = f"{'Always' if always else 'Converted'}{cls.__name__}"
-        layer.__class__ = getattr(sys.modules[__name__], name)
+        layer.__class__ = AlwaysLinear if always else ConvertedLinear
     elif is_exchanged(layer):
-        layer.__class__ = cls
+        layer.__class__ = torch.nn.Linear
