@@ -14,8 +14,6 @@ import tritile
 from tritile.errors import GradientError, OverlapError, ShapeError
 from tritile.ops import asked, memo
 from tritile.ops.described import described
-from tritile.ops.grouped import Operands
-from tritile.ops.permute import options_of
 
 recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
 
@@ -48,72 +46,65 @@ def first_calls(monkeypatch):
     tritile.forget()
 
 
+def addresses_of(*tensors):
+    return [tensor.data_ptr() for tensor in tensors]
+
+
 def parts(*places):
     """6 x 6 matrices that begin at these elements of one memory, far apart from each other unless told."""
     memory = torch.zeros(1024)
     return [memory[place : place + 36].view(6, 6) for place in places]
 
 
-def eager(op):
-    """A call that is looked up, where one of the public function is recalled."""
-    words = {"matmul": (None, None), "addmm": (1, 1, None, None, None), "transpose": (1, 0)}
-    words["permute"] = options_of((1, 0))
-    return lambda *tensors, out: asked.eager(op, tensors, out, words[op])
-
-
 PUBLIC = {"matmul": tritile.matmul, "addmm": tritile.addmm}
 PUBLIC["transpose"] = functools.partial(tritile.transpose, dim0=1, dim1=0)
 PUBLIC["permute"] = functools.partial(tritile.permute, dims=(1, 0))
-both_ways = pytest.mark.parametrize("way", [eager, PUBLIC.get], ids=["looked up", "recalled"])
 
 
-@both_ways
 @pytest.mark.parametrize("swapped", [False, True])
-def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped, way):
+def test_an_output_that_overlaps_an_input_is_refused_in_a_warm_call_too(first_calls, swapped):
     apart, over_a, over_b = parts(0, 256, 512), parts(0, 256, 4), parts(0, 256, 252)
     for a, b, out in (apart, apart):
         version = out._version
-        way("matmul")(a, b, out=out.mT if swapped else out)
+        PUBLIC["matmul"](a, b, out=out.mT if swapped else out)
         assert out._version > version
     for (a, b, out), name in ((over_a, "input"), (over_b, "other")):
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
-            way("matmul")(a, b, out=out.mT if swapped else out)
+            PUBLIC["matmul"](a, b, out=out.mT if swapped else out)
     assert len(first_calls) == 1  # the others were known
     with torch.inference_mode():
         of_inference = torch.zeros(36).view(6, 6)
     with pytest.raises(GradientError, match="inference_mode"):
-        way("matmul")(a, b, out=of_inference)
+        PUBLIC["matmul"](a, b, out=of_inference)
 
 
-@both_ways
-def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls, way):
+def test_an_output_may_be_what_is_added_but_not_overlap_it(first_calls):
     """Calls in place are prepared apart: the others' added tensor, which begins elsewhere, is looked at."""
     a, b, added, other = parts(0, 256, 512, 768)
     for out in (other, added, other, added):
-        assert way("addmm")(added, a, b, out=out) is out
-        places = memo.addresses_of(a, b, out, added)
+        assert PUBLIC["addmm"](added, a, b, out=out) is out
+        places = addresses_of(a, b, out, added)
         assert sorted(first_calls.launch.given[:2]) == sorted(places[:2])
         assert first_calls.launch.given[2:] == places[2:]
     memory = torch.zeros(1024)
     added, over = memory[512:548].view(6, 6), memory[516:552].view(6, 6)
     for wrong, into, name in ((a, over, "input"), (memory[540:576].view(6, 6), added, "mat1")):
         with pytest.raises(OverlapError, match=f"out overlaps {name}"):
-            way("addmm")(added, wrong, b, out=into)
+            PUBLIC["addmm"](added, wrong, b, out=into)
     assert len(first_calls) == 2
 
 
-@both_ways
 @pytest.mark.parametrize("op", ["permute", "transpose"])
-def test_permutations(first_calls, op, way):
+def test_permutations(first_calls, op):
     x, apart, over = parts(0, 256, 4)
     for out in (None, apart, apart, None):
-        got = way(op)(x, out=out)
+        got = PUBLIC[op](x, out=out)
         assert (got is out) == (out is not None)
         assert first_calls.launch.given == [x.data_ptr(), got.data_ptr()]
     with pytest.raises(OverlapError, match=f"{op}: out overlaps input"):
-        way(op)(x, out=over)
+        PUBLIC[op](x, out=over)
     for _ in range(2):
-        assert way(op)(x, out=x) is x
+        assert PUBLIC[op](x, out=x) is x
     assert len(first_calls) == 3  # into fresh memory, into other memory, and in place
     with pytest.raises(ShapeError, match="True"):  # which equals 1
         getattr(tritile, op)(x, *((True, 0) if op == "transpose" else ((True, 0),)))
@@ -193,24 +184,18 @@ ORDERS = {
 
 @pytest.mark.parametrize("into", ["new", "rows", "columns"])
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, monkeypatch, name, into):
-    """As the first call is prepared, the second recalled, without a look-up, and the third looked up."""
+def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, name, into):
+    """As the first call is prepared, and the second recalled."""
     (make, call), kept, found = ORDERS[name], [], []
-    for turn in range(3):
+    for _ in range(2):
         out = {"new": None, "rows": torch.zeros(3, 7), "columns": torch.zeros(7, 3).mT}[into]
         kept.append(make())
-        with monkeypatch.context() as patched:
-            if turn == 1:
-                for module in (memo, asked):
-                    patched.setattr(module, "look_up", None)
-            got = call(*kept[-1], out=out)
+        got = call(*kept[-1], out=out)
         assert out is None or got is out
         kept[-1].append(got)
         places = {tensor.data_ptr(): place for place, tensor in enumerate(kept[-1])}
         found.append([places[at] for at in first_calls.launch.given])
-        if turn:
-            memo._LEARNT.clear()
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert len(first_calls) == 1
     if name not in ("transpose", "permute"):
         always, never = name == "groups of columns", name in ("gated", "groups of rows")
@@ -256,10 +241,6 @@ def test_nothing_is_recalled_in_a_transform(first_calls, transform):
     assert found == [None]
 
 
-def key_of(x):
-    return memo.look_up("linear", (x,), None, ())[0]
-
-
 class Own(torch.Tensor):
     """A subclass."""
 
@@ -279,21 +260,17 @@ class Own(torch.Tensor):
         lambda a: None,
     ],
 )
-def test_other_tensors_are_not_recalled_nor_looked_up_alike(first_calls, other):
+def test_other_tensors_are_not_recalled(first_calls, other):
     a, b = parts(0, 256)
     tritile.matmul(a, b)
     assert recalled("matmul", (other(a), b), None, (None, None)) is None
     assert recalled("matmul", (a, other(a)), None, (None, None)) is None
-    only_to_autograd = isinstance(other(a), Own) or getattr(other(a), "requires_grad", False)
-    assert key_of(a) == key_of(b)
-    assert (key_of(a) == key_of(other(a))) == only_to_autograd  # which a look-up is not asked about
 
 
 def test_lazy_tensors_are_not_recalled(first_calls):
     complexes = torch.zeros(6, 6, dtype=torch.complex64)
     for plain, lazy in ((complexes, complexes.conj()), (complexes.imag, complexes.conj().imag)):
         assert (plain.stride(), plain.data_ptr()) == (lazy.stride(), lazy.data_ptr())
-        assert key_of(plain) == key_of(plain.detach()) != key_of(lazy)
         tritile.transpose(plain)
         options = (-2, -1, int, int)
         assert recalled("transpose", (plain,), None, options) is not None
@@ -324,49 +301,49 @@ def test_one_tensor_in_two_places_is_another_call(first_calls):
     for pair in ((a, a), (a, b), (b, b), (b, a)):
         for _ in range(2):
             tritile.matmul(*pair)
-            assert first_calls.launch.given[:2] == memo.addresses_of(*pair)
+            assert first_calls.launch.given[:2] == addresses_of(*pair)
         assert recalled("matmul", pair, None, (None, None)) is not None
-    assert len(first_calls) == 1
+    assert len(first_calls) == 2
 
 
 def f32(*shape):
     return torch.zeros(shape)
 
 
-def test_what_cannot_be_remembered_is_not(first_calls):
-    """Other types, words that no key holds, lazy negation."""
+def remembered(given):
+    """What is remembered of a call whose first tensor is a (3, 5)."""
+    b, out = f32(5, 7), f32(3, 7)
+    call = described(given.resolve_neg(), b, out, "ieee")
+    memo.remember("matmul", (None, None), None, call, (given, b), None, out)
+    return dict(memo.CALLS)
+
+
+def test_a_launch_that_reads_a_copy_is_not_remembered(first_calls):
     x = f32(3, 5)
-    assert memo.look_up("linear", (x, 3), None, ())[:2] == (None, None)
-    assert memo.look_up("permute", (None,), None, ([],))[:2] == (None, None)
-    negated = torch.complex(x, x).conj().imag
-    call = described(x, f32(5, 7), f32(3, 7), "ieee")
-    memo.remember(("key",), "linear", None, call, (negated, f32(7, 5), None, None), f32(3, 7))
-    assert memo.CALLS == {}
-
-
-@pytest.mark.parametrize("words", [(torch.float16, None), (None, "tf32")], ids=str)
-def test_what_is_asked_of_groups_tells_calls_apart(monkeypatch, words):
-    offs, keys = torch.tensor([4, 8], dtype=torch.int32), []
-    of = Operands(f32(8, 32), f32(2, 32, 16), offs, None, None)
-    monkeypatch.setattr(asked, "run_unprepared", lambda *args: keys.append(args[-1]))
-    for options in ((None, None), words, words):
-        asked.eager("grouped_matmul", of, None, options)
-    assert keys[0] != keys[1] == keys[2]
-
-
-def test_what_torch_is_set_to_tells_calls_of_fp32_apart(monkeypatch):
-    found = []
-    for setting in ("ieee", "tf32"):
-        monkeypatch.setattr(memo, "default_precision", lambda setting=setting: setting)
-        found.append([key_of(x) for x in (f32(3, 5), f32(3, 5).half())])
-    assert found[0][0] != found[1][0]
-    assert found[0][1] == found[1][1]
+    assert remembered(torch.complex(x, x).conj().imag) == {}
+    assert remembered(x) != {}
 
 
 def test_a_stopgap_is_not_kept(first_calls, monkeypatch):
     """As mode "tune" takes one while a graph is captured."""
     monkeypatch.setattr(memo, "may_be_kept", lambda: False)
-    x = f32(3, 5)
-    call = described(x, f32(5, 7), f32(3, 7), "ieee")
-    memo.remember(("key",), "linear", None, call, (x, f32(7, 5), None, None), f32(3, 7))
-    assert memo.CALLS == {}
+    assert remembered(f32(3, 5)) == {}
+
+
+@pytest.mark.parametrize("words", [{"out_dtype": torch.float16}, {"precision": "tf32"}], ids=str)
+def test_what_is_asked_of_groups_tells_calls_apart(first_calls, words):
+    a, b, offs = f32(8, 32), f32(2, 32, 16), torch.tensor([4, 8], dtype=torch.int32)
+    for each in ({}, words, words):
+        tritile.grouped_matmul(a, b, offs, **each)
+    assert len(first_calls) == 2
+
+
+def test_calls_that_torch_sees_are_recalled_by_their_operator(first_calls):
+    a, b = parts(0, 256)
+    a.requires_grad_()
+    for _ in range(3):
+        got = tritile.matmul(a, b)
+        assert got.requires_grad
+        assert first_calls.launch.given == addresses_of(a, b, got)
+    torch.autograd.grad(got.sum(), a)
+    assert len(first_calls) == 2  # and the product of the gradient

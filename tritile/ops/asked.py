@@ -12,7 +12,7 @@ import torch
 from tritile.core.settings import rules
 from tritile.core.views import Call
 from tritile.ops.dispatch import call_operator, needs_dispatch
-from tritile.ops.memo import Key, Tensors, launch_again, learnt, look_up, remember
+from tritile.ops.memo import Key, Tensors, recall, remember
 from tritile.ops.run import interpret_product, mark_written, on_host, prepared
 from tritile.ops.signatures import joined
 
@@ -87,19 +87,12 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     """Compute what `recall` does not know, at once or through torch's dispatcher."""
     if needs_dispatch(*tensors, out):
         return call_operator(op, joined(op, tensors, options), out)
-    return learnt(op, tensors, out, options, eager(op, tensors, out, options))
+    return eager(op, tensors, out, options)
 
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
-    """Compute an operation on plain tensors: the kernel of its operator on CUDA and CPU."""
-    key, ready, addresses = look_up(op, tensors, out, options)
-    if ready is not None:
-        return launch_again(op, ready, tensors, out, addresses)
-    return run_unprepared(ASKED[op](*joined(op, tensors, options)), out, key)
-
-
-def run_unprepared(of: Asked, out: Any, key: Key | None) -> torch.Tensor:
-    """Run a call that is not in the memo of prepared calls, and remember its launch under `key`."""
+    """Compute what `recall` does not know on plain tensors, and have it know the launch."""
+    of = ASKED[op](*joined(op, tensors, options))
     rules()  # report a wrong setting of the environment on any device
     shape, dtype, how = of.checked(out)
     if out is not None:
@@ -119,5 +112,10 @@ def run_unprepared(of: Asked, out: Any, key: Key | None) -> torch.Tensor:
             call = of.call(unchanged, result, how)
             launch = prepared(call, of.by_default)
             launch(*call.tensors)
-            remember(key, of.op, launch, call, of.tensors, result)
-    return result if out is None else mark_written(of.op, result)
+            remember(op, options, launch, call, tensors, out, result)
+    return result if out is None else mark_written(op, result)
+
+
+def run_plain(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    """Compute an operation on plain tensors: the kernel of its operator on CUDA and CPU."""
+    return recall(op, tensors, out, options, eager)

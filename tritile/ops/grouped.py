@@ -17,7 +17,7 @@ from tritile.core.problem import (
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import Call, GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.asked import Asked, Change, Result, asks, computed, eager, unchanged
+from tritile.ops.asked import Asked, Change, Result, asks, computed, run_plain, unchanged
 from tritile.ops.checks import (
     check_beside,
     check_out,
@@ -269,7 +269,7 @@ class Groups(Asked):
 
     def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         a, b, *_ = self.tensors
-        return eager("matmul", (a, b), out, (self.out_dtype, self.precision)) if self._is_batch else None
+        return run_plain("matmul", (a, b), out, (self.out_dtype, self.precision)) if self._is_batch else None
 
 
 @asks(OP)

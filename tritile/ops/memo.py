@@ -1,10 +1,11 @@
 """Remember prepared calls: what tells one from another, and how it is launched.
 
-A call that was prepared before costs one look-up and a launch.
+A call that was prepared before costs one look-up and a launch. Calls are told apart by a coarse key; where
+several share one, torch's own test of tensors, in C++, finds the right one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
@@ -30,48 +31,44 @@ _FIRST: Final = {
 }
 _TRANSPOSED: Final = {"a": "b", "b": "a", **TURNED}
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
-
-_COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_MOST: Final = 32  # calls of one key
 
 Tensors = Sequence[Any]
 Addresses = list[Any]  # an int, or None
 Key = tuple[Any, ...]
 
 
-def addresses_of(*tensors: torch.Tensor | None) -> Addresses:
-    """Return where each tensor begins, None for None."""
-    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Hold the launch of a prepared call and what it needs besides addresses.
+    """Hold the launch of a prepared call, what tells calls like it, and what it needs besides addresses.
 
-    `order`: indices into the caller's tensors, out being the last, in the order in which the launch takes
-    them. `reaches`: the length in bytes of each of the caller's tensors, 0 for one that is not read or
-    begins where out does. `read`: the index and reach of those that are. `pick`: takes the addresses of
-    `order` out of all.
+    Places are those of the caller's tensors, out being the last.
+
+    - `distinct` takes each tensor once out of all, `alike` is torch's test of these, and `same` are pairs of
+      places that have one tensor.
+    - `start`: the place of the first tensor that begins where out does; None without out.
+    - `setting`: torch's precision of fp32; None where it does not count.
+    - `pick` takes the addresses out of all, in the order of the launch.
+    - `reaches`: the length in bytes of each tensor, 0 for one that is not read or begins where out does.
+      `read`: the place and reach of those that are.
     """
 
+    distinct: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+    alike: Callable[..., bool]
+    same: tuple[tuple[int, int], ...]
+    start: int | None
+    setting: str | None
     launch: Launch | SplitLaunch
-    order: tuple[int, ...]
+    pick: Callable[[Sequence[Any]], tuple[int, ...]]
     reaches: tuple[int, ...]
+    read: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    read: tuple[tuple[int, int], ...]
-    pick: Callable[[Sequence[Any]], tuple[int, ...]]
 
 
-# Key: the operation, its arguments that are not tensors, the settings in force, what of each tensor decides
-# how a call is launched, out last, and which tensor begins where out does.
-CALLS: Final[dict[Key, Ready]] = new_memo()
-# Calls that torch need not see, each family's latest first: the test of their tensors, what takes these out
-# of all, pairs of places with one tensor, addresses modulo 16, the first tensor that begins where out does,
-# torch's setting where it counts, and the launch by the addresses of the tensors tested and of out.
-_LEARNT: Final[dict[Key, tuple[Any, ...]]] = new_memo()
-_MOST: Final = 8
+CALLS: Final[dict[Key, tuple[Ready, ...]]] = new_memo()  # the latest first
 NEVER_PREPARED: Final = (RuntimeError, AttributeError, TypeError)  # raised by what is never prepared
 
 
@@ -80,35 +77,6 @@ def default_precision() -> str:
     if fp32_precision is None:  # the other way saves a microsecond
         return torch.backends.cuda.matmul.fp32_precision
     return fp32_precision("cuda", "matmul")
-
-
-def look_up(op: str, tensors: Tensors, out: Any, options: Key) -> tuple[Key | None, Ready | None, Addresses]:
-    """Return a call's key, the launch that was prepared for it, and the addresses of its tensors, out last.
-
-    None for a key where an argument is not a tensor or has no dense memory, and for what was not prepared.
-    `options` are all arguments that are not tensors.
-    """
-    addresses: Addresses = []
-    try:
-        first = _FIRST[op]
-        setting = default_precision() if first is not None and tensors[first].dtype in IN_FP32 else None
-        parts: list[Any] = [op, options, setting, rules()]
-        for tensor in (*tensors, out):
-            if tensor is None:
-                parts.append(None)
-                addresses.append(None)
-                continue
-            at, dtype = tensor.data_ptr(), tensor.dtype
-            conjugated = dtype in _COMPLEX and tensor.is_conj()
-            size, device = tensor.shape, tensor.get_device()
-            parts.append((size, tensor.stride(), dtype, device, at % 16, tensor.is_neg(), conjugated))
-            addresses.append(at)
-        if out is not None:
-            parts.append(addresses.index(at))
-        key = tuple(parts)
-        return key, CALLS.get(key), addresses
-    except NEVER_PREPARED:
-        return None, None, addresses
 
 
 def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
@@ -122,17 +90,6 @@ def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Seque
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
 
 
-def launch_again(
-    op: str, ready: Ready, tensors: Tensors, out: torch.Tensor | None, addresses: Addresses
-) -> torch.Tensor:
-    """Launch a prepared call. Raise OverlapError where out, this time, overlaps an input."""
-    if out is not None:
-        if _meets(ready, addresses):
-            check_out_apart(op, out, tensors, ready.reaches)
-        mark_written(op, out)
-    return launch_ready(ready, addresses, out)
-
-
 def _meets(ready: Ready, addresses: Addresses) -> bool:
     """True if out's range of addresses meets that of a tensor that is read."""
     start = addresses[-1]
@@ -144,75 +101,49 @@ def _meets(ready: Ready, addresses: Addresses) -> bool:
     return False
 
 
-def launch_ready(ready: Ready, addresses: Addresses, out: torch.Tensor | None) -> torch.Tensor:
-    """Launch a prepared call with these addresses, out's last; into a new output where out is None."""
-    if out is None:
-        out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
-        addresses[-1] = out.data_ptr()
-    ready.launch.at(ready.pick(addresses))
-    return out
-
-
-def _family(op: str, tensors: Tensors, out: Any, options: Key) -> Key:
-    """Return what few calls share that are not alike. What is no tensor raises one of NEVER_PREPARED."""
-    sizes = tensors[0].shape, tensors[len(tensors) > 1].shape
-    return (op, options, rules(), is_grad_enabled(), sizes, *map(type, tensors), out is None)
+def _key(op: str, everything: Tensors, addresses: Addresses, options: Key) -> Key:
+    sizes = everything[0].shape, everything[len(everything) > 2].shape
+    state = rules(), is_grad_enabled()
+    return (op, options, state, sizes, *map(type, everything), *[at and at & 15 for at in addresses])
 
 
 def recall(
     op: str, tensors: Tensors, out: Any, options: Key, otherwise: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """Launch a call that torch need not see, if `learnt` was told of one like it; else call `otherwise`.
+    """Launch a call that was prepared before, in this state of torch's; else call `otherwise`.
 
-    Torch's own test, in C++, compares types, dtypes, devices, sizes, strides, `requires_grad`, and each
-    tensor's dispatch keys in this thread. These tell laziness, modes, autocast and transforms.
+    `options` are all arguments that are not tensors. Torch's own test, in C++, compares types, dtypes,
+    devices, sizes, strides, `requires_grad`, and each tensor's dispatch keys in this thread. These tell
+    laziness, modes, autocast and transforms: a call that torch must see is never taken for one that it need
+    not. Raise OverlapError where out, this time, overlaps an input.
     """
     if is_dynamo_compiling() or forward_level() >= 0:
         return otherwise(op, tensors, out, options)
+    everything = (*tensors, out)
     try:
-        known = _LEARNT.get(_family(op, tensors, out, options), ())
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in everything]
+        known = CALLS.get(_key(op, everything, addresses, options), ())
     except NEVER_PREPARED:
         known = ()
-    everything = (*tensors, out)
-    for like, given_of, same, low, own, setting, ready in known:
-        given = given_of(everything)
-        if not like(*given) or (same and any(everything[i] is not everything[j] for i, j in same)):
+    for ready in known:
+        if not ready.alike(*ready.distinct(everything)):
             continue
-        addresses = [tensor.data_ptr() for tensor in given]
-        if [at & 15 for at in addresses] != low or not (setting is None or setting == default_precision()):
+        if ready.same and any(everything[i] is not everything[j] for i, j in ready.same):
+            continue
+        if not (ready.setting is None or ready.setting == default_precision()):
             continue
         if out is None:
-            addresses.append(None)
+            out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
+            addresses[-1] = out.data_ptr()
+        elif addresses.index(addresses[-1]) != ready.start:
+            continue
         else:
-            addresses.append(out.data_ptr())
-            if addresses.index(addresses[-1]) != own or _meets(ready, addresses):
-                break  # checked more closely where the call is looked up
+            if _meets(ready, addresses):
+                check_out_apart(op, out, tensors, ready.reaches)
             mark_written(op, out)
-        return launch_ready(ready, addresses, out)
+        ready.launch.at(ready.pick(addresses))
+        return out
     return otherwise(op, tensors, out, options)
-
-
-def learnt(op: str, tensors: Tensors, out: Any, options: Key, result: torch.Tensor) -> torch.Tensor:
-    """Have `recall` know calls like this one, which torch need not see; return its result."""
-    key, ready, addresses = look_up(op, tensors, out, options)
-    if key is None or ready is None:
-        return result
-    everything, places = (*tensors, out), dict[int, int]()
-    for i, tensor in enumerate(everything):
-        if tensor is not None:
-            places.setdefault(id(tensor), i)
-    firsts = list(places.values())  # torch's test takes each tensor once
-    same = [(i, places[id(t)]) for i, t in enumerate(everything) if t is not None and i not in firsts]
-    starts = [addresses[i] for i in firsts]
-    own = None if out is None else starts.index(addresses[-1])
-    turned = [firsts.index(places.get(id(tensor), firsts[0])) for tensor in tensors] + [len(firsts)]
-    read = tuple((turned[i], far) for i, far in ready.read)
-    ready = replace(ready, read=read, pick=itemgetter(*(turned[i] for i in ready.order)))
-    given_of = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(0, 1))
-    family, like = _family(op, tensors, out, options), alike(*given_of(everything))
-    latest = like, given_of, same, [at & 15 for at in starts], own, key[2], ready
-    _LEARNT[family] = (latest, *_LEARNT.get(family, ())[: _MOST - 1])
-    return result
 
 
 def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
@@ -223,21 +154,39 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
 
 
 def remember(
-    key: Key | None, op: str, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: torch.Tensor
-) -> None:
-    """Remember the launch of a call, where its plan may be kept. `tensors` are the caller's, as given."""
-    if key is None or not may_be_kept():
+    op: str, options: Key, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: Any,
+    result: torch.Tensor,
+) -> None:  # fmt: skip
+    """Remember the launch of a call, where its plan may be kept. `tensors` and `out` are the caller's."""
+    if not may_be_kept():
         return
-    indices, everything = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, out)
+    indices, everything = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, result)
     indices["out"] = len(tensors)
     order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
     if any(everything[i].data_ptr() != t.data_ptr() for i, t in zip(order, call.tensors, strict=True)):
         return  # the launch reads a copy
     reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(everything)]
-    starts = addresses_of(*everything)
-    own = starts.index(starts[-1])
-    if own < len(tensors):  # a tensor that is overwritten, or not read: other calls have another key
-        reaches[own] = 0
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in everything]
+    start = addresses.index(addresses[-1])
+    if start < len(tensors):  # a tensor that is overwritten, or not read: other calls start elsewhere
+        reaches[start] = 0
     read = tuple((i, far) for i, far in enumerate(reaches[:-1]) if far)
-    result = tuple(out.shape), out.stride(), out.dtype, out.device
-    CALLS[key] = Ready(launch, order, tuple(reaches), *result, read, itemgetter(*order))
+
+    everything = (*tensors, out)
+    addresses[-1] = None if out is None else addresses[-1]
+    places: dict[int, int] = {}
+    for i, tensor in enumerate(everything):
+        if tensor is not None:
+            places.setdefault(id(tensor), i)
+    firsts = list(places.values())  # torch's test takes each tensor once
+    distinct = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
+    same = tuple((i, places[id(t)]) for i, t in enumerate(everything) if t is not None and i not in firsts)
+    first = _FIRST[op]
+    by_setting = first is not None and tensors[first].dtype in IN_FP32
+    ready = Ready(
+        distinct, alike(*distinct(everything)), same, None if out is None else start,
+        default_precision() if by_setting else None, launch, itemgetter(*order), tuple(reaches), read,
+        tuple(result.shape), result.stride(), result.dtype, result.device,
+    )  # fmt: skip
+    key = _key(op, everything, addresses, options)
+    CALLS[key] = (ready, *CALLS.get(key, ())[: _MOST - 1])

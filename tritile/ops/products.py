@@ -13,7 +13,7 @@ from tritile.core.settings import is_batch_invariant
 from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
-from tritile.ops.asked import Asked, Change, Result, asks, eager
+from tritile.ops.asked import Asked, Change, Result, asks, run_plain
 from tritile.ops.checks import (
     broadcast,
     check_beside,
@@ -252,7 +252,7 @@ def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> t
     extras, a, b = of.extras, of.a, of.b
     if extras.alpha == 0:
         a, b = a[..., :0], b[..., :0, :]
-    sums = eager("matmul", (a, b), None, (None, precision))
+    sums = run_plain("matmul", (a, b), None, (None, precision))
     if extras.alpha != 1:
         sums.mul_(extras.alpha)
     read = dict(zip(SIDES, extras.tensors, strict=True))

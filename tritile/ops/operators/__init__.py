@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritile.core.epilogue import activated
-from tritile.ops.asked import ASKED, eager
+from tritile.ops.asked import ASKED, run_plain
 from tritile.ops.dispatch import call_overload
 from tritile.ops.fused import check_activation
 from tritile.ops.operators import batches
@@ -83,7 +83,7 @@ def _record_quantized(x: Any, packed: Any, scales: Any, *rest: Any) -> torch.Ten
 
 
 def _permute(input: Any, dims: Any, out: Any = None) -> torch.Tensor:
-    return eager("permute", (input,), out, options_of(dims))
+    return run_plain("permute", (input,), out, options_of(dims))
 
 
 define("matmul", functools.partial(Product.of, "matmul"), batches.batched_matmul, ("input", "other"))

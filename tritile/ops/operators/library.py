@@ -37,7 +37,7 @@ from tritile.core.of_torch import (
 )
 from tritile.core.settings import rules, under
 from tritile.errors import UnsupportedError
-from tritile.ops.asked import ASKED, Asked, eager
+from tritile.ops.asked import ASKED, Asked, run_plain
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import call_overload, register_shardings
 from tritile.ops.run import planned
@@ -70,7 +70,7 @@ def define(
         rule: for a batch of torch.vmap's, as `batch` says.
         operands: what torch.autocast casts, and what has no gradient in fp8.
         like: the argument to whose dtype torch.autocast casts, where that is not its own.
-        kernel: the plain call, where it is not `eager` of the arguments as the schema names them.
+        kernel: the plain call, where it is not `run_plain` of the arguments as the schema names them.
     """
     arguments = SCHEMAS[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
@@ -80,7 +80,7 @@ def define(
 
     def plain(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         tensors, options = parted(name, filled(args, named))
-        return eager(name, tensors, out, options)
+        return run_plain(name, tensors, out, options)
 
     def fake(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         return fake_of(ASKED[name](*filled(args, named)), out)
