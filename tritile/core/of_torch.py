@@ -89,8 +89,6 @@ def know_words(operator: Any, words: Sequence[str]) -> None:
 # Tensors, products and modules.
 
 neg_view: Final = torch._neg_view  # return a tensor's negative as a lazy view
-# Return the address of a storage object, which no other has.
-storage_number: Final[Callable[[Any], Any]] = attrgetter("_cdata")
 int_mm: Any = torch._int_mm  # multiply int8 matrices into int32
 scaled_mm: Any = torch._scaled_mm  # multiply fp8 matrices with scales
 # Multiply, add a bias, and apply relu or gelu by tanh in one call.

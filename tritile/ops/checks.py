@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from tritile.core.of_torch import FakeTensor, forward_level, is_transformed, storage_number
+from tritile.core.of_torch import FakeTensor, forward_level, is_transformed
 from tritile.errors import (
     DeviceError,
     DtypeError,
@@ -124,7 +124,7 @@ class _Memory:
         self.__array_interface__ = {
             "version": 3,
             "typestr": f"|V{size}",
-            "data": (tensor.data_ptr() + (size if tensor.is_meta else 0), True),  # numpy refuses 0
+            "data": (tensor.data_ptr(), True),
             "shape": tuple(tensor.shape),
             "strides": tuple(step * size for step in tensor.stride()),
         }
@@ -134,12 +134,12 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors share a byte. Interleaved views, such as two columns of one matrix, do not.
 
     The answer of numpy.shares_memory is exact. Where that takes over 100,000 steps, the tensors count as
-    overlapping.
+    overlapping. Those on the meta device have no memory to share.
     """
-    if a.device != b.device or a.numel() == 0 or b.numel() == 0:
+    if a.is_meta or a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
     a_at, b_at = a.data_ptr(), b.data_ptr()
-    if a_at >= b_at + reach(b) or b_at >= a_at + reach(a) or _storage(a) != _storage(b):
+    if a_at >= b_at + reach(b) or b_at >= a_at + reach(a):
         return False
     work: Any = _MAX_OVERLAP_WORK
     try:
@@ -164,23 +164,18 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def same_memory(a: torch.Tensor, b: Any) -> bool:
-    """True if two tensors are the same elements in the same memory."""
+    """True if two tensors are the same elements in the same memory; on the meta device, if they are one."""
     if b is a:
         return not (a.is_conj() or a.is_neg())
     try:
-        plain = not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg())
+        plain = not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg() or a.is_meta)
         return plain and (a.dtype, a.device) == (b.dtype, b.device) and _placed(a) == _placed(b)
     except (AttributeError, RuntimeError):  # not a tensor, or one without memory of its own
         return False
 
 
 def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), _storage(tensor)
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    """Return a storage's number on the meta device, where all storages start at address 0; None elsewhere."""
-    return storage_number(tensor.untyped_storage()) if tensor.is_meta else None
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
