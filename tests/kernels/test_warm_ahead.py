@@ -186,7 +186,7 @@ class FirstCall:
         self.problem, self.tensors = TURN, (torch.empty(0),)
         in_a_new_process(TURN, turned(32, 32))
 
-    def compile(self, call, config, spare):
+    def compile(self, call, config):
         with offline.compiling_for(H200):
             return [compiled() for compiled in ahead.compiles_for(TURN, config, H200)]
 

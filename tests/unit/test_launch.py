@@ -15,7 +15,6 @@ from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
 from tritile.core.posed import posed
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.errors import UntunedWarning
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
 from tritile.families.matmul_tile import family as tile
 from tritile.families.space import legal_configs
@@ -113,64 +112,6 @@ def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_pat
     assert compiling == asked == called[-1][0]
 
 
-OZAKI = described(*(torch.empty(64, 64, dtype=torch.float64) for _ in range(3)), "ozaki")
-
-
-class _NoMemory:
-    """Stands for `torch.empty` of a GPU that is full."""
-
-    def __init__(self, monkeypatch):
-        self.asked: list[int] = []
-        monkeypatch.setattr(torch, "empty", self)
-        monkeypatch.setattr(launch, "current_gpu", lambda: 0)
-        monkeypatch.setattr(launch, "current_raw_stream", lambda device: 0)
-
-    def __call__(self, size, **rest):
-        self.asked.append(size)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-def _launch(spare):
-    """A launch with a workspace; what it launches is never reached."""
-    made = object.__new__(launch.Launch)
-    made.device, made._offsets, made._bytes, made._counted, made._spare = 0, [0], 4096, 0, spare
-    return made
-
-
-def test_where_there_is_no_memory_for_a_workspace_a_call_goes_on_without(monkeypatch):
-    ran, tensors = [], (torch.zeros(1), torch.zeros(2))
-    made = _launch(lambda: prepared.append(1) or SimpleNamespace(at=ran.append))
-    prepared: list[int] = []
-    full = _NoMemory(monkeypatch)
-    with pytest.warns(UntunedWarning, match="no memory for a workspace of 4096 bytes"):
-        made(*tensors)
-    made(*tensors)
-    assert ran == [[tensor.data_ptr() for tensor in tensors]] * 2
-    assert (prepared, full.asked) == ([1], [4096, 4096])  # memory may come back: it is asked for every time
-
-
-@pytest.mark.parametrize("spare", [None, lambda: launch._spared(OZAKI, 0)], ids=["none", "all take one"])
-def test_where_every_config_takes_a_workspace_torchs_error_comes_through(monkeypatch, spare):
-    monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    made = _launch(spare)
-    _NoMemory(monkeypatch)
-    with pytest.raises(torch.OutOfMemoryError):
-        made(torch.zeros(1))
-
-
-def test_the_spare_config_is_the_likeliest_that_takes_no_workspace(monkeypatch):
-    a, b = (torch.empty(256, 256 + pad, dtype=torch.bfloat16)[:, :256] for pad in (1, 0))
-    call = launch._standing(described(a, b, torch.empty(256, 256, dtype=torch.bfloat16), "ieee"))
-    assert not [view for view in (call.a, call.b, call.out) if isinstance(view.tensor, torch.Tensor)]
-    monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "_prepared", lambda call, work, config, index, spare=False: config)
-    config = launch._spared(call, 0)
-    assert workspace_bytes(call, config, HOPPER) == 0
-    first = model.ranked(call.problem, HOPPER)
-    assert workspace_bytes(call, first[0], HOPPER) > 0  # a's rows are copied, so that TMA reads them
-    assert all(workspace_bytes(call, c, HOPPER) for c in first[: first.index(config)])
-
-
 def test_a_plan_tells_the_bytes_of_workspace():
     ragged = MatmulProblem(1, 1001, 1024, 1003, "bfloat16", "bfloat16", a_align=2)
     config = by_descriptor(group=8)
@@ -237,7 +178,7 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
     posed_of, given = [], []
 
-    def noted(piece, work, config, index, spare):
+    def noted(piece, work, config, index):
         posed_of.append(piece.tensors)
         return SimpleNamespace(at=given.append)
 

@@ -115,7 +115,7 @@ def test_a_plan_is_logged_once_where_it_is_made(records):
 
 
 def test_a_warm_call_does_not_even_ask_whether_to_log(records, on_hopper, monkeypatch):
-    monkeypatch.setattr(launch, "prepare", lambda call, config, spare: Launch())
+    monkeypatch.setattr(launch, "prepare", lambda call, config: Launch())
     a, b = torch.empty(256, 128), torch.empty(128, 192)
     out = torch.empty(256, 192)
     for _ in range(2):  # prepared, then recalled
@@ -249,7 +249,7 @@ def test_a_listener_of_the_users_own_goes_on_hearing(records, monkeypatch):
 
 
 def test_a_config_that_does_not_compile_is_a_warning(records, on_hopper, monkeypatch):
-    def prepare(call, config, spare):
+    def prepare(call, config):
         if len(records) < 2:
             raise TuningError("too large")
         return Launch()

@@ -64,7 +64,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(run, "_warned", set())
     monkeypatch.setattr(run.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(asked, "on_host", lambda tensor: False)
-    monkeypatch.setattr(run.launch, "prepare", lambda call, config, spare: lambda *tensors: None)
+    monkeypatch.setattr(run.launch, "prepare", lambda call, config: lambda *tensors: None)
     monkeypatch.setattr(asked, "remember", lambda *given: None)
     monkeypatch.setattr(products, "default_precision", lambda: "none")
 

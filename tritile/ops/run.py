@@ -203,7 +203,7 @@ def prepared(call: Call, by_default: bool = False) -> launch.Launch | launch.Spl
     for config in _candidates(call, device):
         try:
             with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
-                return launch.prepare(call, config, spare=True)
+                return launch.prepare(call, config)
         except TuningError as error:
             failures.append(why := str(error))
             facts = {"problem": call.problem.label, "config": str(config), "device": device.name}

@@ -5,9 +5,8 @@ compiled kernels with nothing left to decide: calling it costs a stream look-up 
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,18 +17,16 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, library_lock
-from tritile.core.views import Call, MatmulCall, PermuteCall
-from tritile.errors import NotCompiledError, TuningError, UntunedWarning, brief
+from tritile.core.views import Call, PermuteCall
+from tritile.errors import NotCompiledError, TuningError, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
-from tritile.families.work import ALIGNMENT, early, laid_out, pieces_of, work_of
-from tritile.planning import model
-from tritile.runtime.compiles import OPTIONS, as_mode_asks
+from tritile.families.work import ALIGNMENT, laid_out, pieces_of, work_of
+from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.counters import counters_of
 from tritile.runtime.interpreter import interpret
 from tritile.runtime.native import TFLOAT32, NativeLaunch, listened, loaded
 
 _RUNTIME: Final = triton.knobs.runtime
-_TRIES: Final = 3  # configs to compile, at most, in search of one without a workspace
 
 
 @dataclass(frozen=True)
@@ -64,18 +61,6 @@ def _addressed(arg: Any) -> Any:
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
     return arg.address if isinstance(arg, _At) else arg
-
-
-def _standing(value: Any) -> Any:
-    """Return a call, or a part of one, with addresses in place of its tensors: it keeps no memory alive."""
-    if isinstance(value, torch.Tensor):
-        return _At(value.data_ptr(), value.dtype)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _standing(getattr(value, f.name)) for f in fields(value) if f.init})
-    if isinstance(value, tuple):
-        items = map(_standing, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
 
 
 def _workspaces(work: Work, make: Callable[[Section], Any]) -> dict[str, Any]:
@@ -137,23 +122,13 @@ def _listened() -> bool:
 
 
 class Launch:
-    """Hold the compiled kernels of a call, with every argument but the addresses of its buffers.
+    """Hold the compiled kernels of a call, with every argument but the addresses of its buffers."""
 
-    `spare` prepares a launch of the same call without a workspace, for where there is no memory for one.
-    """
-
-    _spare: "Callable[[], Launch] | None" = None
-    _bare: "Launch | None" = None
-
-    def __init__(
-        self, work: Work, kernels: Sequence[Any], tensors: Mapping[str, Any], device: int,
-        spare: "Callable[[], Launch] | None" = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, work: Work, kernels: Sequence[Any], tensors: Mapping[str, Any], device: int) -> None:
         self.kernel, self.device, self._counted = kernels[work.main], device, work.counters
         dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         dtypes |= _workspaces(work, lambda section: getattr(torch, section.dtype))
         self._offsets, self._bytes = laid_out(work.scratch.values())
-        self._spare = spare
         self._triton = [
             _TritonLaunch(kernel, step, dtypes) for kernel, step in zip(kernels, work.steps, strict=True)
         ]
@@ -180,10 +155,7 @@ class Launch:
         stream = current_raw_stream(device)
         if self._offsets:
             # Others may get this memory once this returns: their work comes later on this stream.
-            try:
-                memory = torch.empty(self._bytes, dtype=torch.uint8, device=torch.device("cuda", device))
-            except torch.OutOfMemoryError as error:
-                return self._without_workspace(error).at(pointers)
+            memory = torch.empty(self._bytes, dtype=torch.uint8, device=torch.device("cuda", device))
             start = memory.data_ptr()
             pointers = [*pointers, *(start + offset for offset in self._offsets)]
         if self._counted:
@@ -192,22 +164,6 @@ class Launch:
         for step in self._triton if _listened() else self._steps:
             step(pointers, stream)
         return None
-
-    def _without_workspace(self, error: torch.OutOfMemoryError) -> "Launch":
-        """Return the launch that takes no workspace. Raises `error` where no config does without."""
-        if self._bare is None:
-            if self._spare is None:
-                raise error
-            try:
-                self._bare = self._spare()
-            except TuningError:
-                raise error from None
-            warnings.warn(
-                f"no memory for a workspace of {self._bytes} bytes: another config runs, which takes none",
-                UntunedWarning,
-                stacklevel=3,
-            )
-        return self._bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,22 +185,21 @@ class SplitLaunch:
             launch.at([pointer + by for pointer, by in zip(pointers, offsets, strict=True)])
 
 
-def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLaunch:
+def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     """Compile for the GPU that the call's tensors are on, and load.
 
-    `spare`: where there is no memory for a workspace, launches run a config without one, and do not raise
-    torch's error. Raises TuningError where the config does not compile, or asks for more than the GPU has,
-    and NotCompiledError where compiles are refused.
+    Raises TuningError where the config does not compile, or asks for more than the GPU has, and
+    NotCompiledError where compiles are refused.
     """
     index = call.tensors[0].device.index
     pieces = pieces_of(call, config, devices.gpu(index))
     if len(pieces) == 1:
-        return _prepared(*pieces[0], config, index, spare)
+        return _prepared(*pieces[0], config, index)
     starts = [tensor.data_ptr() for tensor in call.tensors]
     return SplitLaunch(
         tuple(
             (
-                _prepared(piece, work, config, index, spare),
+                _prepared(piece, work, config, index),
                 tuple(tensor.data_ptr() - at for tensor, at in zip(piece.tensors, starts, strict=True)),
             )
             for piece, work in pieces
@@ -252,29 +207,7 @@ def prepare(call: Call, config: Config, spare: bool = False) -> Launch | SplitLa
     )
 
 
-def _spared(call: Call, index: int) -> Launch:
-    """Prepare the likeliest config that takes no workspace. Raises TuningError where there is none.
-
-    A product of float32 that is made of parts is then made in plain fp32. In mode "strict" a config that is
-    not compiled does not count.
-    """
-    if isinstance(call, MatmulCall) and call.problem.in_parts:
-        call = replace(call, precision="ieee")
-    device, failures = devices.gpu(index), 0
-    for config in model.ranked(call.problem, device):
-        try:
-            work = work_of(call, config, device.processors, early(device))
-            if not work.scratch:
-                with as_mode_asks(str(config), "another is tried"):
-                    return _prepared(call, work, config, index)
-        except (TuningError, NotCompiledError):
-            failures += 1
-            if failures == _TRIES:
-                break
-    raise TuningError(f"{call.problem.label} takes a workspace with every config")
-
-
-def _prepared(call: Call, work: Work, config: Config, index: int, spare: bool = False) -> Launch:
+def _prepared(call: Call, work: Work, config: Config, index: int) -> Launch:
     device = devices.gpu(index)
     with torch.cuda.device(index):
         try:
@@ -284,8 +217,7 @@ def _prepared(call: Call, work: Work, config: Config, index: int, spare: bool = 
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # load now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
-            bare = functools.partial(_spared, _standing(call), index) if spare and work.scratch else None
-            return Launch(work, kernels, call.buffers, index, bare)
+            return Launch(work, kernels, call.buffers, index)
         except NotCompiledError:
             raise
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
