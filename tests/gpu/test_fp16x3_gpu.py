@@ -12,7 +12,6 @@ from tests.launched import captured, launched
 from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import DATA, assert_bounded
 from tritile.core.problem import error_bound, suits
-from tritile.errors import UntunedWarning
 from tritile.families.common.verdict import EXTREME, UNFIT
 from tritile.families.work import lowered
 from tritile.ops.described import described
@@ -103,24 +102,6 @@ def test_what_runs_by_default_is_no_less_exact_than_torch(cuda_matmul, name, siz
     exact = a.double() @ b.double()
     ours, torchs = ((x - exact).norm().item() for x in (tritile.matmul(a, b), torch.matmul(a, b)))
     assert ours <= 1.001 * torchs  # where few terms decide, both are rounded alike
-
-
-def test_without_memory_for_parts_plain_fp32_runs(monkeypatch):
-    a, b = posed("normal", 2048, 2048, 512)
-    expected = tritile.matmul(a, b, precision="ieee")
-    out, empty = torch.empty(2048, 2048, device="cuda"), torch.empty
-    tritile.forget()
-
-    def full(*size, **options):
-        if options.get("dtype") is torch.uint8:
-            raise torch.OutOfMemoryError("no memory")
-        return empty(*size, **options)
-
-    monkeypatch.setattr(torch, "empty", full)
-    with pytest.warns(UntunedWarning, match="workspace"):
-        tritile.matmul(a, b, out=out, precision="fp16x3")
-    monkeypatch.undo()
-    assert float((out - expected).abs().max() / expected.abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)

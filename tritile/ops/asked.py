@@ -86,7 +86,8 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     """Compute what `recall` does not know, at once or through torch's dispatcher."""
     if needs_dispatch(*tensors, out):
-        return call_operator(op, joined(op, tensors, options), out)
+        values = joined(op, tensors, options)
+        return call_operator(op, values, out, lambda: ASKED[op](*values).checked(out))
     return eager(op, tensors, out, options)
 
 

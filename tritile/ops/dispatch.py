@@ -6,6 +6,7 @@ tangents, transforms, subclasses, modes, autocast, tracing) go to the operator o
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,11 +17,10 @@ from tritile.core.of_torch import (
     innermost_transform,
     is_any_autocast_on,
     modes_entered,
-    schema_of,
 )
-from tritile.errors import DtypeError, InvalidValueError
-from tritile.ops.checks import check_may_change, check_number, check_tensor, describe
-from tritile.ops.signatures import NAMED, NAMES
+from tritile.errors import TritileError
+from tritile.ops.checks import check_may_change
+from tritile.ops.signatures import NAMED
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 
@@ -51,23 +51,27 @@ def needs_dispatch(*tensors: Any) -> bool:
     return found
 
 
-def call_operator(op: str, values: tuple[Any, ...], out: torch.Tensor | None = None) -> torch.Tensor:
+def call_operator(
+    op: str, values: tuple[Any, ...], out: torch.Tensor | None, check: Callable[[], Any]
+) -> torch.Tensor:
     """Call the operator `tritile::op`, or its overload `out` where out is given.
 
-    `values` are all other arguments in the order of the operator's schema.
-
-    Raises:
-        DtypeError, InvalidValueError: an argument is of a type that the operator does not take.
-        GradientError: out is an inference tensor, outside of `torch.inference_mode()`.
+    `values` are all other arguments in the order of the operator's schema. Where torch refuses the call in
+    its own words, `check` raises ours. Raises GradientError where out is an inference tensor, outside of
+    `torch.inference_mode()`.
     """
-    given = dict(zip(NAMES[op], values, strict=True))
-    _check_options(op, given)
-    if not is_dynamo_compiling():
-        _check_tensors(op, given, out)
-        if out is not None:
-            check_may_change(op, out)  # torch would write first
-        register_shardings()
-    return call_overload(op, *values, out=out)
+    if is_dynamo_compiling():
+        return call_overload(op, *values, out=out)
+    if isinstance(out, torch.Tensor):
+        check_may_change(op, out)  # torch would write first
+    register_shardings()
+    try:
+        return call_overload(op, *values, out=out)
+    except TritileError:
+        raise
+    except Exception:
+        check()
+        raise
 
 
 def call_overload(op: str, *values: Any, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -81,35 +85,9 @@ def call_overload(op: str, *values: Any, out: torch.Tensor | None = None) -> tor
     return result
 
 
-def _check_tensors(op: str, given: dict[str, Any], out: Any) -> None:
-    """Raise DtypeError for tensors that torch finds no kernel for, and for None in place of one."""
-    for argument in schema_of(getattr(torch.ops.tritile, op).default).arguments:
-        if given[argument.name] is None and isinstance(argument.type, torch.TensorType):
-            check_tensor(op, argument.name, None)
-    for name, value in (*given.items(), ("out", out)):
-        if isinstance(value, torch.Tensor) and (value.is_nested or _is_not_dense(value)):
-            check_tensor(op, name, value)
-
-
-def _is_not_dense(tensor: torch.Tensor) -> bool:
-    return type(tensor) in PLAIN and (tensor.layout != torch.strided or tensor.is_quantized)
-
-
 def register_shardings() -> None:
     """Register the sharding rules once torch.distributed.tensor, which is slow to import, is imported."""
     if "torch.distributed.tensor" in sys.modules:
         from tritile.ops import sharding
 
         sharding.register()
-
-
-def _check_options(op: str, options: dict[str, Any]) -> None:
-    dtype = options.get("out_dtype")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise DtypeError(f"{op}: out_dtype is {describe(dtype)}: wanted a torch.dtype")
-    for name in ("precision", "activation"):
-        word = options.get(name)
-        if word is not None and not isinstance(word, str):
-            raise InvalidValueError(f"{op}: {name} is {word!r}: wanted a name, or None")
-    for name in ("alpha", "beta"):
-        check_number(op, name, options.get(name, 1))

@@ -203,22 +203,8 @@ def baddbmm(
 ) -> torch.Tensor:
     """Return activation(beta * input + alpha * (batch1 @ batch2)) of batches, as `torch.baddbmm` does.
 
-    Args:
-        input: of a shape that broadcasts to (B, M, N); not read where beta is 0.
-        batch1: (B, M, K).
-        batch2: (B, K, N), of batch1's dtype.
-        beta: as for `tritile.addmm`.
-        alpha: as for `tritile.addmm`.
-        activation: as for `tritile.addmm`.
-        out: as for `tritile.addmm`.
-        out_dtype: as for `tritile.addmm`.
-        precision: as for `tritile.addmm`.
-
-    Returns:
-        The result, (B, M, N), in out where that is given.
-
-    Raises:
-        TritileError: as `tritile.linear` raises it.
+    Batches are (B, M, K) and (B, K, N), of one dtype, and the result is (B, M, N). input has a shape that
+    broadcasts to it. Other arguments, and what is raised, are as for `tritile.addmm`.
     """
     tensors = (input, batch1, batch2)
     return _weighted("baddbmm", tensors, out, beta, alpha, activation, out_dtype, precision)

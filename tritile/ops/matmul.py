@@ -96,19 +96,7 @@ def mm(
 ) -> torch.Tensor:
     """Return the product of two matrices, (M, K) by (K, N), as `torch.mm` does.
 
-    Args:
-        input: (M, K).
-        mat2: (K, N).
-        out: as for `tritile.matmul`.
-        out_dtype: as for `tritile.matmul`.
-        precision: as for `tritile.matmul`.
-
-    Returns:
-        The product, (M, N), in out where that is given.
-
-    Raises:
-        ShapeError: an operand is not a matrix, or the shapes do not fit.
-        TritileError: otherwise as `tritile.matmul` raises it.
+    Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
     """
     check_matrices("mm", input, mat2, 2)
     return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
@@ -124,19 +112,7 @@ def bmm(
 ) -> torch.Tensor:
     """Return the products of two batches of matrices, (B, M, K) by (B, K, N), as `torch.bmm` does.
 
-    Args:
-        input: (B, M, K).
-        mat2: (B, K, N).
-        out: as for `tritile.matmul`.
-        out_dtype: as for `tritile.matmul`.
-        precision: as for `tritile.matmul`.
-
-    Returns:
-        The products, (B, M, N), in out where that is given.
-
-    Raises:
-        ShapeError: an operand does not have three dimensions, or the shapes do not fit.
-        TritileError: otherwise as `tritile.matmul` raises it.
+    Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
     """
     check_matrices("bmm", input, mat2, 3)
     return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)

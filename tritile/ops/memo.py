@@ -31,11 +31,16 @@ _FIRST: Final = {
 }
 _TRANSPOSED: Final = {"a": "b", "b": "a", **TURNED}
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
-_MOST: Final = 32  # calls of one key
+_MOST: Final = 64  # calls of one key
 
 Tensors = Sequence[Any]
 Addresses = list[Any]  # an int, or None
 Key = tuple[Any, ...]
+
+
+def addresses_of(tensors: Tensors) -> Addresses:
+    """Return where each tensor begins, None for None."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class Ready:
 
     - `distinct` takes each tensor once out of all, `alike` is torch's test of these, and `same` are pairs of
       places that have one tensor.
+    - `low`: where each tensor begins within 16 bytes.
     - `start`: the place of the first tensor that begins where out does; None without out.
     - `setting`: torch's precision of fp32; None where it does not count.
     - `pick` takes the addresses out of all, in the order of the launch.
@@ -56,6 +62,7 @@ class Ready:
     distinct: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
     alike: Callable[..., bool]
     same: tuple[tuple[int, int], ...]
+    low: Addresses
     start: int | None
     setting: str | None
     launch: Launch | SplitLaunch
@@ -101,10 +108,9 @@ def _meets(ready: Ready, addresses: Addresses) -> bool:
     return False
 
 
-def _key(op: str, everything: Tensors, addresses: Addresses, options: Key) -> Key:
+def _key(op: str, everything: Tensors, options: Key) -> Key:
     sizes = everything[0].shape, everything[len(everything) > 2].shape
-    state = rules(), is_grad_enabled()
-    return (op, options, state, sizes, *map(type, everything), *[at and at & 15 for at in addresses])
+    return (op, options, rules(), is_grad_enabled(), sizes, *map(type, everything))
 
 
 def recall(
@@ -121,8 +127,7 @@ def recall(
         return otherwise(op, tensors, out, options)
     everything = (*tensors, out)
     try:
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in everything]
-        known = CALLS.get(_key(op, everything, addresses, options), ())
+        known = CALLS.get(_key(op, everything, options), ())
     except NEVER_PREPARED:
         known = ()
     for ready in known:
@@ -131,6 +136,9 @@ def recall(
         if ready.same and any(everything[i] is not everything[j] for i, j in ready.same):
             continue
         if not (ready.setting is None or ready.setting == default_precision()):
+            continue
+        addresses = addresses_of(everything)
+        if [at and at & 15 for at in addresses] != ready.low:
             continue
         if out is None:
             out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
@@ -166,7 +174,7 @@ def remember(
     if any(everything[i].data_ptr() != t.data_ptr() for i, t in zip(order, call.tensors, strict=True)):
         return  # the launch reads a copy
     reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(everything)]
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in everything]
+    addresses = addresses_of(everything)
     start = addresses.index(addresses[-1])
     if start < len(tensors):  # a tensor that is overwritten, or not read: other calls start elsewhere
         reaches[start] = 0
@@ -184,9 +192,10 @@ def remember(
     first = _FIRST[op]
     by_setting = first is not None and tensors[first].dtype in IN_FP32
     ready = Ready(
-        distinct, alike(*distinct(everything)), same, None if out is None else start,
+        distinct, alike(*distinct(everything)), same, [at and at & 15 for at in addresses],
+        None if out is None else start,
         default_precision() if by_setting else None, launch, itemgetter(*order), tuple(reaches), read,
         tuple(result.shape), result.stride(), result.dtype, result.device,
     )  # fmt: skip
-    key = _key(op, everything, addresses, options)
+    key = _key(op, everything, options)
     CALLS[key] = (ready, *CALLS.get(key, ())[: _MOST - 1])
