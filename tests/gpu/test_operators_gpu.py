@@ -1,4 +1,4 @@
-"""Operators on a GPU: training, compiling, graphs, autocast, and plans made as calls are traced."""
+"""Operators on a GPU: training, compiling, graphs and autocast."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from tests.launched import captured
 from tests.opdb import NAMES, check, samples
 from tests.reference import assert_product, name, values
 from tritile.ops import asked
-from tritile.planning import plans
 
 pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)
@@ -56,44 +55,6 @@ def test_a_compiled_block_trains(backend, dynamic):
         theirs = torch.autograd.grad(block(*given).float().square().sum(), given)
         for mine, other in zip(ours, theirs, strict=True):
             assert torch.equal(mine, other)  # the same kernels by the same plans
-
-
-def test_what_runs_was_planned_as_it_was_traced(monkeypatch):
-    torch._dynamo.reset()
-    tritile.forget()
-    problems = []
-    original = plans.plan_for
-    monkeypatch.setattr(
-        plans, "plan_for", lambda problem, *rest: problems.append(problem) or original(problem, *rest)
-    )
-    a, b = gpu((129, 65), torch.bfloat16), gpu((65, 77), torch.bfloat16)
-    wanted = tritile.plan(tritile.matmul, a, b).problem
-    problems.clear()
-    seen = []
-
-    def backend(graph, inputs):
-        seen.extend(problems)
-        return graph.forward
-
-    torch.compile(tritile.matmul, backend=backend, fullgraph=True)(a, b)
-    assert wanted in seen
-
-
-def test_in_mode_tune_a_compiled_call_is_measured_as_it_is_traced(monkeypatch):
-    torch._dynamo.reset()
-    monkeypatch.setenv("TRITILE_TUNE_BUDGET", "5")
-    a, b = gpu((200, 72), torch.float16), gpu((72, 136), torch.float16)
-    sources = []
-
-    def backend(graph, inputs):
-        with tritile.mode("cached"), torch.utils._python_dispatch._disable_current_modes():
-            sources.append(tritile.plan(tritile.matmul, a, b).source)
-        return graph.forward
-
-    with tritile.mode("tune"):
-        got = torch.compile(tritile.matmul, backend=backend, fullgraph=True)(a, b)
-    assert sources == ["exact"]
-    assert_product(got, a, b)
 
 
 def test_captured_in_a_graph_with_gradients_recorded():

@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 from torch._subclasses.fake_tensor import is_fake as _is_fake
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
-from torch.utils import _python_dispatch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 CHECKED_ON: Final = ("2.11", "2.13")  # versions of torch on which these names were checked
@@ -38,7 +37,6 @@ increment_versions: Final = torch._C._increment_version
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack  # return how many `__torch_dispatch__` modes are on
-without_modes: Final = _python_dispatch._disable_current_modes  # turn all modes off for a `with`
 # Tell whether torch.autocast is on for any device.
 is_any_autocast_on: Final = torch._C._is_any_autocast_enabled
 # Read the level of forward derivatives, -1 outside all.

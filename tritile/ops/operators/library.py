@@ -9,14 +9,12 @@ An operator consists of its schema and
 Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
 
-from tritile.core.device import capturing
 from tritile.core.of_torch import (
     KEYS_BELOW_AUTOGRAD,
     DispatchKey,
@@ -28,28 +26,23 @@ from tritile.core.of_torch import (
     current_transform,
     forward_level,
     forward_recording,
-    neg_view,
     schema_of,
     single_level,
     unwrap_batched,
     without_keys,
-    without_modes,
 )
 from tritile.core.settings import rules, under
-from tritile.errors import UnsupportedError
-from tritile.ops.asked import ASKED, Asked, run_plain
+from tritile.ops.asked import ASKED, run_plain
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import call_overload, register_shardings
-from tritile.ops.run import planned
 from tritile.ops.signatures import NAMES, SCHEMAS, parted
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
-# A call that is planned while it is traced is planned for the strides that it has there.
+# Kernels take any strides: a compiler need not copy what it passes on.
 _TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _AUTOCAST: Final = (("cuda", DispatchKey.AutocastCUDA), ("cpu", DispatchKey.AutocastCPU))
 _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torch casts; fp8 stays as it is
 _WITHOUT_OUT: Final = ("linear_quantized",)
-_LINE: Final = 16  # bytes on which memory is assumed to start while a call is traced
 
 Kernel = Callable[..., Any]
 
@@ -83,7 +76,9 @@ def define(
         return run_plain(name, tensors, out, options)
 
     def fake(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-        return fake_of(ASKED[name](*filled(args, named)), out)
+        of = ASKED[name](*filled(args, named))
+        shape, dtype, _ = of.checked(out)
+        return of.first.new_empty(shape, dtype=dtype) if out is None else out
 
     kernel = kernel or plain
     _implement(name, kernel, fake)
@@ -106,35 +101,6 @@ def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
     for key in ("Conjugate", "Negative"):  # lazy views are read as they are, not copied first
         LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
     torch.library.register_fake(f"tritile::{name}", fake, lib=LIBRARY)
-
-
-def fake_of(of: Asked, out: torch.Tensor | None) -> torch.Tensor:
-    """Return the result of a call of fake tensors, and plan the call; in mode "tune", measure its problem.
-
-    Planning is a best effort, which raises nothing: for a GPU of this machine and known sizes. Memory is
-    assumed to start on 16 bytes, plus the offset of a view.
-    """
-    shape, dtype, how = of.checked(out)
-    result = of.first.new_empty(shape, dtype=dtype) if out is None else out
-    device = of.first.device
-    if device.type == "cuda" and torch.cuda.is_available() and not capturing():
-        with contextlib.suppress(Exception), without_modes():
-            index = torch.cuda.current_device() if device.index is None else device.index
-            planned(of.call(_stand_in, _stand_in(result), how).problem, index)
-    return result
-
-
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the meta device of the same sizes, strides and alignment."""
-    offset = tensor.storage_offset()
-    if any(type(n) is not int for n in (*tensor.shape, *tensor.stride(), offset)):
-        raise UnsupportedError("sizes are not known yet")
-    size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    offset %= _LINE
-    memory = torch.empty(offset + max(size, 1), dtype=tensor.dtype, device="meta")
-    view = memory.as_strided(tensor.shape, tensor.stride(), offset)
-    view = view.conj() if tensor.is_conj() else view
-    return neg_view(view) if tensor.is_neg() else view
 
 
 def _nothing(kernel: Kernel) -> Kernel:
