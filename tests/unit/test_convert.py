@@ -6,7 +6,6 @@ say that they are on a GPU.
 
 import copy
 import importlib
-import io
 import pickle
 
 import pytest
@@ -228,14 +227,7 @@ def test_gradients_are_torchs(net, wins, always):
         assert_same(got, wanted)
 
 
-def saved(net):
-    file = io.BytesIO()
-    torch.save(net, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), saved])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins, copied):
     convert(net, rows=6, device=H200)
     other = copied(net)
@@ -248,15 +240,11 @@ def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins, copied):
     assert type(net.up) is ConvertedLinear
 
 
-def test_state_dicts_go_both_ways(net, wins):
+def test_loading_moving_and_casting(net, wins):
     other = Net()
     convert(other, rows=6, device=H200)
     other.load_state_dict(net.state_dict(), strict=True)
     assert_same(other(TOKENS), net(TOKENS))
-    net.load_state_dict(other.state_dict(), strict=True)
-
-
-def test_moving_and_casting(net, wins):
     convert(net, rows=6, device=H200)
     assert net.float()(TOKENS).dtype == FP32
     assert {each.device.type for each in net.to("meta").parameters()} == {"meta"}
@@ -293,13 +281,6 @@ def test_what_is_parametrized_after_conversion_works_and_is_not_restored(net, wi
     assert isinstance(net.up, ConvertedLinear)
     parametrize.remove_parametrizations(net.up, "weight")
     assert restore(net) == 1
-
-
-def test_exchanged_layers_are_traced_whole(net, wins):
-    convert(net, always=True)
-    compiled = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=True)
-    for tokens in (TOKENS, TOKENS[:1], TOKENS[:, :2]):
-        assert_same(compiled(tokens), net(tokens))
 
 
 # What one forward pass shows.

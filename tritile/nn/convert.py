@@ -34,7 +34,6 @@ _DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {
     "int4": _HALF,
 }
 _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
-_DEVICES: Final = ("cuda", "cpu", "meta")
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,6 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
         return f"its weight is computed, or a {type(layer.weight).__name__}: wanted a plain parameter"
     if parameter.dtype not in _DTYPES[kind]:
         return f"its weight is {name_of(parameter.dtype)}: wanted {names_of(_DTYPES[kind])}"
-    if parameter.device.type not in _DEVICES:
-        return f"its weight is on {parameter.device}: wanted cuda or cpu"
     if kind in _BITS and getattr(layer, "activation", None) is not None:
         return f"its activation {layer.activation!r} is not fused with packed weights"
     return ""

@@ -14,12 +14,11 @@ from torch.nn.functional import linear as torch_linear
 from tritile.core import device as devices
 from tritile.core.device import Device, capturing
 from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import forward_level, innermost_transform, is_any_autocast_on, modes_entered
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
 from tritile.families import numerics
-from tritile.ops.dispatch import PLAIN
+from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
 from tritile.ops.memo import IN_FP32, default_precision
 from tritile.ops.plan import call_of
@@ -125,14 +124,7 @@ def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     now = rules()
     if now.invariant:
         return True
-    if (
-        type(x) not in PLAIN
-        or type(weight) not in PLAIN
-        or is_any_autocast_on()
-        or modes_entered()
-        or forward_level() >= 0
-        or innermost_transform() is not None
-    ):
+    if type(x) not in PLAIN or type(weight) not in PLAIN or sees_every_call():
         return False
     dtype, grad = x.dtype, is_grad_enabled()
     grads = (grad and x.requires_grad, grad and weight.requires_grad)

@@ -25,18 +25,17 @@ from tritile.ops.signatures import NAMED
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 
 
+def sees_every_call() -> bool:
+    """True inside a mode, a level of tangents, autocast or a transform, whatever the tensors."""
+    return bool(modes_entered() or is_any_autocast_on() or forward_level() >= 0 or innermost_transform())
+
+
 def needs_dispatch(*tensors: Any) -> bool:
     """True if a call on these arguments, each a tensor or None, must go through torch's dispatcher.
 
     False where an argument is not a tensor: the checks of the plain call refuse it.
     """
-    if (
-        is_dynamo_compiling()
-        or modes_entered()
-        or forward_level() >= 0
-        or is_any_autocast_on()
-        or innermost_transform() is not None
-    ):
+    if is_dynamo_compiling() or sees_every_call():
         return all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in tensors)
     recording, found = torch.is_grad_enabled(), False
     for tensor in tensors:
