@@ -154,11 +154,7 @@ def test_what_is_warmed_is_found(monkeypatch, tmp_path):
 
     with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
         call()
-    with tritile.mode("strict"), pytest.raises(NotCompiledError, match="0 kernels are there, others are not"):
-        tritile.warm(TURN, device=H200)
-    assert tritile.warm(TURN, device=H200) == len(call()) == 1
-    with tritile.mode("strict"):
-        assert tritile.warm(TURN, device="nvidia-h200") == 1
+    assert tritile.warm(TURN, device="nvidia-h200") == len(call()) == 1
 
 
 def in_a_new_process(problem, config):
