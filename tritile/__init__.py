@@ -39,8 +39,7 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.core.version import __version__ as __version__
     from tritile.errors import TritileError
     from tritile.ops import operators as _operators  # noqa: F401, registers torch.ops.tritile
-    from tritile.ops.fused import addmm, baddbmm, linear
-    from tritile.ops.gated import gated_linear
+    from tritile.ops.fused import addmm, baddbmm, gated_linear, linear
     from tritile.ops.grouped import grouped_matmul
     from tritile.ops.matmul import bmm, matmul, mm
     from tritile.ops.permute import contiguous, permute, transpose

@@ -8,8 +8,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families import numerics
 from tritile.ops import products
-from tritile.ops.fused import linear_of
-from tritile.ops.gated import gated_of
+from tritile.ops.fused import gated_of, linear_of
 from tritile.ops.products import matmul_of
 
 LARGE = (2048, 2048, 384)

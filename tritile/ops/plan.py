@@ -15,8 +15,7 @@ from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.asked import ASKED, Asked, unchanged
 from tritile.ops.checks import check_memory
-from tritile.ops.fused import BESIDE_BIAS, addmm, baddbmm, check_bias_alone, linear
-from tritile.ops.gated import gated_linear
+from tritile.ops.fused import BESIDE_BIAS, addmm, baddbmm, check_bias_alone, gated_linear, linear
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
