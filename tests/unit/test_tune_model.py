@@ -45,7 +45,7 @@ def test_the_layers_of_a_step_are_measured_and_both_sides_timed_in_turns(monkeyp
 
     def compared(call, *gpu):
         asked.append(current_mode())
-        wins = call.features[1] == steps.net.up.out_features
+        wins = call.weight[0][0] == steps.net.up.out_features
         return Comparison(2.0 if wins else 0.5, wins, "measured", 100.0)
 
     def seconds(step):
