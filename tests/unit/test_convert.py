@@ -7,6 +7,8 @@ say that they are on a GPU.
 import copy
 import importlib
 import pickle
+import sys
+import types
 
 import pytest
 import torch
@@ -281,6 +283,67 @@ def test_what_is_parametrized_after_conversion_works_and_is_not_restored(net, wi
     assert isinstance(net.up, ConvertedLinear)
     parametrize.remove_parametrizations(net.up, "weight")
     assert restore(net) == 1
+
+
+# transformers' Conv1D.
+
+
+class Conv1D(nn.Module):
+    """As transformers has it: a linear layer whose weight is (K, N)."""
+
+    def __init__(self, n, k):
+        super().__init__()
+        self.nf, self.nx = n, k
+        self.weight, self.bias = nn.Parameter(torch.empty(k, n)), nn.Parameter(torch.zeros(n))
+        nn.init.normal_(self.weight)
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+@pytest.fixture
+def conv1d(monkeypatch):
+    """The class Conv1D of a transformers that is not installed."""
+    module = types.ModuleType("transformers.pytorch_utils")
+    made = type("Conv1D", (Conv1D,), {"__module__": module.__name__, "__qualname__": "Conv1D"})
+    module.Conv1D = made
+    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", module)
+    yield made
+    for name in ("ConvertedConv1D", "AlwaysConv1D"):
+        vars(exchanged).pop(name, None)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_conv1d_is_exchanged_too(conv1d, wins, always):
+    layer, x = conv1d(12, 8), values((2, 3, 8), FP32).requires_grad_()
+    wanted = layer(x)
+    wanted.sum().backward()
+    grads = [each.grad.clone() for each in (x, layer.weight, layer.bias)]
+    found = convert(layer, always=True) if always else convert(layer, rows=6, device=H200)
+    assert (found.layers, found.rows[0].features, found.rows[0].by) == (1, (8, 12), "tritile")
+    assert isinstance(layer, conv1d)
+    assert type(layer) is not conv1d
+    for each in (x, layer.weight, layer.bias):
+        each.grad = None
+    got = layer(x)
+    got.sum().backward()
+    torch.testing.assert_close(got, wanted)
+    for each, grad in zip((x, layer.weight, layer.bias), grads, strict=True):
+        torch.testing.assert_close(each.grad, grad)
+        assert each.grad.stride() == grad.stride()
+    other = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    assert type(other) is type(layer)
+    assert restore(layer) == 1
+    assert type(layer) is conv1d
+    torch.testing.assert_close(layer(x), wanted)
+    (row,) = convert(layer, "int8").rows
+    assert row.why == "it is a Conv1D"
+
+
+def test_conv1d_is_predicted_by_its_own_layout(conv1d):
+    with torch.device("meta"):
+        layer = conv1d(50257, 768).to(BF16).eval()
+    assert convert(layer, rows=8000, device=H200).exchanged == ("",)
 
 
 # What one forward pass shows.

@@ -15,7 +15,7 @@ from tritile.cli.shared import console, gpu_here, print_json, working
 from tritile.core.settings import mode
 from tritile.errors import InvalidValueError
 from tritile.nn import convert
-from tritile.nn.exchanged import assign, is_torchs
+from tritile.nn.exchanged import assign, is_linear
 
 ROUNDS = 9  # of both sides, after the run that measures
 
@@ -56,7 +56,7 @@ def _layers_of(step: Callable[[], Any]) -> torch.nn.ModuleList:
         step()
     finally:
         handle.remove()
-    return torch.nn.ModuleList(layer for layer in found if is_torchs(layer))
+    return torch.nn.ModuleList(layer for layer in found if is_linear(layer))
 
 
 def tune_model(name: str, as_json: bool = False) -> None:

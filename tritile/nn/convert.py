@@ -16,7 +16,7 @@ from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
 from tritile.errors import InvalidValueError, TritileError, brief
-from tritile.nn.exchanged import LayerCall, assign, is_exchanged, is_torchs, judged
+from tritile.nn.exchanged import LayerCall, assign, is_conv1d, is_exchanged, is_linear, judged
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of, names_of
@@ -115,7 +115,7 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[L
             call = LayerCall.of(layer, given.numel() // max(1, given.shape[-1]), dtype, *grads)
             found.setdefault(layer, Counter())[call] += 1
 
-    layers = [layer for layer in model.modules() if is_torchs(layer)]
+    layers = [layer for layer in model.modules() if is_linear(layer)]
     handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
         yield found
@@ -155,7 +155,9 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
     cls = type(layer)
     if kind == "linear" and cls is Linear:
         return "it is a tritile.nn.Linear"
-    if cls is not Linear and not is_torchs(layer):
+    if kind != "linear" and is_conv1d(layer):
+        return "it is a Conv1D"
+    if cls is not Linear and not is_linear(layer):
         return f"it is a subclass, {cls.__name__}"
     if "forward" in vars(layer):
         return "its forward was replaced"
@@ -257,12 +259,13 @@ def convert(
         print(tritile.nn.convert(model, rows=(1, 2048)))
         print(tritile.nn.convert(model, forward=lambda: model(tokens)))
 
-    With kind "linear" a `torch.nn.Linear` is exchanged if tritile is predicted to be faster than torch at one
-    of the numbers of rows at least; in mode "tune" both are measured instead. The layer stays the same
-    object, of a subclass of its class, so its parameters (also shared ones), hooks, names, state dict, dtype
-    and training flag stay. At each call it takes whichever is predicted to be faster at that call's rows, so
-    a layer may go on by torch at other rows. Under autocast and for tensors that are not on a GPU it is
-    torch's own; under torch.compile it is tritile's at any rows. `restore` undoes it.
+    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear" one is exchanged if tritile
+    is predicted to be faster than torch at one of the numbers of rows at least; in mode "tune" both are
+    measured instead. The layer stays the same object, of a subclass of its class, so its parameters (also
+    shared ones), hooks, names, state dict, dtype and training flag stay. At each call it takes whichever is
+    predicted to be faster at that call's rows, so a layer may go on by torch at other rows. Under autocast
+    and for tensors that are not on a GPU it is torch's own; under torch.compile it is tritile's at any rows.
+    `restore` undoes it.
 
     With "int8" and "int4" a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer and is
     not trained. Make optimizers that hold quantized weights anew.
@@ -305,11 +308,14 @@ def convert(
     adapters, bound = _in_adapters(model), {} if kind == "linear" else _bound(model)
     names, found, total = list[str](), Counter[ConversionRow](), 0
     for name, layer in list(model.named_modules()):
-        if not isinstance(layer, torch.nn.Linear) or (filter is not None and not filter(name, layer)):
+        if not (isinstance(layer, torch.nn.Linear) or is_conv1d(layer)):
+            continue
+        if filter is not None and not filter(name, layer):
             continue
         total += 1
         label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
-        row = ConversionRow(label, (layer.in_features, layer.out_features))
+        features = layer.weight.shape if is_conv1d(layer) else (layer.in_features, layer.out_features)
+        row = ConversionRow(label, (features[0], features[1]))
         why = "it is inside an adapter" if id(layer) in adapters else _unfit(layer, kind, always)
         why = why or bound.get(id(layer), "")
         if not why and kind != "linear":

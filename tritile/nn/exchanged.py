@@ -3,6 +3,8 @@
 An exchanged layer is the same object with another class, so parameters, hooks, names and state dict stay.
 """
 
+import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -49,7 +51,7 @@ class LayerCall(NamedTuple):
 
     @classmethod
     def of(cls, layer: Any, rows: int, dtype: torch.dtype | None, *grads: bool) -> "LayerCall":
-        weight, bias = layer.weight, layer.bias
+        weight, bias = weight_of(layer), layer.bias
         of_weight = tuple(weight.shape), weight.stride(), weight.dtype
         return cls(rows, dtype, of_weight, None if bias is None else bias.dtype, *grads)
 
@@ -163,19 +165,63 @@ class AlwaysLinear(torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+class _Conv1D:
+    """Multiply as `transformers.pytorch_utils.Conv1D`, a linear layer with a weight (K, N)."""
+
+    always = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight + bias, (..., N), for an x (..., K)."""
+        weight, bias = weight_of(self), self.bias  # type: ignore[attr-defined]
+        if self.always or by_tritile(x, weight, bias):
+            return linear(x, weight, bias)
+        out: torch.Tensor = super().forward(x)  # type: ignore[misc]
+        return out
+
+
+_CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
+
+
+def __getattr__(name: str) -> type:
+    """Make the classes of exchanged Conv1D layers, which need transformers, when they are first named.
+
+    Unpickling such a layer names them.
+    """
+    if name not in ("ConvertedConv1D", "AlwaysConv1D"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    original = getattr(importlib.import_module(_CONV1D[0]), _CONV1D[1])
+    own = {"always": name.startswith("Always"), "__module__": __name__}
+    made = globals()[name] = type(name, (_Conv1D, original), own)
+    return made
+
+
+def is_conv1d(layer: Any) -> bool:
+    """True for transformers' Conv1D, exchanged or not."""
+    cls = type(layer)
+    return issubclass(cls, _Conv1D) or (cls.__module__, cls.__qualname__) == _CONV1D
+
+
+def weight_of(layer: Any) -> torch.Tensor:
+    """Return the weight of a linear layer as an (N, K) matrix."""
+    weight: torch.Tensor = layer.weight
+    return weight.t() if is_conv1d(layer) else weight
+
+
 def is_exchanged(layer: torch.nn.Module) -> bool:
     """True if a layer was exchanged, and its class is still the one that it was given then."""
-    return type(layer) in (ConvertedLinear, AlwaysLinear)
+    cls = type(layer)
+    return cls in (ConvertedLinear, AlwaysLinear) or (cls.__module__ == __name__ and is_conv1d(layer))
 
 
-def is_torchs(layer: torch.nn.Module) -> bool:
-    """True for torch's plain linear layer, exchanged or not."""
-    return type(layer) is torch.nn.Linear or is_exchanged(layer)
+def is_linear(layer: torch.nn.Module) -> bool:
+    """True for a layer that can be exchanged, or that was: torch's plain linear layer, and Conv1D."""
+    return type(layer) is torch.nn.Linear or is_exchanged(layer) or is_conv1d(layer)
 
 
 def assign(layer: torch.nn.Module, exchanged: bool, always: bool = False) -> None:
-    """Give a layer the class of an exchanged one, or torch's own back. Nothing else about it changes."""
+    """Give a layer the class of an exchanged one, or its own back. Nothing else about it changes."""
+    how, kind = "Always" if always else "Converted", "Conv1D" if is_conv1d(layer) else "Linear"
     if exchanged:
-        layer.__class__ = AlwaysLinear if always else ConvertedLinear
+        layer.__class__ = getattr(sys.modules[__name__], how + kind)
     elif is_exchanged(layer):
-        layer.__class__ = torch.nn.Linear
+        layer.__class__ = type(layer).__mro__[2] if kind == "Conv1D" else torch.nn.Linear
