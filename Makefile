@@ -85,7 +85,6 @@ pictures: $(INSTALLED)
 	$(PY) -m tritile picture 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --target nvidia-h200 \
 	    --tile 19 --step 5 --output tuning/pictures/tiling.svg
 	$(PY) -m tritile report --target h200 --output tuning/pictures/speedups.svg
-	$(PY) -m tritile ladder --from tuning/ladder/nvidia-h200.json --output tuning/pictures/ladder.svg
 
 $(VENV)/.installed-docs: $(INSTALLED)
 	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[docs]"

@@ -123,9 +123,7 @@ USAGE = {
     "picture 300x200x150 --step 0": "step 0",
     "ladder 0": "n = 0: wanted 1 to 16,384",
     "ladder 16385": "n = 16385: wanted 1 to 16,384",
-    "ladder 8 --output notes.txt/x.json": "notes.txt/x.json cannot be written",
-    "ladder 8 --output x.pdf": "x.pdf: wanted a name that ends in .json or .svg",
-    "ladder 8 --from x.json": "leave out N",
+    "ladder 8 --op conv": "op 'conv': wanted one of matmul, transpose",
     "show": "there is no GPU here: name one, as --target h200",
     "export --target h200": "nothing is remembered",
     "export --output notes.txt/t.json": "cannot be written",
@@ -135,7 +133,7 @@ USAGE = {
     "compile --target h200": "nothing to compile",
     "compile 8x8x8": "there is no GPU here: name one",
     "compile 8x8x8 --activation slu": "--activation 'slu': wanted one of relu",
-    "report --output report.pdf": "wanted a name that ends in .html or .svg or .png",
+    "report --output report.pdf": "wanted a name that ends in .html or .svg",
 }
 FAILURES = {
     "bench --compare missing.jsonl": "missing.jsonl",
@@ -144,8 +142,6 @@ FAILURES = {
     "report missing.jsonl": "no such file",
     "report notes.txt": "there are no results",
     "report none": "no .jsonl file",
-    "ladder --from missing.json": "missing.json",
-    "ladder --from notes.txt": "notes.txt holds no ladder",
     "merge missing.sqlite3": "missing.sqlite3 is not there",
     "merge none": "none is not there, or no regular file",
     "merge empty": "empty is not a store",
@@ -257,7 +253,6 @@ WRITES = (
     "picture 300x200 --op transpose --output {}.png",
     "export --target h200 --output {}.json",
     "report results --output {}.svg",
-    "ladder --from ladder.json --output {}.svg",
 )
 
 
@@ -268,7 +263,6 @@ def prepared(tmp_path, monkeypatch):
     remember(store_of(H200))
     Path("store.sqlite3").write_bytes(store_of(H200).path.read_bytes())
     results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
-    Path("ladder.json").write_bytes((results.parents[1] / "ladder" / "nvidia-h200.json").read_bytes())
     Path("results").mkdir()
     for name in ("grouped.jsonl", "permute.jsonl", "fp32.jsonl", "host.jsonl"):
         Path("results", name).write_bytes((results / name).read_bytes())

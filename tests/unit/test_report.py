@@ -1,4 +1,6 @@
-"""Reports: rows of results, the sentences on top, and figures as pictures. tests/browser opens the page."""
+"""Reports: rows of results, the table of losses, and the chart as a picture. tests/browser opens the page."""
+
+import re
 
 import pytest
 
@@ -44,14 +46,6 @@ def test_rows_are_the_last_results_of_a_gpu_one_for_each_baseline():
     assert rows[1]["baseline_us"] == 15.0
 
 
-def test_the_headline_says_where_it_gains_and_where_it_loses():
-    whole, gains, loses, slowest = report.headline(report.rows_of(LINES, "NVIDIA H200"))
-    assert whole.startswith("1.26x as fast as torch (geometric mean); as fast or faster on 2 of 3 problems")
-    assert gains == "Gains most: float32 in transpose (4.00x)."
-    assert loses == "Loses: bfloat16 in square (0.71x)."
-    assert slowest == "Slowest: 128x64x64 bfloat16, square, 0.25x."
-
-
 def test_the_command_writes_a_page_and_a_picture(tmp_path):
     append(tmp_path / "square.jsonl", LINES)
     done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "report.html")
@@ -60,11 +54,10 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "<h1>tritile on NVIDIA H200</h1>" in text
     assert "torch 2.11.0, triton 3.6.0" in text
-    for suffix, start in (("svg", b"<svg"), ("png", b"\x89PNG")):
-        output = tmp_path / f"speedups.{suffix}"
-        done = run("report", tmp_path, "--target", "h200", "--output", output)
-        assert done.exit_code == 0, done.output
-        assert output.read_bytes().startswith(start)
+    assert re.findall(r"<td>(0\.\d+)</td><td>(\w+)", text) == [("0.250", "128x64x64")]
+    done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "speedups.svg")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "speedups.svg").read_text().startswith("<svg")
 
 
 def test_words_from_files_are_escaped():
@@ -77,5 +70,5 @@ def test_words_from_files_are_escaped():
 def test_without_results_nothing_is_drawn():
     with pytest.raises(FileError, match="no results"):
         report.speedups([])
-    with pytest.raises(FileError, match="no results of NVIDIA H200"):
+    with pytest.raises(FileError, match="no results of this GPU"):
         report.page([], "NVIDIA H200", "")

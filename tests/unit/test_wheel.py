@@ -24,7 +24,6 @@ from tritile.tune.suites import SHIPPED
 
 ROOT = Path(tritile.__file__).parents[1]
 LINES = ROOT / "tuning" / "results" / "nvidia-h200" / "transpose.jsonl"
-LADDER = ROOT / "tuning" / "ladder" / "nvidia-h200.json"
 H200 = ("--target", "nvidia-h200")
 MOST_BYTES = 1_500_000
 # Of each command line that comes in: its exit status and what it prints.
@@ -144,7 +143,7 @@ def test_every_command_works_from_the_wheel(installed, tmp_path):
         ("compile", "8x8x8", "--dtype", "int8", "--jobs", 1, *H200): (0, "1 kernels of 1 problems"),
         ("doctor",): (0, "runs on cpu"),
         ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
-        ("ladder", "--from", LADDER): (0, "naive"),
+        ("ladder", 8, "--op", "transpose", *H200): (0, "row by row"),
         ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=64"),
@@ -163,9 +162,7 @@ def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, t
         ("doctor",): (0, "missing altair"),
         ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
         ("bench", "--compare", LINES): (0, "transpose"),
-        ("ladder", "--from", LADDER): (0, "naive"),
         ("export", "--output", "c.json", *H200): (0, "1 entries"),
-        ("ladder", "--from", LADDER, "--output", "a.svg"): needs_report,
         ("picture", "300x200x150", "--output", "a.png"): needs_report,
         ("report", LINES): needs_report,
     }

@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "export": "Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to "
     "pin.",
     "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
-    "report": "Write results as one HTML page that needs no network, or the speed-ups as a picture.",
+    "report": "Write results as one HTML page that needs no network, or its chart as a picture.",
     "tune": "Measure configs for problems on this GPU and remember the best.",
 }
 _MODULES: Final = {"show": "remembered", "export": "remembered", "merge": "remembered"}

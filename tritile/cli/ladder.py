@@ -1,14 +1,13 @@
 """tritile ladder: tutorial kernels from a naive one up to the library's own, each with what it adds."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from tritile.cli import shared
-from tritile.cli.shared import DRAWING, app, check_output, console, number, progress
+from tritile.cli.shared import app, console, number, progress
 from tritile.core import device as devices
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
@@ -16,8 +15,6 @@ from tritile.lab.ladder import results
 from tritile.lab.ladder.results import Ladders, Reading, unit
 from tritile.lab.ladder.rungs import LADDERS
 from tritile.lab.traffic import bytes_text
-
-_N = 8192
 
 
 def _measured(n: int, ops: list[str], target: str | None) -> Ladders:
@@ -57,15 +54,9 @@ def _row(reading: Reading, ladders: Ladders) -> dict[str, str | Text]:
 
 @app.command()
 def ladder(
-    n: Annotated[int | None, typer.Argument(help=f"Rows and columns. Default: {_N}.")] = None,
+    n: Annotated[int, typer.Argument(help="Rows and columns.")] = 8192,
     op: Annotated[str, typer.Option(help=f"{', '.join(LADDERS)}. Default: both.")] = "",
     target: shared.Target = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Keep the result (.json), or draw it (.svg, .png).")
-    ] = None,
-    saved: Annotated[
-        Path | None, typer.Option("--from", help="Run nothing: show the result that --output kept.")
-    ] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.
@@ -75,14 +66,7 @@ def ladder(
     """
     if op and op not in LADDERS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(LADDERS)}")
-    if saved and (n is not None or target):
-        raise InvalidValueError("--from shows a result that is there: leave out N and --target")
-    check_output(output, {".json": (), ".svg": DRAWING, ".png": DRAWING})
-    ops = [op] if op else list(LADDERS)
-    found = results.read(saved) if saved else _measured(_N if n is None else n, ops, target)
-    found = dataclasses.replace(found, readings=tuple(each for each in found.readings if each.op in ops))
-    if not found.readings:
-        raise InvalidValueError(f"{saved} holds no ladder of {op}")
+    found = _measured(n, [op] if op else list(LADDERS), target)
     if as_json:
         shared.print_json(dataclasses.asdict(found))
     else:
@@ -95,12 +79,5 @@ def ladder(
             )
             console.print()
         console.print("requested: bytes of global memory; of a transpose, of whole 32-byte sectors")
-    if output is not None:
-        data: str | bytes = found.to_json()
-        if output.suffix != ".json":
-            from tritile.lab import report  # needs the extra `report`
-
-            data = report.picture(report.ladder(found), output.suffix.removeprefix("."))
-        shared.write(output, data)
     if any(reading.failed for reading in found.readings):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""tritile report: write results as one HTML page, or its first chart as a picture."""
+"""tritile report: write results as one HTML page, or its chart as a picture."""
 
 from collections import Counter
 from dataclasses import replace
@@ -40,14 +40,14 @@ def report(
     ] = None,
     target: shared.Target = None,
     output: Annotated[
-        Path, typer.Option(help="The page to write (.html), or the speed-ups alone (.svg, .png).")
+        Path, typer.Option(help="The page to write (.html), or its chart alone (.svg).")
     ] = Path("report.html"),
 ) -> None:
-    """Write results as one HTML page that needs no network, or the speed-ups as a picture.
+    """Write results as one HTML page that needs no network, or its chart as a picture.
 
     The page shows where tritile gains and where it loses, with filters.
     """
-    shared.check_output(output, dict.fromkeys((".html", ".svg", ".png"), DRAWING))
+    shared.check_output(output, dict.fromkeys((".html", ".svg"), DRAWING))
     from tritile.lab import report as charts  # needs the extra `report`
 
     for file in files or []:
@@ -60,11 +60,12 @@ def report(
             raise FileError(f"there are no results in {', '.join(map(str, places))}")
         gpu = _gpu_of(target, lines)
         rows = charts.rows_of(lines, gpu)
-        if output.suffix == ".html":
-            data: str | bytes = charts.page(rows, gpu, _versions(lines, gpu))
-        else:
-            data = charts.picture(charts.speedups(rows), output.suffix.removeprefix("."))
-        shared.write(output, data)
+        drawn = (
+            charts.page(rows, gpu, _versions(lines, gpu))
+            if output.suffix == ".html"
+            else charts.picture(rows)
+        )
+        shared.write(output, drawn)
     console.print(f"{output}: {len(rows)} comparisons on {gpu}", soft_wrap=True)
     for other, count in Counter(line["env"]["gpu"] for line in of_cases(lines)).items():
         if other != gpu:

@@ -1,19 +1,17 @@
-"""Readings of a ladder: timed side by side on a GPU, or compiled for one elsewhere; kept as JSON."""
+"""Readings of a ladder: timed side by side on a GPU, or compiled for one elsewhere."""
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.settings import mode
-from tritile.errors import FileError, InvalidValueError, TuningError, brief
+from tritile.errors import InvalidValueError, TuningError, brief
 from tritile.lab.ladder.rungs import ITEMSIZE, Dtype, Op, Rung
 from tritile.lab.traffic import tiled
 from tritile.tune.autotuner import autotune
@@ -83,42 +81,10 @@ class Ladders:
         times = [each.us for each in self.by_op[reading.op] if each.us]
         return (times[0] / reading.us, min(times) / reading.us) if reading.us else None
 
-    def to_json(self) -> str:
-        """The same as JSON, for `read`."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
 
 def unit(op: Op) -> str:
     """Unit of `Ladders.rate`."""
     return "TFLOP/s" if op == "matmul" else "GB/s"
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """True for a value of a field that is annotated with `kind`: a class, classes or None, or texts."""
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    kinds = get_args(kind) or (kind,)
-    return type(value) in kinds or (float in kinds and type(value) is int)
-
-
-def read(path: Path) -> Ladders:
-    """Read what `Ladders.to_json` gave. Raises FileError for others, and for no file."""
-    if not path.is_file():
-        raise FileError(f"{path} is not there, or no regular file")
-    try:
-        fields = json.loads(path.read_bytes())
-        readings = tuple(Reading(**each) for each in fields.pop("readings"))
-        found = Ladders(**fields, readings=readings)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise FileError(f"{path} holds no ladder: {error}") from error
-    if type(found.n) is not int or found.n < 1 or not readings:
-        raise FileError(f"{path} holds no ladder: wanted n of 1 or more, and readings")
-    kinds = get_type_hints(Reading)
-    for number, reading in enumerate(readings):
-        for name, value in vars(reading).items():
-            if not _fits(value, kinds[name]) or (name == "us" and value is not None and value <= 0):
-                raise FileError(f"{path} holds no ladder: reading {number} has {name} = {value!r}")
-    return found
 
 
 def check_size(n: int) -> None:
