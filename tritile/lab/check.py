@@ -2,16 +2,14 @@
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 import triton
 
-from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
 from tritile.core.markup import Tabular
 from tritile.errors import (
@@ -21,8 +19,8 @@ from tritile.errors import (
     UnsupportedError,
     callers_level,
 )
-from tritile.tune.autotuner import Autotuner, autotune
-from tritile.tune.declared import check_arguments, check_grid, check_kernel, check_tolerance
+from tritile.tune.autotuner import Autotuner
+from tritile.tune.declared import check_arguments, check_grid
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import identified
 from tritile.tune.measure.answers import OUTSIDE, WRONG
@@ -93,18 +91,6 @@ class CheckResult(Tabular):
         ]
 
 
-def _tuner_of(kernel: Any, configs: list[Any] | None) -> Autotuner:
-    """Return a decorated kernel, or a bare one with configs. Raise InvalidValueError for anything else."""
-    if isinstance(kernel, Autotuner):
-        return kernel
-    if hasattr(kernel, "arg_names") and configs and not hasattr(kernel, "configs"):
-        return autotune(configs, [])(kernel)
-    raise InvalidValueError(
-        f"check: kernel is {kernel!r}: wanted a kernel that tritile.autotune decorates, or one of triton.jit "
-        "with configs="
-    )
-
-
 def _sizes(sizes: Sequence[Any]) -> Iterator[tuple[int, ...]]:
     """Yield sizes, and sizes one less: one of two neighbours is no multiple of the tile."""
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
@@ -155,16 +141,13 @@ def _elsewhere(tuner: Autotuner, call: KernelCall, configs: list[triton.Config],
 
 
 def check(
-    kernel: Any,
+    kernel: Autotuner,
     *args: Any,
     grid: Any = None,
-    configs: Iterable[triton.Config | Config] | None = None,
-    reference: Callable[..., Mapping[str, torch.Tensor]] | None = None,
-    tolerance: float | None = None,
     make: Callable[..., Sequence[Any] | Mapping[str, Any]] | None = None,
     **kwargs: Any,
 ) -> CheckResult:
-    """Run every config of a kernel against a reference, and say which are right, wrong, or failed.
+    """Run every config of a kernel against its reference, and say which are right, wrong, or failed.
 
         tritile.check(softmax, x, out, 5, 300, grid=grid)
         tritile.check(softmax, 64, 512, make=make, grid=grid)  # make(m, n) -> (x, out, m, n)
@@ -177,14 +160,10 @@ def check(
     A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`.
 
     Args:
-        kernel: a kernel that `tritile.autotune` decorates; or one of `triton.jit`, with `configs`.
+        kernel: a kernel that `tritile.autotune` decorates, with a `reference`. Of a list of configs those are
+            checked that its pruning leaves for the call; of a `tritile.Space`, which may have thousands, all.
         args: the call's positional arguments; with `make`, whole numbers, its sizes.
         grid: the grid of the launch, as `kernel[grid]` takes it. A function is given all arguments by name.
-        configs: the configs to check. Default: all, of a list those that its pruning leaves for the call. A
-            `tritile.Space` may have thousands.
-        reference: returns the right tensors by name of argument, as `tritile.autotune` takes it. Default:
-            that of the decorated kernel.
-        tolerance: the allowed relative error. Default: as for `tritile.autotune`.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes given and with each one less, of which one at
             least is no multiple of a tile.
@@ -197,25 +176,12 @@ def check(
         InvalidValueError: an argument is missing or does not fit, there is no reference or no grid.
         Exception: what the reference or `make` raises.
     """
-    if configs is not None and not isinstance(configs, Iterable):
-        raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
-    chosen = None if configs is None else list(configs)
-    tuner = _tuner_of(kernel, chosen)
-    judge = reference or tuner.reference
-    if judge is None:
-        raise InvalidValueError("check: there is no reference: wanted reference=, or tritile.autotune's")
-    check_kernel(tuner.fn, tuner.space or tuner.configs, tuner.keys, None, None, judge)
-    allowed = tuner.tolerance if tolerance is None else tolerance
-    check_tolerance(allowed, judge)
-    if chosen is None:  # of a list each call's pruning decides
-        wanted = [] if tuner.space is None else [config.to_triton() for config in tuner.space.configs()]
-    else:
-        wanted = [config.to_triton() if isinstance(config, Config) else config for config in chosen]
-        if not wanted or not all(isinstance(config, triton.Config) for config in wanted):
-            raise InvalidValueError(f"check: configs is {configs!r}: wanted triton.Config objects")
+    if not isinstance(kernel, Autotuner):
+        raise InvalidValueError(f"check: {kernel!r} is no kernel that tritile.autotune decorates")
+    if kernel.reference is None:
+        raise InvalidValueError("check: there is no reference: tritile.autotune takes reference=")
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
-
     found: dict[str, CheckedConfig] = {}
     labels = []
     for given in [args] if make is None else [make(*sizes) for sizes in _sizes(args)]:
@@ -223,22 +189,26 @@ def check(
         own = () if by_name else tuple(given)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
         check_grid("check", named["grid"])
-        check_arguments(tuner.fn, wanted or tuner.space or tuner.configs, own, named)
-        call = replace(call_of(tuner, own, named, {}), reference=judge, tolerance=allowed)
-        device = tuner.device_of(call.args, call.kwargs)
+        check_arguments(kernel.fn, kernel.space or kernel.configs, own, named)
+        call = call_of(kernel, own, named, {})
+        device = kernel.device_of(call.args, call.kwargs)
         arguments = {name: value for name, value in call.kwargs.items() if name != "grid"}
-        label = tuner.problem(call.args, arguments).label.strip()
+        label = kernel.problem(call.args, arguments).label.strip()
         labels.append(label)
-        offered = wanted or list(tuner.offered(call.args, arguments).values())
-        left = [c for c in offered if str(c) not in found or found[str(c)].outcome == "right"]
+        if kernel.space is None:
+            configs = list(kernel.offered(call.args, arguments).values())
+        else:
+            configs = [config.to_triton() for config in kernel.space.configs()]
+        left = [c for c in configs if str(c) not in found or found[str(c)].outcome == "right"]
         local = device == INTERPRETER
-        for config, result in _here(call, left, device) if local else _elsewhere(tuner, call, left, device):
-            key, before = str(config), found.get(str(config))
+        for config, result in _here(call, left, device) if local else _elsewhere(kernel, call, left, device):
+            before = found.get(str(config))
             if isinstance(result, TuningError):
                 wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
                 reason = f"at {label}: {result}"
-                found[key] = CheckedConfig(config, "wrong" if wrong else "failed", None, reason)
+                one = CheckedConfig(config, "wrong" if wrong else "failed", None, reason)
             else:
                 errors = [each for each in (result, before and before.error) if each is not None]
-                found[key] = CheckedConfig(config, "right", max(errors, default=None))
-    return CheckResult(tuner.base_fn.__qualname__, device, tuple(labels), tuple(found.values()))
+                one = CheckedConfig(config, "right", max(errors, default=None))
+            found[str(config)] = one
+    return CheckResult(kernel.base_fn.__qualname__, device, tuple(labels), tuple(found.values()))
