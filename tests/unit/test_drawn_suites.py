@@ -112,7 +112,8 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     monkeypatch.setattr(bench, "measured", measured)
     monkeypatch.setattr(bench, "_host_calls", lambda: [])
     monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
-    words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--searched", "5"]
+    monkeypatch.setattr(drawn, "SEARCHED", 5)
+    words = ["--suite", "unseen", "--draw", "1", "--draw", "2"]
     done = CliRunner().invoke(cli.app, ["bench", *words, "--output", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     by_draw = [drawn.draw(drawn.seed_of(number)) for number in (1, 2)]

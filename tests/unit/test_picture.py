@@ -134,13 +134,11 @@ def test_the_longest_sides_are_drawn_without_a_line_for_each_tile():
     assert text.count("<rect") < 500
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("svg", b"<svg"), ("png", b"\x89PNG")])
 @pytest.mark.parametrize("given", [("300x200x150",), ("300x200", "--op", "transpose")], ids=str)
-def test_the_command_writes_what_the_suffix_says(tmp_path, suffix, start, given):
-    output = tmp_path / f"tiling.{suffix}"
-    result = commands.run("picture", *given, "--output", output)
+def test_the_command_writes_a_picture(tmp_path, given):
+    result = commands.run("picture", *given, "--output", tmp_path / "tiling.svg")
     assert result.exit_code == 0, result.output
-    assert output.read_bytes().startswith(start)
+    assert (tmp_path / "tiling.svg").read_text().startswith("<svg")
     assert "NVIDIA H200" in result.output
 
 

@@ -3,15 +3,11 @@
 A command's module is imported when the command is used: help for all of them takes neither torch nor Triton.
 """
 
-import contextlib
-import json
 import os
 import sys
-import time
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -84,19 +80,9 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except (TritileError, OSError) as error:
-            told = f"tritile: {' '.join(str(error).split())}"
-            print(told, file=sys.stderr)
-            _tell_torchrun(told)
+            print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
             usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
             raise typer.Exit(2 if usage else 1) from error
-
-
-def _tell_torchrun(told: str) -> None:
-    """Leave a message where torchrun looks for it: its own report of a rank that failed then ends with it."""
-    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if place:
-        with contextlib.suppress(OSError):
-            Path(place).write_text(json.dumps({"message": told, "timestamp": int(time.time())}))
 
 
 app = typer.Typer(

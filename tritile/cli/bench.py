@@ -136,12 +136,6 @@ def bench(
         list[int] | None,
         typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
     ] = None,
-    searched: Annotated[
-        int,
-        typer.Option(
-            min=0, help=f"Of suite {drawn.SUITE}: how many aligned products are timed with --inductor anyway."
-        ),
-    ] = drawn.SEARCHED,
     output: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
@@ -166,7 +160,7 @@ def bench(
         run = benchmark.Run(output, say, lambda label: bar.update(task, advance=1, description=label))
         run.cases(plain, env, inductor)
         for seed, cases in draws.items():
-            run.drawn(cases, searched, gpu, env | {"seed": seed}, inductor)
+            run.drawn(cases, gpu, env | {"seed": seed}, inductor)
     with shared.working("timing the host"):
         host = benchmark.run_host(environment(), output)
     if as_json:

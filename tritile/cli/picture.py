@@ -36,7 +36,7 @@ def picture(
     layout: shared.Layout = "NN",
     config: shared.Wanted = "",
     target: shared.Target = None,
-    output: Annotated[Path, typer.Option(help="What to write (.svg, .png).")] = Path("tiling.svg"),
+    output: Annotated[Path, typer.Option(help="What to write (.svg).")] = Path("tiling.svg"),
     tile: Annotated[
         int | None, typer.Option(help="Which tile, from 0, in the order in which programs take them.")
     ] = None,
@@ -48,17 +48,11 @@ def picture(
     """
     if op not in ("matmul", "permute"):
         raise InvalidValueError(f"op {op!r}: wanted one of matmul, transpose")
-    shared.check_output(output, {".svg": (), ".png": ("vl_convert",)})
+    shared.check_output(output, ".svg")
     device = target_device(target or "h200")
     problem = suites.parse_shape(shared.joined(sizes), op, dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     with shared.working("drawing"):
         chosen = _config(config, problem, device)
-        made = draw(problem, chosen, device, tile, step)
-        if output.suffix == ".png":
-            import vl_convert
-
-            shared.write(output, vl_convert.svg_to_png(made, scale=2))
-        else:
-            shared.write(output, made)
+        shared.write(output, draw(problem, chosen, device, tile, step))
     console.print(f"{output}: {problem.label} on {device.name} by {chosen}", soft_wrap=True)

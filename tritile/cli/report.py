@@ -2,15 +2,17 @@
 
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tritile.cli import shared
-from tritile.cli.shared import DRAWING, app, console, say
+from tritile.cli.shared import app, console, say
 from tritile.core import device as devices
-from tritile.errors import FileError
+from tritile.core.extras import EXTRAS, extra_advice
+from tritile.errors import FileError, UnsupportedError
 from tritile.lab.results import Result, of_cases, stored
 
 
@@ -47,7 +49,10 @@ def report(
 
     The page shows where tritile gains and where it loses, with filters.
     """
-    shared.check_output(output, dict.fromkeys((".html", ".svg"), DRAWING))
+    shared.check_output(output, ".html", ".svg")
+    missing = [name for name in EXTRAS["report"] if find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"a report needs {', '.join(missing)}: {extra_advice(missing[0])}")
     from tritile.lab import report as charts  # needs the extra `report`
 
     for file in files or []:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,11 +21,10 @@ from rich.text import Text
 
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.extras import EXTRAS, extra_advice
 from tritile.core.files import write_whole
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.planning import table as gpu_table
 from tritile.tune import suites
@@ -283,25 +281,18 @@ def gpu_here(advice: str = "nothing can be measured") -> Device:
     return device
 
 
-DRAWING = EXTRAS["report"]  # what charts need
+def check_output(path: Path | None, *suffixes: str) -> None:
+    """Raise InvalidValueError before any work where a file cannot be written, or has none of these suffixes.
 
-
-def check_output(path: Path | None, needs: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Raise before any work where a file cannot be written; `needs` has packages by suffix.
-
-    Folders that are not there are made by `write`. Raises InvalidValueError for another suffix, for a folder
-    in a file's place and a file in a folder's; UnsupportedError where a package is missing.
+    Folders that are not there are made by `write`.
     """
     if path is None:
         return
-    if needs is not None and path.suffix not in needs:
-        raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(needs)}")
+    if suffixes and path.suffix not in suffixes:
+        raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(suffixes)}")
     if path.is_dir():
         raise InvalidValueError(f"{path} cannot be written: it is a folder")
     check_folder(path.parent, path)
-    missing = [name for name in (needs or {}).get(path.suffix, ()) if find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(f"{path.suffix} needs {', '.join(missing)}: {extra_advice(missing[0])}")
 
 
 def check_folder(folder: Path | None, wanted: Path | None = None) -> None:

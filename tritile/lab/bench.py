@@ -202,14 +202,12 @@ class Run:
             torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
             self.done(case.problem.label)
 
-    def drawn(
-        self, cases: Sequence[Case], searched: int, device: Device, env: Mapping[str, str], inductor: bool
-    ) -> None:
+    def drawn(self, cases: Sequence[Case], device: Device, env: Mapping[str, str], inductor: bool) -> None:
         """Measure drawn cases with nothing remembered and every kernel compiled before.
 
-        The first `searched` aligned products are compared with torch.compile's max-autotune in any case.
+        The first `SEARCHED` aligned products are compared with torch.compile's max-autotune in any case.
         """
-        first = drawn.aligned(cases)[:searched]
+        first = drawn.aligned(cases)[: drawn.SEARCHED]
         with drawn.nothing_remembered():
             drawn.compile_all(cases, device)
             self.cases(first, env, True)
