@@ -9,42 +9,44 @@ from rich.text import Text
 from tritile.cli import shared
 from tritile.cli.shared import app, console, number, progress
 from tritile.core import device as devices
+from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
 from tritile.lab.ladder import results
-from tritile.lab.ladder.results import Ladders, Reading, unit
-from tritile.lab.ladder.rungs import LADDERS
+from tritile.lab.ladder.results import Reading
+from tritile.lab.ladder.rungs import ITEMSIZE, LADDERS
 from tritile.lab.traffic import bytes_text
 
 
-def _measured(n: int, ops: list[str], target: str | None) -> Ladders:
+def _readings(n: int, ops: list[str], here: Device | None, device: Device) -> list[Reading]:
     """Time rungs on the GPU that is here; without one, or for a target, compile them."""
-    results.check_size(n)
     rungs = [rung for op in ops for rung in LADDERS[op]]
-    here = None if target else devices.current_gpu()
-    device = here or devices.target_device(target or "h200")
     with progress() as bar:
         task = bar.add_task("ladder", total=len(rungs))
         if here:
-            found = results.timed(rungs, n, here, lambda name: bar.update(task, advance=1, description=name))
-        else:
-            found = []
-            for reading in results.compiled(rungs, n, device):
-                found.append(reading)
-                bar.update(task, advance=1, description=reading.name)
-    return Ladders(n, device.name, here is not None, environment(here), tuple(found))
+            return results.timed(rungs, n, here, lambda name: bar.update(task, advance=1, description=name))
+        found = []
+        for reading in results.compiled(rungs, n, device):
+            found.append(reading)
+            bar.update(task, advance=1, description=reading.name)
+        return found
 
 
-def _row(reading: Reading, ladders: Ladders) -> dict[str, str | Text]:
+def _row(reading: Reading, times: list[float], n: int, timed: bool) -> dict[str, str | Text]:
+    """Return the row of a rung; `times` has those of its ladder, from the first rung up."""
+    product = reading.op == "matmul"
     cells: dict[str, str] = {}
-    if ladders.timed:
-        rate, gains = ladders.rate(reading), ladders.gains(reading)
-        cells = dict.fromkeys(("ms", unit(reading.op), "x first", "of best"), "-")
-        if reading.us and rate and gains:
-            texts = f"{reading.us / 1e3:,.4g}", f"{rate:,.4g}", f"{gains[0]:,.3g}", f"{gains[1]:.1%}"
+    if timed:
+        cells = dict.fromkeys(("ms", "TFLOP/s" if product else "GB/s", "x first", "of best"), "-")
+        if reading.us:
+            work = 2 * n**3 / 1e6 if product else 2 * n**2 * ITEMSIZE[reading.dtype] / 1e3
+            texts = (
+                f"{reading.us / 1e3:,.4g}", f"{work / reading.us:,.4g}", f"{times[0] / reading.us:,.3g}",
+                f"{min(times) / reading.us:.1%}",
+            )  # fmt: skip
             cells = dict(zip(cells, texts, strict=True))
     cells["requested"] = bytes_text(reading.requested) if reading.requested else "-"
-    if not ladders.timed:  # with times there is no room for them in a narrow terminal: see --json
+    if not timed:  # with times there is no room for them in a narrow terminal: see --json
         for name in ("registers", "spills", "shared"):
             value = getattr(reading, name)
             cells[name] = "-" if value is None else str(value)
@@ -66,18 +68,23 @@ def ladder(
     """
     if op and op not in LADDERS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(LADDERS)}")
-    found = _measured(n, [op] if op else list(LADDERS), target)
+    results.check_size(n)
+    ops = [op] if op else list(LADDERS)
+    here = None if target else devices.current_gpu()
+    device = here or devices.target_device(target or "h200")
+    found = _readings(n, ops, here, device)
     if as_json:
-        shared.print_json(dataclasses.asdict(found))
+        facts = {"n": n, "device": device.name, "timed": here is not None, "env": environment(here)}
+        shared.print_json(facts | {"readings": [dataclasses.asdict(each) for each in found]})
     else:
-        for name, readings in found.by_op.items():
-            how = "on" if found.timed else "compiled for"
-            rows = [_row(reading, found) for reading in readings]
+        for name in ops:
+            readings = [reading for reading in found if reading.op == name]
+            times = [reading.us for reading in readings if reading.us]
+            rows = [_row(reading, times, n, here is not None) for reading in readings]
             styles = ["red" if each.failed else "dim" if each.baseline else "" for each in readings]
-            console.print(
-                shared.table(rows, f"{name}, {found.n} x {found.n}, {how} {found.device}", styles=styles)
-            )
+            title = f"{name}, {n} x {n}, {'on' if here else 'compiled for'} {device.name}"
+            console.print(shared.table(rows, title, styles=styles))
             console.print()
         console.print("requested: bytes of global memory; of a transpose, of whole 32-byte sectors")
-    if any(reading.failed for reading in found.readings):
+    if any(reading.failed for reading in found):
         raise typer.Exit(1)

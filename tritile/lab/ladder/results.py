@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -48,43 +48,6 @@ class Reading:
     shared: int | None = None
     note: str | None = None
     failed: bool = False
-
-
-@dataclass(frozen=True)
-class Ladders:
-    """Readings of ladders on n x n matrices: on the GPU `device` if `timed`, else compiled for it."""
-
-    n: int
-    device: str
-    timed: bool
-    env: Mapping[str, str]
-    readings: tuple[Reading, ...]
-
-    @property
-    def by_op(self) -> dict[Op, list[Reading]]:
-        """The readings of each ladder, from the first rung up."""
-        found: dict[Op, list[Reading]] = {}
-        for reading in self.readings:
-            found.setdefault(reading.op, []).append(reading)
-        return found
-
-    def rate(self, reading: Reading) -> float | None:
-        """TFLOP/s of a product; GB/s, read and written, of a transpose; None if not timed."""
-        if not reading.us:
-            return None
-        if reading.op == "matmul":
-            return 2 * self.n**3 / reading.us / 1e6
-        return 2 * self.n**2 * ITEMSIZE[reading.dtype] / reading.us / 1e3
-
-    def gains(self, reading: Reading) -> tuple[float, float] | None:
-        """Speed compared with the first timed rung of its ladder, and with the fastest; None if not timed."""
-        times = [each.us for each in self.by_op[reading.op] if each.us]
-        return (times[0] / reading.us, min(times) / reading.us) if reading.us else None
-
-
-def unit(op: Op) -> str:
-    """Unit of `Ladders.rate`."""
-    return "TFLOP/s" if op == "matmul" else "GB/s"
 
 
 def check_size(n: int) -> None:
