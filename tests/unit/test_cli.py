@@ -135,9 +135,6 @@ USAGE = {
     "report --output report.pdf": "wanted a name that ends in .html or .svg",
 }
 FAILURES = {
-    "bench --compare missing.jsonl": "missing.jsonl",
-    "bench --compare empty.jsonl": "no result in empty.jsonl",
-    "bench --compare notes.txt": "no result in notes.txt",
     "report missing.jsonl": "no such file",
     "report notes.txt": "there are no results",
     "report none": "no .jsonl file",
@@ -234,7 +231,6 @@ def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, lab
 TABLES = {
     "doctor": "extra report",
     "show --target h200": "halves-nn",
-    "bench --compare results": "against torch",
     "explain 64 48 32 --target H200": "64x48x32",
     "ladder 8 --op transpose": "row by row",
 }

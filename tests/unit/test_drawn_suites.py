@@ -104,7 +104,9 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     def measured(case, inductor, tell):
         asked[case] = inductor
         assert cache_dir() != tmp_path / "cache"
-        return Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted")
+        return Measurement(
+            1.0, 2.0, 3.0 if inductor else None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted"
+        )
 
     monkeypatch.setenv("TRITILE_SEED", "given")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
@@ -116,6 +118,8 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     words = ["--suite", "unseen", "--draw", "1", "--draw", "2"]
     done = CliRunner().invoke(cli.app, ["bench", *words, "--output", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+    assert "against torch" in done.stdout
+    assert "against inductor" in done.stdout
     by_draw = [drawn.draw(drawn.seed_of(number)) for number in (1, 2)]
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}

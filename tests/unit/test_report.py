@@ -1,5 +1,6 @@
 """Reports: rows of results, the table of losses, and the chart as a picture. tests/browser opens the page."""
 
+import json
 import re
 
 import pytest
@@ -47,9 +48,12 @@ def test_rows_are_the_last_results_of_a_gpu_one_for_each_baseline():
 
 
 def test_the_command_writes_a_page_and_a_picture(tmp_path):
-    append(tmp_path / "square.jsonl", LINES)
+    append(tmp_path / "gpu" / "square.jsonl", LINES)
+    with (tmp_path / "gpu" / "square.jsonl").open("a") as file:
+        file.write(json.dumps(LINES[0] | {"tritile_us": -1}) + "\n")
     done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "report.html")
     assert done.exit_code == 0, done.output
+    assert "1 of 7 lines skipped; line 6: tritile_us = -1" in done.stderr
     assert "1 results of another are left out" in done.output
     text = (tmp_path / "report.html").read_text()
     assert "<h1>tritile on NVIDIA H200</h1>" in text

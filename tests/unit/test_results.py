@@ -1,4 +1,4 @@
-"""Results: what a line holds, that files survive being cut off, what they sum up to, and comparisons."""
+"""Results: what a line holds, that files survive being cut off, and what they sum up to."""
 
 import json
 import math
@@ -8,9 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from tests.commands import run
 from tests.warned import one_warning
-from tritile.cli import shared
 from tritile.cli.bench import print_results, print_summary
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -32,7 +30,6 @@ ENV = {
     "gpu": "GPU", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
     "time": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
-LATER = "2027-01-01T00:00:00+00:00"
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=8)
 HOST = host_result("matmul(a, b)", 8.0, 10.0, ENV)
 
@@ -176,7 +173,11 @@ def test_summary():
 
 def test_a_baseline_counts_where_it_was_measured_and_a_later_run_without_it_changes_nothing():
     by_inductor = {"inductor_us": 50.0}
-    lines = [line(measured=by_inductor), line(ratio=6.0, env={"time": LATER}), line("8x8x8", 7.0)]
+    lines = [
+        line(measured=by_inductor),
+        line(ratio=6.0, env={"time": "2027-01-01T00:00:00+00:00"}),
+        line("8x8x8", 7.0),
+    ]
     (row,) = summary(lines, "inductor")
     assert (row.count, row.worst, row.worst_label, row.behind) == (1, 0.5, "64x64x64", 1)
     (row,) = summary(lines)
@@ -210,46 +211,3 @@ def test_environment():
     assert env["tritile"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", env["time"])
     assert set(env) == set(ENV)
-
-
-@pytest.fixture
-def compared(monkeypatch):
-    monkeypatch.setattr(shared.console, "width", 120)
-
-    def compare(*places):
-        done = run("bench", "--compare", *places, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    return compare
-
-
-def test_compare_summarises_the_newest_lines_against_each_baseline(tmp_path, compared):
-    lines = [line(ratio=1.5, env={"time": LATER}), line(measured={"inductor_us": 125.0})]
-    lines.append(line(ratio=0.5, layout="NT"))
-    append(tmp_path / "gpu" / "square.jsonl", lines)
-    append(tmp_path / "gpu" / "host.jsonl", [HOST])
-    for place in (tmp_path, tmp_path / "gpu"):
-        text = compared(place)
-        by_torch, by_inductor = text.split("GPU, torch 2.11.0, triton 3.6.0, against ")[1:]
-        assert by_torch.startswith("torch")
-        assert re.search(r"NN .* 1 .*1\.500 .* 0 .*1\.500 .*64x64x64", by_torch)
-        assert re.search(r"NT .* 1 .*0\.500 .* 1 .*0\.500 .*64x64x64", by_torch)
-        assert by_inductor.startswith("inductor")
-        assert re.search(r"^inductor, square, bfloat16, NN *\n.*\n.* 1\.250", by_inductor)
-        assert re.search(r"matmul\(a, b\) +8\.0 +10\.0 *\n$", text)
-
-
-def test_compare_shows_each_gpu_by_itself_and_names_bad_lines(tmp_path, compared):
-    good, other = line(), line(env={"gpu": "Other [/b]"})
-    bad = good | {"tritile_us": -1}
-    (tmp_path / "square.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (good, bad, other)))
-    text = compared(tmp_path)
-    assert text.count("against torch") == 2
-    assert "Other [/b], torch" in text
-    unwrapped = re.sub(r"\s", "", text)
-    assert re.search(r"square\.jsonl:1of\d+linesskipped;line2:tritile_us=-1", unwrapped)
-
-
-def test_compare_reads_the_results_that_are_kept(compared):
-    assert "against torch" in compared()

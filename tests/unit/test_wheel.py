@@ -138,8 +138,7 @@ def test_every_command_works_from_the_wheel(installed, tmp_path):
     wanted = {
         ("tune", "--suite", "llm", "--only", "nothing"): (2, "no case has that in its name"),
         ("bench", "--suite", "quick"): (2, "no GPU here"),
-        ("bench", "--compare"): (2, "no results here: name files"),
-        ("bench", "--compare", LINES): (0, "transpose"),
+        ("report",): (2, "no results here: name files"),
         ("compile", "8x8x8", "--dtype", "int8", "--jobs", 1, *H200): (0, "1 kernels of 1 problems"),
         ("doctor",): (0, "runs on cpu"),
         ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
@@ -161,7 +160,6 @@ def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, t
     wanted = {
         ("doctor",): (0, "missing altair"),
         ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
-        ("bench", "--compare", LINES): (0, "transpose"),
         ("export", "--output", "c.json", *H200): (0, "1 entries"),
         ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
         ("report", LINES): needs_report,

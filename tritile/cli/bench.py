@@ -10,20 +10,16 @@ from rich.console import Console
 from tritile.cli import shared
 from tritile.cli.shared import app, console, number, progress, say, table
 from tritile.core import device as devices
-from tritile.errors import FileError
 from tritile.lab import bench as benchmark
 from tritile.lab import drawn
 from tritile.lab.environment import environment
 from tritile.lab.results import (
-    HOST,
     Result,
     baselines_of,
     dtype_label,
-    latest,
     of_cases,
     rate_text,
     sizes_label,
-    stored,
     summary,
 )
 
@@ -95,25 +91,6 @@ def print_host(lines: Iterable[Result]) -> None:
         console.print(table(rows))
 
 
-def _compare(places: list[Path], as_json: bool) -> None:
-    """Summarise files and folders: for each GPU and baseline, then what calls cost the host.
-
-    The newest result of each case counts, by its time.
-    """
-    with shared.working("reading"):
-        lines = sorted(stored(places, say), key=lambda line: line["env"]["time"])
-    if not lines:
-        raise FileError(f"no result in {', '.join(map(str, places))}")
-    if as_json:
-        return shared.print_json(latest(lines))
-    for gpu in dict.fromkeys(line["env"]["gpu"] for line in lines):
-        here = [line for line in lines if line["env"]["gpu"] == gpu]
-        cases = [line for line in here if line["op"] != HOST]
-        for baseline in ("torch", *baselines_of(cases)) if cases else ():
-            print_summary(cases, baseline=baseline)
-        print_host([line for line in latest(here) if line["op"] == HOST])
-
-
 @app.command()
 def bench(
     shapes: shared.Shapes = None,
@@ -139,14 +116,9 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
     ] = None,
-    compare: Annotated[
-        bool, typer.Option(help="Measure nothing: summarise the results in the files or folders named.")
-    ] = False,
     as_json: shared.Json = False,
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
-    if compare:
-        return _compare(shared.places_of(shapes), as_json)
     shared.check_folder(output)
     draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
@@ -167,7 +139,8 @@ def bench(
         shared.print_json([*run.lines, *host])
     else:
         print_results(run.lines)
-        print_summary(run.lines)
+        for baseline in ("torch", *baselines_of(run.lines)):
+            print_summary(run.lines, baseline=baseline)
         print_host(host)
     if run.failed:
         raise typer.Exit(1)

@@ -12,8 +12,10 @@ from tritile.cli import shared
 from tritile.cli.shared import app, console, say
 from tritile.core import device as devices
 from tritile.core.extras import EXTRAS, extra_advice
-from tritile.errors import FileError, UnsupportedError
+from tritile.errors import FileError, InvalidValueError, UnsupportedError
 from tritile.lab.results import Result, of_cases, stored
+
+_RESULTS = Path(__file__).parents[2] / "tuning" / "results"  # of a checkout
 
 
 def _gpu_of(target: str | None, results: list[Result]) -> str:
@@ -58,7 +60,9 @@ def report(
     for file in files or []:
         if not file.exists():
             raise FileError(f"{file}: no such file or folder")
-    places = shared.places_of(files)
+    places = files or [_RESULTS]
+    if not places[0].exists():
+        raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
     with shared.working("drawing"):
         lines = stored(places, say)
         if not lines:

@@ -30,7 +30,6 @@ from tritile.planning import table as gpu_table
 from tritile.tune import suites
 
 SUITES = suites.SHIPPED
-_RESULTS = Path(__file__).parents[2] / "tuning" / "results"  # of a checkout
 
 app = typer.Typer()  # takes the commands of the modules that are imported
 console = Console(markup=False, highlight=False)  # brackets in data are no markup
@@ -158,15 +157,6 @@ def portfolios(made: gpu_table.Table) -> dict[str, dict[str, Any]]:
 def joined(sizes: Sequence[str]) -> str:
     """Return one shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
     return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())
-
-
-def places_of(files: Iterable[str | Path] | None) -> list[Path]:
-    """Return files and folders of results, by default a checkout's. Raises InvalidValueError for none."""
-    if files:
-        return [Path(each) for each in files]
-    if not _RESULTS.is_dir():
-        raise InvalidValueError("there are no results here: name files (.jsonl) or folders of results")
-    return [_RESULTS]
 
 
 def cases_of(
