@@ -4,6 +4,7 @@ import json
 import math
 import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,7 @@ from tritile.lab.results import (
     latest,
     read,
     result,
+    stored,
     summary,
 )
 from tritile.tune.suites import parse_shape
@@ -50,7 +52,7 @@ def transposed(ratio=1.5, copy_gbps=2500.0):
 
 
 def printed(lines, show=print_results, **options):
-    console = Console(file=StringIO(), width=250, **options)
+    console = Console(file=StringIO(), **{"width": 250} | options)
     show(lines, console)
     return console.file.getvalue()
 
@@ -194,6 +196,13 @@ def test_results_are_printed_as_a_table():
     assert alike.splitlines()[0].strip().endswith("square, bfloat16, NN")
     for show in (print_results, print_summary):
         assert "a[/b]" in printed([line(suite="a[/b]")], show)  # no markup
+
+
+def test_summaries_of_all_results_fit_80_columns():
+    lines = stored([Path(__file__).parents[2] / "tuning" / "results"], pytest.fail)
+    text = printed(lines, print_summary, width=80)
+    assert "transpose" in text
+    assert "\u2026" not in text
 
 
 def test_ratios_below_one_are_highlighted(monkeypatch):
