@@ -21,7 +21,6 @@ POSED = {
     "flat": (product("1500x1000x1000"), warped(False)),
     "transpose": (PermuteProblem.turned(2, 300, 200, 2), mover()),
     "packed": (PermuteProblem.turned(1, 301, 203, 1), mover(4, family="packed")),
-    "rows kept": (PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2), mover()),
 }
 
 
@@ -75,6 +74,8 @@ def test_what_has_no_tiles_is_refused():
     for index in (-1, 32):
         with pytest.raises(InvalidValueError, match=f"tile {index}: wanted one of 0 to 31"):
             picture(problem, tile(), H200, tile=index)
+    with pytest.raises(UnsupportedError, match="copies rows"):
+        tiling_of(PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2), mover(), H200)
     few = Config.of(4, 1, "few_rows", BLOCK_N=32, BLOCK_K=256)
     with pytest.raises((InvalidValueError, UnsupportedError), match="few_rows"):
         tiling_of(product("1x256x256"), few, H200)

@@ -24,12 +24,6 @@ from tritile.lab.results import (
 )
 
 
-def _title(results: list[Result]) -> str:
-    names = ("gpu", "torch", "triton")
-    found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
-    return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
-
-
 def _ratio(value: float | None) -> Any:
     """Return a ratio as a cell, red below 1, where tritile is behind."""
     return number(value, ".3f", bad=value is not None and value < 1)
@@ -53,7 +47,7 @@ def print_results(results: Iterable[Result], to: Console = console) -> None:
         }
         for line in lines
     ]
-    to.print(table(rows, _title(lines), ("suite", "dtype", "layout")))
+    to.print(table(rows, shared.measured_on(lines), ("suite", "dtype", "layout")))
 
 
 def print_summary(results: Iterable[Result], to: Console = console, baseline: str = "torch") -> None:
@@ -73,7 +67,7 @@ def print_summary(results: Iterable[Result], to: Console = console, baseline: st
     if not rows:
         to.print("no results")
         return
-    title = f"{_title(of_cases(lines))}, against {baseline}"
+    title = f"{shared.measured_on(of_cases(lines))}, against {baseline}"
     to.print(table(rows, title, ("suite", "dtype", "layout")))
 
 

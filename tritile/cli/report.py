@@ -28,14 +28,6 @@ def _gpu_of(target: str | None, results: list[Result]) -> str:
     return here.name if here and counts[here.name] else max(counts, key=counts.__getitem__)
 
 
-def _versions(lines: list[Result], gpu: str) -> str:
-    """Return the versions and the time of the newest result of a GPU, "" where there is none."""
-    own = [line["env"] for line in lines if line["env"]["gpu"] == gpu]
-    newest: dict[str, str] = max(own, key=lambda env: env["time"], default={})
-    names = ("torch", "triton", "driver", "tritile", "time")
-    return ", ".join(f"{name} {newest[name]}" for name in names if newest.get(name))
-
-
 @app.command("report")
 def report(
     files: Annotated[
@@ -69,11 +61,8 @@ def report(
             raise FileError(f"there are no results in {', '.join(map(str, places))}")
         gpu = _gpu_of(target, lines)
         rows = charts.rows_of(lines, gpu)
-        drawn = (
-            charts.page(rows, gpu, _versions(lines, gpu))
-            if output.suffix == ".html"
-            else charts.picture(rows)
-        )
+        env = shared.measured_on([line for line in lines if line["env"]["gpu"] == gpu])
+        drawn = charts.page(rows, gpu, env) if output.suffix == ".html" else charts.picture(rows)
         shared.write(output, drawn)
     console.print(f"{output}: {len(rows)} comparisons on {gpu}", soft_wrap=True)
     for other, count in Counter(line["env"]["gpu"] for line in of_cases(lines)).items():

@@ -154,6 +154,13 @@ def portfolios(made: gpu_table.Table) -> dict[str, dict[str, Any]]:
     return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
 
 
+def measured_on(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the GPUs and versions of results."""
+    names = ("gpu", "torch", "triton")
+    found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
+    return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
+
+
 def joined(sizes: Sequence[str]) -> str:
     """Return one shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
     return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())

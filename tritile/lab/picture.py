@@ -78,7 +78,8 @@ class Tiling:
 def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: Device) -> Tiling:
     """Return the tiling of a problem by a config's kernel; of a lowered product, that of its core.
 
-    Raises InvalidValueError where the config is not legal, UnsupportedError for families not in `DRAWN`.
+    Raises InvalidValueError where the config is not legal, UnsupportedError for families not in `DRAWN` and
+    for permutations that copy rows.
     """
     reason = illegal(config, problem, device)
     if reason is not None:
@@ -86,6 +87,8 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     if config.family not in DRAWN:
         raise UnsupportedError(f"{config} has no tiles to draw: families that have are {', '.join(DRAWN)}")
     if isinstance(problem, PermuteProblem):
+        if not problem.turns:
+            raise UnsupportedError(f"{problem.label} copies rows: of permutations transposes are drawn")
         of = traffic.covers(problem, config)
         return Tiling(problem, (of.m, of.n), of.tiles_m, of.tiles_n, config["GROUP_M"], 0)
     work = work_of(posed(problem), config, device.processors, False)
@@ -253,17 +256,14 @@ def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, Panel, 
     return drawn, low, lines, bars
 
 
-def _permutation(
-    tiling: Tiling, index: int, config: Config, device: Device
-) -> tuple[str, float, Panel, Bars]:
+def _transpose(tiling: Tiling, index: int, config: Config, device: Device) -> tuple[str, float, Panel, Bars]:
     problem, (height, width) = tiling.problem, tiling.tile
     assert isinstance(problem, PermuteProblem)
-    turned = problem.turns
     m, n = _sides(problem.m, problem.n)
-    scale = min((_WIDTH - _GAP) / (n + (m if turned else n)), _HEIGHT / (max(m, n) if turned else m))
+    scale = min((_WIDTH - _GAP) / (n + m), _HEIGHT / max(m, n))
     down, across = m * scale / problem.m, n * scale / problem.n
     x, left = _Frame(_LEFT, _TOP, down, across), _LEFT + n * scale + _GAP
-    out = _Frame(left, _TOP, across, down, True) if turned else _Frame(left, _TOP, down, across)
+    out = _Frame(left, _TOP, across, down, True)
     top, first = tiling.corner(index)
     _, row, column = tiling.place(index)
     again = row * height - top, column * width - first  # rows and columns that the tile before moves too
@@ -273,10 +273,9 @@ def _permutation(
         drawn += frame.rect(kind, top, first, height, width, 3)
         drawn += frame.rect("masked", top, first, again[0], width)
         drawn += frame.rect("masked", top, first, height, again[1])
-    low = _TOP + max(m, n if turned else m) * scale + 20
+    low = _TOP + max(m, n) * scale + 20
     drawn += _text("name a-ink", _LEFT, _TOP - 8, f"x\u2002{_by(problem.m, problem.n)}")
-    sides = (problem.n, problem.m) if turned else (problem.m, problem.n)
-    drawn += _text("name c-ink", left, _TOP - 8, f"out\u2002{_by(*sides)}")
+    drawn += _text("name c-ink", left, _TOP - 8, f"out\u2002{_by(problem.n, problem.m)}")
     if any(again):
         drawn += _text("edge", _LEFT, low, "hatched: moved by the tile before, too")
     lines = [
@@ -337,14 +336,14 @@ def picture(
         raise InvalidValueError(f"step {step}: wanted one of 1 to {tiling.steps}")
     product = isinstance(tiling.problem, MatmulProblem)
     drawn, low, lines, bars = (
-        _product(tiling, tile, step - 1) if product else _permutation(tiling, tile, config, device)
+        _product(tiling, tile, step - 1) if product else _transpose(tiling, tile, config, device)
     )
     matrix, row, column = tiling.place(tile)
     of = f" of matrix {matrix:,}" if tiling.problem.batch > 1 else ""
     head = [("", f"Tile {tile:,} of 0 to {tiling.tiles - 1:,}"), ("c", f"row {row:,}, column {column:,}{of}")]
     words, y = _panel(head + lines, *bars)
     drawn += words
-    heading = f"{'A matrix product' if product else 'A permutation'}, one tile at a time"
+    heading = f"{'A matrix product' if product else 'A transpose'}, one tile at a time"
     names = textwrap.wrap(f"{tiling.problem.label} on {device.name}: {config}", 96)
     drawn += "".join(_text("small", _LEFT, 56 + 15 * i, words) for i, words in enumerate(names))
     height = math.ceil(max(low, y + 18) + 24)
