@@ -326,7 +326,8 @@ def test_the_command_takes_products_of_any_rows_or_batch_invariant_and_packed_we
     plan = plans.plan_for(problem, H200, "cached")
     assert asked(*shape) == {plan.config: [problem]}
     assert asked(*shape, "--any-rows") == warm.calls_of(problem, H200, "cached", any_rows=True)
-    calls = asked("64x48x32", "--batch-invariant")
+    with tritile.batch_invariant():
+        calls = asked("64x48x32")
     assert [problem.invariant for (problem,) in calls.values()] == [True]
     calls = asked("5x320x192", "--op", "linear_quantized", "--layout", "int4/64", "--bias")
     found = {(p.op, p.group_size, p.bias) for problems in calls.values() for p in problems}

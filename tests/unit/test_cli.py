@@ -335,16 +335,13 @@ dims = [[1, 0]]
 """
 
 
-@pytest.mark.parametrize("by", ["option", "environment"])
-def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch, by):
-    tuned, option = [], ["--batch-invariant"]
-    if by == "environment":
-        monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
-        option = []
+def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch):
+    tuned = []
+    monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(tune_module, "_tune_here", lambda problems, *how: tuned.extend(problems))
     (tmp_path / "mixed.toml").write_text(MIXED)
-    result = run("tune", "--suites", tmp_path, "--suite", "mixed", *option)
+    result = run("tune", "--suites", tmp_path, "--suite", "mixed")
     assert result.exit_code == 0, result.output
     assert "fp16x3: left out" in " ".join(result.output.split())
     assert [getattr(problem, "invariant", None) for problem in tuned] == [True, None]

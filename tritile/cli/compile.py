@@ -29,7 +29,6 @@ def compile_(
     bias: Annotated[bool, typer.Option("--bias", help="Shapes are of layers with a bias.")] = False,
     activation: Annotated[str, typer.Option(help=f"Of layers: {', '.join(ACTIVATIONS)}.")] = "",
     target: shared.Target = None,
-    batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
 ) -> None:
     """Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.
@@ -57,7 +56,7 @@ def compile_(
         cases = [replace(case, epilogue=epilogue) if epilogue else case for case in cases]
         if any_rows and any(case.op != "permute" and case.n == 1 for case in cases):
             raise InvalidValueError("--any-rows: a result of one column is made as one row: name its shapes")
-        problems = shared.problems_of(shared.as_called(cases, device, batch_invariant), batch_invariant)
+        problems = shared.problems_of(cases, device)
     else:
         table = gpu_tables.pinned(device)
         entries = table.entries if table is not None else ()

@@ -95,13 +95,6 @@ Target = Annotated[
     ),
 ]
 Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")]
-BatchInvariant = Annotated[
-    bool | None,
-    typer.Option(
-        "--batch-invariant/--any-batch",
-        help="For calls inside tritile.batch_invariant(). Default: as TRITILE_BATCH_INVARIANT says.",
-    ),
-]
 Json = Annotated[
     bool,
     typer.Option("--json", callback=_json, is_eager=True, help="Print one JSON value, and nothing else."),
@@ -189,11 +182,9 @@ def cases_of(
     return cases
 
 
-def as_called(
-    cases: Iterable[suites.Case], device: Device | None, invariant: bool | None = None
-) -> list[suites.Case]:
+def as_called(cases: Iterable[suites.Case], device: Device | None) -> list[suites.Case]:
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
-    if device is None or (is_batch_invariant() if invariant is None else invariant):
+    if device is None or is_batch_invariant():
         return list(cases)
 
     def called(case: suites.Case) -> suites.Case:
@@ -205,13 +196,13 @@ def as_called(
     return [called(case) for case in cases]
 
 
-def problems_of(cases: Iterable[suites.Case], invariant: bool | None) -> list[Tiled]:
-    """Return the problems of cases, each once: of batch-invariant calls, if so asked or set for the process.
+def problems_of(cases: Iterable[suites.Case], device: Device) -> list[Tiled]:
+    """Return the problems of calls, each once: of batch-invariant ones, where that is set for the process.
 
     Leave out products that no batch-invariant call can ask for, and say so.
     """
-    problems = dict.fromkeys(case.problem for case in cases)
-    if not (is_batch_invariant() if invariant is None else invariant):
+    problems = dict.fromkeys(case.problem for case in as_called(cases, device))
+    if not is_batch_invariant():
         return list(problems)
     refused = [problem for problem in problems if numerics.by_data(problem)]
     for problem in refused:

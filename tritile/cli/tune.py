@@ -193,7 +193,6 @@ def tune(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")] = None,
-    batch_invariant: shared.BatchInvariant = None,
     jobs: shared.Jobs = 0,
     as_json: shared.Json = False,
 ) -> None:
@@ -230,7 +229,7 @@ def tune(
     if ranks.size > 1:
         devices.use(ranks.on_host)
     device = shared.gpu_here()
-    problems = shared.problems_of(shared.as_called(cases, device, batch_invariant), batch_invariant)
+    problems = shared.problems_of(cases, device)
     problems = problems[ranks.rank :: ranks.size]
     left = _tune_here(problems, device, ranks, rules, budget, force, jobs, as_json)
     if left and ranks.size == 1:
