@@ -96,7 +96,7 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
     assert run.failed == 1
     assert told == ["8x8x8 NN bfloat16: ValueError: no"]
     assert done == [case.problem.label for case in cases]
-    assert read(tmp_path / "given.jsonl") == run.lines
+    assert read(tmp_path / "given.jsonl", pytest.fail) == run.lines
     assert [line["ratio_inductor"] for line in run.lines] == [3.0]
 
 
@@ -104,7 +104,7 @@ def test_host_costs_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "_host_calls", lambda: [("matmul(a, b)", None, None)])
     monkeypatch.setattr(bench, "host_us", lambda *calls: [8.0, 10.0])
     lines = bench.run_host(ENV, tmp_path)
-    assert read(tmp_path / "host.jsonl") == lines
+    assert read(tmp_path / "host.jsonl", pytest.fail) == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
     assert bench.run_host(ENV, None) == lines
 

@@ -125,7 +125,7 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     assert set(asked) == {case for cases in by_draw for case in cases}
     searched = [case for case, inductor in asked.items() if inductor]
     assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
-    lines = results.read(tmp_path / "unseen.jsonl")
+    lines = results.read(tmp_path / "unseen.jsonl", pytest.fail)
     assert [line["env"]["seed"][:8] for line in (lines[0], lines[-1])] == [
         "given",
         drawn.seed_of(2)[:8],

@@ -91,7 +91,7 @@ def test_results_name_their_case(tmp_path):
     line = results.result(case, measured, env)
     assert line["gbps"] == pytest.approx(case.problem.bytes / 1e4, rel=1e-5)
     results.append(tmp_path / "weights.jsonl", [line])
-    (again,) = results.read(tmp_path / "weights.jsonl")
+    (again,) = results.read(tmp_path / "weights.jsonl", pytest.fail)
     assert results.case_of(again) == case
     (row,) = summary([again])
     assert (row.layout, row.worst_label, row.geomean) == ("int4/128", "1x4096x4096", 2.5)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.warned import one_warning
 from tritile.cli.bench import print_results, print_summary
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
 from tritile.lab.results import (
     Measurement,
@@ -83,7 +82,7 @@ def test_lines_tell_every_side_and_older_ones_that_do_not_are_read(tmp_path):
     old = {name: value for name, value in new.items() if name not in sides}
     old |= {"tutorial_us": 30.0, "ratio_tutorial": 3.0}
     append(tmp_path / "given.jsonl", [old, new])
-    assert read(tmp_path / "given.jsonl") == [old, new]
+    assert read(tmp_path / "given.jsonl", pytest.fail) == [old, new]
     assert not sides.keys() & line().keys()
 
 
@@ -97,7 +96,7 @@ def test_lines_of_scripts_are_passed_over(tmp_path, op):
 def test_host_lines_come_back_and_are_no_cases(tmp_path):
     assert (HOST["op"], HOST["suite"], HOST["ratio_torch"]) == ("host", "host", 1.25)
     append(tmp_path / "host.jsonl", [HOST, HOST])
-    assert latest(read(tmp_path / "host.jsonl")) == [HOST]
+    assert latest(read(tmp_path / "host.jsonl", pytest.fail)) == [HOST]
     assert summary([HOST]) == []
     assert "no results" in printed([HOST])
     assert "1.250" not in printed([HOST, line(ratio=0.5)])
@@ -119,8 +118,10 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path):
     append(path, lines[:2])
     path.write_bytes(path.read_bytes()[:-40])
     append(path, lines[2:])
-    with one_warning("lines skipped; line 2"):
-        assert read(path) == [lines[0], lines[2]]
+    told = []
+    assert read(path, told.append) == [lines[0], lines[2]]
+    (text,) = told
+    assert "1 of 4 lines skipped; line 2: " in text
 
 
 @pytest.mark.parametrize(
@@ -140,8 +141,9 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path):
 def test_lines_that_are_no_results_are_skipped(tmp_path, changes):
     path = tmp_path / "square.jsonl"
     path.write_text(json.dumps(line() | changes) + "\n" + json.dumps(line()) + "\n")
-    with pytest.warns(StoreWarning):
-        assert read(path) == [line()]
+    told = []
+    assert read(path, told.append) == [line()]
+    assert len(told) == 1
     with pytest.raises(InvalidValueError):
         append(path, [line() | changes])
 
@@ -150,8 +152,9 @@ def test_lines_that_are_no_results_are_skipped(tmp_path, changes):
 def test_garbage_is_skipped(tmp_path, garbage):
     path = tmp_path / "square.jsonl"
     path.write_bytes(garbage + b"\n\n")
-    with pytest.warns(StoreWarning):
-        assert read(path) == []
+    told = []
+    assert read(path, told.append) == []
+    assert len(told) == 1
 
 
 def test_latest_keeps_the_last_of_each_case_and_gpu():

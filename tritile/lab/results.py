@@ -24,7 +24,6 @@ import json
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.problem import PermuteProblem
-from tritile.errors import FileError, InvalidValueError, StoreWarning
+from tritile.errors import FileError, InvalidValueError
 from tritile.lab.environment import ENV_FIELDS
 from tritile.tune.suites import Case
 
@@ -204,11 +203,7 @@ def append(path: Path, results: Iterable[Result]) -> None:
             raise OSError(f"{path}: written in part only; is the disk full?")
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, StoreWarning, stacklevel=3)
-
-
-def read(path: Path, tell: Tell = _warn) -> list[Result]:
+def read(path: Path, tell: Tell) -> list[Result]:
     """Read the results of a file, in order. Invalid lines are skipped; `tell` is told of them once.
 
     Lines of batch invariance's costs, of whole models and of first calls have no case and are skipped
@@ -234,7 +229,7 @@ def read(path: Path, tell: Tell = _warn) -> list[Result]:
     return good
 
 
-def stored(places: Iterable[Path], tell: Tell = _warn) -> list[Result]:
+def stored(places: Iterable[Path], tell: Tell) -> list[Result]:
     """Read the results of files, and of the .jsonl files in folders and in the folders in them.
 
     `tell` is told of lines that are no results. Raises FileError if there is no file to read.
