@@ -325,7 +325,7 @@ def test_the_command_takes_products_of_any_rows_or_batch_invariant_and_packed_we
     shape = ("512x320x192", "--dtype", "float16", "--layout", "NT")
     plan = plans.plan_for(problem, H200, "cached")
     assert asked(*shape) == {plan.config: [problem]}
-    assert asked(*shape, "--any-rows") == warm.calls_of(problem, H200, "cached", any_rows=True)
+    assert asked(*shape, "--any-rows") == warm.calls_of(problem, H200, any_rows=True)
     with tritile.batch_invariant():
         calls = asked("64x48x32")
     assert [problem.invariant for (problem,) in calls.values()] == [True]

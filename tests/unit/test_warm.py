@@ -83,7 +83,7 @@ def test_any_number_of_rows_finds_what_was_compiled_for_one(sizes):
     """Include sizes whose operands are copied first, few rows, and rows off 16 bytes."""
     drawn = random.Random(str(sizes))
     rows = [1, 2, 3, 8, 17, 63, *(drawn.randint(1, 2 ** drawn.randint(1, 14)) for _ in range(40))]
-    ahead = keys(asked.calls_of(problem_of(300, *sizes), H200, "cached", any_rows=True))
+    ahead = keys(asked.calls_of(problem_of(300, *sizes), H200, any_rows=True))
     assert len(ahead) < 250  # calls of every number of rows share them
     for m in dict.fromkeys(rows):
         assert keys(planned([problem_of(m, *sizes)])) <= ahead, m
@@ -103,7 +103,7 @@ def test_what_a_table_has_for_some_rows_is_compiled():
     for entry in known[::40]:
         first = asked._at_rows(entry.problem, 77)
         plan = plans.plan_for(entry.problem, H200, "cached")
-        assert entry.problem in asked.calls_of(first, H200, "cached", any_rows=True)[plan.config]
+        assert entry.problem in asked.calls_of(first, H200, any_rows=True)[plan.config]
 
 
 def test_a_call_compiles_its_plan(compiled):
@@ -116,7 +116,7 @@ def test_mode_strict_finds_what_was_compiled_in_another(compiled):
     """A single row runs otherwise in it: by the portfolio alone."""
     for m, count in ((1, 2), (300, 1)):
         problem = problem_of(m, 4096, 1024)
-        calls = asked.calls_of(problem, H200, "cached")
+        calls = asked.calls_of(problem, H200)
         assert set(calls) == {plans.plan_for(problem, H200, mode).config for mode in ("cached", "strict")}
         assert len(calls) == count
 
@@ -156,12 +156,12 @@ def test_what_is_warmed_of_a_layer_with_a_residual_is_what_one_row_calls_too():
         rest = {"residual": torch.empty(m, 4096, dtype=torch.bfloat16, device="meta")}
         return tritile.plan(tritile.linear, *layer(m, 4096, 4096)[0], **rest, device=H200).problem
 
-    ahead = keys(asked.calls_of(of(300), H200, "cached", any_rows=True))
+    ahead = keys(asked.calls_of(of(300), H200, any_rows=True))
     for m in (1, 2, 8, 300):
         assert keys(planned([of(m)])) <= ahead
     with pytest.raises(InvalidValueError, match="two rows or more"):
-        asked.calls_of(of(1), H200, "cached", any_rows=True)
-    assert asked.calls_of(of(1), H200, "cached")
+        asked.calls_of(of(1), H200, any_rows=True)
+    assert asked.calls_of(of(1), H200)
 
 
 def test_columns_begin_as_their_number_of_rows_tells():
@@ -174,7 +174,7 @@ def test_columns_begin_as_their_number_of_rows_tells():
 
 def test_batch_invariant_calls_are_planned_as_such():
     with tritile.batch_invariant():
-        calls = asked.calls_of(problem_of(300, 4096, 1024), H200, "cached", any_rows=True)
+        calls = asked.calls_of(problem_of(300, 4096, 1024), H200, any_rows=True)
         assert {problem.invariant for problems in calls.values() for problem in problems} == {True}
         ahead = keys(calls)
         for m in (1, 5, 64, 300, 4096, 9999):

@@ -9,7 +9,6 @@ from triton import knobs
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress
 from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
-from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
 from tritile.lab.warm import Calls, calls_of, check_nvidia, compile_calls
 from tritile.planning import gpu_tables
@@ -65,10 +64,10 @@ def compile_(
             raise InvalidValueError(
                 f"nothing to compile: name shapes, a --suite, or in TRITILE_TABLE a table of {device.name}"
             )
-    mode, calls = "cached" if current_mode() == "tune" else current_mode(), Calls()
+    calls: Calls = {}
     with shared.working("planning"):
         for problem in problems:
-            for config, alike in calls_of(problem, device, mode, any_rows).items():
+            for config, alike in calls_of(problem, device, any_rows).items():
                 calls.setdefault(config, []).extend(alike)
     with progress() as bar:
         task = bar.add_task("compiling", total=len(calls))

@@ -110,10 +110,10 @@ def _remembered(alike: Sequence[Any], device: Device) -> Iterator[Tiled]:
                 yield called
 
 
-def _planned(problem: Tiled, device: Device, mode: str) -> tuple[Config, Tiled]:
+def _planned(problem: Tiled, device: Device, mode: str) -> Config:
     chosen = plans.plan_for(problem, device, mode)
     assert chosen is not None  # only mode "tune" returns None
-    return chosen.config, problem
+    return chosen.config
 
 
 def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Tiled]]:
@@ -128,21 +128,21 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
         found = gpu_tables.portfolio(name, device) if name is not None else None
         configs = (*(found[0].configs if found else ()), *model.beside(each, device)[:1])
         yield from ((config, each) for config in configs if illegal(config, each, device) is None)
-    yield from (_planned(other, device, "cached") for other in _remembered(alike, device))
+    yield from ((_planned(other, device, "cached"), other) for other in _remembered(alike, device))
 
 
-def calls_of(problem: Tiled, device: Device, mode: str, any_rows: bool = False) -> Calls:
-    """Return the configs that calls of a problem run in a mode, not "tune"; for "cached" in "strict", too.
+def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
+    """Return the configs that calls of a problem run in this mode, in "tune" those of "cached".
 
-    `any_rows`: of products of two matrices whose class has a portfolio, with any number of rows. Raises
-    NotTunedError in mode "strict" where nothing measured is known.
+    Those of "cached" serve a process in mode "strict", too. `any_rows`: of products of two matrices whose
+    class has a portfolio, with any number of rows. Raises NotTunedError in mode "strict" where nothing
+    measured is known.
     """
-    config, _ = _planned(problem, device, mode)
-    found: Calls = {config: [problem]}
-    if mode == "cached":  # a process in mode "strict" finds its kernels, too
+    mode = "cached" if current_mode() == "tune" else current_mode()
+    found: Calls = {_planned(problem, device, mode): [problem]}
+    if mode == "cached":
         with contextlib.suppress(NotTunedError):
-            config, _ = _planned(problem, device, "strict")
-            found[config] = [problem]
+            found[_planned(problem, device, "strict")] = [problem]
     name, sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
     if any_rows and mode != "off" and sized and name is not None and gpu_tables.portfolio(name, device):
         for config, each in _with_any_rows(problem, device):
@@ -266,9 +266,8 @@ def warm(
         raise InvalidValueError(_INTERPRETED)
     if chosen.why == IN_PLACE:
         raise InvalidValueError("warm: calls in place are not compiled ahead: leave out= away")
-    mode = "cached" if current_mode() == "tune" else current_mode()
-    kernels, reasons = compile_calls(calls_of(chosen.problem, chosen.device, mode, any_rows), chosen.device)
+    kernels, reasons = compile_calls(calls_of(chosen.problem, chosen.device, any_rows), chosen.device)
     if reasons:
-        error = NotCompiledError if mode == "strict" else TuningError
+        error = NotCompiledError if current_mode() == "strict" else TuningError
         raise error(f"warm: {len(kernels)} kernels are there, others are not: {'; '.join(reasons[:3])}")
     return len(kernels)
