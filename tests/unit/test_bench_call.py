@@ -7,16 +7,13 @@ import torch
 
 import tritile
 from tests.unit.test_plan import BLOCKS, H200, _double, meta
-from tritile.core.posed import posed
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.lab import baselines
 from tritile.lab import bench as benching
 from tritile.lab import tune as tuning
 from tritile.lab.results import Measurement
 from tritile.planning import model
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.subject import torch_calls
 
 PROBLEM = MatmulProblem(1, 64, 32, 48, "bfloat16", "bfloat16")
 
@@ -50,11 +47,6 @@ def test_a_call_is_timed_beside_torch(here, what):
     assert (found.config, found.source) == (model.pick(PROBLEM, H200), "exact")
     assert "15.0 us, 1.50 times as long: matmul" in repr(found)
     assert "64x32x48 NN bfloat16 on NVIDIA H200" in found._repr_html_()
-
-
-def test_torch_copies_a_permutation_that_no_suite_names():
-    call = posed(PermuteProblem.of((3, 5), (1, 3), (5, 1), 4))
-    assert baselines.torch_ways(call) == {"copy_": torch_calls.copy}
 
 
 def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(here, monkeypatch, tmp_path):
