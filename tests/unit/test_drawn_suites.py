@@ -115,7 +115,7 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     monkeypatch.setattr(bench, "_host_calls", lambda: [])
     monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
     monkeypatch.setattr(drawn, "SEARCHED", 5)
-    words = ["--suite", "unseen", "--draw", "1", "--draw", "2"]
+    words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--inductor"]
     done = CliRunner().invoke(cli.app, ["bench", *words, "--output", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "against torch" in done.stdout

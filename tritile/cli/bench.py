@@ -100,7 +100,12 @@ def bench(
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
     inductor: Annotated[
-        bool, typer.Option("--inductor", help="Time torch.compile's max-autotune too: seconds a product.")
+        bool,
+        typer.Option(
+            "--inductor",
+            help="Time torch.compile's max-autotune too: seconds a product. "
+            f"Of suite {drawn.SUITE}, at {drawn.SEARCHED} products.",
+        ),
     ] = False,
     only: shared.Only = "",
     draw: Annotated[

@@ -205,13 +205,13 @@ class Run:
     def drawn(self, cases: Sequence[Case], device: Device, env: Mapping[str, str], inductor: bool) -> None:
         """Measure drawn cases with nothing remembered and every kernel compiled before.
 
-        The first `SEARCHED` aligned products are compared with torch.compile's max-autotune in any case.
+        With `inductor`, the first `SEARCHED` aligned products are compared with torch.compile's max-autotune.
         """
-        first = drawn.aligned(cases)[: drawn.SEARCHED]
+        first = drawn.aligned(cases)[: drawn.SEARCHED] if inductor else []
         with drawn.nothing_remembered():
             drawn.compile_all(cases, device)
             self.cases(first, env, True)
-            self.cases([case for case in cases if case not in first], env, inductor)
+            self.cases([case for case in cases if case not in first], env, False)
 
 
 def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
