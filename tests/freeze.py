@@ -194,6 +194,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     for name in [name for name in os.environ if name.startswith("TRITILE_")]:
         del os.environ[name]
+    os.environ["TRITILE_BACKENDS"] = "triton"  # what is frozen is tritile's own
     import triton
 
     os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".triton" / triton.__version__))

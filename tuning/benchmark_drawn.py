@@ -11,6 +11,7 @@ from benchmark_tables import Cells, Line, latest, measured_on, read, spread, tab
 from tritile.lab.results import geomean, sizes_label
 
 KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
+OWN = ", by tritile's own kernels"
 DRAWS = 3  # the newest draws that are shown
 
 
@@ -39,7 +40,10 @@ def drawn_kinds(line: Line) -> Iterator[tuple[str, float]]:
     if line["op"] == "permute":
         yield KINDS[-1], line["gbps"] / line["copy_gbps"]
         return
-    yield KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0], line["ratio_torch"]
+    kind = KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0]
+    yield kind, line["ratio_torch"]
+    if "triton_us" in line:
+        yield kind + OWN, line["torch_us"] / line["triton_us"]
     if line.get("ratio_inductor") is not None:
         yield KINDS[1], line["ratio_inductor"]
 
@@ -52,11 +56,18 @@ def unseen(lines: list[Line]) -> Iterator[str]:
     groups = {f"last {len(by_seed)} together": together} if len(by_seed) > 1 else {}
     groups |= {seed[:8]: found for seed, found in by_seed.items()}
     made = []
-    for kind in KINDS:
+    kinds = (KINDS[0], KINDS[0] + OWN, KINDS[1], KINDS[2], KINDS[2] + OWN, KINDS[3])
+    for kind in kinds:
         for name, found in groups.items():
             values = [(figure, sizes_label(x)) for x in found for of, figure in drawn_kinds(x) if of == kind]
             if values:
                 made.append((kind, name, *spread(values, low=True)))
+    for kind in (KINDS[0], KINDS[2]):
+        of = [line for line in together if kind in dict(drawn_kinds(line))]
+        rest = [line["ratio_torch"] for line in of if line.get("config", {}).get("family") != "aten"]
+        if len(rest) < len(of):
+            share = f"{1 - len(rest) / len(of):.0%} of the {kind}"
+            yield f"torch's own kernel made {share}; the mean of the others is {geomean(rest):.3f}."
     yield table("of | draw | sizes: | geometric mean: | 5%: | under 1: | worst: | at", made)
 
 

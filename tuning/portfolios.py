@@ -29,12 +29,14 @@ from tritile.core.device import Device
 from tritile.core.problem import problem_from_dict
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
-from tritile.planning import model, table
+from tritile.planning import aten, model, table
 from tritile.planning.classes import MEASURED
-from tritile.tune.calibrate.run import Measured, likely
+from tritile.tune.calibrate import fit
+from tritile.tune.calibrate.run import LeftOut, Measured, likely
 from tritile.tune.calibrate.sweep import Row
 
 ENOUGH = 100  # sizes of a portfolio
+TOGETHER = (("halves-nn", "halves-nt"), ("halves-odd",), ("fp8",), ("int8",))  # torch's times in one fit
 
 
 def read(path: Path, least: float) -> tuple[Device, list[Row]]:
@@ -76,6 +78,28 @@ def lacking(row: Row, device: Device) -> float:
     return timed / min(likely(row.problem, device).values()) - 1
 
 
+def timed_torch(
+    names: tuple[str, ...],
+    found: dict[str, tuple[Measured, LeftOut]],
+    device: Device,
+    versions: dict[str, str],
+) -> aten.AtenTimes | None:
+    """What predicts torch's times for these classes; None where none of them was swept."""
+    parts = [found[name] for name in names if name in found]
+    if not parts:
+        return None
+    problems = [problem for measured, _ in parts for problem in measured.problems]
+    us, picks, predicted = (
+        torch.cat(each)
+        for each in zip(*((m.torch_us, out.corrected, out.predicted) for m, out in parts), strict=True)
+    )
+    timed = ~us.isnan()
+    rows = [problem for problem, good in zip(problems, timed.tolist(), strict=True) if good]
+    made = fit.aten_times(names, rows, us[timed], device, versions, picks[timed], predicted[timed])
+    print(f"torch at {', '.join(names)}: predicted within {made.error:.1%}, margin {made.margin}")
+    return made
+
+
 def told(shares: torch.Tensor) -> str:
     mean = float(shares.log1p().mean().expm1())
     median, p95 = (float(shares.quantile(q)) for q in (0.5, 0.95))
@@ -86,6 +110,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--table", type=Path)
+    parser.add_argument(
+        "--versions",
+        type=json.loads,
+        default={"torch": "2.11.0+cu130", "cublas": ""},
+        help="of torch and cuBLAS, as they were swept",
+    )
     parser.add_argument("--least", type=float, default=0.0)
     asked = parser.parse_args()
     torch.set_num_threads(1)  # sums then have one order, and a repeat gives the same bytes
@@ -96,10 +126,11 @@ def main() -> None:
         old = table.read(asked.table) if asked.table.exists() else old
         if others := {each.name for each, _ in swept.values()} - {old.device["name"]}:
             parser.error(f"{asked.table} is of {old.device['name']}, sweeps are of {', '.join(others)}")
-    made, leads = {}, {}
+    made, leads, torchs = {}, {}, {}
     for name, (device, rows) in swept.items():
         measured = Measured(name, rows, device)
         left_out = measured.left_out()
+        torchs[name] = measured, left_out
         pick, best = measured.lost(left_out.picks), measured.lost(left_out.fastest)
         before = torch.tensor([models_pick(row, device) for row in rows], dtype=torch.float64)
         print(f"{name}, {len(pick)} sizes: the pick loses {told(pick)}")
@@ -121,6 +152,7 @@ def main() -> None:
         losses = [each.log1p().mean() for each in (pick, lacks, before)]
         good = len(pick) >= ENOUGH and losses[0] + losses[1] < losses[2]
         made[name] = measured.portfolio(left_out) if good and asked.table else None
+    times = [found for names in TOGETHER if (found := timed_torch(names, torchs, device, asked.versions))]
     if asked.table:
         portfolios = {name: each for name, each in (old.portfolios | made).items() if each is not None}
         labels = {
@@ -128,9 +160,11 @@ def main() -> None:
             for name, each in portfolios.items()
             for config in each.configs
         }
-        new = {label: digest for label, digest in digests().items() if label in labels}
-        kernels, leads = new | dict(old.kernels), {**old.leads, **leads}
-        table.write(replace(old, kernels=kernels, portfolios=portfolios, leads=leads), asked.table)
+        own = {label: digest for label, digest in digests().items() if label in labels}
+        kernels, leads = own | dict(old.kernels), {**old.leads, **leads}
+        table.write(
+            replace(old, kernels=kernels, portfolios=portfolios, leads=leads, aten=tuple(times)), asked.table
+        )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 # Tell autograd that tensors were written, in half the time of torch's wrapper.
 increment_versions: Final = torch._C._increment_version
 
+# Tell whether torch.use_deterministic_algorithms is on.
+is_deterministic: Final = torch._C._get_deterministic_algorithms
+
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack  # return how many `__torch_dispatch__` modes are on

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import tempfile
@@ -21,21 +22,30 @@ _MODE_OF: Final[dict[bytes, Mode]] = {name.encode(): name for name in MODES}
 _SWITCH: Final = {"1": True, "0": False}
 
 
+BACKENDS: Final = ("triton", "triton,aten")
+
+
 class Rules(NamedTuple):
-    """Hold what is in force for a call: the mode, and whether it is batch-invariant."""
+    """Hold what is in force for a call: mode, batch invariance, and if torch's own kernel may make it."""
 
     mode: Mode
     invariant: bool
+    aten: bool
 
 
 # Made once, as each key of the memo of calls has one.
-_RULES: Final = {(mode, on): Rules(mode, on) for mode in MODES for on in (False, True)}
-_DEFAULT: Final = _RULES["cached", False]
+_RULES: Final = {
+    (mode, *switches): Rules(mode, *switches)
+    for mode in MODES
+    for switches in itertools.product((False, True), repeat=2)
+}
+_DEFAULT: Final = _RULES["cached", False, True]
 
 # The dictionary behind os.environ, by names in bytes: read at every call, and twenty times faster.
 _ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
 _mode: ContextVar[Mode | None] = ContextVar("tritile_mode", default=None)
 _invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", default=None)
+_aten: ContextVar[bool | None] = ContextVar("tritile_aten", default=None)
 
 
 @contextlib.contextmanager
@@ -73,9 +83,32 @@ def current_mode() -> Mode:
     return requested_mode() or "cached"
 
 
+def _checked_backends(value: Any, origin: str) -> bool:
+    names = {name.strip() for name in value.split(",")} if isinstance(value, str) else set()
+    if "triton" not in names or not names <= {"triton", "aten"}:
+        raise InvalidValueError(f"{origin} is {value!r}: wanted one of {' or '.join(map(repr, BACKENDS))}")
+    return "aten" in names
+
+
+def uses_aten() -> bool:
+    """True if torch's own kernel is a candidate, by the innermost `mode(backends=...)` or the environment.
+
+    Raises InvalidValueError where `TRITILE_BACKENDS` is neither "triton" nor "triton,aten".
+    """
+    chosen = _aten.get()
+    if chosen is not None:
+        return chosen
+    if _ENVIRON is not None and b"TRITILE_BACKENDS" not in _ENVIRON:
+        return True
+    value = os.environ.get("TRITILE_BACKENDS")
+    return _checked_backends(value, "TRITILE_BACKENDS") if value else True
+
+
 @contextlib.contextmanager
-def mode(name: Mode) -> Iterator[None]:
-    """Choose, for the calls inside the `with`, how configs are picked.
+def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[None]:
+    """Choose, for the calls inside the `with`, how configs are picked, and from which backends.
+
+    name: one of the modes below; None leaves the mode as it is.
 
     cached: what was measured, else a prediction; nothing is ever measured (the default of tritile's own
         operations).
@@ -85,10 +118,19 @@ def mode(name: Mode) -> Iterator[None]:
         kernels Triton would have to compile raises `NotCompiledError`, before anything is compiled.
     off: the prediction only; remembered results are not even read.
 
+    backends: "triton,aten" (the default) takes torch's own kernel where it is predicted, or was measured, to
+        be faster than any of tritile's; "triton" keeps it out. None leaves it as it is. `TRITILE_BACKENDS`
+        sets it for a process.
+
     Raises InvalidValueError for any other name. It applies to the current thread or task, and to the
     backward passes of tritile's calls made inside.
     """
-    with _choosing((_mode, _checked_mode(name, "mode"))):
+    choices: list[tuple[ContextVar[Any], Any]] = []
+    if name is not None:
+        choices.append((_mode, _checked_mode(name, "mode")))
+    if backends is not None:
+        choices.append((_aten, _checked_backends(backends, "backends")))
+    with _choosing(*choices):
         yield
 
 
@@ -111,11 +153,13 @@ def is_batch_invariant() -> bool:
 def rules() -> Rules:
     """Tell what is in force for a call made now: a key of what is remembered of calls has it."""
     silent = _ENVIRON is not None and not (
-        b"TRITILE_MODE" in _ENVIRON or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
+        b"TRITILE_MODE" in _ENVIRON
+        or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
+        or b"TRITILE_BACKENDS" in _ENVIRON
     )
-    if silent and _mode.get() is None and _invariant.get() is None:
+    if silent and _mode.get() is None and _invariant.get() is None and _aten.get() is None:
         return _DEFAULT
-    return _RULES[current_mode(), is_batch_invariant()]
+    return _RULES[current_mode(), is_batch_invariant(), uses_aten()]
 
 
 @contextlib.contextmanager
@@ -124,7 +168,7 @@ def under(found: Rules) -> Iterator[None]:
     if rules() == found:
         yield
         return
-    with _choosing((_mode, found.mode), (_invariant, found.invariant)):
+    with _choosing((_mode, found.mode), (_invariant, found.invariant), (_aten, found.aten)):
         yield
 
 

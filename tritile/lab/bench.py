@@ -24,6 +24,7 @@ from tritile.core.device import Device
 from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.core.problem.checks import THREE
+from tritile.core.settings import uses_aten
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
 from tritile.lab import baselines, drawn
@@ -44,7 +45,7 @@ from tritile.tune.measure import timing
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.workshop import borrowed
 from tritile.tune.measuring import call_of, room_of
-from tritile.tune.subject import answers, operands
+from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
 
@@ -86,15 +87,20 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     if device is None:
         raise UnsupportedError("bench: there is no GPU here to measure")
     problem, load = (what.problem, what.load) if isinstance(what, Case) else (what, "skewed")
-    chosen = plans.plan_for(problem, device, "cached")
-    assert chosen is not None
+    chosen = plans.plan_for(problem, device, "cached", uses_aten())
+    own = plans.plan_for(problem, device, "cached")
+    assert chosen is not None and own is not None  # noqa: PT018
     calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
-    ours = operands.run_of(launch.prepare(calls[0], chosen.config))
+    ours = operands.run_of(launch.prepare(calls[0], own.config))
     error = answers.check(ours, calls[0])
-    graphs: dict[str, timing.Graph | timing.Eager] = {"tritile": timing.Graph(ours, calls)}
+    graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if getattr(problem, "precision", "").removesuffix(THREE) == "tf32" else "ieee"):
         ways = _torch_graphs(problem, calls, tell)
         taken = inductor and problem.op != "linear_quantized"
+        if chosen.config == AS_TORCH:
+            run = torch_calls.run_of(problem)
+            assert run is not None  # what torch may make, it makes in one call
+            graphs["aten"] = timing.Graph(run, calls)
         more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
     graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
     if problem.op == "permute":
@@ -105,11 +111,13 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     timings = {side: timing.timing_of(times) for side, times in zip(graphs, samples, strict=True)}
     us = {side: found.us for side, found in timings.items()}
     fastest = min(ways, key=us.__getitem__)
+    backend = "aten" if "aten" in graphs else "triton"
     return Measurement(
-        tritile_us=us["tritile"],
+        tritile_us=us[backend],
+        triton_us=us["triton"],
         torch_us=us[fastest],
         inductor_us=us.get("inductor"),
-        spread=timings["tritile"].spread,
+        spread=timings[backend].spread,
         spreads={"torch": timings[fastest].spread} | {name: timings[name].spread for name in more},
         samples=len(samples[0]),
         launches=len(calls),

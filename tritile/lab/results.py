@@ -3,7 +3,8 @@
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
 weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its times in microseconds
-(`tritile_us, torch_us, inductor_us`; null for a baseline that was not run), `ratio_torch` and
+(`tritile_us, torch_us, inductor_us`; null for a baseline that was not run; `triton_us`, of tritile's own
+kernel, differs from `tritile_us` where torch's kernel made the call), `ratio_torch` and
 `ratio_inductor` (the baseline's time by tritile's: above 1, tritile is faster), `spread` of tritile's times,
 `tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
 
@@ -11,8 +12,8 @@ weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its ti
 `torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
 each side there are `samples` times; each is the mean over `launches` launches on operands of their own.
 
-Older lines lack some of `torch_call, torch_calls, spreads, samples, launches`. Some have `tutorial_us` and
-`ratio_tutorial`, of the matmul of Triton's tutorial.
+Older lines lack some of `triton_us, torch_call, torch_calls, spreads, samples, launches`. Some have
+`tutorial_us` and `ratio_tutorial`, of the matmul of Triton's tutorial.
 
 In op "grouped" `batch` counts groups, `ragged` names the extent that they share, m or k, and `load` says how.
 
@@ -60,9 +61,10 @@ _LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; written where 
 class Measurement:
     """Hold what was measured of one case, in the words of the lines of results.
 
-    Times are medians in microseconds, None for a baseline that was not run. A spread is that of times over
-    their median. Errors are relative norms against a reference in float64 or exact integers. `copy_gbps`
-    (permutes only) is the rate of a plain copy of as many bytes, read and written.
+    Times are medians in microseconds, None for a baseline that was not run. `tritile_us` is as a call is
+    made, `triton_us` by tritile's own kernel. A spread is that of times over their median. Errors are
+    relative norms against a reference in float64 or exact integers. `copy_gbps` (permutes only) is the rate
+    of a plain copy of as many bytes, read and written.
     """
 
     tritile_us: float
@@ -79,6 +81,7 @@ class Measurement:
     spreads: Mapping[str, float] = field(default_factory=dict)
     samples: int | None = None
     launches: int | None = None
+    triton_us: float | None = None
 
 
 def _rounded(values: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -107,6 +110,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     }
     numbers = {
         "tritile_us": ours,
+        **({} if measured.triton_us is None else {"triton_us": measured.triton_us}),
         **{f"{name}_us": us for name, us in times.items()},
         **{f"ratio_{name}": None if us is None else us / ours for name, us in times.items()},
         "spread": measured.spread,
@@ -171,7 +175,7 @@ def _checked(line: Any) -> Result:
     case = case_of(line)
     needed = {*_RATES[case.op]} - {"copy_gbps"}
     needed |= {f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us") is not None}
-    optional = ("copy_gbps", "samples", "launches", *(f"{name}_us" for name in BASELINES))
+    optional = ("triton_us", "copy_gbps", "samples", "launches", *(f"{name}_us" for name in BASELINES))
     _check(line, needed, _is_positive, "a number above 0")
     there = (name for name in optional if line.get(name) is not None)
     _check(line, there, _is_positive, "a number above 0, or null")

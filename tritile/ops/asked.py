@@ -4,16 +4,20 @@ A public function asks `tritile.ops.memo.recall` first. Every operation says wha
 in a function of all arguments that `asks` registers. That is what runs, is traced, and is planned.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import torch
 
+from tritile.core.log import log
 from tritile.core.settings import rules
 from tritile.core.views import Call
+from tritile.errors import brief
+from tritile.ops.aten import by_torch
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.memo import Key, Tensors, recall, remember
-from tritile.ops.run import interpret_product, mark_written, on_host, prepared
+from tritile.ops.run import interpret_product, is_by_aten, mark_written, on_host, prepared
 from tritile.ops.signatures import joined
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -111,6 +115,18 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
             of.interpret(result, how)
         else:
             call = of.call(unchanged, result, how)
+            torchs = by_torch(of, how, out) if rules().aten else None
+            if torchs is not None and is_by_aten(call.problem, of.first.device.index):
+                try:
+                    made = torchs(*tensors) if out is None else torchs(*tensors, out)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:  # as cuBLAS says what it does not support
+                    facts = {"problem": call.problem.label, "config": "aten"}
+                    log("compile", logging.WARNING, **facts, failure=brief(error))
+                else:
+                    remember(op, options, torchs, call, tensors, out, result)
+                    return made
             launch = prepared(call, of.by_default)
             launch(*call.tensors)
             remember(op, options, launch, call, tensors, out, result)

@@ -14,7 +14,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import alike, forward_level, fp32_precision
+from tritile.core.of_torch import alike, forward_level, fp32_precision, is_deterministic
 from tritile.core.problem import TURNED
 from tritile.core.settings import rules
 from tritile.core.views import Call
@@ -34,6 +34,7 @@ IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in th
 _MOST: Final = 64  # calls of one key
 
 Tensors = Sequence[Any]
+ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, and out behind them where it is given
 Addresses = list[Any]  # an int, or None
 Key = tuple[Any, ...]
 
@@ -54,6 +55,7 @@ class Ready:
     - `low`: where each tensor begins within 16 bytes.
     - `start`: the place of the first tensor that begins where out does; None without out.
     - `setting`: torch's precision of fp32; None where it does not count.
+    - `run`: the launch, whose `at` takes addresses; or `by_torch`, torch's call, a `ByTorch`.
     - `pick` takes the addresses out of all, in the order of the launch.
     - `reaches`: the length in bytes of each tensor, 0 for one that is not read or begins where out does.
       `read`: the place and reach of those that are.
@@ -65,7 +67,8 @@ class Ready:
     low: Addresses
     start: int | None
     setting: str | None
-    launch: Launch | SplitLaunch
+    run: Any
+    by_torch: bool
     pick: Callable[[Sequence[Any]], tuple[int, ...]]
     reaches: tuple[int, ...]
     read: tuple[tuple[int, int], ...]
@@ -110,7 +113,7 @@ def _meets(ready: Ready, addresses: Addresses) -> bool:
 
 def _key(op: str, everything: Tensors, options: Key) -> Key:
     sizes = everything[0].shape, everything[len(everything) > 2].shape
-    return (op, options, rules(), is_grad_enabled(), sizes, *map(type, everything))
+    return (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, everything))
 
 
 def recall(
@@ -137,6 +140,9 @@ def recall(
             continue
         if not (ready.setting is None or ready.setting == default_precision()):
             continue
+        if out is None and ready.by_torch:
+            made: torch.Tensor = ready.run(*tensors)
+            return made
         addresses = addresses_of(everything)
         if [at and at & 15 for at in addresses] != ready.low:
             continue
@@ -148,8 +154,11 @@ def recall(
         else:
             if _meets(ready, addresses):
                 check_out_apart(op, out, tensors, ready.reaches)
+            if ready.by_torch:
+                ready.run(*tensors, out)
+                return out
             mark_written(op, out)
-        ready.launch.at(ready.pick(addresses))
+        ready.run.at(ready.pick(addresses))
         return out
     return otherwise(op, tensors, out, options)
 
@@ -162,10 +171,13 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
 
 
 def remember(
-    op: str, options: Key, launch: Launch | SplitLaunch, call: Call, tensors: Tensors, out: Any,
+    op: str, options: Key, how: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
     result: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Remember the launch of a call, where its plan may be kept. `tensors` and `out` are the caller's."""
+    """Remember a call's launch, or torch's call, where its plan may be kept.
+
+    `tensors` and `out` are the caller's.
+    """
     if not may_be_kept():
         return
     indices, everything = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, result)
@@ -194,7 +206,8 @@ def remember(
     ready = Ready(
         distinct, alike(*distinct(everything)), same, [at and at & 15 for at in addresses],
         None if out is None else start,
-        default_precision() if by_setting else None, launch, itemgetter(*order), tuple(reaches), read,
+        default_precision() if by_setting else None,
+        how, not isinstance(how, Launch | SplitLaunch), itemgetter(*order), tuple(reaches), read,
         tuple(result.shape), result.stride(), result.dtype, result.device,
     )  # fmt: skip
     key = _key(op, everything, options)

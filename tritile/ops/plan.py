@@ -11,9 +11,11 @@ from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
+from tritile.core.settings import uses_aten
 from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.asked import ASKED, Asked, unchanged
+from tritile.ops.aten import by_torch
 from tritile.ops.checks import check_memory
 from tritile.ops.fused import BESIDE_BIAS, addmm, baddbmm, check_bias_alone, gated_linear, linear
 from tritile.ops.grouped import grouped_matmul
@@ -66,6 +68,11 @@ def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Raises InvalidValueError for what is no operation, and what the call itself raises for its arguments.
     """
+    return _call_of(who, what, args, kwargs)[0]
+
+
+def _call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
+    """Return the call, and if torch's own kernel may make it."""
     function = function_of(who, what)
     check_memory(who, *args, *kwargs.values())
     try:
@@ -83,7 +90,8 @@ def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if out.numel() == 0 or of.is_empty:
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in of.tensors[:2] if tensor is not None)
         raise ShapeError(f"{who}: {of.op} of {shapes} launches no kernel")
-    return of.call(unchanged, out, how)
+    torchs = uses_aten() and by_torch(of, how, given.arguments.get("out")) is not None
+    return of.call(unchanged, out, how), torchs
 
 
 def gpu_of(who: str, given: Any) -> Device:
@@ -136,7 +144,8 @@ def plan(
         kwargs: keyword arguments of the call.
 
     Returns:
-        A `tritile.Plan`; of a decorated kernel a `KernelPlan`, which has a `problem`, `config` and `source`.
+        A `tritile.Plan`, of family "aten" where torch's own kernel would run; of a decorated kernel a
+        `KernelPlan`, which has a `problem`, `config` and `source`.
 
     Raises:
         TritileError: as the call itself raises it for its arguments.
@@ -146,9 +155,9 @@ def plan(
     if isinstance(what, Plannable):
         return what.planned(args, kwargs, None if device is None else gpu_of("plan", device))
     if isinstance(what, Tiled):
-        problem, here, only = what, devices.current_gpu(), None
+        problem, here, only, torchs = what, devices.current_gpu(), None, uses_aten()
     else:
-        call = call_of("plan", what, args, kwargs)
+        call, torchs = _call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             found = plans.interpreted(problem)
@@ -159,6 +168,6 @@ def plan(
         raise InvalidValueError("plan: there is no GPU here: name one with device=tritile.target_device(...)")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
-    chosen = plans.plan_for(problem, gpu) or plans.plan_for(problem, gpu, "cached")
+    chosen = plans.plan_for(problem, gpu, None, torchs) or plans.plan_for(problem, gpu, "cached", torchs)
     assert chosen is not None  # only mode "tune" returns None
     return chosen

@@ -21,7 +21,7 @@ from tritile.core.views import Call, PermuteCall
 from tritile.errors import PrecisionWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import gpu_tables, model, plans, torch_times
+from tritile.planning import aten, gpu_tables, model, plans, torch_times
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
@@ -76,21 +76,29 @@ def fixed(call: Call) -> Config | None:
     return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
-def planned(problem: Tiled, index: int) -> plans.Plan:
+def planned(problem: Tiled, index: int, by_torch: bool = False) -> plans.Plan:
     """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
 
-    Where several threads meet a problem at the same time, one measures it and the others wait.
+    Where several threads meet a problem at the same time, one measures it and the others wait. `by_torch`:
+    torch's kernel may make it.
     """
     device = devices.gpu(index)
-    chosen = plans.plan_for(problem, device)
+    chosen = plans.plan_for(problem, device, None, by_torch)
     if chosen is None and capturing():
-        chosen = plans.plan_for(problem, device, "cached")
+        chosen = plans.plan_for(problem, device, "cached", by_torch)
     elif chosen is None:
-        chosen = once(("planned", problem, device), lambda: _measured(problem, device, index))
+        chosen = once(
+            ("planned", problem, device, by_torch), lambda: _measured(problem, device, index, by_torch)
+        )
     assert chosen is not None
     if chosen.source == "model" and current_mode() == "cached":
         _warn_uncalibrated(device)
     return chosen
+
+
+def is_by_aten(problem: Tiled, index: int) -> bool:
+    """True if torch's kernel is planned for a problem on a GPU that it may make."""
+    return planned(problem, index, True).config == aten.CONFIG
 
 
 def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) -> None:
@@ -132,16 +140,20 @@ def _warn_of_default(problem: Tiled, device: devices.Device) -> None:
     )
 
 
-def _measured(problem: Tiled, device: devices.Device, index: int) -> plans.Plan:
-    chosen = plans.plan_for(problem, device)
+def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool) -> plans.Plan:
+    chosen = plans.plan_for(problem, device, None, by_torch)
     if chosen is not None:  # another thread has just measured it
         return chosen
     from tritile.tune.now import tuned_now  # load the tuner only to measure
 
-    fastest = tuned_now(problem, device, index)
+    known = plans.plan_for(problem, device, None, False)
+    fastest = known.config if known is not None else tuned_now(problem, device, index)
     forget()
+    if by_torch and isinstance(problem, MatmulProblem):
+        measure_beside_torch(problem, index)
+        forget()
     # Where the store cannot be written, use what was just measured.
-    return plans.plan_for(problem, device) or plans.logged(
+    return plans.plan_for(problem, device, None, by_torch) or plans.logged(
         plans.Plan(problem, fastest, "exact", device, None, "the fastest measured just now")
     )
 

@@ -136,7 +136,7 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
     """Return the facts of a product; `copies`: operands that TMA cannot read are copied first."""
     core = problem.core
     size, out_size = core.itemsize, ITEMSIZE[core.out_dtype]
-    a_row, b_row, out_row = _rows_of(core)
+    a_row, b_row, out_row = leading_strides(core)
     copy_a, copy_b = copied(core) if copies else (False, False)
     a_row, b_row = a_row * (not copy_a), b_row * (not copy_b)  # rows of copies start on lines
     moved = core.batch * core.k * (core.m * copy_a + core.n * core.rights * copy_b) * size
@@ -153,7 +153,7 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
     )  # fmt: skip
 
 
-def _rows_of(core: Any) -> list[int]:
+def leading_strides(core: Any) -> list[int]:
     """Return the leading strides of a, b and the result, in bytes."""
     layouts = core.a_layout, core.b_layout, core.out_layout
     strides = (
@@ -180,7 +180,7 @@ def _traits(problem: Any, rows: Iterable[int]) -> list[float]:
 
 def _product_traits(problem: MatmulProblem) -> list[float]:
     core = problem.core  # of fp16x3, which has three parts along K, K counts once
-    return [*_traits(problem, _rows_of(core)), (core.b_layout == "row") / 2]
+    return [*_traits(problem, leading_strides(core)), (core.b_layout == "row") / 2]
 
 
 def _packed_traits(problem: Any) -> list[float]:

@@ -22,6 +22,7 @@ from typing import Final
 from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
+from tritile.planning.aten import OTHER, AtenTimes, versions
 from tritile.planning.kernel_table import is_kernel_table
 from tritile.planning.portfolio import Lead, Portfolio
 from tritile.planning.table import Table, read
@@ -152,3 +153,21 @@ def lead(name: str, device: Device) -> Lead | None:
         return None
     made = found.leads[name]
     return made if found.device["name"] == device.name else replace(made, least=_LIKE_LEADS * made.least)
+
+
+def aten_times(name: str | None, device: Device) -> tuple[AtenTimes, float] | None:
+    """Return what predicts torch's times for a class on a GPU, and the margin; None if no table does.
+
+    The margin is wider where torch or cuBLAS is of another version than was timed, and on another GPU.
+    """
+    for table, _ in serving(device):
+        for each in table.aten:
+            if name in each.classes:
+                same = each.versions == versions() and table.device["name"] == device.name
+                return each, each.margin * (1.0 if same else OTHER)
+    return None
+
+
+def is_by_aten(kind: str, device: Device) -> bool:
+    """True if torch's kernel makes products of this kind, by the first table that knows of torch's times."""
+    return next((kind in table.by_aten for table, _ in serving(device) if table.by_aten), False)

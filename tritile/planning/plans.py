@@ -43,12 +43,12 @@ from tritile.errors import NotTunedError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import workspace_bytes
-from tritile.planning import gpu_tables, model
+from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.table import Table
-from tritile.planning.trial import Trial, best_of
+from tritile.planning.trial import TORCH, Trial, best_of
 
 _BESIDE: Final = 2  # configs beside a portfolio's that mode "tune" times
 
@@ -119,7 +119,7 @@ class Plan(_Planned):
     @property
     def workspace(self) -> int:
         """Return the bytes of workspace that a call allocates while it runs, 0 in the interpreter."""
-        if self.source == "interpreter":
+        if self.source == "interpreter" or self.config == aten.CONFIG:  # torch keeps cuBLAS's own
             return 0
         return workspace_bytes(posed(self.problem), self.config, self.device)
 
@@ -135,7 +135,7 @@ class Plan(_Planned):
         return (*rows, ("means", means))
 
 
-_memo: dict[tuple[Tiled, Device, str], Plan] = new_memo()
+_memo: dict[tuple[Tiled, Device, str, bool], Plan] = new_memo()
 
 
 def forget() -> None:
@@ -143,17 +143,20 @@ def forget() -> None:
     _memo.clear()
 
 
-def plan_for(problem: Tiled, device: Device, mode: str | None = None) -> Plan | None:
+def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: bool = False) -> Plan | None:
     """Return the plan for a problem by the mode given, else the one in force.
 
-    Return None only in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode
-    "strict" for a problem of which nothing measured is known.
+    `by_torch`: torch's kernel is a candidate, too. Return None only in mode "tune", for a problem that is to
+    be measured first. Raises NotTunedError in mode "strict" for a problem of which nothing measured is known.
     """
-    key = (problem, device, mode or current_mode())
+    by_torch = by_torch and aten.illegal(problem) is None
+    key = (problem, device, mode or current_mode(), by_torch)
     plan = _memo.get(key)
     if plan is None:
         since = perf_counter()
         plan = _chosen(problem, device, key[2])
+        if plan is not None and by_torch:
+            plan = _or_aten(plan, key[2])
         if plan is not None:
             _memo[key] = plan
             logged(plan, perf_counter() - since)
@@ -212,6 +215,57 @@ def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
             "mode cached"
         )
     return plan
+
+
+# --- torch's own kernel, beside the config that a plan has so far ---
+
+
+def _or_aten(plan: Plan, mode: str) -> Plan | None:
+    """Return the plan, or one by torch's kernel where that is faster, as measured or as predicted.
+
+    Mode "off" and a pinned table leave torch out. None where mode "tune" is to measure torch first.
+    """
+    problem, device = plan.problem, plan.device
+    if mode == "off" or plan.source == "pinned" or not isinstance(problem, MatmulProblem):
+        return plan
+    measured = _aten_measured(problem, device, plan)
+    if measured is not None:
+        us, source, why = measured
+        return _faster(plan, us, source, f"torch's kernel, {why}", 1.0)
+    if mode == "tune":
+        return None
+    if plan.source in ("predicted", "model") and gpu_tables.is_by_aten(aten.kind_of(problem), device):
+        why = f"torch's kernel makes products of {aten.kind_of(problem)}, by the table of {device.name}"
+        return Plan(problem, aten.CONFIG, "table", device, None, why)
+    found = gpu_tables.aten_times(class_of(problem), device) if plan.source != "model" else None
+    if found is None:
+        return plan
+    times, margin = found
+    margin *= 1 + times.error if plan.source != "predicted" else 1.0
+    why = f"torch's kernel, predicted within {times.error:.0%} at sizes left out"
+    return _faster(plan, times.us(problem, device), "predicted", why, margin)
+
+
+def _aten_measured(problem: Tiled, device: Device, plan: Plan) -> tuple[float, str, str] | None:
+    """Return torch's measured time of a problem, the source and where it is from."""
+    trial = store_of(device).best(TORCH, problem)
+    if trial is not None and trial.us:
+        return trial.us, "exact", "measured on this GPU"
+    if plan.source != "table":
+        return None
+    tables = (each for each in gpu_tables.shipped(device) if each.device["name"] == device.name)
+    entries = (each.find(problem) for each in tables)
+    us = next((entry.torch_us for entry in entries if entry is not None and entry.torch_us), None)
+    return None if us is None else (us, "table", "measured for this GPU in tritile's table")
+
+
+def _faster(plan: Plan, us: float, source: str, why: str, margin: float) -> Plan:
+    """Return the plan, or torch's if its time `us` is less by the margin; either says how the other does."""
+    if plan.us is None or plan.us < margin * us:
+        ratio = "" if plan.us is None else f": {us / plan.us:.2f} times as long"
+        return replace(plan, why=f"{plan.why}; {why}, takes {us:.1f} us{ratio}")
+    why += f"; {plan.config} takes {plan.us:.1f} us ({plan.source}), {plan.us / us:.2f} times as long"
+    return Plan(plan.problem, aten.CONFIG, source, plan.device, us, why)
 
 
 # --- The store and the tables: measurements of just this problem ---

@@ -19,6 +19,7 @@ from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import FileError, InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
+from tritile.planning.aten import AtenTimes, aten_times_of
 from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Lead, Portfolio, lead_of, portfolio_of
 from tritile.planning.store import Store
@@ -51,6 +52,9 @@ class Table:
     - `entries`: a config for each tuned problem.
     - `portfolios`: by class of problems, for sizes without an entry.
     - `leads`: by class, how many times as long torch takes.
+    - `aten`: torch's times, as predicted for some classes each.
+    - `by_aten`: kinds of products, as `planning.aten.kind_of` names them, that torch's kernel makes wherever
+      nothing else is measured.
     - `shortlists`: by class without a portfolio, configs and constants fitted to the model's times, not to
       measured ones: the model picks among the likeliest few, as a whole space takes it 0.1 s and more.
     """
@@ -61,6 +65,8 @@ class Table:
     portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
     leads: Mapping[str, Lead] = field(default_factory=dict)
     shortlists: Mapping[str, Portfolio] = field(default_factory=dict)
+    aten: tuple[AtenTimes, ...] = ()
+    by_aten: tuple[str, ...] = ()
 
     def find(self, problem: Problem) -> Entry | None:
         return self._by_problem.get(problem)
@@ -126,7 +132,11 @@ def _table(data: Any, name: str) -> Table:
         {each: portfolio_of(each, value) for each, value in _by_name(data, key, name).items()}
         for key in ("portfolios", "shortlists")
     )
-    return Table(device, kernels, entries, portfolios, _leads(data, name), shortlists)
+    aten, by_aten = data.get("aten", []), data.get("by_aten", [])
+    if not isinstance(aten, list) or not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
+        raise FileError(f"{name}: wanted lists of aten, and of names by_aten")
+    times = tuple(map(aten_times_of, aten))
+    return Table(device, kernels, entries, portfolios, _leads(data, name), shortlists, times, tuple(by_aten))
 
 
 def _is_facts(device: Any) -> bool:
@@ -232,6 +242,10 @@ def _text(table: Table) -> str:
     for key in ("portfolios", "leads", "shortlists"):
         by_class = sorted(getattr(table, key).items())
         head |= {key: {name: each.to_dict() for name, each in by_class}} if by_class else {}
+    if table.aten:
+        head["aten"] = [each.to_dict() for each in table.aten]
+    if table.by_aten:
+        head["by_aten"] = list(table.by_aten)
     lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
     return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
@@ -274,6 +288,8 @@ def completed(table: Table, old: Table) -> Table:
         portfolios={**old.current_portfolios(), **table.portfolios},
         leads={**old.current_leads(), **table.leads},
         shortlists={**old.shortlists, **table.shortlists},
+        aten=table.aten or old.aten,
+        by_aten=table.by_aten or old.by_aten,
     )
 
 

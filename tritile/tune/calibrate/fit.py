@@ -4,15 +4,19 @@ Times are in a tensor (sizes, configs) of microseconds, NaN where a config was n
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, Tiled
+from tritile.planning import aten
+from tritile.planning.aten import AtenTimes
 from tritile.planning.formula import Formula
 from tritile.planning.portfolio import LAYERS, OWN, Correction, Lead, Loss, terms
 
@@ -30,6 +34,10 @@ _RATE: Final = 2e-3  # of learning
 _DECAY: Final = 1e-4  # of other weights of a correction
 _JITTER: Final = 0.15  # standard deviations of noise on inputs, whose own is 1
 _OWN_SPREAD: Final = 0.3  # standard deviation of configs' own inputs at the start
+_ATEN_BATCHES: Final = 2500  # by which torch's times are learnt
+_ATEN_BATCH: Final = 256
+_MARGINS: Final = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
+_ATEN_DECAY: Final = 1e-3
 _LOST: Final = 0.05  # share of the calls taken by a lead that may be slower than torch
 _NEVER: Final = 1e9  # a ratio of times that is never predicted
 _PRESSURE: Final = 1.5  # power by which slower configs count less
@@ -200,6 +208,66 @@ def _learnt(
                     total += member / (_BATCHES - _BATCHES // 2)
     own, first, second, shared, weights = (each.double() for each in mean)
     return [own, first, second, shared + weights]
+
+
+def aten_times(
+    classes: Sequence[str], problems: Sequence[MatmulProblem], us: torch.Tensor, device: Device,
+    versions: Mapping[str, str], picks: torch.Tensor, predicted: torch.Tensor,
+) -> AtenTimes:  # fmt: skip
+    """Fit torch's times at problems of some classes. Its error is that of each quarter by the others.
+
+    `picks` and `predicted` are microseconds of the portfolio's pick at sizes left out, as measured and as
+    predicted, NaN where the pick was not timed: they decide the margin.
+    """
+    found = [aten.features(problem, device) for problem in problems]
+    x = torch.tensor(np.array([inputs for inputs, _ in found]))
+    y = us.log() - torch.tensor([floor for _, floor in found], dtype=torch.float64).log()
+    quarters = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).tensor_split(4)
+    told = torch.zeros_like(y)
+    for left_out in quarters:
+        rows = torch.cat([each for each in quarters if each is not left_out])
+        part = AtenTimes(tuple(classes), *_network(x[rows], y[rows]), 0.0, 1.0, len(rows), versions)
+        told[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
+    error, ratios = float((told - y).square().mean().sqrt()), predicted / us * (y - told).exp()
+    known = ~(picks + predicted).isnan()
+
+    def mean(margin: float) -> float:
+        return float(torch.where(ratios >= margin, us, picks)[known].log().mean())
+
+    margin = min(_MARGINS, key=mean) if bool(known.any()) else _MARGINS[-1]
+    return AtenTimes(tuple(classes), *_network(x, y), error, margin, len(y), versions)
+
+
+def _network(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Train the network of `AtenTimes` on inputs (samples, inputs): return its ranges and its layers."""
+    middle, spread = x.mean(0), x.std(0).clamp(min=_LEAST_SPREAD)
+    scaled, target = ((x - middle) / spread).clamp(-_WIDE, _WIDE).float(), y.float()
+    dice, sizes = torch.Generator().manual_seed(0), (x.shape[1], *aten.LAYERS, 1)
+    layers = [
+        (torch.randn(after, 1 + before, generator=dice) * (3 * before) ** -0.5).requires_grad_()
+        for before, after in itertools.pairwise(sizes)
+    ]
+    optimizer = torch.optim.AdamW(layers, _RATE, weight_decay=_ATEN_DECAY)
+    means = [torch.zeros_like(each) for each in layers]
+    for step in range(_ATEN_BATCHES):
+        batch = torch.randint(len(y), (_ATEN_BATCH,), generator=dice)
+        units = scaled[batch] + _JITTER * torch.randn(_ATEN_BATCH, x.shape[1], generator=dice)
+        for layer in layers[:-1]:
+            units = (units @ layer[:, 1:].T + layer[:, 0]).relu()
+        errors = ((units @ layers[-1][:, 1:].T + layers[-1][:, 0])[:, 0] - target[batch]) / _NOISE
+        optimizer.zero_grad()
+        ((1 + errors**2).sqrt() - 1).mean().backward()
+        optimizer.step()
+        if step >= _ATEN_BATCHES // 2:
+            with torch.no_grad():
+                for mean, layer in zip(means, layers, strict=True):
+                    mean += layer / (_ATEN_BATCHES - _ATEN_BATCHES // 2)
+    first, *rest = (each.double() for each in means)
+    slopes = first[:, 1:] / spread  # of inputs that are not scaled
+    first = torch.cat([first[:, :1] - (slopes @ middle)[:, None], slopes], 1)
+    ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
+    rows = [tuple(map(tuple, each.tolist())) for each in (ranges, first, *rest)]
+    return rows[0], (rows[1], rows[2], rows[3])
 
 
 def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:

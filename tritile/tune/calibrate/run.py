@@ -82,6 +82,7 @@ class LeftOut(NamedTuple):
     alone: torch.Tensor  # of the pick by the formula alone
     corrected: torch.Tensor  # of the pick with corrections
     fastest: torch.Tensor  # of the portfolio's fastest
+    predicted: torch.Tensor  # of the pick, as predicted with corrections
 
     @property
     def earned(self) -> bool:
@@ -147,7 +148,7 @@ class Measured:
 
     def left_out(self, count: int = MOST) -> LeftOut:
         """Try each quarter of the sizes with the portfolio that the other quarters choose and fit."""
-        times = torch.full((len(self.us), 3), torch.nan, dtype=torch.float64)
+        times = torch.full((len(self.us), 4), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
         quarters = order.tensor_split(4)
         for left_out in quarters:
@@ -156,7 +157,7 @@ class Measured:
             own = self.us[left_out][:, indices].nan_to_num(torch.inf)
             known = [each[left_out].where(own < torch.inf, torch.inf) for each in predictions]
             picks = [own.gather(1, each.argmin(1, keepdim=True))[:, 0] for each in known]
-            times[left_out] = torch.stack([*picks, own.amin(1)], 1)
+            times[left_out] = torch.stack([*picks, own.amin(1), known[1].amin(1)], 1)
         return LeftOut(*times.where(times < torch.inf, torch.nan).unbind(1))
 
     def lost(self, us: torch.Tensor) -> torch.Tensor:

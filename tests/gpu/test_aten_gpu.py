@@ -1,0 +1,178 @@
+"""Calls that torch's own kernel makes on a GPU: right, into any `out`, and by torch's settings at each call.
+
+Every call that torch may make is planned so here. Answers are compared with float64, never with torch alone.
+"""
+
+import pytest
+import torch
+
+import tritile
+from tests.complexes import assert_complex
+from tests.reference import DEFAULT_OUT, assert_product, frame, guard_intact, name, placed, values
+from tritile.core import device as devices
+from tritile.core.problem import MatmulProblem
+from tritile.lab.bench import measured
+from tritile.ops import asked, memo
+from tritile.planning import aten, gpu_tables, plans
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    """Has torch make what it may; returns whether it made all calls since."""
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    made = []
+    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    make = asked.by_torch
+
+    def counted(*given):
+        found = make(*given)
+        return found and (lambda *call: made.append(None) or found(*call))
+
+    monkeypatch.setattr(asked, "by_torch", counted)
+    tritile.forget()
+    yield made
+    tritile.forget()
+
+
+def check(got, a, b):
+    assert got.dtype == DEFAULT_OUT.get(a.dtype, a.dtype)
+    assert_complex(got, a, b, "ieee") if a.is_complex() else assert_product(got, a, b)
+
+
+KINDS = [BF16, FP16, FP32, FP64, torch.complex64, torch.complex128, torch.int8, FP8]
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize(
+    "layouts", [("row", "row"), ("row", "column"), ("column", "row"), ("padded", "column_padded")]
+)
+@pytest.mark.parametrize("dtype", KINDS, ids=name)
+def test_dtypes_layouts_and_views_of_out(by_torch, dtype, layouts):
+    for m, n, k in ((128, 192, 256), (131, 97, 61), (1, 64, 32), (17, 1, 64)):
+        a, b = values((m, k), dtype, 0, "cuda"), values((k, n), dtype, 1, "cuda")
+        x, y = placed(a, layouts[0]), placed(b, layouts[1])
+        for _ in range(2):  # the second call is a remembered one
+            check(tritile.matmul(x, y), a, b)
+        for layout in ("padded", "column_padded", "sliced", "offset", "sparse"):
+            buffer, out = frame((m, n), DEFAULT_OUT.get(dtype, dtype), layout, "cuda")
+            for _ in range(2):
+                assert tritile.matmul(x, y, out=out) is out
+                check(out, a, b)
+            assert guard_intact(buffer, out), (m, n, k, layout)
+    assert by_torch or dtype in (torch.int8, FP8)
+
+
+def test_int8_and_fp8_are_torchs_where_it_takes_them(by_torch):
+    for dtype in (torch.int8, FP8):
+        a, b = values((64, 128), dtype, 0, "cuda"), values((96, 128), dtype, 1, "cuda").t()
+        for precision in (None, "fast") if dtype == FP8 else (None,):
+            check(tritile.matmul(a, b, precision=precision), a, b)
+        for out_dtype in (BF16, FP16, FP32) if dtype == FP8 else ():
+            got = tritile.matmul(a, b, out_dtype=out_dtype)
+            assert got.dtype == out_dtype
+            assert_product(got, a, b)
+    assert len(by_torch) == 6
+
+
+def test_batches_linear_and_bias(by_torch):
+    a, b, w = (
+        values((2, 3, 40, 64), BF16, 0, "cuda"),
+        values((64, 72), BF16, 1, "cuda"),
+        values((72, 64), BF16, 2, "cuda"),
+    )
+    bias = values((72,), BF16, 3, "cuda")
+    for _ in range(2):
+        check(tritile.matmul(a, b), a, b)
+        check(tritile.matmul(a, b.expand(2, 3, 64, 72)), a, b)
+        check(tritile.bmm(a[0], b.expand(3, 64, 72).contiguous()), a[0], b)
+        check(tritile.linear(a, w), a, w.t())
+        wanted = a.double() @ w.double().t() + bias.double()
+        torch.testing.assert_close(tritile.linear(a, w, bias).double(), wanted, rtol=2**-7, atol=0.1)
+        out = torch.empty(40, 72, dtype=BF16, device="cuda")
+        assert tritile.linear(a[0, 0], w, bias, out=out) is out
+        torch.testing.assert_close(out.double(), wanted[0, 0], rtol=2**-7, atol=0.1)
+    assert len(by_torch) == 12
+
+
+def test_nan_and_empty(by_torch):
+    a, b = values((64, 32), BF16, 0, "cuda"), values((32, 48), BF16, 1, "cuda")
+    a[3, 5] = torch.nan
+    got = tritile.matmul(a, b)
+    assert got[3].isnan().all()
+    assert not got[torch.arange(64, device="cuda") != 3].isnan().any()
+    assert tritile.matmul(a[:, :0], b[:0]).eq(0).all()
+    assert tritile.matmul(a[:0], b).shape == (0, 48)
+
+
+def test_settings_between_calls_of_one_problem(by_torch, cuda_matmul):
+    a, b = values((256, 512), FP32, 0, "cuda"), values((512, 256), FP32, 1, "cuda")
+    for _ in range(2):
+        for setting, precision in (("ieee", "ieee"), ("tf32", "tf32")):
+            cuda_matmul.fp32_precision = setting
+            assert_product(tritile.matmul(a, b), a, b, precision)
+            before = len(by_torch)
+            for named in ("ieee", "tf32"):
+                assert_product(tritile.matmul(a, b, precision=named), a, b, named)
+            assert len(by_torch) - before <= 1, "torch makes the one that it is set to"
+    tight = (tritile.matmul(a, b, precision="ieee").double() - a.double() @ b.double()).abs().max()
+    assert tight < 1e-3, "plain fp32 while torch is set to TF32"
+    before = len(by_torch)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_product(tritile.matmul(a, b), a, b, "tf32")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with tritile.batch_invariant():
+        tritile.matmul(a.bfloat16(), b.bfloat16())
+    with tritile.mode(backends="triton"):
+        tritile.matmul(a.bfloat16(), b.bfloat16())
+    assert len(by_torch) == before
+
+
+def test_captured_on_another_stream_and_differentiated(by_torch):
+    a, b = values((64, 128), BF16, 0, "cuda"), values((128, 96), BF16, 1, "cuda")
+    tritile.matmul(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = tritile.matmul(a, b)
+    a.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    check(got, a, b)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        there = tritile.matmul(a, b)
+    stream.synchronize()
+    assert torch.equal(there, got), "repeats bit for bit"
+    x = a.clone().requires_grad_()
+    tritile.matmul(x, b).sum().backward()
+    torch.testing.assert_close(x.grad.double(), b.double().sum(1).expand_as(x), rtol=2**-6, atol=0.2)
+    compiled = torch.compile(lambda x, y: tritile.matmul(x, y) + 1, fullgraph=True)
+    torch.testing.assert_close(compiled(a, b), got + 1)
+    assert by_torch
+
+
+def test_a_drawn_call_is_planned_by_the_table_and_tuned_beside_torch(monkeypatch):
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    device = devices.gpu(0)
+    if gpu_tables.aten_times("halves-nn", device) is None:
+        pytest.skip("no table of this GPU has torch's times")
+    a, b = values((4096, 4096), BF16, 0, "cuda"), values((4096, 4096), BF16, 1, "cuda")
+    assert "torch's kernel" in tritile.plan(tritile.matmul, a, b).why
+    a, b = values((300, 777), BF16, 0, "cuda"), values((777, 500), BF16, 1, "cuda")
+    with tritile.mode("tune"):
+        assert_product(tritile.matmul(a, b), a, b)
+        plan = tritile.plan(tritile.matmul, a, b)
+    assert plan.source == "exact"
+    assert "torch's kernel, measured on this GPU" in plan.why
+    (ready,) = (each for known in memo.CALLS.values() for each in known)
+    assert ready.by_torch == (plan.config == aten.CONFIG)
+    found = measured(MatmulProblem(1, 256, 512, 384, "float64", "float64"))
+    assert found.config == aten.CONFIG, "by the rule of the table"
+    assert found.triton_us != found.tritile_us, "both columns are timed"
+    plans.forget()

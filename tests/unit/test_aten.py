@@ -1,0 +1,318 @@
+"""torch's own kernel as a candidate: when it is planned, which calls it may make, and that it makes these.
+
+Calls are made on host tensors that pass for a GPU's, so that torch really computes them.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tritile
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.errors import InvalidValueError, OverlapError
+from tritile.ops import asked, memo
+from tritile.ops.aten import by_torch
+from tritile.ops.fused import linear_of
+from tritile.ops.products import matmul_of
+from tritile.planning import aten, gpu_tables, plans
+from tritile.planning.store import store_of
+from tritile.planning.table import Table
+from tritile.planning.trial import AS_TORCH, TORCH, Trial
+
+H200 = target_device("nvidia-h200")
+HALF = MatmulProblem(1, 1000, 2000, 3000, "bfloat16", "bfloat16", b_layout="column")
+
+
+def times(us, margin=1.0, error=0.1, versions=None, classes=("halves-nt",)):
+    """What predicts `us` for HALF, and the same multiple of the floor for others."""
+    one, two = aten.LAYERS
+    zeros = [[0.0] * (1 + inputs) for inputs in (aten.INPUTS, one, two)]
+    factor = math.log(us / aten.features(HALF, H200)[1])
+    layers = (tuple([tuple(zeros[0])] * one), tuple([tuple(zeros[1])] * two), ((factor, *zeros[2][1:]),))
+    ranges = (tuple([-1e3] * aten.INPUTS), tuple([1e3] * aten.INPUTS))
+    return aten.AtenTimes(classes, ranges, layers, error, margin, 100, versions or aten.versions())
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Has a table with these times of torch's serve, and nothing but it; our portfolio says 100 us."""
+
+    def serve(*found, by_aten=(), device=H200):
+        table = Table(device.to_dict(), {}, (), aten=found, by_aten=by_aten)
+        monkeypatch.setattr(gpu_tables, "serving", lambda device: [(table, "here")])
+        monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
+        ours = plans.Plan(HALF, tritile.Config.of(family="tile"), "predicted", H200, 100.0, "by a portfolio")
+        monkeypatch.setattr(plans, "by_portfolio", lambda problem, device: replace(ours, problem=problem))
+        monkeypatch.setattr(plans, "_or_beside", lambda plan: plan)
+        plans.forget()
+
+    return serve
+
+
+def family(problem=HALF, mode="cached", by_torch=True):
+    return plans.plan_for(problem, H200, mode, by_torch).config.family
+
+
+def test_the_faster_by_prediction_runs_and_the_plan_says_how_far_the_other_is_behind(served):
+    served(times(80.0))
+    plan = plans.plan_for(HALF, H200, None, True)
+    assert (plan.config, plan.source, plan.workspace) == (aten.CONFIG, "predicted", 0)
+    assert plan.us == pytest.approx(80)
+    assert "takes 100.0 us (predicted), 1.25 times as long" in plan.why
+    served(times(125.0))
+    plan = plans.plan_for(HALF, H200, None, True)
+    assert plan.config.family == "tile"
+    assert "takes 125.0 us: 1.25 times as long" in plan.why
+
+
+def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served):
+    for us, margin, versions, wanted in (
+        (97, 1.0, None, "aten"),
+        (97, 1.06, None, "tile"),
+        (97, 1.0, {"torch": "1.0", "cublas": ""}, "tile"),
+        (90, 1.0, {"torch": "1.0", "cublas": ""}, "aten"),
+    ):
+        served(times(us, margin, versions=versions))
+        assert family() == wanted, (us, margin, versions)
+    served(times(97.0), device=replace(H200, name="another"))
+    assert family() == "tile"
+
+
+def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
+    served(times(10.0, classes=("halves-nt", "halves-nn", "halves-odd")))
+    assert family() == "aten"
+    assert family(by_torch=False) == "tile"
+    assert family(replace(HALF, invariant=True)) == "tile"
+    assert family(mode="off") != "aten"
+    tensors = [
+        torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((1000, 3000), (2000, 3000))
+    ]
+    for what in ((HALF,), ("linear", *tensors)):
+        for backends, wanted in (("triton", "tile"), ("triton, aten", "aten")):
+            with tritile.mode(backends=backends):
+                assert tritile.plan(*what, device=H200).config.family == wanted
+    with tritile.mode(backends="triton,aten"):
+        assert tritile.plan("linear", *tensors, activation="relu", device=H200).config.family == "tile"
+
+
+ILLEGAL = {
+    "torch's sums depend on": [replace(HALF, invariant=True)],
+    "single call": [
+        replace(HALF, dtype="float32", out_dtype="float32", precision="fp16x3"),
+        replace(HALF, epilogue="gated silu"),
+    ],
+    "copy an operand": [replace(HALF, a_layout="strided"), replace(HALF, out_layout="strided")],
+    "another launch": [replace(HALF, epilogue="relu")],
+    "another dtype": [replace(HALF, out_dtype="float32")],
+    "M > 16": [
+        MatmulProblem(1, 16, 64, 64, "int8", "int32", b_layout="column"),
+        MatmulProblem(1, 32, 60, 64, "int8", "int32", b_layout="column"),
+    ],
+    "N and K multiples": [
+        MatmulProblem(1, 32, 40, 64, "float8_e4m3fn", "bfloat16", b_layout="column"),
+        MatmulProblem(1, 32, 64, 64, "float8_e4m3fn", "bfloat16"),
+        MatmulProblem(1, 32, 64, 64, "float8_e5m2", "bfloat16", b_layout="column"),
+    ],
+    "8-bit": [MatmulProblem(2, 32, 64, 64, "int8", "int32", b_layout="column")],
+    "products alone": [PermuteProblem.of((64, 64), (1, 64), (64, 1), 2)],
+}
+
+
+@pytest.mark.parametrize(("why", "problem"), [(why, each) for why, all_ in ILLEGAL.items() for each in all_])
+def test_torch_may_not_make(why, problem):
+    assert why in aten.illegal(problem)
+
+
+@pytest.mark.parametrize("kind", [
+    {}, {"b_layout": "row"}, {"a_layout": "column"}, {"b_align": 2}, {"batch": 3},
+    {"dtype": "float32", "out_dtype": "float32", "precision": "tf32"},
+    {"dtype": "complex64", "out_dtype": "complex64"},
+    {"dtype": "int8", "out_dtype": "int32"},
+    {"dtype": "float8_e4m3fn", "k": 3008, "precision": "fast"},
+])  # fmt: skip
+def test_torch_may_make(kind):
+    assert aten.illegal(replace(HALF, **kind)) is None
+
+
+def test_measured_times_decide_and_mode_tune_measures_torch_too(served, tmp_path):
+    served(times(10.0))
+    store = store_of(H200)
+    digest = next(iter(plans.FAMILIES["matmul"].values())).digest
+    config = plans.FAMILIES["matmul"]["tile"].configs[0]
+    store.add(digest, Trial(HALF, config, 50.0, error=0.0))
+    plans.forget()
+    assert family() == "aten", "predicted to be five times as fast as what was measured"
+    assert plans.plan_for(HALF, H200, "tune", True) is None, "torch's time is not known yet"
+    assert plans.plan_for(HALF, H200, "tune", False).source == "exact"
+    for us, wanted in ((60.0, "tile"), (40.0, "aten")):
+        store.add(TORCH, Trial(HALF, AS_TORCH, us))
+        plans.forget()
+        plan = plans.plan_for(HALF, H200, "tune", True)
+        assert (plan.config.family, plan.source) == (wanted, "exact")
+
+
+def test_a_kind_that_torch_makes_by_rule(served):
+    plain = replace(HALF, dtype="float64", out_dtype="float64")
+    served(by_aten=("float64 ieee",))
+    assert (family(plain), family()) == ("aten", "tile")
+    served()
+    assert family(plain) == "tile"
+
+
+def test_times_are_read_back_as_they_were_written():
+    made = times(80.0)
+    found = aten.aten_times_of(made.to_dict())
+    assert found.us(HALF, H200) == pytest.approx(80, rel=1e-3)
+    assert found.versions == made.versions
+    for key, bad in (
+        ("classes", ["x"]),
+        ("layers", []),
+        ("ranges", [[1.0]]),
+        ("versions", {"torch": 1}),
+        ("error", None),
+    ):
+        with pytest.raises(InvalidValueError):
+            aten.aten_times_of(made.to_dict() | {key: bad})
+    with pytest.raises(InvalidValueError):
+        aten.aten_times_of({"classes": ["fp8"]})
+
+
+@pytest.mark.parametrize("value", ["aten", "cublas", "triton;aten", 3])
+def test_other_backends_are_refused(value, monkeypatch):
+    with pytest.raises(InvalidValueError, match="backends is"), tritile.mode(backends=value):
+        pass
+    monkeypatch.setenv("TRITILE_BACKENDS", str(value))
+    with pytest.raises(InvalidValueError, match="TRITILE_BACKENDS is"):
+        tritile.core.settings.rules()
+
+
+# Calls.
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Has every call that torch may make planned so; returns the problems that were asked for."""
+    problems = []
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
+    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: problems.append(problem) or True)
+    monkeypatch.setattr(asked, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run"))
+    tritile.forget()
+    yield problems
+    tritile.forget()
+
+
+def operand(*shape, dtype=torch.bfloat16):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+CALLS = {
+    "matmul": (tritile.matmul, torch.matmul, lambda: (operand(5, 7), operand(7, 9))),
+    "transposed": (tritile.matmul, torch.matmul, lambda: (operand(7, 5).t(), operand(9, 7).t())),
+    "bmm": (tritile.bmm, torch.bmm, lambda: (operand(3, 5, 7), operand(3, 7, 9))),
+    "broadcast": (tritile.matmul, torch.matmul, lambda: (operand(3, 5, 7), operand(1, 7, 9))),
+    "folded": (tritile.matmul, torch.matmul, lambda: (operand(2, 3, 5, 7), operand(7, 9))),
+    "complex": (tritile.matmul, torch.matmul, lambda: (operand(5, 7, dtype=torch.complex64).conj(),) * 1
+                + (operand(7, 9, dtype=torch.complex64),)),
+    "linear": (tritile.linear, torch.nn.functional.linear, lambda: (operand(4, 5, 7), operand(9, 7))),
+    "bias": (tritile.linear, torch.nn.functional.linear, lambda: (operand(5, 7), operand(9, 7), operand(9))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("given_out", [False, True])
+def test_a_call_is_torchs_and_is_planned_once(planned, name, given_out):
+    ours, torchs, make = CALLS[name]
+    for _ in range(2):  # the second one is remembered
+        tensors = make()
+        wanted = torchs(*tensors)
+        out = torch.full_like(wanted, math.nan) if given_out else None
+        found = ours(*tensors, out=out) if name != "bmm" or given_out else ours(*tensors)
+        assert torch.equal(found, wanted)
+        assert found.stride() == wanted.stride()
+        assert out is None or found is out
+    assert len(planned) == 1
+
+
+def test_an_out_that_overlaps_is_refused_each_time(planned):
+    base = operand(4, 16, 16)
+    a, b, out = base[0], base[1], base[2]
+    tritile.matmul(a, b, out=out)
+    with pytest.raises(OverlapError):
+        tritile.matmul(a, b, out=base.flatten()[300:556].view(16, 16))
+    for other in (base[1], base[0]):
+        with pytest.raises(OverlapError):
+            tritile.matmul(a, b, out=other)
+
+
+def test_torchs_settings_are_asked_at_every_call(planned, cuda_matmul):
+    a, b = operand(5, 7, dtype=torch.float32), operand(7, 9, dtype=torch.float32)
+    cuda_matmul.fp32_precision = "ieee"
+    tritile.matmul(a, b)
+    tritile.matmul(a, b, precision="ieee")
+    cuda_matmul.fp32_precision = "tf32"
+    tritile.matmul(a, b)
+    assert [problem.precision for problem in planned] == ["ieee", "ieee", "tf32"]
+    with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.matmul(a, b, precision="ieee")  # torch would round to TF32
+    cuda_matmul.fp32_precision = "ieee"
+    with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.matmul(a, b, precision="tf32")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+            tritile.matmul(a, b)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with tritile.mode(backends="triton"), pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.matmul(a, b)
+    assert len(planned) == 3
+
+
+def test_a_gradient_goes_through_torchs_call(planned):
+    a, b = operand(5, 7).requires_grad_(), operand(7, 9)
+    tritile.matmul(a, b).sum().backward()
+    assert torch.equal(a.grad, torch.ones(5, 9, dtype=a.dtype) @ b.t())
+
+
+def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
+    def refused(*tensors):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(asked, "by_torch", lambda *given: refused)
+    with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.matmul(operand(5, 7), operand(7, 9))
+    monkeypatch.setattr(
+        asked, "by_torch", lambda *given: lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError())
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        tritile.matmul(operand(5, 8), operand(8, 9))
+
+
+def may(of):
+    return by_torch(of, of.checked(None)[2], None) is not None
+
+
+def test_arguments_that_torch_would_copy_or_round_twice_are_not_for_it():
+    a, b, wide = operand(5, 7), operand(7, 9), operand(2, 3, 5, 7)
+    assert may(matmul_of(a, b))
+    assert may(matmul_of(wide, operand(2, 3, 7, 9)))
+    assert not may(matmul_of(wide, operand(3, 7, 9))), "torch would expand b"
+    assert not may(matmul_of(wide.transpose(0, 1), b)), "torch would copy a to fold its batch"
+    assert not may(matmul_of(a, operand(3, 7, 9))), "the result is not contiguous"
+    assert not may(matmul_of(a, operand(7)))
+    assert may(linear_of(a, operand(9, 7), operand(9)))
+    assert not may(linear_of(a, operand(9, 7), operand(9), "relu"))
+    assert not may(linear_of(a, operand(9, 7), operand(9), None, operand(5, 9)))
+    assert not may(linear_of(a, operand(9, 7), operand(5, 9)))
+    assert not may(linear_of(a, operand(9, 7), operand(9, dtype=torch.float32)))
+
+
+def test_prepared_calls_tell_torchs_from_launches(planned):
+    a, b = operand(5, 7), operand(7, 9)
+    tritile.matmul(a, b)
+    (ready,) = (each for known in memo.CALLS.values() for each in known)
+    assert ready.by_torch

@@ -1,0 +1,200 @@
+"""Predict how long torch's own kernel takes: the time of the candidate `aten`.
+
+A small network of rectified linear units, fitted to torch's times at the sizes of a class's sweep, predicts
+the logarithm of measured time over a floor. Its inputs are how well common tile shapes fit the problem, and
+its sizes and alignments: which kernel cuBLAS picks is not known, but it picks one whose tiles fit.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from tritile.core.device import Device
+from tritile.core.problem import FP8_DTYPES, ITEMSIZE, Epilogue, MatmulProblem, Tiled, epilogue_of
+from tritile.errors import InvalidValueError
+from tritile.planning.classes import MEASURED
+from tritile.planning.formula import leading_strides
+from tritile.planning.trial import AS_TORCH, number_from, numbers_from
+
+CONFIG: Final = AS_TORCH
+LAYERS: Final = 32, 16  # units
+OTHER: Final = 1.05  # ours has to be predicted this much slower where torch, cuBLAS or the GPU is another
+
+# Tile shapes of cuBLAS's kernels on Hopper.
+_TILES: Final = np.array(
+    [(128, 256), (256, 128), (128, 128), (64, 128), (128, 64), (64, 64), (128, 192), (192, 128), (64, 256),
+     (256, 64)]
+).T  # fmt: skip
+_SIDES: Final = np.array([64, 128, 192, 256])[:, None]  # of a tile whose other side is any multiple of 8
+_STEPS: Final = np.arange(16, 257, 8)
+_EDGE: Final = 24  # a tile of so many columns takes twice as long for each as one of very many
+_FULL_WAVES: Final = 20  # beyond so many, the last one hardly counts
+# Only the scale of these matters: the network learns the rest.
+_PRODUCTS_PER_US: Final = 8e8  # of one byte
+_BYTES_PER_US: Final = 3e6
+_START_US: Final = 2.5
+_DTYPES: Final = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_FP8_OUT: Final = ("float16", "bfloat16", "float32")
+_PRECISIONS: Final = ("ieee", "tf32", "fast")
+_LARGEST: Final = 1e6  # number of a network
+
+Rows = tuple[tuple[float, ...], ...]
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of torch and cuBLAS that are in use; cuBLAS's is "" where no package names it."""
+    names = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13")
+    found = {
+        each.metadata["Name"]: each.version for name in names for each in metadata.distributions(name=name)
+    }
+    return {"torch": torch.__version__, "cublas": next(iter(found.values()), "")}
+
+
+def illegal(problem: Tiled) -> str | None:
+    """Say why torch may not compute a problem; None where one call of it gives the same result.
+
+    A caller also has to ask torch's settings: see `tritile.ops.aten`.
+    """
+    if not isinstance(problem, MatmulProblem):
+        return "torch's kernel is a candidate for products alone"
+    if problem.invariant:
+        return "torch's sums depend on how many rows there are"
+    if problem.rights > 1 or problem.block_scales or problem.in_parts or problem.precision not in _PRECISIONS:
+        return f"torch has no single call for {problem.label}"
+    if "strided" in problem.layouts or problem.out_layout != "row":
+        return "torch would copy an operand or the result"
+    if epilogue_of(problem.epilogue) not in (Epilogue(), Epilogue(bias="row")):
+        return "torch takes another launch for the epilogue"
+    if problem.dtype in _DTYPES:
+        return None if problem.out_dtype == problem.dtype else "torch gives another dtype"
+    return _illegal_eights(problem)
+
+
+def _illegal_eights(problem: MatmulProblem) -> str | None:
+    """Say why torch's products of int8 and fp8 do not take a problem."""
+    if problem.batch > 1 or problem.epilogue or problem.a_layout != "row":
+        return "torch multiplies matrices of 8-bit numbers whose first lies row by row, without a bias"
+    if problem.dtype == "int8":
+        fits = problem.m > 16 and problem.n % 8 == problem.k % 8 == 0
+        return None if fits and problem.out_dtype == "int32" else "torch wants M > 16, N and K multiples of 8"
+    fits = problem.n % 16 == problem.k % 16 == 0 and problem.b_layout == "column"
+    both = problem.dtype == (problem.b_dtype or problem.dtype) == "float8_e5m2"
+    aligned = min(problem.a_align, problem.b_align, problem.out_align) == 16
+    good = problem.dtype in FP8_DTYPES and fits and aligned and not both and problem.out_dtype in _FP8_OUT
+    return None if good else "torch wants N and K multiples of 16, aligned rows of a and columns of b"
+
+
+def kind_of(problem: MatmulProblem) -> str:
+    """Return the kind of a product in a table's `by_aten`: "float32 ieee", "complex64 ieee"."""
+    return f"{problem.dtype} {problem.precision}"
+
+
+def features(problem: MatmulProblem, device: Device) -> tuple[Any, float]:
+    """Return the inputs (inputs,) of the network, and the microseconds that its output multiplies."""
+    m, n, k, batch, processors = problem.m, problem.n, problem.k, problem.batch, device.processors
+    area, size = m * n * batch, problem.itemsize
+    moved = batch * (m * k + n * k) * size + area * ITEMSIZE[problem.out_dtype]
+    compute, memory = area * k * size / _PRODUCTS_PER_US, moved / _BYTES_PER_US
+    floor = max(compute, memory) + _START_US
+    tiles = -(-m // _TILES[0]) * -(-n // _TILES[1]) * batch
+    waves = tiles / processors
+    full = np.where(waves < _FULL_WAVES, np.ceil(waves) / waves, 1.0)
+    covered = tiles * _TILES[0] * _TILES[1] / area
+    best = []  # share of the SMs' time that goes into the result, by the tile width that suits best
+    for x, y in ((m, n), (n, m)):
+        rounds = np.ceil(-(-x // _SIDES) * -(-y // _STEPS) * batch / processors)
+        best.append((area / (rounds * processors * _SIDES * _STEPS) / (1 + _EDGE / _STEPS)).max(1))
+    logs = [m, n, k, area, area * k, moved, min(m, n), max(m, n), compute, memory, floor]
+    logs += [math.gcd(stride, 256) for stride in leading_strides(problem)]
+    rest = [m % 64 / 64, m % 128 / 128, n % 64 / 64, n % 128 / 128, m % 8 == 0, problem.b_layout == "row"]
+    return np.concatenate([np.log2([*logs, *waves]), full, covered, *best, rest]), floor
+
+
+INPUTS: Final = 14 + 3 * _TILES.shape[1] + 2 * len(_SIDES) + 6
+
+
+@dataclass(frozen=True)
+class AtenTimes:
+    """Predict torch's times for problems of the `classes` that it was fitted to.
+
+    - `ranges`: the least and the largest of each input; what is beyond counts as these.
+    - `layers`: of each layer, what is added to each unit's sum, then its slopes.
+    - `error`: standard deviation of log(measured / predicted), at `sizes` sizes that were left out.
+    - `margin`: how many times as long the other backend's pick has to be predicted to take, for torch's
+      kernel to run: the factor by which calls at those sizes were fastest.
+    - `versions`: of torch and cuBLAS, as they were timed.
+    """
+
+    classes: tuple[str, ...]
+    ranges: Rows
+    layers: tuple[Rows, Rows, Rows]
+    error: float
+    margin: float
+    sizes: int
+    versions: Mapping[str, str]
+    _arrays: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def us(self, problem: MatmulProblem, device: Device) -> float:
+        """Return predicted microseconds."""
+        inputs, floor = features(problem, device)
+        return float(floor * np.exp(self.factors(inputs)))
+
+    def factors(self, inputs: Any) -> Any:
+        """Return log(microseconds / floor) for inputs (..., inputs)."""
+        if not self._arrays:
+            self._arrays.extend(map(np.array, (self.ranges, *self.layers)))
+        ranges, *hidden, last = self._arrays
+        units = np.clip(inputs, *ranges)
+        for layer in hidden:
+            units = np.maximum(units @ layer[:, 1:].T + layer[:, 0], 0.0)
+        return units @ last[0, 1:] + last[0, 0]
+
+    def to_dict(self) -> dict[str, Any]:
+        def rounded(rows: Rows) -> list[list[float]]:
+            return [[float(f"{value:.4g}") for value in row] for row in rows]
+
+        numbers = {"ranges": rounded(self.ranges), "layers": [rounded(rows) for rows in self.layers]}
+        of = {
+            "error": round(self.error, 4),
+            "margin": self.margin,
+            "sizes": self.sizes,
+            "versions": dict(self.versions),
+        }
+        return {"classes": list(self.classes)} | numbers | of
+
+
+def aten_times_of(data: Any) -> AtenTimes:
+    """Return what `AtenTimes.to_dict` gave. Raises InvalidValueError for anything else."""
+    names = ("classes", "ranges", "layers", "error", "margin", "sizes", "versions")
+    if not isinstance(data, Mapping) or set(data) != set(names) or None in data.values():
+        raise InvalidValueError(f"aten: wanted {', '.join(names)}")
+    classes, used = data["classes"], data["versions"]
+    if not isinstance(classes, list) or not classes or not all(each in MEASURED for each in classes):
+        raise InvalidValueError(
+            f"aten: classes are {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}"
+        )
+    good = isinstance(used, Mapping) and all(isinstance(each, str) for each in (*used, *used.values()))
+    if not good:
+        raise InvalidValueError("aten: wanted versions by name")
+    one, two = LAYERS
+    shapes = ((one, 1 + INPUTS), (two, 1 + one), (1, 1 + two))
+    if not isinstance(data["layers"], list) or len(data["layers"]) != len(shapes):
+        raise InvalidValueError(f"aten: wanted {len(shapes)} layers")
+    first, second, last = (_rows(rows, *each) for rows, each in zip(data["layers"], shapes, strict=True))
+    error, margin = (float(number_from(data[name], 0, _LARGEST)) for name in ("error", "margin"))
+    sizes = int(number_from(data["sizes"], 1, 1 << 31, whole=True))
+    ranges = _rows(data["ranges"], 2, INPUTS)
+    return AtenTimes(tuple(classes), ranges, (first, second, last), error, margin, sizes, dict(used))
+
+
+def _rows(rows: Iterable[Any], count: int, length: int) -> Rows:
+    if not isinstance(rows, list) or len(rows) != count:
+        raise InvalidValueError(f"aten: wanted {count} rows of numbers")
+    return tuple(numbers_from("numbers of aten", row, length, -_LARGEST, _LARGEST) for row in rows)
