@@ -81,6 +81,13 @@ def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served):
     assert family() == "tile"
 
 
+@pytest.mark.parametrize("changes", [{"batch": 2}, {"a_layout": "column"}, {"n": 24}, {"m": 1, "k": 4000}])
+def test_at_sizes_unlike_those_that_were_swept_torch_is_not_predicted(served, changes):
+    served(times(1e-6, classes=("halves-nt", "halves-nn", "halves-odd")))
+    assert aten.illegal(replace(HALF, **changes)) is None
+    assert (family(), family(replace(HALF, **changes))) == ("aten", "tile")
+
+
 def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
     served(times(10.0, classes=("halves-nt", "halves-nn", "halves-odd")))
     assert family() == "aten"

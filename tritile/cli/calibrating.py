@@ -14,6 +14,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, plans, table
+from tritile.planning.aten import AtenTimes
 from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Lead, Portfolio
 from tritile.tune.calibrate import run
@@ -52,7 +53,7 @@ def calibrate(
     if old.device["name"] != device.name:
         raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    known, leads = old.current_portfolios(), old.current_leads()
+    known, leads, atens = old.current_portfolios(), old.current_leads(), list(old.aten)
     wanted = [name for name in names if _runs(name, device)]
     if not wanted:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
@@ -72,12 +73,15 @@ def calibrate(
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                found, lead = _fitted(name, rows, device)
+                found, lead, aten = _fitted(name, rows, device)
                 if found is not None:
                     known[name] = found
                     leads.pop(name, None)  # it belongs to the portfolio that it was measured with
                 leads |= {} if lead is None else {name: lead}
-                table.write(replace(old, kernels=digests(), portfolios=known, leads=leads), path)
+                if aten is not None:  # the first that knows a class serves it
+                    atens = [aten, *(each for each in atens if each.classes != (name,))]
+                made = replace(old, kernels=digests(), portfolios=known, leads=leads, aten=tuple(atens))
+                table.write(made, path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")
             if not keep_on():
                 ahead.shutdown(cancel_futures=True)
@@ -95,22 +99,26 @@ def _runs(name: str, device: Device) -> bool:
     return True
 
 
-def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, Lead | None]:
-    """Return portfolio and lead of what was measured, and say what picks lose; None and None of few sizes."""
+def _fitted(
+    name: str, rows: Sequence[Row], device: Device
+) -> tuple[Portfolio | None, Lead | None, AtenTimes | None]:
+    """Return portfolio, lead and torch's times of what was measured, None of few sizes; say how they err."""
     try:
         measured = run.Measured(name, rows, device)
     except TuningError as error:
         say(str(error))
-        return None, None
+        return None, None, None
     left_out = measured.left_out()
-    found, lead = measured.portfolio(left_out), measured.lead(left_out)
+    found, lead, aten = measured.portfolio(left_out), measured.lead(left_out), measured.aten(left_out)
     loss = found.loss
     console.print(
         f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
         f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)",
         soft_wrap=True,
     )
-    return found, lead
+    if aten is not None:
+        console.print(f"{name}: torch's times are predicted within {aten.error:.1%}", soft_wrap=True)
+    return found, lead, aten
 
 
 def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:

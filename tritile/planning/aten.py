@@ -18,7 +18,7 @@ import torch
 from tritile.core.device import Device
 from tritile.core.problem import FP8_DTYPES, ITEMSIZE, Epilogue, MatmulProblem, Tiled, epilogue_of
 from tritile.errors import InvalidValueError
-from tritile.planning.classes import MEASURED
+from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
 from tritile.planning.formula import leading_strides
 from tritile.planning.trial import AS_TORCH, number_from, numbers_from
 
@@ -94,6 +94,12 @@ def _illegal_eights(problem: MatmulProblem) -> str | None:
 def kind_of(problem: MatmulProblem) -> str:
     """Return the kind of a product in a table's `by_aten`: "float32 ieee", "complex64 ieee"."""
     return f"{problem.dtype} {problem.precision}"
+
+
+def is_as_swept(problem: MatmulProblem) -> bool:
+    """True for a product like those that the networks are fitted to: torch is not predicted at others."""
+    plain = problem.batch == 1 and problem.a_layout == problem.out_layout == "row"
+    return plain and min(problem.n, problem.k) >= SIDES[0] and problem.flops >= OPERATIONS[0]
 
 
 def features(problem: MatmulProblem, device: Device) -> tuple[Any, float]:

@@ -237,7 +237,9 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
     if plan.source in ("predicted", "model") and gpu_tables.is_by_aten(aten.kind_of(problem), device):
         why = f"torch's kernel makes products of {aten.kind_of(problem)}, by the table of {device.name}"
         return Plan(problem, aten.CONFIG, "table", device, None, why)
-    found = gpu_tables.aten_times(class_of(problem), device) if plan.source != "model" else None
+    if plan.source == "model" or not aten.is_as_swept(problem):
+        return plan
+    found = gpu_tables.aten_times(class_of(problem), device)
     if found is None:
         return plan
     times, margin = found

@@ -11,11 +11,12 @@ import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.planning import model
+from tritile.planning.aten import AtenTimes, versions
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS
 from tritile.planning.portfolio import MOST, Lead, Loss, Portfolio, factors, inputs_of
@@ -25,7 +26,7 @@ from tritile.tune.calibrate.sweep import Row, banded, kind_of
 from tritile.tune.measure.pool import CompilePool
 
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
-_TIMED: Final = 30  # the fewest sizes with a time of torch's to which a lead is fitted
+_TIMED: Final = 30  # the fewest sizes with a time of torch's to which its times are fitted
 _FEWEST: Final = 5  # the fewest configs timed at a size that counts
 _EARNED: Final = 0.0025  # the least share of the picks' time that corrections must save
 
@@ -170,6 +171,15 @@ class Measured:
         _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
         correction = made.correction if left_out.earned else None
         return replace(made, correction=correction, loss=fit.loss_of(self.lost(left_out.picks)))
+
+    def aten(self, left_out: LeftOut) -> AtenTimes | None:
+        """Fit what predicts torch's times of products; None if torch was timed at few sizes."""
+        timed = ~self.torch_us.isnan()
+        if MEASURED[self.name].op != MatmulProblem.op or timed.sum() < _TIMED:
+            return None
+        rows = [problem for problem, good in zip(self.problems, timed.tolist(), strict=True) if good]
+        us, *picks = (each[timed] for each in (self.torch_us, left_out.corrected, left_out.predicted))
+        return fit.aten_times([self.name], rows, us, self.device, versions(), *picks)
 
     def lead(self, left_out: LeftOut) -> Lead | None:
         """Fit the lead, which predicts torch's time over a pick's; None if torch was timed at few sizes."""
