@@ -269,11 +269,11 @@ def test_a_problem_keeps_it_in_json_and_drops_the_default(problem):
 
 def test_contexts_nest_and_are_of_a_thread():
     seen = []
-    assert rules() == Rules("cached", False)
+    assert rules() == Rules("cached", False, False)
     with tritile.batch_invariant():
-        assert rules() == Rules("cached", True)
+        assert rules() == Rules("cached", True, False)
         with tritile.batch_invariant(False), tritile.mode("off"):
-            assert rules() == Rules("off", False)
+            assert rules() == Rules("off", False, False)
         thread = threading.Thread(target=lambda: seen.append(is_batch_invariant()))
         thread.start()
         thread.join()

@@ -58,7 +58,7 @@ def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
             variable.reset(token)
 
 
-def _checked_mode(value: str, origin: str) -> Mode:
+def _checked_mode(value: Any, origin: str) -> Mode:
     for known in MODES:
         if value == known:
             return known
@@ -126,7 +126,7 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[N
     backward passes of tritile's calls made inside.
     """
     choices: list[tuple[ContextVar[Any], Any]] = []
-    if name is not None:
+    if name is not None or backends is None:
         choices.append((_mode, _checked_mode(name, "mode")))
     if backends is not None:
         choices.append((_aten, _checked_backends(backends, "backends")))

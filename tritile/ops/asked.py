@@ -125,7 +125,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
                     facts = {"problem": call.problem.label, "config": "aten"}
                     log("compile", logging.WARNING, **facts, failure=brief(error))
                 else:
-                    remember(op, options, torchs, call, tensors, out, result)
+                    remember(op, options, torchs, call, tensors, out, result, by_torch=True)
                     return made
             launch = prepared(call, of.by_default)
             launch(*call.tensors)

@@ -172,9 +172,9 @@ def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
 
 def remember(
     op: str, options: Key, how: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
-    result: torch.Tensor,
+    result: torch.Tensor, by_torch: bool = False,
 ) -> None:  # fmt: skip
-    """Remember a call's launch, or torch's call, where its plan may be kept.
+    """Remember how a call is made, where its plan may be kept: its launch, or `by_torch` torch's call.
 
     `tensors` and `out` are the caller's.
     """
@@ -207,7 +207,7 @@ def remember(
         distinct, alike(*distinct(everything)), same, [at and at & 15 for at in addresses],
         None if out is None else start,
         default_precision() if by_setting else None,
-        how, not isinstance(how, Launch | SplitLaunch), itemgetter(*order), tuple(reaches), read,
+        how, by_torch, itemgetter(*order), tuple(reaches), read,
         tuple(result.shape), result.stride(), result.dtype, result.device,
     )  # fmt: skip
     key = _key(op, everything, options)

@@ -177,7 +177,8 @@ class Measured:
         timed = ~self.torch_us.isnan()
         if MEASURED[self.name].op != MatmulProblem.op or timed.sum() < _TIMED:
             return None
-        rows = [problem for problem, good in zip(self.problems, timed.tolist(), strict=True) if good]
+        pairs = zip(self.problems, timed.tolist(), strict=True)
+        rows = [problem for problem, good in pairs if good and isinstance(problem, MatmulProblem)]
         us, *picks = (each[timed] for each in (self.torch_us, left_out.corrected, left_out.predicted))
         return fit.aten_times([self.name], rows, us, self.device, versions(), *picks)
 
