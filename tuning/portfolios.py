@@ -36,7 +36,7 @@ from tritile.tune.calibrate.run import LeftOut, Measured, likely
 from tritile.tune.calibrate.sweep import Row
 
 ENOUGH = 100  # sizes of a portfolio
-TOGETHER = (("halves-nn", "halves-nt"), ("halves-odd",), ("fp8",), ("int8",))  # torch's times in one fit
+TOGETHER = (("halves-nn", "halves-nt"), ("halves-odd",))  # torch's times in one fit
 
 
 def read(path: Path, least: float) -> tuple[Device, list[Row]]:

@@ -172,5 +172,5 @@ def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch
     thread = threading.Thread(target=total.backward)
     thread.start()
     thread.join()
-    assert found == [(Rules("off", True), True)] * 3
-    assert rules() == Rules("cached", False)
+    assert found == [(Rules("off", True, False), True)] * 3
+    assert rules() == Rules("cached", False, False)

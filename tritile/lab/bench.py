@@ -34,7 +34,7 @@ from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
-from tritile.planning import plans
+from tritile.planning import aten, plans
 from tritile.planning.trial import AS_TORCH
 from tritile.runtime import launch
 from tritile.tune.autotuner import Autotuner
@@ -97,7 +97,7 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     with torch_fp32("tf32" if getattr(problem, "precision", "").removesuffix(THREE) == "tf32" else "ieee"):
         ways = _torch_graphs(problem, calls, tell)
         taken = inductor and problem.op != "linear_quantized"
-        if chosen.config == AS_TORCH:
+        if chosen.config == aten.CONFIG:
             run = torch_calls.run_of(problem)
             assert run is not None  # what torch may make, it makes in one call
             graphs["aten"] = timing.Graph(run, calls)

@@ -117,16 +117,18 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
             call = of.call(unchanged, result, how)
             torchs = by_torch(of, how, out) if rules().aten else None
             if torchs is not None and is_by_aten(call.problem, of.first.device.index):
+                remember(op, options, torchs, call, tensors, out, result, by_torch=True)
+                label = call.problem.label
+                if out is None:
+                    del call, result  # torch allocates its own
                 try:
-                    made = torchs(*tensors) if out is None else torchs(*tensors, out)
+                    return torchs(*tensors) if out is None else mark_written(op, torchs(*tensors, out))
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as error:  # as cuBLAS says what it does not support
-                    facts = {"problem": call.problem.label, "config": "aten"}
-                    log("compile", logging.WARNING, **facts, failure=brief(error))
-                else:
-                    remember(op, options, torchs, call, tensors, out, result, by_torch=True)
-                    return made
+                    log("compile", logging.WARNING, problem=label, config="aten", failure=brief(error))
+                result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
+                call = of.call(unchanged, result, how)
             launch = prepared(call, of.by_default)
             launch(*call.tensors)
             remember(op, options, launch, call, tensors, out, result)

@@ -5,84 +5,104 @@ of this follows from sizes and layouts is in `tritile.planning.aten`; here is wh
 from torch's settings. Every setting that is read is part of what a prepared call is remembered by.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 
-from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
-from tritile.core.problem import FP8_DTYPES
-from tritile.ops.checks import name_of
+from tritile.core.of_torch import is_deterministic, unsafe_view
 from tritile.ops.memo import IN_FP32, ByTorch, default_precision
+
+# Bound now: a program may put tritile's functions in the place of torch's.
+_MULTIPLY: Final = torch.matmul
+_ADD: Final = torch.addmm
+_LINEAR: Final = torch.nn.functional.linear
 
 
 def by_torch(of: Any, how: str, out: Any) -> ByTorch | None:
     """Return torch's call for what was asked, in the precision `how`; None where torch may not make it.
 
-    Under `torch.use_deterministic_algorithms` it never does: cuBLAS then wants a workspace of its own.
+    Under `torch.use_deterministic_algorithms` it never does: cuBLAS then wants a workspace of its own. Nor in
+    "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
     """
     make = _MAKES.get(of.op)
     if make is None or is_deterministic():
         return None
-    if of.first.dtype in IN_FP32 and how != (default_precision().replace("none", "ieee")):
-        return None
-    return make(of, how, out)
-
-
-def _matmul(of: Any, how: str, out: Any) -> ByTorch | None:
-    a, b = of.tensors
-    function: Callable[..., torch.Tensor] = torch.matmul
-    if a.dtype == torch.int8 or name_of(a.dtype) in FP8_DTYPES:
-        if a.ndim != 2 or b.ndim != 2:
+    if of.first.dtype in IN_FP32:
+        setting = default_precision()
+        if of.precision == "ieee" or how != ("ieee" if setting == "none" else setting):
             return None
-        function = int_mm
-    elif not _is_view(a, b):
+    if out is not None and out.ndim > 2 and not out.is_contiguous():
+        return None  # torch would multiply, and then refuse to view it as matrices
+    return make(of, out)
+
+
+def _matmul(of: Any, out: Any) -> ByTorch | None:
+    a, b = of.tensors
+    if not _as_they_lie(a, b):
         return None
-    if name_of(a.dtype) in FP8_DTYPES:
-        one = torch.ones((), device=a.device)
-        words = {"out_dtype": of.out_dtype or torch.bfloat16, "use_fast_accum": how == "fast"}
-        function = functools.partial(_scaled, one, words)
-    return function if out is None else lambda a, b, out: function(a, b, out=out)
+    return _MULTIPLY if out is None else lambda a, b, out: _MULTIPLY(a, b, out=out)
 
 
-def _scaled(
-    one: torch.Tensor, words: dict[str, Any], a: torch.Tensor, b: torch.Tensor, **out: Any
-) -> torch.Tensor:
-    made: torch.Tensor = scaled_mm(a, b, one, one, **words, **out)
-    return made
+def _is_matrix(tensor: torch.Tensor) -> bool:
+    """True if the last two dimensions are a matrix as BLAS has it: contiguous along one, without overlap."""
+    (m, n), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+    by_rows = (column == 1 or n == 1) and (row >= n or m == 1)
+    by_columns = (row == 1 or m == 1) and (column >= m or n == 1)
+    return by_rows or by_columns
 
 
-def _is_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if torch.matmul copies no operand to broadcast it, and returns a contiguous result."""
-    if b.ndim < 2 or a.ndim < max(2, b.ndim):
+def _as_they_lie(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if torch.matmul copies no operand, and multiplies as many matrices as tritile would.
+
+    a has batch dimensions that fold into its rows, or those of b, none of them expanded.
+    """
+    if b.ndim < 2 or a.ndim < b.ndim or not (_is_matrix(a) and _is_matrix(b)):
         return False
-    if a.ndim == b.ndim == 2:
+    if a.ndim == 2:
         return True
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        for operand in (a, b):
-            operand.expand(*batch, *operand.shape[-2:]).view(-1, *operand.shape[-2:])
         if b.ndim == 2:
             a.view(-1, a.shape[-1])
+            return True
+        if a.shape[:-2] != b.shape[:-2]:
+            return False
+        for operand in (a, b):
+            operand.view(-1, *operand.shape[-2:])
+            steps = zip(operand.shape[:-2], operand.stride(), strict=False)
+            if any(size > 1 and step == 0 for size, step in steps):
+                return False
     except RuntimeError:
         return False
     return True
 
 
-def _linear(of: Any, how: str, out: Any) -> ByTorch | None:
+def _linear(of: Any, out: Any) -> ByTorch | None:
     x, weight, bias, residual = of.tensors
     plain = residual is None and not of.extras.activation and weight.ndim == 2 and x.ndim >= 2
-    if not plain or not _is_view(x, weight.t()):
+    if not plain or not _as_they_lie(x, weight.t()):
         return None
-    if bias is not None and (bias.ndim != 1 or bias.dtype != x.dtype):
-        return None
-    if out is None:
-        return lambda x, weight, bias, residual: F.linear(x, weight, bias)
+    if bias is None and out is None:
+        return lambda x, weight, bias, residual: _LINEAR(x, weight)
     if bias is None:
-        return lambda x, weight, bias, residual, out: torch.matmul(x, weight.t(), out=out)
-    return (lambda x, w, bias, residual, out: torch.addmm(bias, x, w.t(), out=out)) if x.ndim == 2 else None
+        return lambda x, weight, bias, residual, out: _MULTIPLY(x, weight.t(), out=out)
+    if bias.ndim != 1 or bias.dtype != x.dtype:
+        return None
+    if x.ndim == 2 and out is None:
+        return lambda x, weight, bias, residual: _ADD(bias, x, weight.t())
+    if x.ndim == 2:
+        return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
+    return _linear_of_batch
 
 
-_MAKES: Final[dict[str, Callable[[Any, str, Any], ByTorch | None]]] = {"matmul": _matmul, "linear": _linear}
+def _linear_of_batch(x: Any, weight: Any, bias: Any, residual: Any, out: Any = None) -> torch.Tensor:
+    """One launch, rounded once, and no view, unlike torch's linear for x of more than two dimensions."""
+    rows, columns = x.view(-1, x.shape[-1]), weight.t()
+    if out is not None:
+        _ADD(bias, rows, columns, out=out.view(-1, out.shape[-1]))
+        return out
+    found: torch.Tensor = unsafe_view(_ADD(bias, rows, columns), (*x.shape[:-1], weight.shape[0]))
+    return found
+
+
+_MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {"matmul": _matmul, "linear": _linear}

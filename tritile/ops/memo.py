@@ -141,8 +141,13 @@ def recall(
         if not (ready.setting is None or ready.setting == default_precision()):
             continue
         if out is None and ready.by_torch:
-            made: torch.Tensor = ready.run(*tensors)
-            return made
+            try:
+                made: torch.Tensor = ready.run(*tensors)
+                return made
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                break  # tritile's kernel runs then, and is remembered before this
         addresses = addresses_of(everything)
         if [at and at & 15 for at in addresses] != ready.low:
             continue
@@ -154,10 +159,15 @@ def recall(
         else:
             if _meets(ready, addresses):
                 check_out_apart(op, out, tensors, ready.reaches)
-            if ready.by_torch:
-                ready.run(*tensors, out)
-                return out
             mark_written(op, out)
+            if ready.by_torch:
+                try:
+                    ready.run(*tensors, out)
+                    return out
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError:
+                    break
         ready.run.at(ready.pick(addresses))
         return out
     return otherwise(op, tensors, out, options)

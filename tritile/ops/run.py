@@ -151,6 +151,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool
     forget()
     if by_torch and isinstance(problem, MatmulProblem):
         measure_beside_torch(problem, index)
+        plans.torch_was_timed.add((problem, device))
         forget()
     # Where the store cannot be written, use what was just measured.
     return plans.plan_for(problem, device, None, by_torch) or plans.logged(

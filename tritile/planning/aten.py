@@ -8,21 +8,22 @@ its sizes and alignments: which kernel cuBLAS picks is not known, but it picks o
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import FP8_DTYPES, ITEMSIZE, Epilogue, MatmulProblem, Tiled, epilogue_of
+from tritile.core.problem import ITEMSIZE, Epilogue, MatmulProblem, Tiled, epilogue_of
 from tritile.errors import InvalidValueError
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
 from tritile.planning.formula import leading_strides
-from tritile.planning.trial import AS_TORCH, number_from, numbers_from
+from tritile.planning.trial import number_from, numbers_from
 
-CONFIG: Final = AS_TORCH
+CONFIG: Final = Config((), 1, 1, family="aten")  # no parameters of ours
 LAYERS: Final = 32, 16  # units
 OTHER: Final = 1.05  # ours has to be predicted this much slower where torch, cuBLAS or the GPU is another
 
@@ -40,8 +41,7 @@ _PRODUCTS_PER_US: Final = 8e8  # of one byte
 _BYTES_PER_US: Final = 3e6
 _START_US: Final = 2.5
 _DTYPES: Final = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-_FP8_OUT: Final = ("float16", "bfloat16", "float32")
-_PRECISIONS: Final = ("ieee", "tf32", "fast")
+_PRECISIONS: Final = ("ieee", "tf32")
 _LARGEST: Final = 1e6  # number of a network
 
 Rows = tuple[tuple[float, ...], ...]
@@ -72,23 +72,9 @@ def illegal(problem: Tiled) -> str | None:
         return "torch would copy an operand or the result"
     if epilogue_of(problem.epilogue) not in (Epilogue(), Epilogue(bias="row")):
         return "torch takes another launch for the epilogue"
-    if problem.dtype in _DTYPES:
-        return None if problem.out_dtype == problem.dtype else "torch gives another dtype"
-    return _illegal_eights(problem)
-
-
-def _illegal_eights(problem: MatmulProblem) -> str | None:
-    """Say why torch's products of int8 and fp8 do not take a problem."""
-    if problem.batch > 1 or problem.epilogue or problem.a_layout != "row":
-        return "torch multiplies matrices of 8-bit numbers whose first lies row by row, without a bias"
-    if problem.dtype == "int8":
-        fits = problem.m > 16 and problem.n % 8 == problem.k % 8 == 0
-        return None if fits and problem.out_dtype == "int32" else "torch wants M > 16, N and K multiples of 8"
-    fits = problem.n % 16 == problem.k % 16 == 0 and problem.b_layout == "column"
-    both = problem.dtype == (problem.b_dtype or problem.dtype) == "float8_e5m2"
-    aligned = min(problem.a_align, problem.b_align, problem.out_align) == 16
-    good = problem.dtype in FP8_DTYPES and fits and aligned and not both and problem.out_dtype in _FP8_OUT
-    return None if good else "torch wants N and K multiples of 16, aligned rows of a and columns of b"
+    if problem.dtype not in _DTYPES:
+        return f"torch's products of {problem.dtype} are not offered"
+    return None if problem.out_dtype == problem.dtype else "torch gives another dtype"
 
 
 def kind_of(problem: MatmulProblem) -> str:
@@ -145,7 +131,10 @@ class AtenTimes:
     margin: float
     sizes: int
     versions: Mapping[str, str]
-    _arrays: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[Any, ...]:
+        return tuple(map(np.array, (self.ranges, *self.layers)))
 
     def us(self, problem: MatmulProblem, device: Device) -> float:
         """Return predicted microseconds."""
@@ -154,8 +143,6 @@ class AtenTimes:
 
     def factors(self, inputs: Any) -> Any:
         """Return log(microseconds / floor) for inputs (..., inputs)."""
-        if not self._arrays:
-            self._arrays.extend(map(np.array, (self.ranges, *self.layers)))
         ranges, *hidden, last = self._arrays
         units = np.clip(inputs, *ranges)
         for layer in hidden:
@@ -182,7 +169,12 @@ def aten_times_of(data: Any) -> AtenTimes:
     if not isinstance(data, Mapping) or set(data) != set(names) or None in data.values():
         raise InvalidValueError(f"aten: wanted {', '.join(names)}")
     classes, used = data["classes"], data["versions"]
-    if not isinstance(classes, list) or not classes or not all(each in MEASURED for each in classes):
+    if (
+        not isinstance(classes, list)
+        or not classes
+        or not {str} >= set(map(type, classes))
+        or not set(classes) <= {*MEASURED}
+    ):
         raise InvalidValueError(
             f"aten: classes are {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}"
         )

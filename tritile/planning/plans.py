@@ -217,23 +217,27 @@ def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
     return plan
 
 
+torch_was_timed: Final[set[tuple[Tiled, Device]]] = set()  # in mode "tune", whether or not that worked
+
+
 # --- torch's own kernel, beside the config that a plan has so far ---
 
 
 def _or_aten(plan: Plan, mode: str) -> Plan | None:
     """Return the plan, or one by torch's kernel where that is faster, as measured or as predicted.
 
-    Mode "off" and a pinned table leave torch out. None where mode "tune" is to measure torch first.
+    Mode "off" and a pinned table leave torch out. None where mode "tune" is to measure torch first: once in a
+    process, as its time may be impossible to record.
     """
     problem, device = plan.problem, plan.device
-    if mode == "off" or plan.source == "pinned" or not isinstance(problem, MatmulProblem):
+    if mode == "off" or gpu_tables.pinned(device) is not None or not isinstance(problem, MatmulProblem):
         return plan
     measured = _aten_measured(problem, device, plan)
     if measured is not None:
         us, source, why = measured
         return _faster(plan, us, source, f"torch's kernel, {why}", 1.0)
     if mode == "tune":
-        return None
+        return plan if (problem, device) in torch_was_timed else None
     if plan.source in ("predicted", "model") and gpu_tables.is_by_aten(aten.kind_of(problem), device):
         why = f"torch's kernel makes products of {aten.kind_of(problem)}, by the table of {device.name}"
         return Plan(problem, aten.CONFIG, "table", device, None, why)

@@ -132,10 +132,10 @@ def _table(data: Any, name: str) -> Table:
         {each: portfolio_of(each, value) for each, value in _by_name(data, key, name).items()}
         for key in ("portfolios", "shortlists")
     )
-    aten, by_aten = data.get("aten", []), data.get("by_aten", [])
-    if not isinstance(aten, list) or not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
-        raise FileError(f"{name}: wanted lists of aten, and of names by_aten")
-    times = tuple(map(aten_times_of, aten))
+    by_aten = data.get("by_aten", [])
+    if not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
+        raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: wanted names")
+    times = _aten_times(data, name)
     return Table(device, kernels, entries, portfolios, _leads(data, name), shortlists, times, tuple(by_aten))
 
 
@@ -200,6 +200,21 @@ def _leads(data: Mapping[str, Any], name: str) -> dict[str, Lead]:
         text = f"{name}: {len(reasons)} leads are not used: {reasons[0][:200]}: calibrate those classes again"
         warnings.warn(text, StoreWarning, stacklevel=4)
     return good
+
+
+def _aten_times(data: Mapping[str, Any], name: str) -> tuple[AtenTimes, ...]:
+    """Return what validly predicts torch's times; warn of the rest with one StoreWarning."""
+    found = data.get("aten", [])
+    good, reasons = [], [] if isinstance(found, list) else ["wanted a list"]
+    for each in found if isinstance(found, list) else ():
+        try:
+            good.append(aten_times_of(each))
+        except InvalidValueError as error:
+            reasons.append(str(error))
+    if reasons:
+        text = f"{name}: {len(reasons)} predictions of torch's times are not used: {reasons[0][:200]}"
+        warnings.warn(text, StoreWarning, stacklevel=4)
+    return tuple(good)
 
 
 # --- Writing ---

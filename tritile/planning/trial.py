@@ -43,7 +43,7 @@ ENVIRONMENT_COLUMNS: Final = (
 )  # fmt: skip
 # The digest and the config under which torch's own time of a problem is remembered.
 TORCH: Final = f"torch {torch.__version__}"
-AS_TORCH: Final = Config((), 1, 1, family="aten")
+AS_TORCH: Final = Config((), 1, 1, family="torch")
 Row = tuple[Any, ...]
 
 

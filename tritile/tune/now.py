@@ -93,7 +93,8 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
         calls = copies_of(problem, device, launches(problem))
         ours = run_of(launch.prepare(calls[0], best.config))
         clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
-        pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
+        with answers.torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
+            pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
         ratios = [torchs / own for own, torchs in pairs]
         trial = Trial(problem, AS_TORCH, best.us * statistics.median(ratios), measured_utc=now())
         logged(store_of(device).add)(TORCH, trial)
