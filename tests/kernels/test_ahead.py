@@ -64,6 +64,7 @@ CASES = [
     pytest.param(name, problem, config, id=f"{name}-{problem.label}-{config}".replace(" ", "_"))
     for name in NAMES
     for problem, config in (*MATMULS, *TRANSPOSES)
+    if name != "gfx942" or config.family != "box"  # which is NVIDIA's alone
 ]
 
 
