@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument(
         "--versions",
         type=json.loads,
-        default={"torch": "2.11.0+cu130", "cublas": ""},
+        default={"torch": "2.11.0+cu130", "cublas": "13.1.0.3"},
         help="of torch and cuBLAS, as they were swept",
     )
     parser.add_argument("--least", type=float, default=0.0)

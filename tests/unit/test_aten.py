@@ -3,6 +3,7 @@
 Calls are made on host tensors that pass for a GPU's, so that torch really computes them.
 """
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,14 +14,14 @@ import torch
 import tritile
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.errors import InvalidValueError, OverlapError
+from tritile.errors import InvalidValueError, OverlapError, StoreWarning
 from tritile.ops import asked, memo, run
 from tritile.ops.aten import by_torch
 from tritile.ops.fused import linear_of
 from tritile.ops.products import matmul_of
 from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.store import store_of
-from tritile.planning.table import Table
+from tritile.planning.table import Table, read, write
 from tritile.planning.trial import AS_TORCH, TORCH, Trial
 
 H200 = target_device("nvidia-h200")
@@ -382,6 +383,32 @@ def test_a_remembered_call_that_torch_refuses_runs_by_tritile(planned, monkeypat
     monkeypatch.setattr(asked, "is_by_aten", lambda *given: False)
     with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
         tritile.matmul(a, b)
+
+
+def test_a_program_may_put_tritiles_functions_in_the_place_of_torchs(planned, monkeypatch):
+    a, b = operand(5, 7), operand(7, 9)
+    wanted = torch.matmul(a, b)
+    monkeypatch.setattr(torch, "matmul", tritile.matmul)
+    monkeypatch.setattr(torch.nn.functional, "linear", tritile.linear)
+    assert torch.equal(torch.matmul(a, b), wanted)
+    assert torch.equal(torch.nn.functional.linear(a, b.t()), wanted)
+
+
+def test_an_out_that_torch_would_refuse_after_it_multiplied_is_tritiles(planned):
+    a, b = operand(3, 5, 7), operand(7, 9)
+    with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.matmul(a, b, out=operand(3, 9, 5).mT)
+
+
+def test_a_damaged_prediction_is_skipped_and_the_rest_of_the_table_is_read(tmp_path):
+    path, made = tmp_path / "table.json", times(80.0)
+    write(Table(H200.to_dict(), {}, (), aten=(made,), by_aten=("float64 ieee",)), path)
+    data = json.loads(path.read_text())
+    data["aten"] = [data["aten"][0] | {"classes": [["halves-nt"]]}, *data["aten"], 3]
+    path.write_text(json.dumps(data))
+    with pytest.warns(StoreWarning, match="2 predictions of torch's times are not used"):
+        found = read(path)
+    assert (len(found.aten), found.aten[0].classes, found.by_aten) == (1, ("halves-nt",), ("float64 ieee",))
 
 
 def test_prepared_calls_tell_torchs_from_launches(planned):

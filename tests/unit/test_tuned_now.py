@@ -107,6 +107,19 @@ def test_torch_is_timed_by_turns_with_what_is_known_to_be_fastest(race, change, 
         assert found.us == pytest.approx(40.0 * Clock.us[run] / Clock.us[None])
 
 
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_torch_is_timed_in_the_precision_of_the_problem(race, monkeypatch, cuda_matmul, precision):
+    problem, seen = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision), []
+    config = model.pick(problem, H200)
+    store = store_of(H200)
+    store.add(FAMILIES["matmul"][config.family].digest, Trial(problem, config, 40.0, error=0.0))
+    cuda_matmul.fp32_precision = "ieee" if precision == "tf32" else "tf32"
+    monkeypatch.setattr(Clock, "time_us", lambda self: seen.append(cuda_matmul.fp32_precision) or 1.0)
+    now.beside_torch(problem, H200, 0)
+    assert set(seen) == {precision}
+    assert cuda_matmul.fp32_precision != precision
+
+
 def test_where_torch_offers_no_such_product_nothing_is_remembered_of_it(race, monkeypatch):
     config = model.pick(PROBLEM, H200)
     store = store_of(H200)

@@ -223,12 +223,12 @@ def aten_times(
     x = torch.tensor(np.array([inputs for inputs, _ in found]))
     y = us.log() - torch.tensor([floor for _, floor in found], dtype=torch.float64).log()
     quarters = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).tensor_split(4)
-    told = torch.zeros_like(y)
+    foreseen = torch.zeros_like(y)
     for left_out in quarters:
         rows = torch.cat([each for each in quarters if each is not left_out])
         part = AtenTimes(tuple(classes), *_network(x[rows], y[rows]), 0.0, 1.0, len(rows), versions)
-        told[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
-    error, ratios = float((told - y).square().mean().sqrt()), predicted / us * (y - told).exp()
+        foreseen[left_out] = torch.from_numpy(part.factors(x[left_out].numpy()))
+    error, ratios = float((foreseen - y).square().mean().sqrt()), predicted / us * (y - foreseen).exp()
     known = ~(picks + predicted).isnan()
 
     def mean(margin: float) -> float:
