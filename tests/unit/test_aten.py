@@ -14,8 +14,9 @@ import torch
 import tritile
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.errors import InvalidValueError, OverlapError, StoreWarning
+from tritile.errors import InvalidValueError, OverlapError, StoreWarning, UnsupportedError
 from tritile.ops import asked, memo, run
+from tritile.ops import aten as ops_aten
 from tritile.ops.aten import by_torch
 from tritile.ops.fused import linear_of
 from tritile.ops.products import matmul_of
@@ -349,7 +350,34 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
 
 
 def may(of):
-    return by_torch(of, of.checked(None)[2], None) is not None
+    shape, dtype, how = of.checked(None)
+    problem = of.call(asked.unchanged, torch.empty(shape, dtype=dtype), how).problem
+    return by_torch(of, problem, how, None) is not None
+
+
+def test_what_torch_alone_computes_is_its_own_or_refused(served, planned, monkeypatch):
+    """As if tritile had no kernel for float64."""
+    alone = replace(HALF, dtype="float64", out_dtype="float64")
+    for module in (aten, asked, ops_aten):
+        monkeypatch.setattr(module, "is_alone", lambda problem: problem.dtype == "float64")
+    plans.forget()
+    assert plans.plan_for(alone, H200, "strict", True).config == aten.CONFIG
+    for problem, by in ((alone, False), (replace(alone, invariant=True), True)):
+        with pytest.raises(UnsupportedError, match="only torch computes"):
+            plans.plan_for(problem, H200, None, by)
+    a, b = operand(5, 7).double(), operand(7, 9).double()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(tritile.matmul(a, b), a @ b)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    def refused(*tensors):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(asked, "by_torch", lambda *given: refused)
+    with pytest.raises(UnsupportedError, match=r"torch refuses it: .*NOT_SUPPORTED"):
+        tritile.matmul(a[1:], b)
 
 
 def test_arguments_that_torch_would_copy_or_round_twice_are_not_for_it():

@@ -13,12 +13,13 @@ import torch
 from tritile.core.log import log
 from tritile.core.settings import rules
 from tritile.core.views import Call
-from tritile.errors import brief
+from tritile.errors import UnsupportedError, brief
 from tritile.ops.aten import by_torch
 from tritile.ops.dispatch import call_operator, needs_dispatch
 from tritile.ops.memo import Key, Tensors, recall, remember
 from tritile.ops.run import interpret_product, is_by_aten, mark_written, on_host, prepared
 from tritile.ops.signatures import joined
+from tritile.planning.aten import is_alone
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Result = tuple[tuple[int, ...], torch.dtype, str]
@@ -115,10 +116,10 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
             of.interpret(result, how)
         else:
             call = of.call(unchanged, result, how)
-            torchs = by_torch(of, how, out) if rules().aten else None
+            torchs = by_torch(of, call.problem, how, out) if rules().aten else None
             if torchs is not None and is_by_aten(call.problem, of.first.device.index):
                 remember(op, options, torchs, call, tensors, out, result, by_torch=True)
-                label = call.problem.label
+                problem = call.problem
                 if out is None:
                     del call, result  # torch allocates its own
                 try:
@@ -126,7 +127,10 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as error:  # as cuBLAS says what it does not support
-                    log("compile", logging.WARNING, problem=label, config="aten", failure=brief(error))
+                    why = brief(error)
+                    if is_alone(problem):
+                        raise UnsupportedError(f"{op}: torch refuses it: {why}") from error
+                    log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
                 result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
                 call = of.call(unchanged, result, how)
             launch = prepared(call, of.by_default)

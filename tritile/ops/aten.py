@@ -11,7 +11,9 @@ from typing import Any, Final
 import torch
 
 from tritile.core.of_torch import is_deterministic, unsafe_view
+from tritile.core.problem import Tiled
 from tritile.ops.memo import IN_FP32, ByTorch, default_precision
+from tritile.planning.aten import is_alone
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 _MULTIPLY: Final = torch.matmul
@@ -19,14 +21,16 @@ _ADD: Final = torch.addmm
 _LINEAR: Final = torch.nn.functional.linear
 
 
-def by_torch(of: Any, how: str, out: Any) -> ByTorch | None:
-    """Return torch's call for what was asked, in the precision `how`; None where torch may not make it.
+def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
+    """Return torch's call for what was asked; None where torch may not make it.
 
-    Under `torch.use_deterministic_algorithms` it never does: cuBLAS then wants a workspace of its own. Nor in
-    "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
+    `problem` describes it, and `how` is its precision.
+
+    Under `torch.use_deterministic_algorithms` it may only where no kernel of tritile's can: cuBLAS then wants
+    a workspace of its own. Nor in "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
     """
     make = _MAKES.get(of.op)
-    if make is None or is_deterministic():
+    if make is None or (is_deterministic() and not is_alone(problem)):
         return None
     if of.first.dtype in IN_FP32:
         setting = default_precision()

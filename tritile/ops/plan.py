@@ -90,8 +90,8 @@ def _call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if out.numel() == 0 or of.is_empty:
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in of.tensors[:2] if tensor is not None)
         raise ShapeError(f"{who}: {of.op} of {shapes} launches no kernel")
-    torchs = uses_aten() and by_torch(of, how, given.arguments.get("out")) is not None
-    return of.call(unchanged, out, how), torchs
+    call = of.call(unchanged, out, how)
+    return call, uses_aten() and by_torch(of, call.problem, how, given.arguments.get("out")) is not None
 
 
 def gpu_of(who: str, given: Any) -> Device:

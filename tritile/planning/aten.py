@@ -77,6 +77,11 @@ def illegal(problem: Tiled) -> str | None:
     return None if problem.out_dtype == problem.dtype else "torch gives another dtype"
 
 
+def is_alone(problem: Tiled) -> bool:
+    """True if no kernel of tritile's computes a problem: torch's does, or none."""
+    return False
+
+
 def kind_of(problem: MatmulProblem) -> str:
     """Return the kind of a product in a table's `by_aten`: "float32 ieee", "complex64 ieee"."""
     return f"{problem.dtype} {problem.precision}"

@@ -39,7 +39,7 @@ from tritile.core.problem import (
 )
 from tritile.core.settings import current_mode
 from tritile.core.versions import warn_untested
-from tritile.errors import NotTunedError
+from tritile.errors import NotTunedError, UnsupportedError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import workspace_bytes
@@ -147,8 +147,11 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     """Return the plan for a problem by the mode given, else the one in force.
 
     `by_torch`: torch's kernel is a candidate, too. Return None only in mode "tune", for a problem that is to
-    be measured first. Raises NotTunedError in mode "strict" for a problem of which nothing measured is known.
+    be measured first. Raises NotTunedError in mode "strict" for a problem of which nothing measured is known,
+    UnsupportedError for one that only torch computes where it may not.
     """
+    if aten.is_alone(problem):
+        return _by_torch_alone(problem, device, by_torch)
     by_torch = by_torch and aten.illegal(problem) is None
     key = (problem, device, mode or current_mode(), by_torch)
     plan = _memo.get(key)
@@ -161,6 +164,14 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
             _memo[key] = plan
             logged(plan, perf_counter() - since)
     return plan
+
+
+def _by_torch_alone(problem: Tiled, device: Device, by_torch: bool) -> Plan:
+    unfit = aten.illegal(problem) or (None if by_torch else "torch's kernel may not make this call")
+    if unfit is not None:
+        raise UnsupportedError(f"only torch computes {problem.label}, but {unfit}")
+    why = "the one candidate: tritile has no kernel for it"
+    return Plan(problem, aten.CONFIG, "model", device, None, why)
 
 
 def logged(plan: Plan, seconds: float | None = None) -> Plan:
