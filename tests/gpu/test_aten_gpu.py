@@ -10,6 +10,7 @@ import tritile
 from tests.complexes import assert_complex
 from tests.reference import DEFAULT_OUT, assert_product, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
+from tritile.core import settings
 from tritile.core.problem import MatmulProblem
 from tritile.lab.bench import measured
 from tritile.ops import asked, memo
@@ -139,9 +140,41 @@ def test_captured_on_another_stream_and_differentiated(by_torch):
     x = a.clone().requires_grad_()
     tritile.matmul(x, b).sum().backward()
     torch.testing.assert_close(x.grad.double(), b.double().sum(1).expand_as(x), rtol=2**-6, atol=0.2)
-    compiled = torch.compile(lambda x, y: tritile.matmul(x, y) + 1, fullgraph=True)
-    torch.testing.assert_close(compiled(a, b), got + 1)
     assert by_torch
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_compiled_call_is_torchs_own(by_torch, monkeypatch, trains):
+    monkeypatch.setattr(settings, "may_lower", True)
+    torch.compiler.reset()
+    graphs = []
+
+    def noted(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return torch._inductor.compile(graph, inputs) if not trains else graph
+
+    def block(x, y, w, bias):
+        return tritile.linear(tritile.matmul(x, y) + 1, w, bias) * 2
+
+    a, b = values((96, 64), BF16, 0, "cuda"), values((64, 128), BF16, 1, "cuda")
+    w, bias = values((32, 128), BF16, 2, "cuda"), values((32,), BF16, 3, "cuda")
+    given = [each.requires_grad_(trains) for each in (a, b, w, bias)]
+    wanted = block(*given)
+    compiled = torch.compile(block, backend=noted, fullgraph=True, dynamic=False)
+    got = compiled(*given)
+    torch.testing.assert_close(got, wanted, rtol=2**-6, atol=2**-6 * float(wanted.detach().abs().max()))
+    assert graphs
+    assert not any("tritile" in name for name in graphs[0]), graphs
+    if trains:
+        for mine, theirs in zip(
+            torch.autograd.grad(got.sum(), given), torch.autograd.grad(wanted.sum(), given), strict=True
+        ):
+            scale = float(theirs.abs().max())
+            torch.testing.assert_close(mine, theirs, rtol=2**-6, atol=2**-6 * scale)
+    with tritile.batch_invariant():
+        compiled(*given)
+    assert sum("tritile" in name for name in graphs[1]) == 2
+    torch.compiler.reset()
 
 
 def test_a_drawn_call_is_planned_by_the_table_and_tuned_beside_torch(monkeypatch):

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import tritile
+from tritile.core import settings
 from tritile.core.device import target_device
+from tritile.core.of_torch import constant_in_graphs
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, OverlapError, StoreWarning, UnsupportedError
 from tritile.ops import asked, memo, run
@@ -444,3 +446,88 @@ def test_prepared_calls_tell_torchs_from_launches(planned):
     tritile.matmul(a, b)
     (ready,) = (each for known in memo.CALLS.values() for each in known)
     assert ready.by_torch
+
+
+# Under torch.compile.
+
+CUDA = torch.device("cuda", 0)
+
+
+def facts(*tensors):
+    return tuple(None if t is None else (t.shape, t.stride(), t.dtype, CUDA) for t in tensors)
+
+
+@pytest.fixture
+def lowers(planned, monkeypatch):
+    """Has every call that torch may make planned so, and traced anew."""
+    monkeypatch.setattr(settings, "may_lower", True)
+    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def test_what_a_compiled_graph_leaves_to_torch(lowers):
+    """What `planned` plans by torch, but for calls that the operator has to check, refuse or make."""
+    a, b, bias = operand(16, 32), operand(32, 8), operand(8)
+    product = facts(a, b)
+    assert asked._is_lowered("matmul", product, (None, None))
+    assert asked._is_lowered("linear", facts(a, b.t(), bias, None), (None, None, None))
+    for op, given, options in (
+        ("matmul", product, (torch.float32, None)),
+        ("matmul", product, (None, "exact")),
+        ("matmul", facts(a, a), (None, None)),
+        ("matmul", facts(a[:0], b), (None, None)),
+        ("matmul", facts(a[:, :0], b[:0]), (None, None)),
+        ("matmul", facts(a.float(), b.float()), (None, "tf32")),
+        ("matmul", (product[0], (*product[1][:3], torch.device("cuda", 1))), (None, None)),
+        ("matmul", tuple((*each[:3], torch.device("cpu")) for each in product), (None, None)),
+        ("linear", facts(a, b.t(), bias, None), ("relu", None, None)),
+        ("linear", facts(a, b.t(), bias.float(), None), (None, None, None)),
+        ("permute", facts(a), ((1, 0),)),
+    ):
+        assert not asked._is_lowered(op, given, options), (op, given, options)
+    with tritile.batch_invariant():
+        assert not asked._is_lowered("matmul", product, (None, None))
+    with tritile.mode(backends="triton"):
+        assert not asked._is_lowered("matmul", product, (None, None))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not asked._is_lowered("matmul", product, (None, None))
+
+
+@pytest.mark.parametrize("choose", [tritile.batch_invariant, lambda: tritile.mode(backends="triton")])
+def test_a_graph_with_torchs_product_is_made_anew_where_a_program_chooses(lowers, monkeypatch, choose):
+    graphs = []
+
+    def traced(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return lambda *given: (given[0].new_zeros(()),)
+
+    is_lowered = constant_in_graphs(lambda op, facts, options: True)
+    monkeypatch.setattr(asked, "_is_lowered", is_lowered)
+    call = torch.compile(
+        lambda x, w, b: tritile.linear(tritile.matmul(x, w.t()), w, b), backend=traced, fullgraph=True
+    )
+    given = operand(16, 32), operand(32, 32), operand(32)
+    call(*given)
+    assert not any("tritile" in name for name in graphs[0]), graphs
+    assert any("built-in method matmul" in name for name in graphs[0])
+    with choose():
+        call(*given)
+    assert sum("tritile" in name for name in graphs[1]) == 2
+    call(operand(16, 32), operand(32, 32), operand(32))
+    assert len(graphs) == 2
+
+
+def test_sizes_that_a_graph_leaves_open_are_planned_at_each_call(lowers, monkeypatch):
+    graphs = []
+
+    def traced(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    monkeypatch.setattr(asked, "_is_lowered", constant_in_graphs(lambda *given: True))
+    call = torch.compile(lambda a, b: tritile.matmul(a, b), backend=traced, fullgraph=True, dynamic=True)
+    got = call(operand(16, 32), operand(32, 8))
+    assert torch.equal(got, operand(16, 32) @ operand(32, 8))
+    assert any("tritile.matmul" in name for name in graphs[0])

@@ -37,6 +37,13 @@ increment_versions: Final = torch._C._increment_version
 # Tell whether torch.use_deterministic_algorithms is on.
 is_deterministic: Final = torch._C._get_deterministic_algorithms
 
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """Have torch's compiler call a function as it traces, and take the result for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack  # return how many `__torch_dispatch__` modes are on

@@ -48,6 +48,10 @@ _invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", defa
 _aten: ContextVar[bool | None] = ContextVar("tritile_aten", default=None)
 
 
+# False from when a `with` chooses what a graph of torch's compiler cannot follow. Torch guards it.
+may_lower = True
+
+
 @contextlib.contextmanager
 def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
     tokens = [(variable, variable.set(choice)) for variable, choice in choices]
@@ -125,11 +129,14 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[N
     Raises InvalidValueError for any other name. It applies to the current thread or task, and to the
     backward passes of tritile's calls made inside.
     """
+    global may_lower
     choices: list[tuple[ContextVar[Any], Any]] = []
     if name is not None or backends is None:
         choices.append((_mode, _checked_mode(name, "mode")))
     if backends is not None:
         choices.append((_aten, _checked_backends(backends, "backends")))
+    if name == "off" or backends is not None:
+        may_lower = False
     with _choosing(*choices):
         yield
 
@@ -191,8 +198,10 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     multiplied; so is a product in "tf32" on Hopper and later into an `out` that does not lie row by row.
     Raises InvalidValueError where `on` is neither True nor False.
     """
+    global may_lower
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
+    may_lower = may_lower and not on
     with _choosing((_invariant, on)):
         yield
 

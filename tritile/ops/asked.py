@@ -9,13 +9,16 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from tritile.core import settings
 from tritile.core.log import log
+from tritile.core.of_torch import constant_in_graphs
 from tritile.core.settings import rules
 from tritile.core.views import Call
-from tritile.errors import UnsupportedError, brief
-from tritile.ops.aten import by_torch
-from tritile.ops.dispatch import call_operator, needs_dispatch
+from tritile.errors import TritileError, UnsupportedError, brief
+from tritile.ops.aten import LOWERED, by_torch
+from tritile.ops.dispatch import PLAIN, call_operator, needs_dispatch, sees_every_call
 from tritile.ops.memo import Key, Tensors, recall, remember
 from tritile.ops.run import interpret_product, is_by_aten, mark_written, on_host, prepared
 from tritile.ops.signatures import joined
@@ -90,10 +93,55 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     """Compute what `recall` does not know, at once or through torch's dispatcher."""
+    if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors):
+        facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+        if _is_lowered(op, facts, options):
+            return LOWERED[op](*tensors)
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
         return call_operator(op, values, out, lambda: ASKED[op](*values).checked(out))
     return eager(op, tensors, out, options)
+
+
+def _is_static(tensors: Tensors) -> bool:
+    """True of plain tensors, or None, whose sizes and strides torch's compiler takes for constants."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to load, and loaded by then
+
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN:
+            return False
+        for size in (*tensor.shape, *tensor.stride()):
+            if not has_static_value(size):
+                return False
+    return True
+
+
+@constant_in_graphs
+def _is_lowered(op: str, facts: Key, options: Key) -> bool:
+    """True if a call that torch's compiler traces is planned by torch's kernel: its graph then has torch's.
+
+    `facts` has shape, strides, dtype and device of each tensor. What is planned later, after measuring, does
+    not change a graph that is compiled.
+    """
+    if op not in LOWERED or sees_every_call() or not rules().aten or torch.compiler.is_exporting():
+        return False
+    first = facts[0][3]
+    if first.type != "cuda" or any(each is not None and each[3] != first for each in facts):
+        return False
+    tensors = [
+        None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
+        for each in facts
+    ]
+    of = ASKED[op](*joined(op, tensors, options))
+    try:
+        shape, dtype, how = of.checked(None)
+        problem = of.call(unchanged, torch.empty(shape, dtype=dtype, device="meta"), how).problem
+        may = 0 not in shape and not of.is_empty and by_torch(of, problem, how, None) is not None
+        return may and is_by_aten(problem, first.index)
+    except TritileError:  # the operator raises it
+        return False
 
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:

@@ -110,3 +110,9 @@ def _linear_of_batch(x: Any, weight: Any, bias: Any, residual: Any, out: Any = N
 
 
 _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {"matmul": _matmul, "linear": _linear}
+
+# What a traced call becomes that torch may make: torch's compiler takes its own functions apart, and fuses.
+LOWERED: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    "matmul": lambda input, other: _MULTIPLY(input, other),
+    "linear": lambda input, weight, bias, residual: _LINEAR(input, weight, bias),
+}
