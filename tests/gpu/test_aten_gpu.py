@@ -86,6 +86,34 @@ def test_batches_linear_and_bias(by_torch):
     assert len(by_torch) == 12
 
 
+@pytest.mark.parametrize("dtype", [FP32, FP64], ids=name)
+def test_epilogues_that_torch_launches_for(by_torch, dtype):
+    x, w = values((1000, 520), dtype, 0, "cuda"), values((1030, 520), dtype, 1, "cuda")
+    row, full = values((1030,), dtype, 2, "cuda"), values((1000, 1030), dtype, 3, "cuda")
+    sums = x.double() @ w.double().t()
+    for _ in range(2):
+        got = [
+            tritile.linear(x, w, row, activation="silu", residual=full),
+            tritile.addmm(full, x, w.t(), alpha=2, beta=-1),
+            tritile.addmm(row, x, w.t()),
+            tritile.addmm(full * torch.nan, x, w.t(), beta=0, activation="relu"),
+            tritile.linear(x.view(10, 100, 520), w, residual=row).view(1000, 1030),
+            tritile.addmm(out := full.clone(), x, w.t(), out=out),
+        ]
+        wanted = [
+            torch.nn.functional.silu(sums + row) + full, 2 * sums - full, row + sums, sums.relu(), sums + row,
+            full + sums,
+        ]  # fmt: skip
+        for mine, right in zip(got, wanted, strict=True):
+            assert mine.dtype == dtype
+            torch.testing.assert_close(mine.double(), right.double(), rtol=1e-4, atol=1e-3)
+    a, b, c = (values((3, 600, 600), dtype, seed, "cuda") for seed in range(3))
+    torch.testing.assert_close(
+        tritile.baddbmm(c, a, b).double(), c.double() + a.double() @ b.double(), rtol=1e-4, atol=1e-3
+    )
+    assert len(by_torch) == 13
+
+
 def test_nan_and_empty(by_torch):
     a, b = values((64, 32), BF16, 0, "cuda"), values((32, 48), BF16, 1, "cuda")
     a[3, 5] = torch.nan

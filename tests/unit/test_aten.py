@@ -117,7 +117,13 @@ ILLEGAL = {
         replace(HALF, epilogue="gated silu"),
     ],
     "copy an operand": [replace(HALF, a_layout="strided"), replace(HALF, out_layout="strided")],
-    "another launch": [replace(HALF, epilogue="relu")],
+    "another launch": [
+        replace(HALF, epilogue="relu"),
+        replace(HALF, epilogue="bias=full"),
+        replace(HALF, epilogue="bias=row", batch=3),
+        replace(HALF, dtype="float32", out_dtype="float32", epilogue="relu", k=511),
+        replace(HALF, dtype="float32", out_dtype="float32", epilogue="relu", m=1),
+    ],
     "another dtype": [replace(HALF, out_dtype="float32")],
     "not offered": [
         MatmulProblem(1, 32, 64, 64, "int8", "int32", b_layout="column"),
@@ -136,6 +142,8 @@ def test_torch_may_not_make(why, problem):
     {}, {"b_layout": "row"}, {"a_layout": "column"}, {"b_align": 2}, {"batch": 3},
     {"dtype": "float32", "out_dtype": "float32", "precision": "tf32"},
     {"dtype": "complex64", "out_dtype": "complex64"},
+    {"dtype": "float32", "out_dtype": "float32", "epilogue": "bias=row residual=full gelu"},
+    {"dtype": "float64", "out_dtype": "float64", "epilogue": "bias=full weighted", "batch": 3},
 ])  # fmt: skip
 def test_torch_may_make(kind):
     assert aten.illegal(replace(HALF, **kind)) is None
@@ -225,6 +233,7 @@ CALLS = {
         tritile.linear, torch.nn.functional.linear, lambda: (operand(2, 5, 7), operand(9, 7), operand(9))
     ),
     "bias": (tritile.linear, torch.nn.functional.linear, lambda: (operand(5, 7), operand(9, 7), operand(9))),
+    "addmm": (tritile.addmm, torch.addmm, lambda: (operand(9), operand(5, 7), operand(7, 9))),
 }  # fmt: skip
 
 
@@ -241,6 +250,64 @@ def test_a_call_is_torchs_and_is_planned_once(planned, name, given_out):
         assert found.stride() == wanted.stride()
         assert out is None or found is out
     assert len(planned) == 1
+
+
+def wide(*shape):
+    return operand(*shape, dtype=torch.float32).mul_(2)
+
+
+X, W, ROW, FULL = (5, 7), (9, 7), (9,), (5, 9)
+# Epilogues that torch launches for: a call of tensors, their shapes, and the same in float64.
+COMPOSED = {
+    "activation": (lambda *t, out: tritile.linear(*t, activation="relu", out=out), (X, W, ROW),
+                   lambda x, w, b: (x @ w.t() + b).relu()),
+    "residual": (lambda x, w, b, r, out: tritile.linear(x, w, b, residual=r, activation="gelu", out=out),
+                 (X, W, ROW, FULL), lambda x, w, b, r: torch.nn.functional.gelu(x @ w.t() + b) + r),
+    "no bias": (lambda x, w, r, out: tritile.linear(x, w, residual=r, out=out), ((2, *X), W, ROW),
+                lambda x, w, r: x @ w.t() + r),
+    "a column": (lambda x, w, b, out: tritile.linear(x, w, b, out=out), (X, W, (5, 1)),
+                 lambda x, w, b: x @ w.t() + b),
+    "addmm": (lambda *t, out: tritile.addmm(*t, alpha=2, beta=0.5, activation="silu", out=out),
+              (FULL, X, (7, 9)), lambda c, a, b: torch.nn.functional.silu(0.5 * c + 2 * (a @ b))),
+    "addmm of a row": (lambda *t, out: tritile.addmm(*t, beta=3, out=out), (ROW, X, (7, 9)),
+                       lambda c, a, b: 3 * c + a @ b),
+    "baddbmm": (lambda *t, out: tritile.baddbmm(*t, out=out), ((3, *FULL), (3, *X), (3, 7, 9)),
+                lambda c, a, b: c + a @ b),
+    "baddbmm of a row": (lambda *t, out: tritile.baddbmm(*t, alpha=0.5, out=out), (ROW, (3, *X), (3, 7, 9)),
+                         lambda c, a, b: c + 0.5 * (a @ b)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("given_out", [False, True])
+def test_an_epilogue_that_torch_launches_for(planned, name, given_out):
+    ours, shapes, answer = COMPOSED[name]
+    for _ in range(2):
+        tensors = [wide(*shape) for shape in shapes]
+        wanted = answer(*[tensor.double() for tensor in tensors])
+        out = torch.full(wanted.shape, math.nan) if given_out else None
+        before = [tensor.clone() for tensor in tensors]
+        found = ours(*tensors, out=out)
+        assert found.dtype == torch.float32
+        assert out is None or found is out
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
+    assert len(planned) == 1
+
+
+def test_what_is_added_may_be_out_and_is_not_read_where_beta_is_0(planned):
+    added, a, b = wide(*FULL), wide(*X), wide(7, 9)
+    wanted = added.double() + a.double() @ b.double()
+    assert tritile.addmm(added, a, b, out=added) is added
+    torch.testing.assert_close(added.double(), wanted, rtol=1e-5, atol=1e-5)
+    nan = torch.full(FULL, math.nan)
+    torch.testing.assert_close(
+        tritile.addmm(nan, a, b, beta=0).double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5
+    )
+    residual = wide(*FULL)
+    wanted = (a @ b).relu() + residual
+    tritile.linear(a, b.t(), residual=residual, activation="relu", out=residual)
+    torch.testing.assert_close(residual, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_an_out_that_overlaps_is_refused_each_time(planned):
@@ -354,7 +421,7 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
 def may(of):
     shape, dtype, how = of.checked(None)
     problem = of.call(asked.unchanged, torch.empty(shape, dtype=dtype), how).problem
-    return by_torch(of, problem, how, None) is not None
+    return by_torch(of, problem, how, None) is not None and aten.illegal(problem) is None
 
 
 def test_what_torch_alone_computes_is_its_own_or_refused(served, planned, monkeypatch):
@@ -399,6 +466,9 @@ def test_arguments_that_torch_would_copy_or_round_twice_are_not_for_it():
     assert not may(linear_of(a, operand(9, 7), operand(9), None, operand(5, 9)))
     assert not may(linear_of(a, operand(9, 7), operand(5, 9)))
     assert not may(linear_of(a, operand(9, 7), operand(9, dtype=torch.float32)))
+    long, weight = torch.empty(1024, 512), torch.empty(1024, 512)
+    assert may(linear_of(long, weight, torch.empty(1024), "relu", torch.empty(1024, 1024).bfloat16()))
+    assert not may(linear_of(long[:, :256], weight[:, :256], None, "relu"))
 
 
 def test_a_remembered_call_that_torch_refuses_runs_by_tritile(planned, monkeypatch):
@@ -473,6 +543,7 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
     product = facts(a, b)
     assert asked._is_lowered("matmul", product, (None, None))
     assert asked._is_lowered("linear", facts(a, b.t(), bias, None), (None, None, None))
+    assert asked._is_lowered("addmm", facts(bias, a, b), (1, 1, None, None, None, int, int))
     for op, given, options in (
         ("matmul", product, (torch.float32, None)),
         ("matmul", product, (None, "exact")),
@@ -484,6 +555,7 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         ("matmul", tuple((*each[:3], torch.device("cpu")) for each in product), (None, None)),
         ("linear", facts(a, b.t(), bias, None), ("relu", None, None)),
         ("linear", facts(a, b.t(), bias.float(), None), (None, None, None)),
+        ("addmm", facts(bias, a, b), (1, 2, None, None, None, int, int)),
         ("permute", facts(a), ((1, 0),)),
     ):
         assert not asked._is_lowered(op, given, options), (op, given, options)
@@ -531,3 +603,25 @@ def test_sizes_that_a_graph_leaves_open_are_planned_at_each_call(lowers, monkeyp
     got = call(operand(16, 32), operand(32, 8))
     assert torch.equal(got, operand(16, 32) @ operand(32, 8))
     assert any("tritile.matmul" in name for name in graphs[0])
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_graph_computes_what_the_call_does(lowers, monkeypatch, name):
+    ours, shapes, answer = COMPOSED[name]
+    monkeypatch.setattr(asked, "_is_lowered", constant_in_graphs(lambda *given: True))
+    tensors = [wide(*shape).requires_grad_() for shape in shapes]
+    graphs = []
+
+    def traced(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    got = torch.compile(lambda *given: ours(*given, out=None), backend=traced, fullgraph=True)(*tensors)
+    assert not any("tritile" in each for each in graphs[0])
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    wanted = answer(*doubles)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    for mine, right in zip(
+        torch.autograd.grad(got.sum(), tensors), torch.autograd.grad(wanted.sum(), doubles), strict=True
+    ):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-4)

@@ -25,7 +25,7 @@ UNSERVED = replace(PROBLEM, dtype="float64", out_dtype="float64")
 class Clock:
     """Tells what a config takes, and torch."""
 
-    us: ClassVar = {torch_calls.multiply: 15.0, torch_calls.add: 18.0, None: 10.0}
+    us: ClassVar = {torch_calls.multiply: 15.0, torch_calls.add: 18.0, torch_calls.compose: 20.0, None: 10.0}
     made: ClassVar = []
 
     def __init__(self, run, calls, before):
@@ -87,6 +87,7 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
         ({"epilogue": "bias=row"}, torch_calls.add),
         ({"epilogue": "bias=row gelu"}, None),
         ({"epilogue": "bias=row", "batch": 3}, None),
+        ({"epilogue": "gelu", "dtype": "float32", "out_dtype": "float32"}, torch_calls.compose),
     ],
 )
 def test_torch_is_timed_by_turns_with_what_is_known_to_be_fastest(race, change, run):

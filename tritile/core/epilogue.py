@@ -38,3 +38,23 @@ def finished(
     if up is not None:
         result = result * (up.to(kind) if bias_up is None else up.to(kind) + bias_up)
     return result if residual is None else result + residual
+
+
+def composed(
+    sums: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str,
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+) -> torch.Tensor:
+    """Return activation(alpha * sums + beta * bias) + residual in the dtype of sums, whose memory it uses.
+
+    A bias with beta = 0 is not read.
+    """
+    if alpha != 1:
+        sums.mul_(alpha)
+    if bias is not None and beta != 0:
+        sums.add_(bias, alpha=beta)
+    sums = activated(sums, activation)
+    return sums if residual is None else sums.add_(residual)

@@ -96,7 +96,7 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors):
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         if _is_lowered(op, facts, options):
-            return LOWERED[op](*tensors)
+            return LOWERED[op](tensors, options)
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
         return call_operator(op, values, out, lambda: ASKED[op](*values).checked(out))

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.epilogue import composed
 from tritile.core.of_torch import is_deterministic, unsafe_view
 from tritile.core.problem import Tiled
-from tritile.ops.memo import IN_FP32, ByTorch, default_precision
+from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import is_alone
 
 # Bound now: a program may put tritile's functions in the place of torch's.
@@ -83,20 +84,25 @@ def _as_they_lie(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _linear(of: Any, out: Any) -> ByTorch | None:
     x, weight, bias, residual = of.tensors
-    plain = residual is None and not of.extras.activation and weight.ndim == 2 and x.ndim >= 2
-    if not plain or not _as_they_lie(x, weight.t()):
+    if weight.ndim != 2 or x.ndim < 2 or not _as_they_lie(x, weight.t()):
         return None
+    activation = of.extras.activation
+    if residual is not None or activation or not (bias is None or _is_row(bias, x)):
+        return _into(out, x, lambda *tensors: _linear_composed(*tensors, activation=activation))
     if bias is None and out is None:
         return lambda x, weight, bias, residual: _LINEAR(x, weight)
     if bias is None:
         return lambda x, weight, bias, residual, out: _MULTIPLY(x, weight.t(), out=out)
-    if bias.ndim != 1 or bias.dtype != x.dtype:
-        return None
     if x.ndim == 2 and out is None:
         return lambda x, weight, bias, residual: _ADD(bias, x, weight.t())
     if x.ndim == 2:
         return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
     return _linear_of_batch
+
+
+def _is_row(bias: torch.Tensor, like: torch.Tensor) -> bool:
+    """True of a bias that cuBLAS adds itself."""
+    return bias.ndim == 1 and bias.dtype == like.dtype
 
 
 def _linear_of_batch(x: Any, weight: Any, bias: Any, residual: Any, out: Any = None) -> torch.Tensor:
@@ -109,10 +115,54 @@ def _linear_of_batch(x: Any, weight: Any, bias: Any, residual: Any, out: Any = N
     return found
 
 
-_MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {"matmul": _matmul, "linear": _linear}
+def _linear_composed(x: Any, weight: Any, bias: Any, residual: Any, *, activation: str) -> torch.Tensor:
+    return composed(_MULTIPLY(x, weight.t()), bias, residual, activation)
+
+
+def _weighted(of: Any, out: Any) -> ByTorch | None:
+    added, a, b = of.tensors
+    if not _as_they_lie(a, b):
+        return None
+    how = of.extras.activation, of.extras.alpha, of.extras.beta
+    if how == ("", 1, 1) and _is_row(added, a) and a.ndim == 2:
+        return _ADD if out is None else lambda added, a, b, out: _ADD(added, a, b, out=out)
+    return _into(out, a, lambda added, a, b: composed(_MULTIPLY(a, b), added, None, *how))
+
+
+def _into(out: Any, like: torch.Tensor, make: ByTorch) -> ByTorch | None:
+    """Return a call of several launches, which round sums of 16-bit types twice: none for these.
+
+    It writes to `out` last, as that may be what is added.
+    """
+    if like.dtype not in (torch.float32, torch.float64):
+        return None
+    return make if out is None else lambda *given: given[-1].copy_(make(*given[:-1]))
+
+
+_MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {
+    "matmul": _matmul,
+    "linear": _linear,
+    "addmm": _weighted,
+    "baddbmm": _weighted,
+}
+
+
+def _linear_traced(tensors: Tensors, options: Key) -> torch.Tensor:
+    x, weight, bias, residual = tensors
+    if residual is None and not options[0] and (bias is None or _is_row(bias, x)):
+        return _LINEAR(x, weight, bias)
+    return _linear_composed(x, weight, bias, residual, activation=options[0] or "")
+
+
+def _weighted_traced(tensors: Tensors, options: Key) -> torch.Tensor:
+    (added, a, b), (beta, alpha, activation) = tensors, options[:3]
+    return composed(_MULTIPLY(a, b), added, None, activation or "", alpha, beta)
+
 
 # What a traced call becomes that torch may make: torch's compiler takes its own functions apart, and fuses.
-LOWERED: Final[dict[str, Callable[..., torch.Tensor]]] = {
-    "matmul": lambda input, other: _MULTIPLY(input, other),
-    "linear": lambda input, weight, bias, residual: _LINEAR(input, weight, bias),
+LOWERED: Final[dict[str, Callable[[Tensors, Key], torch.Tensor]]] = {
+    "matmul": lambda tensors, options: _MULTIPLY(*tensors),
+    "linear": _linear_traced,
+    "addmm": _weighted_traced,
+    "baddbmm": _weighted_traced,
 }

@@ -7,8 +7,10 @@ from typing import Any, Final
 import torch
 
 from tritile.core import of_torch
+from tritile.core.epilogue import composed
 from tritile.core.problem import FP8_DTYPES, Epilogue, MatmulProblem, PermuteProblem, Tiled, epilogue_of
 from tritile.core.views import MatmulCall, PermuteCall
+from tritile.planning import aten
 from tritile.tune.subject import operands
 from tritile.tune.suites import OF_ITEMSIZE
 
@@ -55,6 +57,18 @@ def add(call: MatmulCall) -> None:
     torch.addmm(row, a, b, out=out)
 
 
+def compose(call: MatmulCall) -> None:
+    """Make a product with an epilogue by torch, an operation after the other."""
+    (a, b), out = in_one_batch(call)
+    of = call.fused
+    sides = (
+        None if view is None else operands.matrix(view, call.problem.batch) for view in (of.bias, of.residual)
+    )
+    bias, residual = (side if side is None or out.ndim == 3 else side[0] for side in sides)
+    made = composed(torch.matmul(a, b), bias, residual, of.activation, of.alpha, of.beta)
+    out.copy_(made)
+
+
 def copy(call: PermuteCall) -> None:
     """Make a permutation by torch."""
     problem, kind = call.problem, getattr(torch, OF_ITEMSIZE[call.problem.itemsize])
@@ -68,5 +82,7 @@ RUNS: Final[dict[str, Callable[[Any], None]]] = {MatmulProblem.op: multiply, Per
 def run_of(problem: Tiled) -> Callable[[Any], None] | None:
     """Return a function that runs torch's call for a problem; None where torch has no single call for it."""
     if isinstance(problem, MatmulProblem) and problem.epilogue:
-        return add if problem.batch == 1 and epilogue_of(problem.epilogue) == Epilogue(bias="row") else None
+        if problem.batch == 1 and epilogue_of(problem.epilogue) == Epilogue(bias="row"):
+            return add
+        return None if aten.illegal(problem) else compose
     return RUNS.get(problem.op)
