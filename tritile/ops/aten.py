@@ -89,12 +89,10 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
     activation = of.extras.activation
     if residual is not None or activation or not (bias is None or _is_row(bias, x)):
         return _into(out, x, lambda *tensors: _linear_composed(*tensors, activation=activation))
-    if bias is None and out is None:
-        return lambda x, weight, bias, residual: _LINEAR(x, weight)
+    if out is None and (bias is None or x.ndim == 2):
+        return lambda x, weight, bias, residual: _LINEAR(x, weight, bias)
     if bias is None:
         return lambda x, weight, bias, residual, out: _MULTIPLY(x, weight.t(), out=out)
-    if x.ndim == 2 and out is None:
-        return lambda x, weight, bias, residual: _ADD(bias, x, weight.t())
     if x.ndim == 2:
         return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
     return _linear_of_batch

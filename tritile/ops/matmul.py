@@ -1,6 +1,8 @@
 """Offer `tritile.matmul`, `mm` and `bmm`: torch's products for any size, stride and layout."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
@@ -8,7 +10,7 @@ from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.asked import computed
 from tritile.ops.checks import check_rank
-from tritile.ops.memo import recall
+from tritile.ops.memo import Key, Tensors, recall
 
 
 def matmul(
@@ -77,6 +79,16 @@ def matmul(
     return recall("matmul", tensors, out, options, computed)
 
 
+def _computed_if(check: Callable[[Any, Any], None]) -> Callable[..., torch.Tensor]:
+    """Return what computes a product of tensors that pass a check, once `recall` does not know them."""
+
+    def checked(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+        check(*tensors)
+        return computed(op, tensors, out, options)
+
+    return checked
+
+
 def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
     """Raise a TritileError unless these are operands of torch's `mm` (rank 2) or `bmm` (rank 3)."""
     for name, tensor in (("input", input), ("mat2", mat2)):
@@ -85,6 +97,10 @@ def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
         wanted = "(M, K) and (K, N)" if rank == 2 else "(B, M, K) and (B, K, N)"
         shapes = f"input has shape {tuple(input.shape)} and mat2 {tuple(mat2.shape)}"
         raise ShapeError(f"{op}: {shapes}: wanted {wanted}")
+
+
+_MM: Final = _computed_if(functools.partial(check_matrices, "mm", rank=2))
+_BMM: Final = _computed_if(functools.partial(check_matrices, "bmm", rank=3))
 
 
 def mm(
@@ -99,8 +115,7 @@ def mm(
 
     Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
     """
-    check_matrices("mm", input, mat2, 2)
-    return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
+    return recall("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _MM)
 
 
 def bmm(
@@ -115,5 +130,4 @@ def bmm(
 
     Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
     """
-    check_matrices("bmm", input, mat2, 3)
-    return matmul(input, mat2, out=out, out_dtype=out_dtype, precision=precision)
+    return recall("matmul", (input, mat2), out, (out_dtype, precision, "bmm"), _BMM)

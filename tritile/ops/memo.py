@@ -111,6 +111,19 @@ def _meets(ready: Ready, addresses: Addresses) -> bool:
     return False
 
 
+def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor, addresses: Addresses) -> bool:
+    """True, with out marked as written, if it lies beside the same tensor as before, or beside none.
+
+    Raise OverlapError where it overlaps an input otherwise.
+    """
+    if addresses.index(addresses[-1]) != ready.start:
+        return False
+    if _meets(ready, addresses):
+        check_out_apart(op, out, tensors, ready.reaches)
+    mark_written(op, out)
+    return True
+
+
 def _key(op: str, everything: Tensors, options: Key) -> Key:
     sizes = everything[0].shape, everything[len(everything) > 2].shape
     return (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, everything))
@@ -140,9 +153,11 @@ def recall(
             continue
         if not (ready.setting is None or ready.setting == default_precision()):
             continue
-        if out is None and ready.by_torch:
+        if ready.by_torch:
+            if out is not None and not _may_write(ready, op, tensors, out, addresses_of(everything)):
+                continue
             try:
-                made: torch.Tensor = ready.run(*tensors)
+                made: torch.Tensor = ready.run(*tensors) if out is None else ready.run(*tensors, out)
                 return made
             except torch.OutOfMemoryError:
                 raise
@@ -154,20 +169,8 @@ def recall(
         if out is None:
             out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
             addresses[-1] = out.data_ptr()
-        elif addresses.index(addresses[-1]) != ready.start:
+        elif not _may_write(ready, op, tensors, out, addresses):
             continue
-        else:
-            if _meets(ready, addresses):
-                check_out_apart(op, out, tensors, ready.reaches)
-            mark_written(op, out)
-            if ready.by_torch:
-                try:
-                    ready.run(*tensors, out)
-                    return out
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError:
-                    break
         ready.run.at(ready.pick(addresses))
         return out
     return otherwise(op, tensors, out, options)
