@@ -86,10 +86,9 @@ def test_batches_linear_and_bias(by_torch):
     assert len(by_torch) == 12
 
 
-@pytest.mark.parametrize("dtype", [FP32, FP64], ids=name)
-def test_epilogues_that_torch_launches_for(by_torch, dtype):
-    x, w = values((1000, 520), dtype, 0, "cuda"), values((1030, 520), dtype, 1, "cuda")
-    row, full = values((1030,), dtype, 2, "cuda"), values((1000, 1030), dtype, 3, "cuda")
+def test_epilogues_that_torch_launches_for(by_torch):
+    x, w = values((1000, 520), FP32, 0, "cuda"), values((1030, 520), FP32, 1, "cuda")
+    row, full = values((1030,), FP32, 2, "cuda"), values((1000, 1030), FP32, 3, "cuda")
     sums = x.double() @ w.double().t()
     for _ in range(2):
         got = [
@@ -105,9 +104,9 @@ def test_epilogues_that_torch_launches_for(by_torch, dtype):
             full + sums,
         ]  # fmt: skip
         for mine, right in zip(got, wanted, strict=True):
-            assert mine.dtype == dtype
+            assert mine.dtype == FP32
             torch.testing.assert_close(mine.double(), right.double(), rtol=1e-4, atol=1e-3)
-    a, b, c = (values((3, 600, 600), dtype, seed, "cuda") for seed in range(3))
+    a, b, c = (values((3, 600, 600), FP32, seed, "cuda") for seed in range(3))
     torch.testing.assert_close(
         tritile.baddbmm(c, a, b).double(), c.double() + a.double() @ b.double(), rtol=1e-4, atol=1e-3
     )

@@ -143,7 +143,7 @@ def test_torch_may_not_make(why, problem):
     {"dtype": "float32", "out_dtype": "float32", "precision": "tf32"},
     {"dtype": "complex64", "out_dtype": "complex64"},
     {"dtype": "float32", "out_dtype": "float32", "epilogue": "bias=row residual=full gelu"},
-    {"dtype": "float64", "out_dtype": "float64", "epilogue": "bias=full weighted", "batch": 3},
+    {"dtype": "float32", "out_dtype": "float32", "epilogue": "bias=full weighted", "batch": 3},
 ])  # fmt: skip
 def test_torch_may_make(kind):
     assert aten.illegal(replace(HALF, **kind)) is None
@@ -237,8 +237,12 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("given_out", [False, True])
+INTO_OUT = [name for name in CALLS if name != "batch, bias"]  # which torch does in two launches
+
+
+@pytest.mark.parametrize(
+    ("name", "given_out"), [*[(name, False) for name in CALLS], *[(name, True) for name in INTO_OUT]]
+)
 def test_a_call_is_torchs_and_is_planned_once(planned, name, given_out):
     ours, torchs, make = CALLS[name]
     for _ in range(2):  # the second one is remembered

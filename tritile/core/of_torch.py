@@ -98,6 +98,7 @@ def know_words(operator: Any, words: Sequence[str]) -> None:
 
 # Return a tensor in another shape, not as a view to autograd: for one that nothing else refers to.
 unsafe_view: Any = torch.ops.aten._unsafe_view.default
+is_view: Final = torch.Tensor._is_view  # of another tensor, as autograd tracks it
 neg_view: Final = torch._neg_view  # return a tensor's negative as a lazy view
 int_mm: Any = torch._int_mm  # multiply int8 matrices into int32
 scaled_mm: Any = torch._scaled_mm  # multiply fp8 matrices with scales

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core.epilogue import composed
-from tritile.core.of_torch import is_deterministic, unsafe_view
+from tritile.core.of_torch import is_deterministic
 from tritile.core.problem import Tiled
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import is_alone
@@ -89,28 +89,18 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
     activation = of.extras.activation
     if residual is not None or activation or not (bias is None or _is_row(bias, x)):
         return _into(out, x, lambda *tensors: _linear_composed(*tensors, activation=activation))
-    if out is None and (bias is None or x.ndim == 2):
+    if bias is not None and x.ndim > 2 and (out is not None or not x.is_contiguous()):
+        return None  # torch adds the bias by another launch
+    if out is None:
         return lambda x, weight, bias, residual: _LINEAR(x, weight, bias)
     if bias is None:
         return lambda x, weight, bias, residual, out: _MULTIPLY(x, weight.t(), out=out)
-    if x.ndim == 2:
-        return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
-    return _linear_of_batch
+    return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
 
 
 def _is_row(bias: torch.Tensor, like: torch.Tensor) -> bool:
     """True of a bias that cuBLAS adds itself."""
     return bias.ndim == 1 and bias.dtype == like.dtype
-
-
-def _linear_of_batch(x: Any, weight: Any, bias: Any, residual: Any, out: Any = None) -> torch.Tensor:
-    """One launch, rounded once, and no view, unlike torch's linear for x of more than two dimensions."""
-    rows, columns = x.view(-1, x.shape[-1]), weight.t()
-    if out is not None:
-        _ADD(bias, rows, columns, out=out.view(-1, out.shape[-1]))
-        return out
-    found: torch.Tensor = unsafe_view(_ADD(bias, rows, columns), (*x.shape[:-1], weight.shape[0]))
-    return found
 
 
 def _linear_composed(x: Any, weight: Any, bias: Any, residual: Any, *, activation: str) -> torch.Tensor:
@@ -128,11 +118,11 @@ def _weighted(of: Any, out: Any) -> ByTorch | None:
 
 
 def _into(out: Any, like: torch.Tensor, make: ByTorch) -> ByTorch | None:
-    """Return a call of several launches, which round sums of 16-bit types twice: none for these.
+    """Return a call of several launches, None where they round sums to 16 bits in between.
 
     It writes to `out` last, as that may be what is added.
     """
-    if like.dtype not in (torch.float32, torch.float64):
+    if like.dtype != torch.float32:
         return None
     return make if out is None else lambda *given: given[-1].copy_(make(*given[:-1]))
 

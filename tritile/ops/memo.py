@@ -53,7 +53,7 @@ class Ready:
     - `distinct` takes each tensor once out of all, `alike` is torch's test of these, and `same` are pairs of
       places that have one tensor.
     - `low`: where each tensor begins within 16 bytes.
-    - `start`: the place of the first tensor that begins where out does; None without out.
+    - `start`: the place of the first tensor that begins where out does, out's own where it alone does.
     - `setting`: torch's precision of fp32; None where it does not count.
     - `run`: the launch, whose `at` takes addresses; or `by_torch`, torch's call, a `ByTorch`.
     - `pick` takes the addresses out of all, in the order of the launch.
@@ -65,7 +65,7 @@ class Ready:
     alike: Callable[..., bool]
     same: tuple[tuple[int, int], ...]
     low: Addresses
-    start: int | None
+    start: int
     setting: str | None
     run: Any
     by_torch: bool
@@ -100,26 +100,20 @@ def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Seque
             raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
 
 
-def _meets(ready: Ready, addresses: Addresses) -> bool:
-    """True if out's range of addresses meets that of a tensor that is read."""
-    start = addresses[-1]
-    end = start + ready.reaches[-1]
-    for index, far in ready.read:
-        at = addresses[index]
-        if at < end and start < at + far:
-            return True
-    return False
+def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor) -> bool:
+    """True, with out marked as written, unless it begins elsewhere than the tensor that it was before.
 
-
-def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor, addresses: Addresses) -> bool:
-    """True, with out marked as written, if it lies beside the same tensor as before, or beside none.
-
-    Raise OverlapError where it overlaps an input otherwise.
+    Raise OverlapError where it overlaps an input.
     """
-    if addresses.index(addresses[-1]) != ready.start:
+    at = out.data_ptr()
+    if ready.start != len(tensors) and tensors[ready.start].data_ptr() != at:
         return False
-    if _meets(ready, addresses):
-        check_out_apart(op, out, tensors, ready.reaches)
+    end = at + ready.reaches[-1]
+    for index, far in ready.read:
+        other = tensors[index].data_ptr()
+        if other < end and at < other + far:
+            check_out_apart(op, out, tensors, ready.reaches)
+            break
     mark_written(op, out)
     return True
 
@@ -154,7 +148,7 @@ def recall(
         if not (ready.setting is None or ready.setting == default_precision()):
             continue
         if ready.by_torch:
-            if out is not None and not _may_write(ready, op, tensors, out, addresses_of(everything)):
+            if out is not None and not _may_write(ready, op, tensors, out):
                 continue
             try:
                 made: torch.Tensor = ready.run(*tensors) if out is None else ready.run(*tensors, out)
@@ -169,7 +163,7 @@ def recall(
         if out is None:
             out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
             addresses[-1] = out.data_ptr()
-        elif not _may_write(ready, op, tensors, out, addresses):
+        elif not _may_write(ready, op, tensors, out):
             continue
         ready.run.at(ready.pick(addresses))
         return out
@@ -218,7 +212,7 @@ def remember(
     by_setting = first is not None and tensors[first].dtype in IN_FP32
     ready = Ready(
         distinct, alike(*distinct(everything)), same, [at and at & 15 for at in addresses],
-        None if out is None else start,
+        start,
         default_precision() if by_setting else None,
         how, by_torch, itemgetter(*order), tuple(reaches), read,
         tuple(result.shape), result.stride(), result.dtype, result.device,

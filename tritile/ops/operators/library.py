@@ -26,8 +26,10 @@ from tritile.core.of_torch import (
     current_transform,
     forward_level,
     forward_recording,
+    is_view,
     schema_of,
     single_level,
+    unsafe_view,
     unwrap_batched,
     without_keys,
 )
@@ -173,7 +175,9 @@ class Formula(SingleLevelFunction):
     @staticmethod
     def forward(name: str, *values: Any) -> Any:
         with torch.enable_grad(), forward_recording(True), below_autograd():
-            return call_overload(name, *values)
+            made = call_overload(name, *values)
+            # autograd refuses to have a view changed that a function made
+            return unsafe_view(made, made.shape) if is_view(made) else made
 
 
 def differentiate(op: OpOverload, record: Callable[..., Any], operands: Sequence[int] = ()) -> None:
