@@ -75,10 +75,6 @@ class IsolationWarning(UserWarning):
     """Issued where a kernel cannot run in another process: it is measured in this one."""
 
 
-class PrecisionWarning(UserWarning):
-    """Issued where float32 runs in precision "ieee" by default, and torch is known to be faster."""
-
-
 class InterpreterWarning(UserWarning):
     """Issued where kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
 

@@ -11,8 +11,8 @@ Each quarter of the sizes is tried with what the others choose and fit. Told is 
 the portfolio, and the model's pick of what was timed lose to the fastest config that was timed; what picks
 lose by the formula alone and with corrections; and what the fastest that was timed loses, by the model, to
 the best of all configs. `--least`: of sizes that take so many microseconds or more. `--table`: a table to put
-what all sizes give in, or a new one: of each class its lead over torch; and its portfolio, where that is of
-enough sizes and its picks, with what was not timed counted against them, lose less than the model's.
+what all sizes give in, or a new one: what predicts torch's times; and of each class its portfolio, where that
+is of enough sizes and its picks, with what was not timed counted against them, lose less than the model's.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def main() -> None:
         old = table.read(asked.table) if asked.table.exists() else old
         if others := {each.name for each, _ in swept.values()} - {old.device["name"]}:
             parser.error(f"{asked.table} is of {old.device['name']}, sweeps are of {', '.join(others)}")
-    made, leads, torchs = {}, {}, {}
+    made, torchs = {}, {}
     for name, (device, rows) in swept.items():
         measured = Measured(name, rows, device)
         left_out = measured.left_out()
@@ -142,11 +142,6 @@ def main() -> None:
         if ratios.isfinite().any():
             by_fastest, by_pick = ratios.log().nanmean(0).exp().tolist()
             print(f"  torch's time by the fastest config's {by_fastest:.3f}, by the pick's {by_pick:.3f}")
-        lead = measured.lead(left_out)
-        if lead is not None:
-            leads[name] = lead
-            taken = sum(lead.ratio(row.problem) >= lead.least for row in rows)
-            print(f"  from {lead.least:.3g} times as long for torch, {taken} of {len(rows)} sizes are taken")
         lacks = torch.tensor([lacking(row, device) for row in rows], dtype=torch.float64)
         print(f"  what was timed, by the model, {told(lacks)}")
         losses = [each.log1p().mean() for each in (pick, lacks, before)]
@@ -161,10 +156,8 @@ def main() -> None:
             for config in each.configs
         }
         own = {label: digest for label, digest in digests().items() if label in labels}
-        kernels, leads = own | dict(old.kernels), {**old.leads, **leads}
-        table.write(
-            replace(old, kernels=kernels, portfolios=portfolios, leads=leads, aten=tuple(times)), asked.table
-        )
+        kernels = own | dict(old.kernels)
+        table.write(replace(old, kernels=kernels, portfolios=portfolios, aten=tuple(times)), asked.table)
 
 
 if __name__ == "__main__":

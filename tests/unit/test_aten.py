@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import tile
 from tritile.core import settings
 from tritile.core.device import target_device
 from tritile.core.of_torch import constant_in_graphs
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, OverlapError, StoreWarning, UnsupportedError
+from tritile.families.registry import digests
+from tritile.families.space import legal_configs
 from tritile.ops import asked, memo, run
 from tritile.ops import aten as ops_aten
 from tritile.ops.aten import by_torch
@@ -24,11 +27,12 @@ from tritile.ops.fused import linear_of
 from tritile.ops.products import matmul_of
 from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.store import store_of
-from tritile.planning.table import Table, read, write
-from tritile.planning.trial import AS_TORCH, TORCH, Trial
+from tritile.planning.table import Entry, Table, from_store, read, write
+from tritile.planning.trial import TORCH, Trial
 
 H200 = target_device("nvidia-h200")
 HALF = MatmulProblem(1, 1000, 2000, 3000, "bfloat16", "bfloat16", b_layout="column")
+CONFIG = tile(128, 128, 64, 8, 3)
 
 
 def times(us, margin=1.0, error=0.1, versions=None, classes=("halves-nt",)):
@@ -49,7 +53,7 @@ def served(monkeypatch):
         table = Table(device.to_dict(), {}, (), aten=found, by_aten=by_aten)
         monkeypatch.setattr(gpu_tables, "serving", lambda device: [(table, "here")])
         monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
-        ours = plans.Plan(HALF, tritile.Config.of(family="tile"), "predicted", H200, 100.0, "by a portfolio")
+        ours = plans.Plan(HALF, CONFIG, "predicted", H200, 100.0, "by a portfolio")
         monkeypatch.setattr(plans, "by_portfolio", lambda problem, device: replace(ours, problem=problem))
         monkeypatch.setattr(plans, "_or_beside", lambda plan: plan)
         plans.forget()
@@ -66,11 +70,21 @@ def test_the_faster_by_prediction_runs_and_the_plan_says_how_far_the_other_is_be
     plan = plans.plan_for(HALF, H200, None, True)
     assert (plan.config, plan.source, plan.workspace) == (aten.CONFIG, "predicted", 0)
     assert plan.us == pytest.approx(80)
-    assert "takes 100.0 us (predicted), 1.25 times as long" in plan.why
+    assert plan.other_us == 100.0
+    lines = repr(plan).splitlines()
+    assert "  source   predicted, 80.0 us: torch's kernel, predicted within 10% at sizes left out" in lines
+    assert f"  tritile  100.0 us, 1.25 times as long: {CONFIG}, predicted" in lines
     served(times(125.0))
     plan = plans.plan_for(HALF, H200, None, True)
     assert plan.config.family == "tile"
-    assert "takes 125.0 us: 1.25 times as long" in plan.why
+    assert (plan.other_us, plan.other_error) == (pytest.approx(125), pytest.approx(0.1))
+    assert "  torch   125.0 us, 1.25 times as long: predicted within 10% at sizes left out" in repr(plan)
+    assert plans.plan_for(HALF, H200).other_us is None
+
+
+def test_a_prediction_with_other_versions_may_err_by_more(served):
+    served(times(125.0, versions={"torch": "1.0", "cublas": ""}))
+    assert plans.plan_for(HALF, H200, None, True).other_error == pytest.approx(1.1 * aten.OTHER - 1)
 
 
 def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served):
@@ -160,16 +174,46 @@ def test_measured_times_decide_and_mode_tune_measures_torch_too(served, tmp_path
     assert plans.plan_for(HALF, H200, "tune", True) is None, "torch's time is not known yet"
     assert plans.plan_for(HALF, H200, "tune", False).source == "exact"
     for us, wanted in ((60.0, "tile"), (40.0, "aten")):
-        store.add(TORCH, Trial(HALF, AS_TORCH, us))
+        store.add(TORCH, Trial(HALF, aten.CONFIG, us))
         plans.forget()
         plan = plans.plan_for(HALF, H200, "tune", True)
         assert (plan.config.family, plan.source) == (wanted, "exact")
+
+
+def test_what_another_torch_took_does_not_count(served):
+    served()
+    store_of(H200).add("torch 1.0", Trial(HALF, aten.CONFIG, 30.0))
+    assert plans.plan_for(HALF, H200, None, True).other_us is None
+
+
+def test_a_table_of_what_was_measured_has_torchs_times(tmp_path):
+    store = store_of(H200)
+    store.add(plans.FAMILIES["matmul"]["tile"].digest, Trial(HALF, CONFIG, 20.0, error=0.0))
+    store.add(TORCH, Trial(HALF, aten.CONFIG, 30.0))
+    write(from_store(store, H200, digests()), tmp_path / "table.json")
+    assert [(entry.us, entry.torch_us) for entry in read(tmp_path / "table.json").entries] == [(20.0, 30.0)]
+
+
+def test_what_ships_is_planned_as_it_was_measured():
+    plans.forget()
+    known = [entry for entry in gpu_tables.shipped(H200)[0].entries if entry.torch_us]
+    known = [entry for entry in known if aten.is_compared(entry.problem)]
+    assert len(known) > 100
+    for entry in known:
+        plan = plans.plan_for(entry.problem, H200, None, True)
+        may = aten.illegal(entry.problem) is None
+        wanted = min if may else lambda ours, torchs: ours
+        assert plan.us == wanted(entry.us, entry.torch_us), entry
+        assert {plan.us, plan.other_us} == {entry.us, entry.torch_us}, entry
+        assert (plan.config == aten.CONFIG) == (plan.us == entry.torch_us != entry.us), entry
 
 
 def test_a_kind_that_torch_makes_by_rule(served):
     plain = replace(HALF, dtype="float64", out_dtype="float64")
     served(by_aten=("float64 ieee",))
     assert (family(plain), family()) == ("aten", "tile")
+    plan = plans.plan_for(plain, H200, None, True)
+    assert (plan.us, plan.other_us, plan.other) == (None, 100.0, f"{CONFIG}, predicted")
     served()
     assert family(plain) == "tile"
 
@@ -381,8 +425,15 @@ def test_threads_that_meet_a_prediction_first_agree():
 
 def test_a_pinned_table_leaves_torch_out(served, monkeypatch):
     served(times(10.0))
-    monkeypatch.setattr(gpu_tables, "pinned", lambda device: Table(H200.to_dict(), {}, ()))
-    assert family() == "tile"
+    config = legal_configs(HALF, H200)[0]
+    pinned = Table(H200.to_dict(), {}, (Entry(HALF, config, 50.0, 40.0),))
+    monkeypatch.setattr(gpu_tables, "pinned", lambda device: pinned)
+    plan = plans.plan_for(HALF, H200, None, True)
+    assert (plan.config, plan.source, plan.other_us, plan.other_error) == (config, "pinned", 40.0, 0.0)
+    assert plan.other == "measured for this GPU in the table that is pinned"
+    other = replace(HALF, m=999)
+    assert (family(other), plans.plan_for(other, H200, "tune", True)) == ("tile", None)
+    assert plans.plan_for(HALF, H200, "tune", True).config == config  # nothing of it is measured
 
 
 def test_torch_is_timed_once_where_its_time_cannot_be_kept(served, monkeypatch):
@@ -393,13 +444,39 @@ def test_torch_is_timed_once_where_its_time_cannot_be_kept(served, monkeypatch):
     )
     monkeypatch.setattr(plans, "torch_was_timed", set())
     timed = []
-    monkeypatch.setattr(run, "measure_beside_torch", lambda problem, index: timed.append(problem))
+    monkeypatch.setattr("tritile.tune.now.time_torch", lambda problem, *gpu: timed.append(problem))
     monkeypatch.setattr(run.devices, "gpu", lambda index: H200)
     with tritile.mode("tune"):
         for _ in range(3):
             plans.forget()
             assert run.planned(HALF, 0, True).config.family == "tile"
     assert timed == [HALF]
+
+
+def test_what_cannot_be_recorded_is_searched_once(served, monkeypatch):
+    """A first call plans twice: for torch's kernel, and to prepare its own."""
+    served()
+    searched, config = [], legal_configs(HALF, H200)[0]
+    monkeypatch.setattr(plans, "torch_was_timed", set())
+    monkeypatch.setattr(plans, "unrecorded", {})
+    monkeypatch.setattr(
+        "tritile.tune.now.tuned_now", lambda problem, *gpu: searched.append(problem) or config
+    )
+    monkeypatch.setattr(run.devices, "gpu", lambda index: H200)
+    with tritile.mode("tune"):
+        for by_torch in (True, False, True):
+            plan = run.planned(HALF, 0, by_torch)
+            assert (plan.config, plan.source, plan.us) == (config, "exact", None)
+            tritile.forget()
+    assert searched == [HALF]
+
+
+def test_fp16_parts_never_give_way_to_torchs_plain_fp32_whose_time_is_known(served):
+    served(times(10.0))
+    parts = replace(HALF, dtype="float32", out_dtype="float32", precision="fp16x3")
+    store_of(H200).add(TORCH, Trial(parts, aten.CONFIG, 40.0))
+    plan = plans.plan_for(parts, H200, None, True)
+    assert (plan.config.family, plan.other_us, plan.other) == ("tile", 40.0, "measured on this GPU")
 
 
 def test_a_gradient_goes_through_torchs_call(planned):

@@ -27,9 +27,9 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families import registry as families
-from tritile.planning import plans, table
+from tritile.planning import aten, plans, table
 from tritile.planning.store import Store, store_of
-from tritile.planning.trial import AS_TORCH, TORCH, Trial
+from tritile.planning.trial import TORCH, Trial
 from tritile.tune.measure.tasks import Tuned
 
 H200 = target_device("nvidia-h200")
@@ -483,14 +483,16 @@ def searches(monkeypatch):
             keep(families.FAMILIES["matmul"]["tile"].digest, trial)
             yield Tuned(problem, trial if us else None, 1, 0.5, None if us else "nothing works")
 
-    def beside_torch(problem, device, index):
+    def time_torch(problem, device, index):
         assert plans.trials(problem, device)
-        store_of(device).add(TORCH, Trial(problem, AS_TORCH, 8.0, measured_utc="2026-01-01T00:00:00+00:00"))
+        store_of(device).add(
+            TORCH, Trial(problem, aten.CONFIG, 8.0, measured_utc="2026-01-01T00:00:00+00:00")
+        )
 
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(tune_module.now, "tune", tune)
-    monkeypatch.setattr(tune_module.now, "beside_torch", beside_torch)
+    monkeypatch.setattr(tune_module.now, "time_torch", time_torch)
     monkeypatch.setattr(
         tune_module, "is_tuned", lambda problem, device: any(t.us for t in plans.trials(problem, device))
     )
@@ -516,7 +518,7 @@ def test_tune_has_the_same_as_json_and_times_torch_unless_stopped(searches, stop
     asked = []
     go_on = contextlib.nullcontext(lambda: not stopped)
     monkeypatch.setattr(tune_module, "interruptible", lambda budget: go_on)
-    monkeypatch.setattr(tune_module.now, "beside_torch", lambda problem, *gpu: asked.append(problem))
+    monkeypatch.setattr(tune_module.now, "time_torch", lambda problem, *gpu: asked.append(problem))
     found = run("tune", *SHAPES, "--dtype", "fp16", "--json")
     told = json.loads(found.stdout)
     keys = ("problem", "us", "torch_us", "tried", "failure")

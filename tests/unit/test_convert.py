@@ -20,19 +20,24 @@ from tests.layers import TOKENS, Net, layer_of
 from tests.mock_gpu import mock_gpu
 from tests.reference import values
 from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError
+from tritile.families.registry import FAMILIES
+from tritile.families.space import legal_configs
 from tritile.nn import convert, exchanged, restore
 from tritile.nn.convert import recorded
-from tritile.nn.exchanged import AlwaysLinear, ConvertedLinear, LayerCall
+from tritile.nn.exchanged import AlwaysLinear, Comparison, ConvertedLinear, LayerCall
 from tritile.ops.dispatch import PLAIN
-from tritile.planning.torch_times import Comparison
+from tritile.planning import aten, plans
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH, Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
 CONVERT = importlib.import_module("tritile.nn.convert")  # the package has the function of this name
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 H200, HERE = "nvidia-h200", target_device("nvidia-h200")
 WINS = Comparison(1.5, True, "predicted", 1000.0)
-LOSES = Comparison(0.9, False, "predicted", 1000.0)
+LOSES = Comparison(0.9, False, "predicted", 1000.0, "torch is as fast, or faster")
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +69,10 @@ def large(k, n, dtype=BF16, bias=False):
         (large(768, 30522, bias=True), 6160, "tritile"),  # BERT's
         (large(768, 50257, FP16), 8000, "tritile"),
         (large(4096, 4096, FP32), 8000, "tritile"),  # made of parts in fp16
+        (large(512, 512, FP32), 64, "torch"),
         (large(768, 3072, bias=True), 8000, "torch"),
         (large(4096, 4096), 4096, "torch"),
-        (large(512, 512, FP64), 4096, "torch"),  # of no class that was timed with torch
+        (large(512, 512, FP64), 4096, "torch"),
     ],
     ids=str,
 )
@@ -100,7 +106,7 @@ def test_a_layer_is_exchanged_if_some_of_its_rows_win_and_the_table_says_which()
 def test_nothing_is_predicted_for_a_gpu_on_which_torch_was_not_timed():
     (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows
     assert (row.by, row.ratio, row.source) == ("torch", None, "")
-    assert "torch was not timed at such sizes on NVIDIA A100" in row.why
+    assert "torch's time at such sizes is not known on NVIDIA A100" in row.why
 
 
 class Lora(nn.Module):
@@ -526,9 +532,23 @@ def test_what_mode_tune_finds_during_a_capture_is_not_kept(runs, monkeypatch):
 CALL = LayerCall(8000, BF16, ((50257, 768), (768, 1), BF16), None)
 
 
+TILE = tritile.Config.of(family="tile")
+
+
+def planned_as(monkeypatch, *found):
+    """Has products planned so, by turns; return the problems that were asked for."""
+    asked, given = [], iter(found)
+
+    def planned(problem, device, index):
+        asked.append(problem)
+        return plans.Plan(problem, **{"config": TILE, "source": "predicted", "device": HERE} | next(given))
+
+    monkeypatch.setattr(exchanged, "_planned", planned)
+    return asked
+
+
 def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
-    found = []
-    monkeypatch.setattr(exchanged, "compared", lambda problem, device, plan: found.append(problem) or WINS)
+    found = planned_as(monkeypatch, *[{}] * 3)
     exchanged.judged(CALL._replace(grad_input=True, grad_weight=True, bias=BF16), HERE)
     assert [(each.m, each.n, each.k) for each in found] == [
         (8000, 50257, 768),
@@ -540,41 +560,113 @@ def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("source", "torch_us", "error", "of", "win"),
+    [
+        ("exact", 103.0, 0.0, "measured", True),
+        ("exact", 101.0, 0.0, "measured", False),  # within noise
+        ("table", 103.0, 0.0, "measured", True),
+        ("table", 139.0, 0.4, "predicted", False),  # torch's time is
+        ("predicted", 103.0, 0.0, "predicted", True),  # ours is
+        ("predicted", 139.0, 0.4, "predicted", False),
+        ("predicted", 141.0, 0.4, "predicted", True),
+        ("model", 149.0, 0.2, "predicted", False),  # which errs, too
+        ("model", 151.0, 0.2, "predicted", True),
+    ],
+)
+def test_a_prediction_has_to_win_by_more_than_it_errs(monkeypatch, source, torch_us, error, of, win):
+    planned_as(monkeypatch, {"source": source, "us": 100.0, "other_us": torch_us, "other_error": error})
+    found = exchanged.judged(CALL, HERE)
+    assert (found.ratio, found.source, found.wins, found.torch_us) == (torch_us / 100, of, win, torch_us)
+    near = "not by enough to be sure" if torch_us > 102 else "torch is as fast, or faster"
+    assert found.why == ("" if win else near)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ratio", "source", "why"),
+    [
+        ({"us": 50.0, "other_us": 100.0}, 0.5, "predicted", "torch is as fast, or faster"),
+        ({"us": 50.0, "other_us": 100.0, "source": "exact"}, 0.5, "measured", "torch is as fast, or faster"),
+        ({"why": "by a rule", "source": "table"}, None, "", "by a rule"),
+    ],
+)
+def test_where_torchs_kernel_is_planned_a_layer_stays_torchs(monkeypatch, plan, ratio, source, why):
+    planned_as(monkeypatch, {"config": aten.CONFIG} | plan)
+    found = exchanged.judged(CALL, HERE)
+    assert (found.ratio, found.source, found.why, found.wins) == (ratio, source, why, False)
+
+
+def test_of_torchs_time_nothing_is_known(monkeypatch):
+    planned_as(monkeypatch, {"us": 100.0})
+    found = exchanged.judged(CALL, HERE)
+    assert (found.ratio, found.wins) == (None, False)
+    assert "is not known on NVIDIA H200" in found.why
+
+
+def test_fp16_parts_are_faster_by_what_was_measured_or_by_the_rule_that_they_are_the_default(monkeypatch):
+    call = CALL._replace(dtype=FP32, weight=((4096, 4096), (4096, 1), FP32))
+    for other, ratio, source in ((None, exchanged.PARTS_AHEAD, "predicted"), (300.0, 3.0, "measured")):
+        planned_as(monkeypatch, {"us": 100.0, "other_us": other, "source": "exact" if other else "model"})
+        found = exchanged.judged(call, HERE)
+        assert (found.ratio, found.source, found.wins) == (ratio, source, True)
+
+
+def test_what_was_measured_of_parts_and_of_torch_is_compared():
+    problem = MatmulProblem(1, 8000, 4096, 4096, "float32", "float32", b_layout="column", precision="fp16x3")
+    config, store = FAMILIES["matmul"]["descriptor"], store_of(HERE)
+    (best, *_) = [each for each in legal_configs(problem, HERE) if each.family == "descriptor"]
+    store.add(config.digest, Trial(problem, best, 400.0, error=0.0))
+    store.add(TORCH, Trial(problem, aten.CONFIG, 2000.0))
+    (row,) = convert(large(4096, 4096, FP32).eval(), rows=8000, device=H200).rows
+    assert (row.ratio, row.source, row.by) == (5.0, "measured", "tritile")
+
+
+TORCHS = Comparison(0.5, False, "predicted", 1000.0, by_torch=True)
+
+
+@pytest.mark.parametrize(
     ("products", "ratio", "win"),
     [
         ([WINS], 1.5, True),
         ([LOSES], 0.9, False),
+        ([TORCHS], 0.5, False),
         ([Comparison()], None, False),
         ([WINS, Comparison(), Comparison()], 3.5 / 3, True),
+        ([WINS, TORCHS, TORCHS], 3.5 / 3, True),  # in which torch's kernel runs as before
         ([WINS, LOSES, LOSES], 1.1, True),
         ([Comparison(1.03, True, "measured", 500.0), LOSES, LOSES], 2.83 / 3, False),
-        ([Comparison(1.2, False, "predicted", 500.0)], 1.2, False),  # near, and not sure
+        ([Comparison(1.2, False, "predicted", 500.0)] * 2, 1.2, False),  # near, and not sure
         ([Comparison(1.5, True, "predicted", 20.0)] * 2, 1.5, False),  # the host would be slower
         ([Comparison(1.5, True, "predicted", 20.0)], 1.5, True),  # without gradients it is not
     ],
 )
 def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products, ratio, win):
     given = iter(products)
-    monkeypatch.setattr(exchanged, "compared", lambda *problem: next(given))
+    monkeypatch.setattr(exchanged, "_compared", lambda *problem: next(given))
     grads = {"grad_input": len(products) > 1, "grad_weight": len(products) > 2}
     found = exchanged.judged(CALL._replace(**grads), HERE)
     assert found.ratio == pytest.approx(ratio)
     assert found.wins == win
 
 
-def test_mode_tune_measures_both_before_they_are_compared(monkeypatch):
+def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monkeypatch):
     done = []
-    monkeypatch.setattr(exchanged, "planned", lambda problem, index: done.append(("tritile", problem.m)))
-    monkeypatch.setattr(
-        exchanged, "measure_beside_torch", lambda problem, index: done.append(("torch", problem.m))
-    )
-    monkeypatch.setattr(exchanged, "compared", lambda problem, *rest: done.append("compared") or WINS)
+
+    def planned(problem, index, by_torch):
+        done.append((problem.dtype, index, by_torch))
+        return plans.Plan(problem, TILE, "exact", HERE, 100.0, other_us=150.0)
+
+    monkeypatch.setattr(exchanged, "planned", planned)
     with tritile.mode("tune"):
-        exchanged.judged(CALL, HERE)  # a GPU that is not here
-        exchanged.judged(CALL, HERE, 0)
-        monkeypatch.setattr(exchanged, "capturing", lambda: True)
-        exchanged.judged(CALL, HERE, 0)
-    assert done == ["compared", ("tritile", 8000), ("torch", 8000), "compared", "compared"]
+        assert exchanged.judged(CALL, HERE).source == "predicted"  # a GPU that is not here
+        assert exchanged.judged(CALL, HERE, 0).source == "measured"
+        double = CALL._replace(dtype=FP64, weight=((4096, 4096), (4096, 1), FP64))
+        assert "float64 ieee, by the table" in exchanged.judged(double, HERE, 0).why
+    assert done == [("bfloat16", 0, True)]
+
+
+def test_mode_off_knows_nothing_of_torch():
+    with tritile.mode("off"):
+        assert exchanged.judged(CALL, HERE).ratio is None
 
 
 def test_mode_strict_refuses_no_decision():
@@ -603,7 +695,7 @@ def test_the_table_groups_layers_that_are_alike_and_prints():
     assert text.startswith("tritile.nn.convert: 1 of 4 linear layers exchanged for NVIDIA H200\n")
     assert "768 -> 50257" in text
     assert "predicted" in text
-    assert "torch is as fast, or faster" in text
+    assert "not by enough to be sure" in text
     assert html.startswith("<table><caption>")
     assert html.count("<tr>") == 3
     assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))

@@ -27,10 +27,10 @@ from tritile.errors import (
     UnsupportedError,
 )
 from tritile.planning.store import store_of
-from tritile.planning.trial import AS_TORCH, Trial
+from tritile.planning.trial import Trial
 from tritile.runtime.interpreter import HostAware
 from tritile.tune import measuring
-from tritile.tune.decorated import KernelCall, KernelSubject
+from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject
 from tritile.tune.measure import workshop
 from tritile.tune.measure.answers import poison
 from tritile.tune.measure.pool import CompilePool
@@ -143,7 +143,7 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
 
 def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
     _, stage = staged(tmp_path, reference=right)
-    run, taken = stage.prepared(AS_TORCH)
+    run, taken = stage.prepared(REFERENCE)
     call = stage.calls[1]
     assert torch.equal(run(call)["out"], 3 * call.named["x"][:77])
     assert taken.registers is None

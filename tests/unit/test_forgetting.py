@@ -53,7 +53,7 @@ def test_the_older_half_makes_room_and_is_freed():
 def test_calls_of_sizes_without_end(monkeypatch):
     prepared, launched = [], []
 
-    def prepare(call, by_default):
+    def prepare(call):
         prepared.append(call.problem.k)
         return Launch(call.problem.k)
 

@@ -31,7 +31,6 @@ from tritile.planning.portfolio import (
     OWN,
     RACED,
     Correction,
-    Lead,
     Loss,
     Portfolio,
     factors,
@@ -389,9 +388,7 @@ def ship(folder, tmp_path, monkeypatch):
 def of_first(device):
     """A table of a portfolio of the first legal configs of a GPU."""
     own = members(20, device=device)
-    weights = (0.0,) * 36
-    leads = {"halves-nt": Lead(weights, 1.0, 100)}
-    return table.Table(device.to_dict(), digests(), (), {"halves-nt": own}, leads)
+    return table.Table(device.to_dict(), digests(), (), {"halves-nt": own})
 
 
 def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
@@ -402,14 +399,12 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
     assert plans.likely(PRODUCT, A100, RACED) == []
     assert not gpu_tables.is_calibrated(A100)
-    assert gpu_tables.lead("halves-nt", A100) is None
     (found,) = doctor._portfolios(A100)
     assert found.found.startswith("none: halves-nn, ")
     assert "--calibrate all" in found.advice
     ship(of_first(A100))
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
-    assert gpu_tables.lead("halves-nt", A100) is not None
     (found,) = doctor._portfolios(A100)
     assert "measured for this GPU: halves-nt" in found.found
     assert not found.advice
@@ -431,14 +426,6 @@ def test_every_portfolio_that_serves_a_target_has_a_legal_pick():
                 continue
             assert plan.config in found[0].configs or plan.source == "table"
     assert served >= 2 * 7  # classes of the two GPUs that ship
-
-
-def test_a_lead_counts_as_long_as_the_kernels_of_its_portfolio_do():
-    _, found, _ = gpu_tables.portfolio("halves-nn", H200)
-    own = {config.family for config in found.portfolios["halves-nn"].configs}
-    for family in FAMILIES["matmul"]:
-        changed = replace(found, kernels={**found.kernels, f"matmul/{family}": "0" * 16})
-        assert ("halves-nn" in changed.current_leads()) == (family not in own)
 
 
 def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):

@@ -1,9 +1,11 @@
-"""The shipped portfolios and leads are those that the committed sweeps come to."""
+"""The shipped portfolios are those that the committed sweeps come to."""
 
 import pytest
 
 import portfolios
 from tritile.core.device import target_device
+from tritile.core.problem import suits
+from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.planning import gpu_tables
 
 SWEEPS = portfolios.Path(portfolios.__file__).parent / "sweeps"
@@ -27,12 +29,10 @@ def test_a_shipped_portfolio_is_of_a_committed_sweep(swept):
     shipped = gpu_tables.shipped(target_device("nvidia-h200"))[0]
     for name, (device, rows) in swept.items():
         assert device.name == "NVIDIA H200"
-        portfolio, lead = shipped.portfolios.get(name), shipped.leads.get(name)
+        portfolio = shipped.portfolios.get(name)
         if portfolio:
             assert set(portfolio.configs) <= {config for row in rows for config in row.times}
             assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
-        if lead:
-            assert len(rows) - 70 < lead.sizes <= sum(row.torch_us is not None for row in rows)
 
 
 def test_times_of_a_second_file_replace_those_of_the_first(files, swept):
@@ -46,8 +46,14 @@ def test_times_of_a_second_file_replace_those_of_the_first(files, swept):
 
 def test_what_ships_has_its_sweep(files, swept):
     shipped = gpu_tables.shipped(target_device("nvidia-h200"))[0]
-    assert {*shipped.portfolios, *shipped.leads} <= {*swept}
+    assert {*shipped.portfolios} <= {*swept}
     assert all(len(swept[name][1]) >= portfolios.ENOUGH for name in shipped.portfolios)
+
+
+def test_torch_took_twice_as_long_where_fp16_parts_are_the_default(swept):
+    rows = [row for row in swept["parts"][1] if suits(row.problem.m, row.problem.n, row.problem.k)]
+    assert len(rows) >= 5
+    assert all(row.torch_us > PARTS_AHEAD * min(row.times.values()) for row in rows)
 
 
 def test_sizes_that_take_less_than_asked_are_left_out(files):

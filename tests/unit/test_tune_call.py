@@ -15,9 +15,9 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import FAMILIES
 from tritile.lab import tune as tuning
-from tritile.planning import model, plans
+from tritile.planning import aten, model, plans
 from tritile.planning.store import store_of
-from tritile.planning.trial import AS_TORCH, TORCH, Trial
+from tritile.planning.trial import TORCH, Trial
 from tritile.tune.measure.tasks import Tuned
 
 pytestmark = pytest.mark.interpreted
@@ -49,19 +49,19 @@ def asked(monkeypatch):
         yield Tuned(PROBLEM, remember(10.0, second), 3, 0.5)
 
     def beside(problem, device, gpu):
-        store_of(H200).add(TORCH, Trial(problem, AS_TORCH, 15.0))
+        store_of(H200).add(TORCH, Trial(problem, aten.CONFIG, 15.0))
 
     monkeypatch.setattr(tuning.devices, "current_index", lambda: 0)
     monkeypatch.setattr(tuning.devices, "gpu", lambda index: H200)
     monkeypatch.setattr(tuning.now, "borrowed", lambda gpu: contextlib.nullcontext("shop"))
     monkeypatch.setattr(tuning.now, "tune", search)
-    monkeypatch.setattr(tuning.now, "beside_torch", beside)
+    monkeypatch.setattr(tuning.now, "time_torch", beside)
     yield found
     plans.forget()
 
 
 @pytest.mark.parametrize("what", [tritile.matmul, "matmul"], ids=["itself", "its name"])
-def test_a_call_is_searched_and_the_best_is_told_beside_torch(asked, what):
+def test_a_call_is_searched_and_the_best_is_told_with_torchs_time(asked, what):
     found = tritile.tune(what, *operands())
     assert (found.problem, found.device, found.how) == (PROBLEM, H200, "searched")
     assert found.config == model.ranked(PROBLEM, H200)[1]

@@ -14,8 +14,7 @@ from tritile.core import device as devices
 from tritile.core.device import TARGETS
 from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
-from tritile.nn.exchanged import ConvertedLinear
-from tritile.planning.torch_times import Comparison
+from tritile.nn.exchanged import Comparison, ConvertedLinear
 
 CONVERT = importlib.import_module("tritile.nn.convert")
 HERE = TARGETS["nvidia-h200"]

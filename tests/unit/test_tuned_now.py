@@ -93,12 +93,12 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
 def test_torch_is_timed_by_turns_with_what_is_known_to_be_fastest(race, change, run):
     """What is remembered of torch is by as much longer than our time as it was beside us."""
     problem = replace(PROBLEM, **change)
-    now.beside_torch(problem, H200, 0)
+    now.time_torch(problem, H200, 0)
     assert Clock.made == []  # nothing is known of ours
     config = model.pick(problem, H200)
     store = store_of(H200)
     store.add(FAMILIES["matmul"][config.family].digest, Trial(problem, config, 40.0, error=0.0))
-    now.beside_torch(problem, H200, 0)
+    now.time_torch(problem, H200, 0)
     found = store.best(TORCH, problem)
     if run is None:
         assert found is None
@@ -116,7 +116,7 @@ def test_torch_is_timed_in_the_precision_of_the_problem(race, monkeypatch, cuda_
     store.add(FAMILIES["matmul"][config.family].digest, Trial(problem, config, 40.0, error=0.0))
     cuda_matmul.fp32_precision = "ieee" if precision == "tf32" else "tf32"
     monkeypatch.setattr(Clock, "time_us", lambda self: seen.append(cuda_matmul.fp32_precision) or 1.0)
-    now.beside_torch(problem, H200, 0)
+    now.time_torch(problem, H200, 0)
     assert set(seen) == {precision}
     assert cuda_matmul.fp32_precision != precision
 
@@ -126,7 +126,7 @@ def test_where_torch_offers_no_such_product_nothing_is_remembered_of_it(race, mo
     store = store_of(H200)
     store.add(FAMILIES["matmul"][config.family].digest, Trial(PROBLEM, config, 40.0, error=0.0))
     monkeypatch.setattr(Clock, "time_us", lambda self: (_ for _ in ()).throw(RuntimeError("no such product")))
-    now.beside_torch(PROBLEM, H200, 0)
+    now.time_torch(PROBLEM, H200, 0)
     assert store.best(TORCH, PROBLEM) is None
 
 

@@ -39,7 +39,7 @@ def first_calls(monkeypatch):
     calls = Calls()
     calls.launch = launch = Launch()
     monkeypatch.setattr(asked, "on_host", lambda tensor: False)
-    monkeypatch.setattr(asked, "prepared", lambda call, by_default: calls.append(call) or launch)
+    monkeypatch.setattr(asked, "prepared", lambda call: calls.append(call) or launch)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield calls

@@ -16,7 +16,7 @@ from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, plans, table
 from tritile.planning.aten import AtenTimes
 from tritile.planning.classes import MEASURED
-from tritile.planning.portfolio import Lead, Portfolio
+from tritile.planning.portfolio import Portfolio
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, ready, sweep
@@ -53,7 +53,7 @@ def calibrate(
     if old.device["name"] != device.name:
         raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    known, leads, atens = old.current_portfolios(), old.current_leads(), list(old.aten)
+    known, atens = old.current_portfolios(), list(old.aten)
     wanted = [name for name in names if _runs(name, device)]
     if not wanted:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
@@ -73,14 +73,12 @@ def calibrate(
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                found, lead, aten = _fitted(name, rows, device)
+                found, aten = _fitted(name, rows, device)
                 if found is not None:
                     known[name] = found
-                    leads.pop(name, None)  # it belongs to the portfolio that it was measured with
-                leads |= {} if lead is None else {name: lead}
                 if aten is not None:  # the first that knows a class serves it
                     atens = [aten, *(each for each in atens if each.classes != (name,))]
-                made = replace(old, kernels=digests(), portfolios=known, leads=leads, aten=tuple(atens))
+                made = replace(old, kernels=digests(), portfolios=known, aten=tuple(atens))
                 table.write(made, path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")
             if not keep_on():
@@ -99,17 +97,15 @@ def _runs(name: str, device: Device) -> bool:
     return True
 
 
-def _fitted(
-    name: str, rows: Sequence[Row], device: Device
-) -> tuple[Portfolio | None, Lead | None, AtenTimes | None]:
-    """Return portfolio, lead and torch's times of what was measured, None of few sizes; say how they err."""
+def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, AtenTimes | None]:
+    """Return portfolio and torch's times of what was measured, None of few sizes; say how they err."""
     try:
         measured = run.Measured(name, rows, device)
     except TuningError as error:
         say(str(error))
-        return None, None, None
+        return None, None
     left_out = measured.left_out()
-    found, lead, aten = measured.portfolio(left_out), measured.lead(left_out), measured.aten(left_out)
+    found, aten = measured.portfolio(left_out), measured.aten(left_out)
     loss = found.loss
     console.print(
         f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
@@ -118,7 +114,7 @@ def _fitted(
     )
     if aten is not None:
         console.print(f"{name}: torch's times are predicted within {aten.error:.1%}", soft_wrap=True)
-    return found, lead, aten
+    return found, aten
 
 
 def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:

@@ -13,7 +13,7 @@ from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
-from tritile.planning import gpu_tables, kernel_table, table
+from tritile.planning import aten, gpu_tables, kernel_table, table
 from tritile.planning.store import rows_of, store_of
 from tritile.planning.table import completed, from_store
 from tritile.planning.trial import Trial, moment, rank
@@ -97,7 +97,7 @@ def _current(device: Device) -> list[tuple[str, Trial]]:
     for facts, trial in store_of(device).everything():
         own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
         same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
-        if same and not trial.of_torch and (own is None or facts["kernel"] == own.digest):
+        if same and trial.config != aten.CONFIG and (own is None or facts["kernel"] == own.digest):
             found.append((facts["kernel"], trial))
     return found
 
@@ -162,8 +162,7 @@ def _export_own(device: Device, path: Path, replace: bool) -> None:
     made = from_store(store_of(device), device, families.digests())
     own = gpu_tables.calibrated(device)
     if own is not None:
-        portfolios, leads = own.current_portfolios(), own.current_leads()
-        made = dataclasses.replace(made, portfolios=portfolios, leads=leads)
+        made = dataclasses.replace(made, portfolios=own.current_portfolios(), aten=own.aten)
     if path.exists() and not replace:
         old = table.read(path)
         made = completed(made, old)

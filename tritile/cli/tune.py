@@ -18,13 +18,12 @@ from tritile.cli import calibrating, shared, tune_model
 from tritile.cli.shared import app, console, interruptible
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
+from tritile.core.problem import MatmulProblem, PermuteProblem, Problem, Tiled
 from tritile.errors import InvalidValueError
 from tritile.planning import gpu_tables, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
-from tritile.planning.torch_times import measured
-from tritile.planning.trial import Trial
+from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
 from tritile.tune.measure.pool import processes_for
 from tritile.tune.measure.tasks import Rules, Tuned, logged, whole
@@ -70,9 +69,9 @@ def _remembered(store: Store) -> str:
     return lost if store.lost else f"remembered in {store.path}"
 
 
-def _torch_us(problem: object, device: Device) -> float | None:
-    known = measured(problem, device) if isinstance(problem, MatmulProblem | PermuteProblem) else None
-    return known.torch_us if known else None
+def _torch_us(problem: Problem, device: Device) -> float | None:
+    found = store_of(device).best(TORCH, problem)
+    return None if found is None else found.us
 
 
 def _print_tuned(found: Tuned, device: Device, ranks: _Ranks) -> None:
@@ -130,7 +129,7 @@ def _tune_here(
         for problem in (found.problem for found in done if found.best is not None):
             known = _torch_us(problem, device) is not None
             if not known and isinstance(problem, MatmulProblem | PermuteProblem) and keep_on():
-                now.beside_torch(problem, device, index or 0)
+                now.time_torch(problem, device, index or 0)
     left = sum(not is_tuned(problem, device) for problem in todo)
     stopped = left - sum(found.best is None for found in done)
     if stopped > 0:

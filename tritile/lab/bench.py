@@ -35,11 +35,10 @@ from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import aten, plans
-from tritile.planning.trial import AS_TORCH
 from tritile.runtime import launch
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.declared import check_grid
-from tritile.tune.decorated import KernelSubject
+from tritile.tune.decorated import REFERENCE, KernelSubject
 from tritile.tune.identity import identity
 from tritile.tune.measure import timing
 from tritile.tune.measure.shipping import pack
@@ -293,7 +292,7 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
         with borrowed(gpu) as shop:
             try:
                 shop.begin(sent)
-                samples = shop.race(sent, [config, *[AS_TORCH] * (kernel.reference is not None)])
+                samples = shop.race(sent, [config, *[REFERENCE] * (kernel.reference is not None)])
             finally:
                 shop.end(sent)
     own, *referred = map(timing.timing_of, samples)

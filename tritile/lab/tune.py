@@ -128,7 +128,7 @@ def _of_problem(problem: Tiled, device: Device, gpu: int, rules: Rules, force: b
         now.searched_now(problem, device, gpu, rules, force)
     counts = count()
     if isinstance(problem, Known) and store.best(TORCH, problem) is None:
-        now.beside_torch(problem, device, gpu)
+        now.time_torch(problem, device, gpu)
     torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
     if best is None:
         raise TuningError(f"{problem.label}: no config of it is remembered")

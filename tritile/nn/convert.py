@@ -16,12 +16,11 @@ from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
 from tritile.errors import InvalidValueError, TritileError, brief
-from tritile.nn.exchanged import LayerCall, assign, is_conv1d, is_exchanged, is_linear, judged
+from tritile.nn.exchanged import Comparison, LayerCall, assign, is_conv1d, is_exchanged, is_linear, judged
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of, names_of
 from tritile.ops.plan import gpu_of
-from tritile.planning.torch_times import NOISE, UNKNOWN
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -205,14 +204,11 @@ def _decided(row: ConversionRow, calls: Iterable[LayerCall], gpu: Any) -> Iterat
             yield replace(row, why="under autocast torch keeps the weights that it casts")
             continue
         try:
-            found, why = judged(call, *gpu), ""
+            found = judged(call, *gpu)
         except TritileError as error:
-            found, why = UNKNOWN, brief(error)
-        if not (found.wins or why):
-            near = "not by enough to be sure" if (found.ratio or 0) > NOISE else "torch is as fast, or faster"
-            why = f"torch was not timed at such sizes on {gpu[0].name}" if found.ratio is None else near
-        by = "torch" if why else "tritile"
-        yield replace(row, by=by, ratio=found.ratio, source=found.source, why=why)
+            found = Comparison(why=brief(error))
+        by = "tritile" if found.wins else "torch"
+        yield replace(row, by=by, ratio=found.ratio, source=found.source, why=found.why)
 
 
 def _checked_rows(rows: Any) -> list[int]:
@@ -259,13 +255,13 @@ def convert(
         print(tritile.nn.convert(model, rows=(1, 2048)))
         print(tritile.nn.convert(model, forward=lambda: model(tokens)))
 
-    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear" one is exchanged if tritile
-    is predicted to be faster than torch at one of the numbers of rows at least; in mode "tune" both are
-    measured instead. The layer stays the same object, of a subclass of its class, so its parameters (also
-    shared ones), hooks, names, state dict, dtype and training flag stay. At each call it takes whichever is
-    predicted to be faster at that call's rows, so a layer may go on by torch at other rows. Under autocast
-    and for tensors that are not on a GPU it is torch's own; under torch.compile it is tritile's at any rows.
-    `restore` undoes it.
+    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear" one is exchanged if, at one
+    of the numbers of rows at least, tritile's own kernel is planned and faster than torch's by more than
+    predictions err; in mode "tune" both are measured instead. The layer stays the same object, of a subclass
+    of its class, so its parameters (also shared ones), hooks, names, state dict, dtype and training flag
+    stay. At each call it takes whichever is predicted to be faster at that call's rows, so a layer may go on
+    by torch at other rows. Under autocast and for tensors that are not on a GPU it is torch's own; under
+    torch.compile it is tritile's at any rows. `restore` undoes it.
 
     With "int8" and "int4" a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer and is
     not trained. Make optimizers that hold quantized weights anew.

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import linear as torch_linear
 
 from tritile.core import device as devices
-from tritile.core.device import Device, capturing
+from tritile.core.device import Device
 from tritile.core.forgetting import new_memo
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
@@ -24,14 +24,19 @@ from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
 from tritile.ops.memo import IN_FP32, default_precision
 from tritile.ops.plan import call_of
-from tritile.ops.run import may_be_kept, measure_beside_torch, planned
-from tritile.planning import plans
+from tritile.ops.run import may_be_kept, planned
+from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.classes import class_of
-from tritile.planning.torch_times import NOISE, UNKNOWN, Comparison, compared
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH
 
 # torch's time for the products of a training step from which tritile is called for them: autograd calls its
 # operators through Python, which takes the host longer than torch's by up to so many microseconds.
 TRAINING_US: Final = 150.0
+_NOISE: Final = 1.02  # ratios vary by this factor from run to run
+_MODELS: Final = 1.25  # the model's picks may be slower than predicted: ask for a larger ratio
+# How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
+PARTS_AHEAD: Final = 2.0
 
 
 class LayerCall(NamedTuple):
@@ -76,20 +81,68 @@ def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
         yield problem
 
 
+class Comparison(NamedTuple):
+    """tritile compared with torch on one GPU, at a product or at a call of a layer.
+
+    - `ratio`: torch's time over that of tritile's kernel; None if either is not known.
+    - `wins`: True if tritile is faster by more than noise or, of a prediction, by more than it errs.
+    - `source`: "measured", "predicted", or "" without a ratio.
+    - `torch_us`: microseconds that torch takes; None if unknown.
+    - `why`: why torch multiplies, "" where tritile wins.
+    - `by_torch`: True where tritile's operations run torch's kernel, too.
+    """
+
+    ratio: float | None = None
+    wins: bool = False
+    source: str = ""
+    torch_us: float | None = None
+    why: str = ""
+    by_torch: bool = False
+
+
+def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans.Plan:
+    """Return the plan with torch's kernel as a candidate; mode "tune" measures on GPU `index`."""
+    tunes = current_mode() == "tune"
+    if index is not None and not (tunes and class_of(problem) is None):
+        return planned(problem, index, True)
+    found = plans.plan_for(problem, device, "cached" if tunes else None, True)
+    assert found is not None  # only mode "tune" returns None
+    return found
+
+
 def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
-    if index is None:
-        return compared(problem, device, lambda: plans.plan_for(problem, device, "cached"))  # type: ignore[arg-type, return-value]
-    if current_mode() == "tune" and not capturing() and class_of(problem) is not None:
-        planned(problem, index)
-        measure_beside_torch(problem, index)
-    return compared(problem, device, lambda: planned(problem, index))
+    unknown = Comparison(why=f"torch's time at such sizes is not known on {device.name}")
+    timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
+    if not timed and current_mode() != "tune":
+        return unknown  # without a portfolio a plan would rank whole spaces
+    plan = _planned(problem, device, index)
+    us, other = plan.us, plan.other_us
+    measured = plan.source in ("exact", "table", "pinned")
+    if plan.config == aten.CONFIG:
+        why = "torch is as fast, or faster" if us else plan.why
+        ratio = us / other if us and other else None
+        source = "" if ratio is None else "measured" if measured else "predicted"
+        return Comparison(ratio, False, source, us, why, by_torch=True)
+    if other is None and problem.in_parts and us:
+        return Comparison(PARTS_AHEAD, True, "predicted", PARTS_AHEAD * us)
+    if other is None or not us:
+        return unknown
+    ratio, measured = other / us, measured and not plan.other_error
+    needed = max(_NOISE, 1 + plan.other_error) * (_MODELS if plan.source == "model" else 1.0)
+    return _of_ratio(ratio, ratio >= needed, "measured" if measured else "predicted", other)
+
+
+def _of_ratio(ratio: float, wins: bool, source: str, us: float | None) -> Comparison:
+    near = "not by enough to be sure" if ratio > _NOISE else "torch is as fast, or faster"
+    return Comparison(ratio, wins, source, us, "" if wins else near)
 
 
 def judged(call: LayerCall, device: Device, index: int | None = None) -> Comparison:
     """Compare tritile with torch at a call of a layer, with the products of its gradients.
 
-    The ratio is the mean over the products, which take as many operations each; one without a ratio counts as
-    1. In mode "tune" they are measured on GPU `index` first, unless a graph is being captured.
+    The ratio is the mean over the products, which take as many operations each. One without a ratio counts as
+    1, and so does one that tritile plans by torch's kernel. In mode "tune" they are measured on GPU `index`
+    first, unless a graph is being captured.
 
     Raises TritileError if tritile does not compute such a call.
     """
@@ -98,16 +151,15 @@ def judged(call: LayerCall, device: Device, index: int | None = None) -> Compari
             return judged(call, device, index)
     found = [_compared(problem, device, index) for problem in _problems(call, device)]
     known = [each for each in found if each.ratio is not None]
-    if not known:
-        return UNKNOWN
-    ratio = sum(each.ratio or 1.0 for each in found) / len(found)
+    if len(found) == 1 or not known:
+        return found[0]
+    ratios = [1.0 if each.ratio is None or each.by_torch else each.ratio for each in found]
     # A predicted win that is not sure counts as none.
-    sure = sum(min(each.ratio or 1.0, 1.0 if not each.wins else 1e9) for each in found) / len(found)
+    sure = [ratio if each.wins else min(ratio, 1.0) for ratio, each in zip(ratios, found, strict=True)]
     source = "predicted" if any(each.source == "predicted" for each in known) else "measured"
     us = None if any(each.torch_us is None for each in known) else sum(each.torch_us or 0.0 for each in known)
-    trains = call.grad_input or call.grad_weight
-    worth_it = not trains or us is None or us >= TRAINING_US
-    return Comparison(ratio, sure >= NOISE and worth_it, source, us)
+    wins = sum(sure) / len(sure) >= _NOISE and (us is None or us >= TRAINING_US)
+    return _of_ratio(sum(ratios) / len(ratios), wins, source, us)
 
 
 _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()

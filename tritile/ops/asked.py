@@ -39,7 +39,6 @@ class Asked:
     tensors: Tensors
 
     is_empty = False  # nothing to compute, although the result has elements
-    by_default = False  # a float32 product whose precision neither the call nor torch's setting names
 
     @property
     def first(self) -> Any:
@@ -181,7 +180,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
                     log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
                 result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
                 call = of.call(unchanged, result, how)
-            launch = prepared(call, of.by_default)
+            launch = prepared(call)
             launch(*call.tensors)
             remember(op, options, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)

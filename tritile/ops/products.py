@@ -176,10 +176,6 @@ class Product(Asked):
         """True if the product is zeros, whatever the factors hold: K is 0, or alpha, as in torch."""
         return bool(self.a.shape[-1] == 0 or self.extras.alpha == 0)
 
-    @property
-    def by_default(self) -> bool:  # type: ignore[override]
-        return self.precision is None and self.a.dtype == torch.float32 and default_precision() == "none"
-
     def checked(self, out: Any) -> Result:
         op, a, b, extras = self.op, self.a, self.b, self.extras
         names = name_of_role(op, "a"), name_of_role(op, "b")
@@ -191,7 +187,8 @@ class Product(Asked):
         for operand in (a, b):
             check_gpu(op, operand)
         shape = _result_shape(op, names, a, b)
-        if self.by_default and not extras.scaled and extras.up is None:
+        unnamed = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
+        if unnamed and not extras.scaled and extras.up is None:
             precision = unset_precision(a, b)
         _check_depth(op, a, precision)
         if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):

@@ -14,14 +14,14 @@ from tritile.core.device import capturing
 from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
-from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import PrecisionWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
+from tritile.errors import TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
-from tritile.planning import aten, gpu_tables, model, plans, torch_times
+from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
@@ -101,15 +101,6 @@ def is_by_aten(problem: Tiled, index: int) -> bool:
     return planned(problem, index, True).config == aten.CONFIG
 
 
-def measure_beside_torch(problem: MatmulProblem | PermuteProblem, index: int) -> None:
-    device = devices.gpu(index)
-    if store_of(device).best(TORCH, problem) is not None:
-        return
-    from tritile.tune.now import beside_torch
-
-    once(("beside torch", problem, device), lambda: beside_torch(problem, device, index))
-
-
 def _warn_uncalibrated(device: devices.Device) -> None:
     """Warn, once for each GPU without calibrated classes, that the model chooses configs."""
     key = f"uncalibrated {device.name}"
@@ -124,39 +115,25 @@ def _warn_uncalibrated(device: devices.Device) -> None:
     )
 
 
-def _warn_of_default(problem: Tiled, device: devices.Device) -> None:
-    """Warn, once, of a float32 product whose precision nobody named, where torch is known to be faster."""
-    if "ieee" in _warned or not isinstance(problem, MatmulProblem) or problem.precision != "ieee":
-        return
-    if problem.dtype != "float32" or not torch_times.slower_than_torch(problem, device):
-        return
-    _warned.add("ieee")
-    warnings.warn(
-        f"{problem.label}: no precision is named, and in 'ieee', the default, which errs least, torch is "
-        "faster. With precision='fp16x3' or 'tf32x3' errors are near fp32's, with 'tf32' three digits are "
-        "right; precision='ieee' keeps what runs, without a warning. `tritile.plan` tells what each takes",
-        PrecisionWarning,
-        stacklevel=callers_level(),
-    )
-
-
 def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool) -> plans.Plan:
     chosen = plans.plan_for(problem, device, None, by_torch)
     if chosen is not None:  # another thread has just measured it
         return chosen
-    from tritile.tune.now import tuned_now  # load the tuner only to measure
+    from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
 
-    known = plans.plan_for(problem, device, None, False)
-    fastest = known.config if known is not None else tuned_now(problem, device, index)
-    forget()
+    if plans.plan_for(problem, device) is None:
+        config = tuned_now(problem, device, index)
+        forget()
+        if plans.plan_for(problem, device) is None:
+            plans.unrecorded[problem, device] = config
     if by_torch and isinstance(problem, MatmulProblem):
-        measure_beside_torch(problem, index)
+        if store_of(device).best(TORCH, problem) is None:
+            time_torch(problem, device, index)
         plans.torch_was_timed.add((problem, device))
         forget()
-    # Where the store cannot be written, use what was just measured.
-    return plans.plan_for(problem, device, None, by_torch) or plans.logged(
-        plans.Plan(problem, fastest, "exact", device, None, "the fastest measured just now")
-    )
+    chosen = plans.plan_for(problem, device, None, by_torch)
+    assert chosen is not None
+    return chosen
 
 
 def may_be_kept() -> bool:
@@ -197,8 +174,8 @@ def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
         yield from (c for c in model.screened(call.problem, device, _FALLBACKS) if c != first)
 
 
-def prepared(call: Call, by_default: bool = False) -> launch.Launch | launch.SplitLaunch:
-    """Return the launch of a call on a GPU, by its plan; `by_default`: nobody named its precision.
+def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
+    """Return the launch of a call on a GPU, by its plan.
 
     Where the planned config does not compile or load here, the next configs of the model are tried.
 
@@ -208,8 +185,6 @@ def prepared(call: Call, by_default: bool = False) -> launch.Launch | launch.Spl
     """
     device, failures = devices.gpu(call.tensors[0].device.index), []
     label = f"{call.problem.label} on {device.name}"
-    if by_default:
-        _warn_of_default(call.problem, device)
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"

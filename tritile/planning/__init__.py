@@ -9,5 +9,5 @@
 | Which table serves a GPU, and how is a GPU added? | `gpu_tables` |
 | What does a class's portfolio predict? | `classes`, `portfolio`, `formula` |
 | What if nothing is known? | `model` ranks all configs by their family's own estimate |
-| Is torch faster? | `torch_times`, by times of both or by a `lead` |
+| Is torch's kernel faster? | `aten` predicts its time; `plans._or_aten` compares |
 """

@@ -8,7 +8,7 @@ its sizes and alignments: which kernel cuBLAS picks is not known, but it picks o
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, Final
 
@@ -85,6 +85,13 @@ def _is_long(problem: MatmulProblem) -> bool:
     Of 16-bit types and float64 they cost what torch's products gain.
     """
     return problem.dtype == "float32" and problem.k >= _LONG[0] and problem.flops >= _LONG[1]
+
+
+def is_compared(problem: Tiled) -> bool:
+    """True where plans know of torch's time: where torch may run, and where fp16 parts take its place."""
+    if isinstance(problem, MatmulProblem) and problem.in_parts:
+        problem = replace(problem, precision="ieee")
+    return illegal(problem) is None
 
 
 def is_alone(problem: Tiled) -> bool:

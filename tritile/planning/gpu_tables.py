@@ -1,4 +1,4 @@
-"""Find the tables that serve a GPU, and in them the portfolio and the lead of a class of problems.
+"""Find the tables that serve a GPU, and in them the portfolio of a class of problems.
 
 Asked in this order:
 
@@ -13,7 +13,6 @@ tritile/tables/<gpu>.json`. Tables are found by the names of their files.
 import functools
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,11 +23,10 @@ from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning.aten import OTHER, AtenTimes, versions
 from tritile.planning.kernel_table import is_kernel_table
-from tritile.planning.portfolio import Lead, Portfolio
+from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read
 
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
-_LIKE_LEADS: Final = 1.25  # the factor by which a lead of such a GPU has to be larger
 
 
 def pinned(device: Device) -> Table | None:
@@ -140,31 +138,17 @@ def is_calibrated(device: Device) -> bool:
     return any(each.portfolios for each, _ in serving(device))
 
 
-def lead(name: str, device: Device) -> Lead | None:
-    """Return how many times as long torch takes for a class on a GPU; None where that was not measured.
-
-    The lead comes from the table whose portfolio serves the class, and counts for the kernels that it was
-    measured with. A lead that was measured on another GPU like this one has to be larger.
-    """
-    tables = [each for each, _ in serving(device)]
-    tables = next(([each] for each in tables if name in each.portfolios), tables)
-    found = next((each for each in tables if name in each.current_leads()), None)
-    if found is None:
-        return None
-    made = found.leads[name]
-    return made if found.device["name"] == device.name else replace(made, least=_LIKE_LEADS * made.least)
-
-
 def aten_times(name: str | None, device: Device) -> tuple[AtenTimes, float] | None:
-    """Return what predicts torch's times for a class on a GPU, and the margin; None if no table does.
+    """Return what predicts torch's times for a class on a GPU; None if no table does.
 
-    The margin is wider where torch or cuBLAS is of another version than was timed, and on another GPU.
+    With it comes a factor that widens margins: above 1 where torch or cuBLAS is of another version than was
+    timed, and on another GPU.
     """
     for table, _ in serving(device):
         for each in table.aten:
             if name in each.classes:
                 same = each.versions == versions() and table.device["name"] == device.name
-                return each, each.margin * (1.0 if same else OTHER)
+                return each, 1.0 if same else OTHER
     return None
 
 

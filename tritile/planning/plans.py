@@ -110,11 +110,17 @@ class Plan(_Planned):
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
     - `current`: False where a table holds no measurements of the kernel as it is now.
+    - `other_us`: microseconds of the backend that does not run: of torch's kernel where tritile's runs, of
+      tritile's where torch's does; None where they are not known. `other`: where they are from, in words.
+    - `other_error`: the share by which torch's time may be off where it is predicted, 0.0 otherwise.
     """
 
     problem: Tiled
     config: Config
     current: bool = True
+    other_us: float | None = None
+    other: str = ""
+    other_error: float = 0.0
 
     @property
     def workspace(self) -> int:
@@ -125,7 +131,12 @@ class Plan(_Planned):
 
     @property
     def _rows(self) -> tuple[tuple[str, str], ...]:
-        rows = (*super()._rows, ("memory", f"{self.workspace} bytes of workspace"))
+        rows = super()._rows
+        if self.other_us is not None:
+            name = "tritile" if self.config == aten.CONFIG else "torch"
+            behind = "" if self.us is None else f", {self.other_us / self.us:.2f} times as long"
+            rows = (*rows, (name, f"{self.other_us:.1f} us{behind}: {self.other}"))
+        rows = (*rows, ("memory", f"{self.workspace} bytes of workspace"))
         problem = self.problem
         if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:
             return rows
@@ -146,13 +157,14 @@ def forget() -> None:
 def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: bool = False) -> Plan | None:
     """Return the plan for a problem by the mode given, else the one in force.
 
-    `by_torch`: torch's kernel is a candidate, too. Return None only in mode "tune", for a problem that is to
-    be measured first. Raises NotTunedError in mode "strict" for a problem of which nothing measured is known,
-    UnsupportedError for one that only torch computes where it may not.
+    `by_torch`: torch's kernel is a candidate too, and a plan says what the other one takes. Return None only
+    in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode "strict" for a
+    problem of which nothing measured is known, UnsupportedError for one that only torch computes where it may
+    not.
     """
     if aten.is_alone(problem):
         return _by_torch_alone(problem, device, by_torch)
-    by_torch = by_torch and aten.illegal(problem) is None
+    by_torch = by_torch and aten.is_compared(problem)
     key = (problem, device, mode or current_mode(), by_torch)
     plan = _memo.get(key)
     if plan is None:
@@ -189,7 +201,9 @@ def _chosen(problem: Tiled, device: Device, mode: str) -> Plan | None:
     if known is not None and not (mode == "tune" and known.source == "table"):
         return known
     if mode == "tune":
-        return None
+        config = unrecorded.get((problem, device))
+        why = "the fastest measured in this process"
+        return None if config is None else Plan(problem, config, "exact", device, None, why)
     plan = by_portfolio(problem, device) if mode != "off" else None
     return by_model(problem, device) if plan is None else _or_beside(plan)
 
@@ -228,61 +242,77 @@ def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
     return plan
 
 
-torch_was_timed: Final[set[tuple[Tiled, Device]]] = set()  # in mode "tune", whether or not that worked
+# Of what mode "tune" measured: the fastest configs where the store cannot be written, and the problems at
+# which torch was timed, whether or not that worked. Both outlive `forget`: nothing is measured twice.
+unrecorded: Final[dict[tuple[Tiled, Device], Config]] = {}
+torch_was_timed: Final[set[tuple[Tiled, Device]]] = set()
 
 
-# --- torch's own kernel, beside the config that a plan has so far ---
+# --- torch's own kernel, compared with the config that a plan has so far ---
 
 
 def _or_aten(plan: Plan, mode: str) -> Plan | None:
-    """Return the plan, or one by torch's kernel where that is faster, as measured or as predicted.
+    """Return the plan with torch's time, or one by torch's kernel where that is faster.
 
-    Mode "off" and a pinned table leave torch out. None where mode "tune" is to measure torch first: once in a
-    process, as its time may be impossible to record.
+    A pinned table keeps torch's kernel out, and mode "off" its time too. None where mode "tune" is to measure
+    torch first: once in a process, as its time may be impossible to record.
     """
     problem, device = plan.problem, plan.device
-    if mode == "off" or gpu_tables.pinned(device) is not None or not isinstance(problem, MatmulProblem):
+    if mode == "off" or not isinstance(problem, MatmulProblem):
         return plan
-    measured = _aten_measured(problem, device, plan)
+    pinned = gpu_tables.pinned(device)
+    may_run = pinned is None and aten.illegal(problem) is None
+    measured = _aten_measured(problem, device, plan, pinned)
     if measured is not None:
-        us, source, why = measured
-        return _faster(plan, us, source, f"torch's kernel, {why}", 1.0)
-    if mode == "tune":
+        us, source, where = measured
+        return _compared(plan, us, source, where, 1.0 if may_run else None)
+    if mode == "tune" and pinned is None:
         return plan if (problem, device) in torch_was_timed else None
-    if plan.source in ("predicted", "model") and gpu_tables.is_by_aten(aten.kind_of(problem), device):
-        why = f"torch's kernel makes products of {aten.kind_of(problem)}, by the table of {device.name}"
-        return Plan(problem, aten.CONFIG, "table", device, None, why)
+    if may_run and plan.source in ("predicted", "model"):
+        kind = aten.kind_of(problem)
+        if gpu_tables.is_by_aten(kind, device):
+            why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
+            ours = f"{plan.config}, {plan.source}"
+            return Plan(problem, aten.CONFIG, "table", device, None, why, other_us=plan.us, other=ours)
     if plan.source == "model" or not aten.is_as_swept(problem):
         return plan
     found = gpu_tables.aten_times(class_of(problem), device)
     if found is None:
         return plan
-    times, margin = found
-    margin *= 1 + times.error if plan.source != "predicted" else 1.0
-    why = f"torch's kernel, predicted within {times.error:.0%} at sizes left out"
-    return _faster(plan, times.us(problem, device), "predicted", why, margin)
+    times, of_others = found
+    margin = of_others * times.margin * (1.0 if plan.source == "predicted" else 1 + times.error)
+    where = f"predicted within {times.error:.0%} at sizes left out"
+    us = times.us(problem, device)
+    error = of_others * (1 + times.error) - 1
+    return _compared(plan, us, "predicted", where, margin if may_run else None, error)
 
 
-def _aten_measured(problem: Tiled, device: Device, plan: Plan) -> tuple[float, str, str] | None:
+def _aten_measured(
+    problem: Tiled, device: Device, plan: Plan, pinned: Table | None
+) -> tuple[float, str, str] | None:
     """Return torch's measured time of a problem, the source and where it is from."""
     trial = store_of(device).best(TORCH, problem)
     if trial is not None and trial.us:
         return trial.us, "exact", "measured on this GPU"
-    if plan.source != "table":
-        return None
-    tables = (each for each in gpu_tables.shipped(device) if each.device["name"] == device.name)
-    entries = (each.find(problem) for each in tables)
+    tables: tuple[Table, ...] = ()
+    if plan.source == "pinned" and pinned is not None:
+        tables, where = (pinned,), "measured for this GPU in the table that is pinned"
+    elif plan.source == "table":
+        tables, where = gpu_tables.shipped(device), "measured for this GPU in tritile's table"
+    entries = (each.find(problem) for each in tables if each.device["name"] == device.name)
     us = next((entry.torch_us for entry in entries if entry is not None and entry.torch_us), None)
-    return None if us is None else (us, "table", "measured for this GPU in tritile's table")
+    return None if us is None else (us, plan.source, where)
 
 
-def _faster(plan: Plan, us: float, source: str, why: str, margin: float) -> Plan:
-    """Return the plan, or torch's if its time `us` is less by the margin; either says how the other does."""
-    if plan.us is None or plan.us < margin * us:
-        ratio = "" if plan.us is None else f": {us / plan.us:.2f} times as long"
-        return replace(plan, why=f"{plan.why}; {why}, takes {us:.1f} us{ratio}")
-    why += f"; {plan.config} takes {plan.us:.1f} us ({plan.source}), {plan.us / us:.2f} times as long"
-    return Plan(plan.problem, aten.CONFIG, source, plan.device, us, why)
+def _compared(
+    plan: Plan, us: float, source: str, where: str, margin: float | None, error: float = 0.0
+) -> Plan:
+    """Return the plan, or torch's if its time `us` is less by the margin; None: torch's may not run."""
+    if margin is None or plan.us is None or plan.us < margin * us:
+        return replace(plan, other_us=us, other=where, other_error=error)
+    ours = f"{plan.config}, {plan.source}"
+    why = f"torch's kernel, {where}"
+    return Plan(plan.problem, aten.CONFIG, source, plan.device, us, why, other_us=plan.us, other=ours)
 
 
 # --- The store and the tables: measurements of just this problem ---

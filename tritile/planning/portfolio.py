@@ -4,13 +4,11 @@ A `Portfolio` holds the few dozen configs that problems of a class may run by, w
 formula. A `Correction`, a small neural network, predicts the logarithm of measured time over that of the
 formula. Its inputs are the parts of the formula's prediction, such as the share of each bound and how full
 waves are, a problem's sizes and alignments, and a few numbers of each config's own. All configs of a class
-share its two layers, and each config has its own weights of what the second gives. A `Lead` predicts how many
-times as long torch takes as tritile.
+share its two layers, and each config has its own weights of what the second gives.
 """
 
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields
 from typing import Any, Final
@@ -19,7 +17,6 @@ import numpy as np
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import dominated, illegal, unbanded
@@ -36,8 +33,6 @@ OWN: Final = 8  # inputs of a correction that are a config's own
 LAYERS: Final = 64, 32  # units of its two layers
 _LEAST: Final = 2.0**-30  # parts below it count as it
 _LARGEST_NUMBER: Final = 1e6  # of a correction
-_LARGEST_WEIGHT: Final = 1e30  # of a lead; as `least` it is never reached
-_TERMS: Final = {MatmulProblem.op: 36, PermuteProblem.op: 21}
 
 Rows = tuple[tuple[float, ...], ...]
 
@@ -164,33 +159,6 @@ class Portfolio:
         return {"members": members, "loss": dict(vars(self.loss))} | correction
 
 
-def terms(problem: MatmulProblem | PermuteProblem) -> list[float]:
-    """Return the terms that a lead weighs: 1, the traits of a problem, and products of two traits."""
-    traits = FORMULAS[problem.op].traits(problem)
-    return [1.0, *traits, *(x * y for x, y in itertools.combinations_with_replacement(traits, 2))]
-
-
-@dataclass(frozen=True)
-class Lead:
-    """Hold the weights of `terms`, whose sum is the logarithm of torch's time over tritile's.
-
-    Of the `sizes` sizes left out of the fit, tritile won 95% of those with a predicted ratio of `least` or
-    more.
-    """
-
-    weights: tuple[float, ...]
-    least: float
-    sizes: int
-
-    def ratio(self, problem: MatmulProblem | PermuteProblem) -> float:
-        pairs = zip(self.weights, terms(problem), strict=True)
-        return math.exp(max(-50.0, min(50.0, sum(weight * term for weight, term in pairs))))
-
-    def to_dict(self) -> dict[str, Any]:
-        weights = [float(f"{weight:.4g}") for weight in self.weights]
-        return {"weights": weights, "least": float(f"{self.least:.4g}"), "sizes": self.sizes}
-
-
 # --- Reading ---
 
 
@@ -255,15 +223,3 @@ def correction_of(data: Any, inputs: int, configs: int) -> Correction:
         for name, (_, length) in shapes.items()
     }
     return Correction(**rows)
-
-
-def lead_of(name: str, data: Any) -> Lead:
-    """Return the lead of a class that `to_dict` gave. Raises InvalidValueError for anything else."""
-    count = _TERMS.get(MEASURED[name].op) if name in MEASURED else None
-    if count is None:
-        raise InvalidValueError(f"lead {name!r}: wanted a class of products or of permutations")
-    if not isinstance(data, Mapping) or set(data) != {"weights", "least", "sizes"} or None in data.values():
-        raise InvalidValueError(f"lead {name!r}: wanted weights, least and sizes")
-    weights = numbers_from("weights", data["weights"], count, -_LARGEST_WEIGHT, _LARGEST_WEIGHT)
-    least = float(number_from(data["least"], 1, _LARGEST_WEIGHT))
-    return Lead(weights, least, number_from(data["sizes"], 1, 1 << 31, whole=True))

@@ -21,7 +21,7 @@ from tritile.errors import FileError, InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES
 from tritile.planning.aten import AtenTimes, aten_times_of
 from tritile.planning.classes import MEASURED
-from tritile.planning.portfolio import Lead, Portfolio, lead_of, portfolio_of
+from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.store import Store
 from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from, rank, read_json
 
@@ -51,7 +51,6 @@ class Table:
     - `kernels`: the digest of each kernel at export, by op and family ("matmul/tile").
     - `entries`: a config for each tuned problem.
     - `portfolios`: by class of problems, for sizes without an entry.
-    - `leads`: by class, how many times as long torch takes.
     - `aten`: torch's times, as predicted for some classes each.
     - `by_aten`: kinds of products, as `planning.aten.kind_of` names them, that torch's kernel makes wherever
       nothing else is measured.
@@ -63,7 +62,6 @@ class Table:
     kernels: dict[str, str]
     entries: tuple[Entry, ...]
     portfolios: Mapping[str, Portfolio] = field(default_factory=dict)
-    leads: Mapping[str, Lead] = field(default_factory=dict)
     shortlists: Mapping[str, Portfolio] = field(default_factory=dict)
     aten: tuple[AtenTimes, ...] = ()
     by_aten: tuple[str, ...] = ()
@@ -83,21 +81,6 @@ class Table:
             if all(self.is_current(MEASURED[name].op, config.family) for config in each.configs)
         }
 
-    def current_leads(self) -> dict[str, Lead]:
-        """Return the leads that were measured with the kernels as they are now.
-
-        Picks are of the class's portfolio, else of all families that the table knows. Newer ones run only
-        where they are predicted to be faster.
-        """
-        found = {}
-        for name, each in self.leads.items():
-            own, known = self.portfolios.get(name), FAMILIES[MEASURED[name].op].values()
-            families = {family.name for family in known if family.label in self.kernels}
-            families = {config.family for config in own.configs} if own is not None else families
-            if families and all(self.is_current(MEASURED[name].op, family) for family in families):
-                found[name] = each
-        return found
-
     @property
     def triton(self) -> str:
         """Return the version of Triton that it was measured with, "" where the table does not say."""
@@ -112,7 +95,7 @@ class Table:
 
 
 def read(file: Path | Traversable) -> Table:
-    """Return the table of a file; warn with StoreWarning of single bad entries, and leads, and skip them.
+    """Return the table of a file; warn with StoreWarning of single bad entries, and skip them.
 
     Raises FileError where the file cannot be read or holds no table.
     """
@@ -136,7 +119,7 @@ def _table(data: Any, name: str) -> Table:
     if not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
         raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: wanted names")
     times = _aten_times(data, name)
-    return Table(device, kernels, entries, portfolios, _leads(data, name), shortlists, times, tuple(by_aten))
+    return Table(device, kernels, entries, portfolios, shortlists, times, tuple(by_aten))
 
 
 def _is_facts(device: Any) -> bool:
@@ -186,20 +169,6 @@ def _by_name(data: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: wanted a dictionary by name")
     return found
-
-
-def _leads(data: Mapping[str, Any], name: str) -> dict[str, Lead]:
-    """Return the valid leads; warn of those of another version with one StoreWarning."""
-    good, reasons = {}, []
-    for each, value in _by_name(data, "leads", name).items():
-        try:
-            good[each] = lead_of(each, value)
-        except InvalidValueError as error:
-            reasons.append(str(error))
-    if reasons:
-        text = f"{name}: {len(reasons)} leads are not used: {reasons[0][:200]}: calibrate those classes again"
-        warnings.warn(text, StoreWarning, stacklevel=4)
-    return good
 
 
 def _aten_times(data: Mapping[str, Any], name: str) -> tuple[AtenTimes, ...]:
@@ -254,7 +223,7 @@ def _text(table: Table) -> str:
         line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
         lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
     head = {"format": FORMAT, "device": table.device, "kernels": table.kernels}
-    for key in ("portfolios", "leads", "shortlists"):
+    for key in ("portfolios", "shortlists"):
         by_class = sorted(getattr(table, key).items())
         head |= {key: {name: each.to_dict() for name, each in by_class}} if by_class else {}
     if table.aten:
@@ -288,7 +257,7 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
 
 
 def completed(table: Table, old: Table) -> Table:
-    """Return the table with the entries, portfolios and leads of an older one that it lacks.
+    """Return the table with the entries and portfolios of an older one that it lacks.
 
     Only what was measured on the same GPU model and with the same kernels is taken over.
     """
@@ -301,7 +270,6 @@ def completed(table: Table, old: Table) -> Table:
         table,
         entries=in_order((*table.entries, *kept)),
         portfolios={**old.current_portfolios(), **table.portfolios},
-        leads={**old.current_leads(), **table.leads},
         shortlists={**old.shortlists, **table.shortlists},
         aten=table.aten or old.aten,
         by_aten=table.by_aten or old.by_aten,

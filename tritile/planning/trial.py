@@ -41,9 +41,8 @@ TRIAL_COLUMNS: Final = (*_KEYS, *_FACTS)
 ENVIRONMENT_COLUMNS: Final = (
     "name", "backend", "arch", "processors", "l2_bytes", "shared_memory", "triton", "compiler", "kernel"
 )  # fmt: skip
-# The digest and the config under which torch's own time of a problem is remembered.
+# The digest under which torch's own time of a problem is remembered, with the config `aten.CONFIG`.
 TORCH: Final = f"torch {torch.__version__}"
-AS_TORCH: Final = Config((), 1, 1, family="torch")
 Row = tuple[Any, ...]
 
 
@@ -81,10 +80,6 @@ class Trial:
     @property
     def settled(self) -> bool:
         return self.failure is None or is_settled(self.failure)
-
-    @property
-    def of_torch(self) -> bool:
-        return self.config == AS_TORCH
 
     @property
     def right(self) -> bool:

@@ -16,7 +16,6 @@ from tritile.core.device import INTERPRETER, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
-from tritile.planning.trial import AS_TORCH
 from tritile.runtime.offline import check_fits, compiling_for
 from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
@@ -25,6 +24,7 @@ from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, gu
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
 
 Named = dict[str, Any]
+REFERENCE: Final = Config((), 1, 1, family="reference")  # in whose place a kernel's reference is timed
 _NOTHING: Final = Shipment()
 
 
@@ -149,7 +149,7 @@ class _Stage:
         return self._call(self._pristine)
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
-        if config == AS_TORCH:
+        if config == REFERENCE:
             reference = self.calls[0].reference
             assert reference is not None
             taken = _accepted(reference, self.calls[0].named).keys()
@@ -159,7 +159,7 @@ class _Stage:
         return (lambda call: call.launch(config)), Taken(registers, spills, kernel.metadata.shared)
 
     def timed(self, config: Config, run: Run) -> Eager:
-        if config == AS_TORCH:
+        if config == REFERENCE:
             return graph_of(run, self.calls)
         return graph_of(run, self.calls, functools.partial(self._before, config))
 

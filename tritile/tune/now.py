@@ -17,10 +17,10 @@ from tritile.core.threads import at_fork
 from tritile.core.views import Call
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
-from tritile.planning import plans
+from tritile.planning import aten, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
-from tritile.planning.trial import AS_TORCH, TORCH, Trial, best_of
+from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.runtime import launch
 from tritile.runtime.compiles import asking, compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
@@ -81,7 +81,7 @@ def searched_now(
     return tuned.best.config
 
 
-def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
+def time_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
     """Time torch and a problem's fastest known config by turns, and remember torch's time.
 
     Nothing is remembered where torch has no single call for the problem, or no config of it is known.
@@ -96,7 +96,7 @@ def beside_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: i
         with answers.torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
             pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
         ratios = [torchs / own for own, torchs in pairs]
-        trial = Trial(problem, AS_TORCH, best.us * statistics.median(ratios), measured_utc=now())
+        trial = Trial(problem, aten.CONFIG, best.us * statistics.median(ratios), measured_utc=now())
         logged(store_of(device).add)(TORCH, trial)
 
 

@@ -18,13 +18,12 @@ from tritile.core.problem import MatmulProblem, Tiled
 from tritile.planning import aten
 from tritile.planning.aten import AtenTimes
 from tritile.planning.formula import Formula
-from tritile.planning.portfolio import LAYERS, OWN, Correction, Lead, Loss, terms
+from tritile.planning.portfolio import LAYERS, OWN, Correction, Loss
 
 _WORST: Final = 3.0  # times the fastest: slower times, and missing ones, count as this slow
 _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shares, round by round
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
-_HOLD: Final = 1.0  # ridge penalty of a lead's weights
 _HELD: Final = 15e3  # decay, over the number of samples, of what a config's weights differ from those of all
 _WIDE: Final = 4.0  # standard deviations of an input: what is beyond counts as this far
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
@@ -38,8 +37,6 @@ _ATEN_BATCHES: Final = 2500  # by which torch's times are learnt
 _ATEN_BATCH: Final = 256
 _MARGINS: Final = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
 _ATEN_DECAY: Final = 1e-3
-_LOST: Final = 0.05  # share of the calls taken by a lead that may be slower than torch
-_NEVER: Final = 1e9  # a ratio of times that is never predicted
 _PRESSURE: Final = 1.5  # power by which slower configs count less
 
 
@@ -268,32 +265,6 @@ def _network(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, tuple[Any, Any, Any
     ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
     rows = [tuple(map(tuple, each.tolist())) for each in (ranges, first, *rest)]
     return rows[0], (rows[1], rows[2], rows[3])
-
-
-def lead(problems: Sequence[Any], ratios: torch.Tensor) -> Lead:
-    """Fit the lead to logarithms of torch's times over tritile's, NaN where not measured.
-
-    The least lead to act on is found by predicting each half of the sizes from the other half.
-    """
-    known = (~ratios.isnan()).nonzero()[:, 0]
-    x = torch.tensor([terms(problems[index]) for index in known], dtype=torch.float64)
-    y = ratios[known]
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    halves = order[: len(y) // 2], order[len(y) // 2 :]
-    told = torch.cat([x[out] @ _ridge(x[own], y[own]) for own, out in (halves, halves[::-1])])
-    by_told = told.argsort(descending=True)
-    lost = (y[torch.cat(halves[::-1])][by_told] < 0).cumsum(0) / torch.arange(1, len(y) + 1)
-    good = (lost <= _LOST).nonzero()[:, 0]
-    least = math.exp(max(0.0, float(told[by_told[good[-1]]]))) if len(good) else _NEVER
-    return Lead(tuple(_ridge(x, y).tolist()), least, len(y))
-
-
-def _ridge(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return weights of ridge regression; the first is hardly held back."""
-    hold = torch.full((x.shape[1],), _HOLD, dtype=x.dtype)
-    hold[0] = 1e-6
-    weights: torch.Tensor = torch.linalg.solve(x.T @ x + hold.diag(), x.T @ y)
-    return weights
 
 
 def loss_of(shares: torch.Tensor) -> Loss:

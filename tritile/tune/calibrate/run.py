@@ -19,7 +19,7 @@ from tritile.planning import model
 from tritile.planning.aten import AtenTimes, versions
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS
-from tritile.planning.portfolio import MOST, Lead, Loss, Portfolio, factors, inputs_of
+from tritile.planning.portfolio import MOST, Loss, Portfolio, factors, inputs_of
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
@@ -181,8 +181,3 @@ class Measured:
         rows = [problem for problem, good in pairs if good and isinstance(problem, MatmulProblem)]
         us, *picks = (each[timed] for each in (self.torch_us, left_out.corrected, left_out.predicted))
         return fit.aten_times([self.name], rows, us, self.device, versions(), *picks)
-
-    def lead(self, left_out: LeftOut) -> Lead | None:
-        """Fit the lead, which predicts torch's time over a pick's; None if torch was timed at few sizes."""
-        ratios = (self.torch_us / left_out.picks).log()
-        return fit.lead(self.problems, ratios) if (~ratios.isnan()).sum() >= _TIMED else None
