@@ -261,7 +261,7 @@ def convert(
     of its class, so its parameters (also shared ones), hooks, names, state dict, dtype and training flag
     stay. At each call it takes whichever is predicted to be faster at that call's rows, so a layer may go on
     by torch at other rows. Under autocast and for tensors that are not on a GPU it is torch's own; under
-    torch.compile it is tritile's at any rows. `restore` undoes it.
+    torch.compile it is `tritile.linear` at any rows. `restore` undoes it.
 
     With "int8" and "int4" a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer and is
     not trained. Make optimizers that hold quantized weights anew.

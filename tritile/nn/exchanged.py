@@ -168,8 +168,9 @@ _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
 def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """True if tritile multiplies in this call of a layer: found in a memo, or decided now.
 
-    Under torch.compile and in batch-invariant calls on a GPU it is always tritile. It is torch for tensors
-    that are not plain ones on a GPU, and under autocast, because torch keeps the weights that it casts.
+    Under torch.compile, where plans decide, and in batch-invariant calls on a GPU it is always tritile. It is
+    torch for tensors that are not plain ones on a GPU, and under autocast, because torch keeps the weights
+    that it casts.
     """
     if is_dynamo_compiling():
         return True
