@@ -212,10 +212,19 @@ def test_a_kind_that_torch_makes_by_rule(served):
     plain = replace(HALF, dtype="float64", out_dtype="float64")
     served(by_aten=("float64 ieee",))
     assert (family(plain), family()) == ("aten", "tile")
-    plan = plans.plan_for(plain, H200, None, True)
-    assert (plan.us, plan.other_us, plan.other) == (None, 100.0, f"{CONFIG}, predicted")
+    assert family(plain, mode="strict") == "aten"
+    assert (family(plain, mode="off"), family(plain, by_torch=False)) != ("aten", "aten")
     served()
     assert family(plain) == "tile"
+
+
+def test_what_is_by_rule_is_not_ranked(served, monkeypatch):
+    """A first call would take a second of it."""
+    served(by_aten=("float64 ieee",))
+    monkeypatch.setattr(plans, "by_portfolio", lambda *given: pytest.fail("it was ranked"))
+    monkeypatch.setattr(plans, "by_model", lambda *given: pytest.fail("it was ranked"))
+    plan = plans.plan_for(replace(HALF, dtype="float64", out_dtype="float64"), H200, None, True)
+    assert (plan.config, plan.source, plan.other_us) == (aten.CONFIG, "table", None)
 
 
 def test_times_are_read_back_as_they_were_written():

@@ -169,7 +169,7 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     plan = _memo.get(key)
     if plan is None:
         since = perf_counter()
-        plan = _chosen(problem, device, key[2])
+        plan = _chosen(problem, device, key[2], _kind_of_rule(problem, device) if by_torch else None)
         if plan is not None and by_torch:
             plan = _or_aten(plan, key[2])
         if plan is not None:
@@ -192,10 +192,28 @@ def logged(plan: Plan, seconds: float | None = None) -> Plan:
     return plan
 
 
-def _chosen(problem: Tiled, device: Device, mode: str) -> Plan | None:
-    """Return the plan of the first source that has one; None where mode "tune" is to measure."""
+def _kind_of_rule(problem: Tiled, device: Device) -> str | None:
+    """Return the kind of a problem that torch's kernel makes where nothing is measured, else None."""
+    if (
+        not isinstance(problem, MatmulProblem)
+        or aten.illegal(problem)
+        or gpu_tables.pinned(device) is not None
+    ):
+        return None
+    kind = aten.kind_of(problem)
+    return kind if gpu_tables.is_by_aten(kind, device) else None
+
+
+def _chosen(problem: Tiled, device: Device, mode: str, kind: str | None) -> Plan | None:
+    """Return the plan of the first source that has one; None where mode "tune" is to measure.
+
+    `kind`: what torch's kernel makes by rule, so that no other prediction is asked.
+    """
     warn_untested()
     known = None if mode == "off" else _known(problem, device, mode)
+    if kind is not None and known is None and mode in ("cached", "strict"):
+        why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
+        return Plan(problem, aten.CONFIG, "table", device, None, why)
     if mode == "strict":
         return _strictly(known, problem, device)
     if known is not None and not (mode == "tune" and known.source == "table"):
@@ -258,7 +276,7 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
     torch first: once in a process, as its time may be impossible to record.
     """
     problem, device = plan.problem, plan.device
-    if mode == "off" or not isinstance(problem, MatmulProblem):
+    if mode == "off" or plan.config == aten.CONFIG or not isinstance(problem, MatmulProblem):
         return plan
     pinned = gpu_tables.pinned(device)
     may_run = pinned is None and aten.illegal(problem) is None
@@ -268,12 +286,6 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
         return _compared(plan, us, source, where, 1.0 if may_run else None)
     if mode == "tune" and pinned is None:
         return plan if (problem, device) in torch_was_timed else None
-    if may_run and plan.source in ("predicted", "model"):
-        kind = aten.kind_of(problem)
-        if gpu_tables.is_by_aten(kind, device):
-            why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
-            ours = f"{plan.config}, {plan.source}"
-            return Plan(problem, aten.CONFIG, "table", device, None, why, other_us=plan.us, other=ours)
     if plan.source == "model" or not aten.is_as_swept(problem):
         return plan
     found = gpu_tables.aten_times(class_of(problem), device)
