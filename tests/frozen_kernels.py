@@ -87,7 +87,7 @@ def _products() -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
 
 def _others() -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
     found: dict[str, tuple[str, list[Any], dict[str, Any]]] = {}
-    for rows in (1, 64, 4096):
+    for rows in (1, 64):
         for bits, zeros in ((4, False), (8, True)):
             weight = tritile.quantize(meta(4096, 4096), bits=bits, zero_points=zeros)
             found[f"{rows} by int{bits}{' with zeros' * zeros}"] = ("linear", [meta(rows, 4096), weight], {})

@@ -157,6 +157,8 @@ def main() -> None:
         }
         own = {label: digest for label, digest in digests().items() if label in labels}
         kernels = own | dict(old.kernels)
+        refitted = {name for each in times for name in each.classes}
+        times += [each for each in old.aten if refitted.isdisjoint(each.classes)]
         table.write(replace(old, kernels=kernels, portfolios=portfolios, aten=tuple(times)), asked.table)
 
 

@@ -145,7 +145,6 @@ CASES = {
     "transpose-in-place": Case(permuted((77, 77), (1, 0), torch.float32, in_place=True), "tile"),
     "quantized-tile": Case(stated(PACKED), "tile"),
     "quantized-descriptor": Case(stated(PACKED), "descriptor"),
-    "quantized-unpacked": Case(stated(PACKED), "unpacked"),
     "gated-tile": Case(product(131, 77, 83, up=(77, 83)), "tile"),
     "gated-descriptor": Case(product(131, 77, 88, up=(77, 88)), "descriptor"),
     "epilogue": Case(product(131, 77, 88, bias=(77,), residual=(131, 77)), "warpgroups"),

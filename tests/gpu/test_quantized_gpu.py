@@ -7,18 +7,18 @@ import torch
 
 import tritile
 from tests.configs import packed_weights as tile
-from tests.configs import warpgroups
 from tests.launched import captured, in_threads, launched
 from tests.packed import KINDS, assert_linear, on_16_bytes
 from tests.packed import weight_of as weight_on
-from tests.reference import frame, guard_intact, name, placed, values
+from tests.reference import assert_product, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.lab import baselines
+from tritile.ops import asked
 from tritile.ops.linear_quantized import described
-from tritile.planning import model
+from tritile.planning import aten, gpu_tables, model
 from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 from tritile.tune.suites import parse_shape
@@ -31,12 +31,8 @@ def tma(m, n, k, warps, stages, split=1):
     return tile(m, n, k, warps, stages, split, family="descriptor")
 
 
-def unpacked(*sides, **how):
-    return warpgroups(*sides, **how, family="unpacked")
-
-
 weight_of = functools.partial(weight_on, device="cuda")
-FUSED = [
+CONFIGS = [
     tile(16, 64, 128, 4, 4),
     tile(16, 64, 256, 4, 3),
     tile(16, 64, 128, 4, 5, split=8),
@@ -49,13 +45,23 @@ FUSED = [
     tma(64, 128, 128, 8, 4, split=4),
     tma(256, 128, 128, 8, 3),
 ]
-UNPACKED = [
-    unpacked(64, 64, 64, 1, 4),
-    unpacked(128, 256, 64, 2, 4, persistent=True, subtiles=2),
-    unpacked(192, 96, 64, 3, 4),
-    unpacked(128, 160, 128, 2, 2),
-]
-CONFIGS = [*FUSED, *UNPACKED]
+
+
+@pytest.fixture
+def by_torch(monkeypatch):
+    """Has torch make what it may, with weights that our kernel unpacks; returns its calls."""
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    make, made = asked.by_torch, []
+
+    def counted(*given):
+        found = make(*given)
+        return found and (lambda *call: made.append(None) or found(*call))
+
+    monkeypatch.setattr(asked, "by_torch", counted)
+    tritile.forget()
+    yield made
+    tritile.forget()
 
 
 def run(config, x, weight, out, bias=None):
@@ -80,7 +86,7 @@ def test_configs_and_kinds_of_weights(config, kind, dtype):
 
 
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", [FUSED[0], FUSED[5], tma(128, 128, 128, 8, 2), UNPACKED[1]], ids=str)
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[5], tma(128, 128, 128, 8, 2)], ids=str)
 def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros):
     """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
     dtype = HALF[KINDS.index((bits, group, zeros)) // 2 % 2]
@@ -122,7 +128,7 @@ def test_bias_of_any_type_and_stride(dtype):
         assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
 
 
-@pytest.mark.parametrize("config", [c for c in FUSED if c["SPLIT_K"] > 1], ids=str)
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c["SPLIT_K"] > 1], ids=str)
 def test_shared_sums_repeat_bit_for_bit(config):
     weight = weight_of(1000, 4000, torch.bfloat16)
     x = values((64, 4000), torch.bfloat16, 0, "cuda")
@@ -133,40 +139,6 @@ def test_shared_sums_repeat_bit_for_bit(config):
         out.fill_(float("nan"))
         prepared(*call.tensors)
         assert torch.equal(out, wanted)
-
-
-@pytest.mark.parametrize("k", [2048, 2051])  # read where it lies, and copied
-@pytest.mark.parametrize("config", UNPACKED, ids=str)
-def test_unpacked_weights_of_calls_in_a_row_do_not_mix(config, k):
-    """Calls share a workspace, and each launch starts before the one ahead of it is done."""
-    weights = [weight_of(1008, k, torch.bfloat16, seed=seed) for seed in (1, 2)]
-    x = values((300, k), torch.bfloat16, 0, "cuda")
-    outs = [torch.empty(300, 1008, dtype=torch.bfloat16, device="cuda") for _ in range(100)]
-    calls = [described(x, weights[i % 2], None, out) for i, out in enumerate(outs)]
-    prepared, _ = run(config, x, weights[0], outs[0])
-    for call in calls:
-        prepared(*call.tensors)
-    for weight, out in zip(weights, outs, strict=False):
-        assert_linear(out, x, weight)
-    assert not torch.equal(outs[0], outs[1])
-    assert all(torch.equal(out, outs[i % 2]) for i, out in enumerate(outs))
-
-
-@pytest.mark.parametrize("config", UNPACKED[:2], ids=str)
-def test_weights_written_just_before_they_are_unpacked(config):
-    """The launch waits for whatever wrote the packed weight, its scales and zero points."""
-    source = [weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=seed) for seed in (1, 2)]
-    weight = weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=3)
-    x = values((300, 2048), torch.bfloat16, 0, "cuda")
-    outs = [torch.empty(300, 1008, dtype=torch.bfloat16, device="cuda") for _ in range(50)]
-    prepared, _ = run(config, x, weight, outs[0])
-    for i, out in enumerate(outs):
-        for part in ("packed", "scales", "zeros"):
-            getattr(weight, part).copy_(getattr(source[i % 2], part))
-        prepared(*described(x, weight, None, out).tensors)
-    for one, out in zip(source, outs, strict=False):
-        assert_linear(out, x, one)
-    assert all(torch.equal(out, outs[i % 2]) for i, out in enumerate(outs))
 
 
 def test_graphs_streams_and_threads():
@@ -255,15 +227,13 @@ def test_posed_problems_are_checked(bits, zeros, m):
 
 
 @pytest.mark.parametrize("part", range(6))
-@pytest.mark.parametrize(("m", "bits", "family"), [(1, 4, None), (240, 4, None), (1000, 8, "unpacked")])
-def test_a_sample_of_the_space_is_right(m, bits, family, part):
+@pytest.mark.parametrize(("m", "bits"), [(1, 4), (240, 4), (1000, 8)])
+def test_a_sample_of_the_space_is_right(m, bits, part):
     """Every ninth legal config, at sizes that end amid every tile; in parts, which compile side by side."""
     problem = QuantizedProblem(m, 1008, 2000, "bfloat16", bits, {4: 64, 8: 32}[bits], True, bias=True)
     device = devices.gpu(0)
-    if family and family not in model.families(problem, device):
-        pytest.skip(f"{device.name} unpacks in registers alone")
     (call,) = operands.copies_of(problem, device, 1)
-    for config in legal_configs(problem, device, family)[9 * part :: 54]:
+    for config in legal_configs(problem, device)[9 * part :: 54]:
         answers.check(operands.run_of(launch.prepare(call, config)), call)
 
 
@@ -275,3 +245,134 @@ def test_measured_beside_torch():
     found = measured(parse_shape("16x8192x8192", "linear_quantized"))
     assert found.error < 5e-3
     assert found.torch_error < 5e-3
+
+
+# Products by torch, of weights that our kernel unpacks in memory first.
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
+def test_by_torch_weights_are_unpacked_bit_for_bit(by_torch, bits, group, zeros, dtype):
+    for n, k in ((300, 712), (17, 65), (1, 257)):
+        weight = weight_of(n, k, dtype, bits, group, zeros)
+        out = tritile.linear(torch.eye(k, dtype=dtype, device="cuda"), weight)
+        assert torch.equal(out.t(), weight.dequantize())
+    assert len(by_torch) == 3
+
+
+BY_TORCH = [(256, 512, 1024), (1000, 1008, 2000), (4096, 384, 2048), (257, 333, 1001), (300, 1, 96)]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS[::3])
+@pytest.mark.parametrize(("m", "n", "k"), BY_TORCH, ids=str)
+def test_products_by_torch(by_torch, m, n, k, bits, group, zeros, dtype, with_bias):
+    for seed in (1, 2):  # the second call is a remembered one
+        weight, x = weight_of(n, k, dtype, bits, group, zeros, seed), values((m, k), dtype, seed, "cuda")
+        bias = values((n,), dtype, seed + 2, "cuda") if with_bias else None
+        out = tritile.linear(x, weight, bias)
+        assert (out.shape, out.dtype, out.is_contiguous()) == ((m, n), dtype, True)
+        assert_linear(out, x, weight, bias, exact=False)
+    assert len(by_torch) == 2
+
+
+def test_batches_gaps_and_gradients_by_torch(by_torch):
+    weight, bias = weight_of(320, 512, torch.bfloat16), values((320,), torch.bfloat16, 3, "cuda")
+    for x in (values((3, 100, 512), HALF[0], 0, "cuda"), values((300, 600), HALF[0], 1, "cuda")[:, :512]):
+        for each in (None, bias):
+            out = tritile.linear(x, weight, each)
+            assert out.is_contiguous()
+            assert_linear(out, x, weight, each, exact=False)
+    assert len(by_torch) == 4
+    leaf, by = values((300, 512), HALF[0], 0, "cuda").requires_grad_(), values((300, 320), HALF[0], 1, "cuda")
+    tritile.linear(leaf, weight, bias).backward(by)
+    assert_product(leaf.grad, by, weight.dequantize())
+
+
+def test_what_torch_may_not_make_is_ours(by_torch):
+    weight, x = weight_of(320, 512, torch.float16), values((300, 512), torch.float16, 0, "cuda")
+    bias = values((320,), torch.float32, 1, "cuda")
+    assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
+    assert_linear(tritile.linear(x[0], weight), x[0], weight)
+    with tritile.batch_invariant():
+        whole = tritile.linear(x, weight)
+        assert torch.equal(whole[:7], tritile.linear(x[:7], weight))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_linear(tritile.linear(x, weight), x, weight)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not by_torch
+
+
+def test_workspaces_of_calls_in_a_row_do_not_mix(by_torch):
+    """Calls share memory, and each launch of ours starts before the kernel ahead of it is done."""
+    weights = [weight_of(1008, 2048, torch.bfloat16, seed=seed) for seed in (1, 2)]
+    x = values((300, 2048), torch.bfloat16, 0, "cuda")
+    outs = [tritile.linear(x, weights[i % 2]) for i in range(100)]
+    for weight, out in zip(weights, outs, strict=False):
+        assert_linear(out, x, weight, exact=False)
+    assert not torch.equal(outs[0], outs[1])
+    assert all(torch.equal(out, outs[i % 2]) for i, out in enumerate(outs))
+    assert len(by_torch) == 100
+
+
+def test_weights_written_just_before_they_are_unpacked(by_torch):
+    """The launch waits for whatever wrote the packed weight, its scales and zero points."""
+    source = [weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=seed) for seed in (1, 2)]
+    weight = weight_of(1008, 2048, torch.bfloat16, zeros=True, seed=3)
+    x, outs = values((300, 2048), torch.bfloat16, 0, "cuda"), []
+    for i in range(50):
+        for part in ("packed", "scales", "zeros"):
+            getattr(weight, part).copy_(getattr(source[i % 2], part))
+        outs.append(tritile.linear(x, weight))
+    for one, out in zip(source, outs, strict=False):
+        assert_linear(out, x, one, exact=False)
+    assert all(torch.equal(out, outs[i % 2]) for i, out in enumerate(outs))
+    assert by_torch
+
+
+def test_graphs_streams_and_threads_by_torch(by_torch):
+    weight, other = (weight_of(1024, 2048, torch.bfloat16, seed=seed) for seed in (1, 2))
+    x = values((300, 2048), torch.bfloat16, 0, "cuda")
+    wanted, after = tritile.linear(x, weight), tritile.linear(x, other)
+    graph, got = captured(lambda: [tritile.linear(x, weight) for _ in range(3)])
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, wanted) for one in got)
+
+    def work():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            found = [tritile.linear(x, weight) for _ in range(50)]
+        stream.synchronize()
+        assert all(torch.equal(one, wanted) for one in found)
+
+    in_threads(*[work] * 4)
+    for part in ("packed", "scales"):
+        getattr(weight, part).copy_(getattr(other, part))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, after) for one in got), "a graph unpacks the weight as it is then"
+    assert by_torch
+
+
+@pytest.mark.serial
+@pytest.mark.usefixtures("fresh")
+def test_planned_by_the_table_and_tuned_beside_torch(monkeypatch):
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    device = devices.gpu(0)
+    if gpu_tables.aten_times("halves-nt", device) is None:
+        pytest.skip("no table of this GPU has torch's times")
+    weight, x = weight_of(8192, 8192, torch.bfloat16), values((4096, 8192), torch.bfloat16, 0, "cuda")
+    plan = tritile.plan(tritile.linear, x, weight)
+    assert "torch's kernel" in plan.why
+    assert plan.workspace == (2 * 8192 * 8192 if plan.config == aten.CONFIG else 0)
+    weight, x = weight_of(500, 776, torch.bfloat16), values((700, 776), torch.bfloat16, 0, "cuda")
+    with tritile.mode("tune"):
+        assert_linear(tritile.linear(x, weight), x, weight)
+        plan = tritile.plan(tritile.linear, x, weight)
+    assert plan.source == "exact"
+    assert "torch's kernel, measured on this GPU" in plan.why

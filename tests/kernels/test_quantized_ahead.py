@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+import tritile
 from tests.ahead import H200, NAMES, kernels_of, later
 from tests.configs import packed_weights as tile
-from tests.configs import warpgroups
 from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
 from tritile.families.quantized.family import scales_sums, shared_bytes
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import model
+from tritile.lab import warm
+from tritile.planning import aten, model
 from tritile.runtime import ahead
 from tritile.runtime.offline import resources
 
@@ -70,8 +71,7 @@ def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
     config = model.pick(one, H200)
     taken = ahead.compile_resources(one, config, H200)
     assert (taken.spills, taken.excess(H200)) == (0, None)
-    if config.family != "unpacked":  # the dense kernel's, which is told of elsewhere
-        assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
+    assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
 
 
 @pytest.mark.parametrize(
@@ -102,25 +102,15 @@ def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, 
     assert "stmatrix" not in body
 
 
-def unpacked(*sides, **how):
-    return warpgroups(*sides, **how, family="unpacked")
-
-
 @pytest.mark.parametrize(
     ("bits", "dtype", "zeros", "group", "k"), in_turn(*itertools.product([32, 128], [4096, 4100])), ids=str
 )
 def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits, dtype, zeros):
-    """16 bytes a thread of words and of floats; all threads of a processor fit at once.
-
-    Rows of x of 4,100 elements start off sectors, and are copied too.
-    """
+    """Where torch multiplies: 16 bytes a thread of words and of floats; all threads of an SM fit at once."""
     one = replace(problem(4096, bits, dtype, zeros, group, bias=zeros), k=k)
-    config = unpacked(128, 256, 64, 2, 4, persistent=True, subtiles=2)
-    assert illegal(config, one, H200) is None
-    first, *others, last = kernels_of(one, config)
-    assert (first.metadata.name, last.metadata.name) == ("unpack", "matmul_warpgroups")
-    assert [other.metadata.name for other in others] == ["repack"] * (k == 4100)
-    ptx, taken = first.asm["ptx"], resources(first)
+    (kernel,) = kernels_of(one, aten.CONFIG)
+    assert kernel.metadata.name == "unpack"
+    ptx, taken = kernel.asm["ptx"], resources(kernel)
     assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.b32"}
     assert "ld.global.v4.b32" in ptx
     assert set(re.findall(r"ld\.global\S*", ptx)) <= {"ld.global.v4.b32", "ld.global.b32"}
@@ -128,24 +118,20 @@ def test_weights_are_unpacked_in_memory_by_wide_loads_and_stores(k, group, bits,
     assert taken.spills == 0
     assert taken.registers <= 40
     assert taken.shared <= 4096
-    assert resources(last).excess(H200) is None
 
 
-@pytest.mark.parametrize(
-    ("one", "config", "kernels"),
-    [
-        (problem(300, 8, "float16", True, 32, bias=True), unpacked(192, 96, 64, 3, 4), 2),
-        (problem(1021, x_layout="strided"), unpacked(128, 192, 64, 2, 3, persistent=True, subtiles=2), 3),
-        (QuantizedProblem(33, 4097, 700, "float16", 4, 64, x_align=8), unpacked(64, 64, 64, 1, 4), 3),
-    ],
-    ids=str,
-)
-def test_all_kernels_of_an_unpacked_product_compile(one, config, kernels):
-    assert illegal(config, one, H200) is None
-    found = kernels_of(one, config)
-    assert len(found) == kernels
-    assert found[-1].metadata.name == "matmul_warpgroups"
-    assert all(resources(kernel).excess(H200) is None for kernel in found)
+@pytest.mark.parametrize("name", ["nvidia-h200", "sm_80", "gfx942"])
+def test_what_is_compiled_ahead_unpacks_the_weight_where_torch_multiplies(name):
+    """Of any number of rows, wherever torch may; by a plan where it is planned."""
+    device, many, one = target_device(name), problem(4096), problem(1)
+    assert aten.CONFIG not in warm.calls_of(many, H200), "tests leave torch out"
+    with tritile.mode(backends="triton,aten"):
+        assert warm.calls_of(many, H200)[aten.CONFIG] == [many]
+        assert aten.CONFIG not in warm.calls_of(one, H200)
+        assert warm.calls_of(one, H200, any_rows=True)[aten.CONFIG] == [one]
+        assert aten.CONFIG not in warm.calls_of(replace(many, invariant=True), H200, any_rows=True)
+    texts = [kernels_of(each, aten.CONFIG, device)[0].hash for each in (one, many)]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("bits", [4, 8])

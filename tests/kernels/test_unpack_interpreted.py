@@ -1,60 +1,92 @@
-"""The launch that unpacks a quantized weight in memory, and what follows it, in Triton's interpreter."""
+"""Products by quantized weights that torch makes, after our kernel has unpacked the weight in memory.
 
-from dataclasses import replace
+The kernel runs in Triton's interpreter, on host tensors that pass for a GPU's; torch really multiplies.
+"""
 
 import pytest
 import torch
 
 import tritile
 from tests.packed import KINDS, assert_linear, weight_of
-from tests.reference import frame, guard_intact, name, values
-from tritile.core.config import Config
+from tests.reference import assert_product, name, values
 from tritile.core.device import target_device
-from tritile.core.views import View
-from tritile.families.matmul_tma import family as descriptor
-from tritile.families.quantized import unpacked
-from tritile.families.work import work_of
-from tritile.ops.linear_quantized import described
-from tritile.runtime import launch
+from tritile.core.posed import posed
+from tritile.core.problem import QuantizedProblem
+from tritile.core.quantized import QuantizedWeight
+from tritile.errors import TuningError
+from tritile.ops import asked
+from tritile.planning import aten
+from tritile.runtime import launch, unpacked
+from tritile.tune.subject import operands, torch_calls
 
 pytestmark = pytest.mark.interpreted
 
 HALF = (torch.bfloat16, torch.float16)
-SIDES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 64, "GROUP_M": 1, "PERSISTENT": False, "SUBTILES": 1}
-CONFIG = Config.of(4, 4, "unpacked", CONSUMERS=1, **SIDES)
-DENSE = Config.of(4, 2, "descriptor", SPLIT_K=1, **SIDES)  # which the interpreter takes
-H200 = target_device("nvidia-h200")
 
 
-def run(step, buffers):
-    step.kernel[step.grid](*[launch._bound(value, buffers) for value in step.values])
+def interpreted(work, tensors, index, fault):
+    """Stand for a launch. The interpreter gets bfloat16 wrong: float32 stands for it, and torch rounds."""
+
+    def run(*given):
+        given = dict(zip(tensors, given, strict=True))
+        memory = given["weight"]
+        wide = memory.fill_(torch.nan)
+        wide = wide.float() if memory.dtype == torch.bfloat16 else wide
+        for step in work.steps:
+            assert memory.numel() == step.args["rows"] * step.args["row"], "padding is written too"
+            bound = [launch._bound(value, given | {"weight": wide}) for value in step.values]
+            step.kernel[step.grid](*bound)
+        assert bool(wide.isfinite().all()), "to the ends of rows, and the rows that fill up the last 16"
+        memory.copy_(wide)
+
+    return run
 
 
-def unpacked_weight(weight):
-    """The workspace as rows, those of padding too, after the first launch; in float32 for bfloat16."""
-    n, k = weight.shape
-    x, out = torch.zeros(3, k, dtype=weight.dtype), torch.zeros(3, n, dtype=weight.dtype)
-    call = described(x, weight, None, out)
-    work = work_of(call, CONFIG, H200.processors, False)
-    dtype = torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype
-    elements = work.scratch["weight"].elements
-    memory = torch.full((elements + 64,), float("nan"), dtype=dtype)
-    run(work.steps[0], call.buffers | {"weight": memory})
-    assert bool(memory[elements:].isnan().all())
-    row = -(-k // 64) * 64
-    assert elements == -(-n // 16) * 16 * row
-    return memory[:elements].view(-1, row)
+@pytest.fixture
+def unpacking(monkeypatch):
+    """Interprets what unpacks a weight; returns the buffers of each launch that was prepared."""
+    prepared = []
+
+    def bound(work, tensors, index, fault):
+        prepared.append(tensors)
+        return interpreted(work, tensors, index, fault)
+
+    monkeypatch.setattr(unpacked, "bound", bound)
+    monkeypatch.setattr(unpacked.devices, "gpu", lambda index: target_device("sm_80"))
+    tritile.forget()
+    yield prepared
+    tritile.forget()
 
 
+@pytest.fixture
+def by_torch(unpacking, monkeypatch):
+    """Has torch make what it may; returns the problems that it was asked for."""
+    problems = []
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
+    monkeypatch.setattr(
+        asked, "is_by_aten", lambda problem, index: problems.append(problem) or aten.illegal(problem) is None
+    )
+    monkeypatch.setattr(asked, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run"))
+    return problems
+
+
+def unpack(weight):
+    parts = (weight.packed, weight.scales, weight.zeros)
+    return unpacked.unpacked(*parts, *weight.shape, weight.bits, weight.group_size)
+
+
+@pytest.mark.usefixtures("unpacking")
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
 def test_as_the_numbers_stand_for_it_bit_for_bit(bits, group, zeros, dtype):
     weight = weight_of(35, 600, dtype, bits, group, zeros)
-    found = unpacked_weight(weight)
-    assert torch.equal(found[:35, :600], weight.dequantize().to(found.dtype))
-    assert bool(found.isfinite().all())  # to the ends of rows, and the rows that fill up the last 16
+    found = unpack(weight)
+    assert torch.equal(found, weight.dequantize())
+    assert found.stride() == (640, 1)  # rows on 128 bytes
 
 
+@pytest.mark.usefixtures("unpacking")
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("n", "k"),
@@ -64,10 +96,10 @@ def test_as_the_numbers_stand_for_it_bit_for_bit(bits, group, zeros, dtype):
 def test_ragged_sizes(bits, n, k):
     for group, zeros in ((32, True), (128, False)):
         weight = weight_of(n, k, torch.float16, bits, group, zeros)
-        found = unpacked_weight(weight)
-        assert torch.equal(found[:n, :k], weight.dequantize())
+        assert torch.equal(unpack(weight), weight.dequantize())
 
 
+@pytest.mark.usefixtures("unpacking")
 def test_numbers_of_every_pattern():
     """All 256 bytes, beside scales from the smallest to the largest, with zero points at both ends."""
     for dtype in HALF:
@@ -76,36 +108,104 @@ def test_numbers_of_every_pattern():
         for bits in (4, 8):
             for zeros in (False, True):
                 weight = tritile.quantize(original.to(dtype), bits=bits, group_size=64, zero_points=zeros)
-                found = unpacked_weight(weight)
-                assert torch.equal(found[:32, :256], weight.dequantize().to(found.dtype))
+                assert torch.equal(unpack(weight), weight.dequantize())
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize(("zeros", "bias"), [(False, False), (False, True), (True, False), (True, True)])
-def test_the_launches_find_what_those_before_them_wrote(zeros, bias, aligned):
-    """All launches of a call, the dense kernel by descriptors in the place of the one in Gluon."""
-    m, n, k = 20, 40, 136
-    weight = weight_of(n, k, torch.float16, 4, 32, zeros)
-    x = values((m, k if aligned else k + 1), torch.float16)[:, :k]
-    side = values((n,), torch.float32, 2) if bias else None
-    buffer, out = frame((m, n), torch.float16, "offset")
-    call = described(x, weight, side, out)
-    parts = unpacked.lowered(call, False)
-    work = parts.around(descriptor.work(parts.core, DENSE, 3, False))
-    assert len(work.steps) == len(work.scratch) + 1 == (2 if aligned else 3)
-    empty = {name: torch.empty(s.elements, dtype=torch.float16) for name, s in work.scratch.items()}
-    scratch = {name: memory.fill_(float("nan")) for name, memory in empty.items()}
-    for step in work.steps:
-        run(step, call.buffers | scratch)
-    assert_linear(out, x, weight, side, exact=False)
-    assert guard_intact(buffer, out)
+CALLS = [  # bits, group, zero points, (N, K), the shape of x without K, its dtype, a bias
+    (4, 128, False, (40, 136), (20,), HALF[0], True),
+    (4, 32, True, (37, 72), (3, 5), HALF[1], True),
+    (8, 64, True, (16, 65), (2, 1, 9), HALF[0], False),
+    (8, 32, False, (33, 200), (7,), HALF[1], False),
+]
 
 
-def test_x_in_columns_is_read_where_it_lies():
-    weight, x = weight_of(40, 64, torch.float16), values((64, 24), torch.float16).t()
-    call = described(x, weight, None, torch.zeros(24, 40, dtype=torch.float16))
-    assert call.problem.x_layout == "strided"
-    work = work_of(call, CONFIG, H200.processors, True)
-    assert len(work.steps) == 2
-    gaps = replace(call, x=View(x, (12, 64), (2, 24), (), 2), out=replace(call.out, shape=(12, 40)))
-    assert len(work_of(gaps, CONFIG, H200.processors, True).steps) == 3
+@pytest.mark.parametrize(("bits", "group", "zeros", "shape", "rows", "dtype", "with_bias"), CALLS, ids=str)
+def test_calls(by_torch, unpacking, bits, group, zeros, shape, rows, dtype, with_bias):
+    """Later calls are remembered, with the weight of each."""
+    n, k = shape
+    for seed in (1, 2, 3):
+        weight = weight_of(n, k, dtype, bits, group, zeros, seed)
+        x = values((*rows, k), dtype, seed)
+        bias = values((n,), dtype, seed + 1) if with_bias else None
+        out = tritile.linear(x, weight, bias)
+        assert (out.shape, out.dtype, out.is_contiguous()) == ((*rows, n), dtype, True)
+        assert_linear(out, x, weight, bias, exact=False)
+    assert len(by_torch) == len(unpacking) == 1
+    problem = by_torch[0]
+    assert (problem.bits, problem.group_size, problem.zero_points) == (bits, group, zeros)
+
+
+def test_rows_of_x_may_have_gaps_and_a_gradient_goes_through(by_torch):
+    weight, wide = weight_of(40, 72, torch.float16), values((6, 80), torch.float16)
+    x = wide[:, :72]
+    assert_linear(tritile.linear(x, weight), x, weight, exact=False)
+    leaf, by = x.clone().requires_grad_(), values((6, 40), torch.float16, 2)
+    tritile.linear(leaf, weight).backward(by)
+    assert_product(leaf.grad, by, weight.dequantize())
+    assert [problem.op for problem in by_torch] == ["linear_quantized", "linear_quantized", "matmul"]
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_what_torch_may_not_make():
+    weight, x = weight_of(40, 72, torch.float16), values((6, 72), torch.float16)
+    bias = values((40,), torch.float32)
+
+    def refused(*call):
+        with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+            tritile.linear(*call)
+
+    tritile.linear(x, weight, bias.half())
+    refused(x, weight, bias)  # would be rounded before it is added
+    refused(x[0], weight)
+    refused(x.t().contiguous().t(), weight)
+    refused(x[:1].expand(6, 72), weight)
+    with tritile.batch_invariant():
+        refused(x, weight, bias.half())
+    with tritile.mode(backends="triton"):
+        refused(x, weight, bias.half())
+    torch.use_deterministic_algorithms(True)
+    try:
+        refused(x, weight, bias.half())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_weight_that_begins_elsewhere_takes_a_launch_of_its_own(by_torch, unpacking):
+    """A kernel that was compiled for 16 bytes reads them at once."""
+    x, weight = values((6, 72), torch.float16), weight_of(40, 72, torch.float16, zeros=True)
+    tritile.linear(x, weight)
+    for places in ((1, 0, 0), (0, 4, 0), (0, 0, 2), (0, 0, 0)):
+        parts = []
+        for part, place in zip((weight.packed, weight.scales, weight.zeros), places, strict=True):
+            room = torch.zeros(part.numel() + 8, dtype=part.dtype)
+            parts.append(room[place:][: part.numel()].view(part.shape).copy_(part))
+        there = QuantizedWeight(*parts, weight.bits, weight.group_size, weight.shape)
+        assert_linear(tritile.linear(x, there), x, weight, exact=False)
+    assert len(unpacking) == 4
+    assert len(by_torch) == 1
+
+
+def test_where_the_weight_is_not_unpacked_tritiles_kernel_runs(by_torch, monkeypatch):
+    weight, x = weight_of(40, 72, torch.float16), values((6, 72), torch.float16)
+
+    def refused(*given):
+        raise TuningError("does not compile")
+
+    monkeypatch.setattr(unpacked, "bound", refused)
+    with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.linear(x, weight)
+
+
+@pytest.mark.usefixtures("unpacking")
+@pytest.mark.parametrize(("zeros", "bias"), [(False, False), (True, True)])
+def test_what_is_timed_answers_rightly(zeros, bias):
+    problem = QuantizedProblem(20, 40, 136, "float16", 4, 32, zeros, bias)
+    weight, x = weight_of(40, 136, torch.float16, 4, 32, zeros), values((20, 136), torch.float16)
+    side = values((40,), torch.float16, 2) if bias else None
+    given = [x, weight.packed, weight.scales, weight.zeros, side]
+    memory = iter([tensor.flatten() for tensor in given if tensor is not None])
+    out = torch.full((20 * 40,), torch.nan, dtype=torch.float16)
+    call = posed(problem, lambda dtype, elements: next(memory, out)[:elements])
+    torch_calls.run_of(problem)(call)
+    assert_linear(operands.matrix(call.out, 1)[0], x, weight, side, exact=False)
+    assert torch_calls.run_of(QuantizedProblem(20, 40, 136, "float16", 4, 32, x_layout="strided")) is None

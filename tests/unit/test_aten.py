@@ -16,7 +16,7 @@ from tests.configs import tile
 from tritile.core import settings
 from tritile.core.device import target_device
 from tritile.core.of_torch import constant_in_graphs
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, OverlapError, StoreWarning, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
@@ -24,8 +24,9 @@ from tritile.ops import asked, memo, run
 from tritile.ops import aten as ops_aten
 from tritile.ops.aten import by_torch
 from tritile.ops.fused import linear_of
+from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.products import matmul_of
-from tritile.planning import aten, gpu_tables, plans
+from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, from_store, read, write
 from tritile.planning.trial import TORCH, Trial
@@ -33,6 +34,7 @@ from tritile.planning.trial import TORCH, Trial
 H200 = target_device("nvidia-h200")
 HALF = MatmulProblem(1, 1000, 2000, 3000, "bfloat16", "bfloat16", b_layout="column")
 CONFIG = tile(128, 128, 64, 8, 3)
+PACKED = QuantizedProblem(1000, 2000, 3000, "bfloat16", 4, 128)  # which torch makes as HALF
 
 
 def times(us, margin=1.0, error=0.1, versions=None, classes=("halves-nt",)):
@@ -125,12 +127,16 @@ def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
 
 
 ILLEGAL = {
-    "torch's sums depend on": [replace(HALF, invariant=True)],
+    "torch's sums depend on": [replace(HALF, invariant=True), replace(PACKED, invariant=True)],
     "single call": [
         replace(HALF, dtype="float32", out_dtype="float32", precision="fp16x3"),
         replace(HALF, epilogue="gated silu"),
     ],
-    "copy an operand": [replace(HALF, a_layout="strided"), replace(HALF, out_layout="strided")],
+    "copy an operand": [
+        replace(HALF, a_layout="strided"),
+        replace(HALF, out_layout="strided"),
+        replace(PACKED, x_layout="strided"),
+    ],
     "another launch": [
         replace(HALF, epilogue="relu"),
         replace(HALF, epilogue="bias=full"),
@@ -206,6 +212,38 @@ def test_what_ships_is_planned_as_it_was_measured():
         assert plan.us == wanted(entry.us, entry.torch_us), entry
         assert {plan.us, plan.other_us} == {entry.us, entry.torch_us}, entry
         assert (plan.config == aten.CONFIG) == (plan.us == entry.torch_us != entry.us), entry
+
+
+@pytest.mark.parametrize("how", [{}, {"bias": True}, {"bits": 8, "zero_points": True, "group_size": 32}])
+def test_unpacking_a_weight_counts_for_torch(served, how):
+    """Torch's product is predicted as that by a weight of 16 bits."""
+    problem = replace(PACKED, **how)
+    k = {4: 3072, 8: 3008}[problem.bits]  # as packed
+    numbers, scales = 2000 * k * problem.bits // 8, 2 * 2000 * (k // problem.group_size)
+    moved = numbers + scales * (1 + problem.zero_points) + 2 * 2000 * 3008
+    us = moved / (H200.memory_gbps * 1e3 * 0.811) + 0.835
+    assert aten.unpack_us(problem, H200) == pytest.approx(us)
+    assert us > 4
+    for more, wanted in ((-0.5, "aten"), (0.5, "tile")):
+        served(times(100 - us + more))
+        plan = plans.plan_for(problem, H200, "cached", True)
+        assert plan.config.family == wanted
+    assert plan.other_us == pytest.approx(100.5)
+    served(times(1.0))
+    assert family(problem, by_torch=False) == family(replace(problem, invariant=True)) == "tile"
+    assert family(replace(problem, n=24)) == family(replace(problem, m=1, n=40, k=40)) == "tile"
+    plan = plans.plan_for(problem, H200, None, True)
+    assert (plan.config.family, plan.workspace) == ("aten", 2 * 2000 * 3008)
+    store = store_of(H200)
+    own = plans.FAMILIES["linear_quantized"]["tile"]
+    store.add(own.digest, Trial(problem, model.pick(problem, H200), 50.0, error=0.0))
+    plans.forget()
+    assert plans.plan_for(problem, H200, "tune", True) is None, "torch's time is not known yet"
+    for torchs, wanted in ((60.0, False), (40.0, True)):
+        store.add(TORCH, Trial(problem, aten.CONFIG, torchs))
+        plans.forget()
+        plan = plans.plan_for(problem, H200, "tune", True)
+        assert (plan.config == aten.CONFIG, plan.source) == (wanted, "exact")
 
 
 def test_a_kind_that_torch_makes_by_rule(served):
@@ -559,6 +597,19 @@ def test_arguments_that_torch_would_copy_or_round_twice_are_not_for_it():
     long, weight = torch.empty(1024, 512), torch.empty(1024, 512)
     assert may(linear_of(long, weight, torch.empty(1024), "relu", torch.empty(1024, 1024).bfloat16()))
     assert not may(linear_of(long[:, :256], weight[:, :256], None, "relu"))
+
+
+def test_what_torch_would_copy_or_round_beside_a_packed_weight_is_not_for_it():
+    x, weight = operand(5, 64), tritile.quantize(operand(9, 64), bits=4, group_size=32)
+    assert may(QuantizedLinear(x, weight, operand(9)))
+    assert may(QuantizedLinear(operand(2, 5, 80)[..., :64], weight))
+    assert not may(QuantizedLinear(operand(2, 5, 80)[..., :64], weight, operand(9)))
+    assert may(QuantizedLinear(operand(2, 5, 64), weight, operand(9)))
+    assert not may(QuantizedLinear(x, weight, operand(9, dtype=torch.float32)))
+    assert not may(QuantizedLinear(operand(64), weight))
+    assert not may(QuantizedLinear(operand(64).expand(5, 64), weight))
+    assert not may(QuantizedLinear(operand(2, 5, 64).transpose(0, 1), weight))
+    assert not may(QuantizedLinear(operand(64, 5).t(), weight))
 
 
 def test_a_remembered_call_that_torch_refuses_runs_by_tritile(planned, monkeypatch):

@@ -66,7 +66,6 @@ PACKED = QuantizedProblem(64, 1024, 1024, "bfloat16", 4, 128, invariant=True)
 BY_TMA = Numerics("warpgroup", rounding="tma")
 SUMS = Numerics("warpgroup", step=128, scaled="sums")
 WEIGHTS = Numerics("warp", parts=2, scaled="weights")
-TURNED = Numerics("warpgroup", turned=True, scaled="weights")
 FUSED = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP_M": 1}
 FOUND = [
     (tile(64, 64, 32), HALF, HOPPER, Numerics("warpgroup")),
@@ -96,7 +95,6 @@ FOUND = [
     (of_groups(64, 64, 64), replace(GROUPS, dtype="float32", precision="tf32"), HOPPER, BY_TMA),
     (Config.of(4, 3, "tile", **FUSED, SPLIT_K=1), PACKED, HOPPER, SUMS),
     (Config.of(2, 3, "tile", **FUSED | {"BLOCK_K": 256}, SPLIT_K=2), PACKED, HOPPER, WEIGHTS),
-    (specialised(128, 128, 64, 2, "unpacked"), PACKED, HOPPER, TURNED),
 ]  # fmt: skip
 
 

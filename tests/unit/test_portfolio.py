@@ -139,10 +139,8 @@ def test_facts_of_packed_weights():
     problem = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
     assert class_of(problem) == class_of(replace(problem, bits=8, group_size=32)) == "weights"
     formula = FORMULAS[problem.op]
-    in_registers, in_memory = (formula.facts(problem, H200, unpacked) for unpacked in (False, True))
-    assert (in_registers.bytes_b, in_registers.copied, in_registers.copies) == (problem.weight_bytes, 0, 0)
-    assert in_memory.bytes_b == problem.unpacked_bytes
-    assert 2 * in_memory.copied == problem.weight_bytes + problem.unpacked_bytes
+    facts = formula.facts(problem, H200, None)
+    assert (facts.bytes_b, facts.copied, facts.copies) == (problem.weight_bytes, 0, 0)
     for config in legal_configs(problem, H200)[::99]:
         shape = formula.shape(config, problem, H200)
         facts = formula.facts(problem, H200, formula.key(config))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem, QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
 from tritile.planning import model, plans
@@ -19,13 +19,17 @@ from tritile.tune.subject import is_tuned, torch_calls
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1234, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+PACKED = QuantizedProblem(1234, 4096, 4096, "bfloat16", 4, 128)
 UNSERVED = replace(PROBLEM, dtype="float64", out_dtype="float64")
 
 
 class Clock:
     """Tells what a config takes, and torch."""
 
-    us: ClassVar = {torch_calls.multiply: 15.0, torch_calls.add: 18.0, torch_calls.compose: 20.0, None: 10.0}
+    us: ClassVar = {
+        torch_calls.multiply: 15.0, torch_calls.add: 18.0, torch_calls.compose: 20.0,
+        torch_calls.unpack_and_multiply: 21.0, None: 10.0,
+    }  # fmt: skip
     made: ClassVar = []
 
     def __init__(self, run, calls, before):
@@ -88,16 +92,17 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
         ({"epilogue": "bias=row gelu"}, None),
         ({"epilogue": "bias=row", "batch": 3}, None),
         ({"epilogue": "gelu", "dtype": "float32", "out_dtype": "float32"}, torch_calls.compose),
+        (PACKED, torch_calls.unpack_and_multiply),
     ],
 )
 def test_torch_is_timed_by_turns_with_what_is_known_to_be_fastest(race, change, run):
     """What is remembered of torch is by as much longer than our time as it was beside us."""
-    problem = replace(PROBLEM, **change)
+    problem = PACKED if change is PACKED else replace(PROBLEM, **change)
     now.time_torch(problem, H200, 0)
     assert Clock.made == []  # nothing is known of ours
     config = model.pick(problem, H200)
     store = store_of(H200)
-    store.add(FAMILIES["matmul"][config.family].digest, Trial(problem, config, 40.0, error=0.0))
+    store.add(FAMILIES[problem.op][config.family].digest, Trial(problem, config, 40.0, error=0.0))
     now.time_torch(problem, H200, 0)
     found = store.best(TORCH, problem)
     if run is None:

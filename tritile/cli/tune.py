@@ -18,7 +18,7 @@ from tritile.cli import calibrating, shared, tune_model
 from tritile.cli.shared import app, console, interruptible
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Problem, Tiled
+from tritile.core.problem import Problem, Tiled
 from tritile.errors import InvalidValueError
 from tritile.planning import gpu_tables, table
 from tritile.planning.classes import MEASURED
@@ -127,8 +127,7 @@ def _tune_here(
                 bar.update(task, advance=1, description=found.problem.label)
         bar.update(task, description="timing torch")
         for problem in (found.problem for found in done if found.best is not None):
-            known = _torch_us(problem, device) is not None
-            if not known and isinstance(problem, MatmulProblem | PermuteProblem) and keep_on():
+            if isinstance(problem, Tiled) and _torch_us(problem, device) is None and keep_on():
                 now.time_torch(problem, device, index or 0)
     left = sum(not is_tuned(problem, device) for problem in todo)
     stopped = left - sum(found.best is None for found in done)

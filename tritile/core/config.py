@@ -11,6 +11,7 @@ import triton
 
 from tritile.errors import InvalidValueError
 
+ATEN: Final = "aten"  # the family of torch's own kernels, which have no parameters of ours
 _FORM: Final = (
     "a config is {kwargs: {NAME: int, bool, float or str}, num_warps, num_stages, num_ctas, maxnreg}"
 )

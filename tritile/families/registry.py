@@ -18,7 +18,6 @@ from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes as permute_boxes
 from tritile.families.permute import family as permute
 from tritile.families.quantized import family as quantized
-from tritile.families.quantized import unpacked
 
 ALL: Final = (
     matmul_tile.FAMILY,
@@ -39,7 +38,6 @@ ALL: Final = (
     permute_boxes.FAMILY,
     quantized.TILE,
     quantized.TMA,
-    unpacked.FAMILY,
 )
 FAMILIES: Final[Mapping[str, Mapping[str, Family]]] = {
     op: {family.name: family for family in ALL if family.op == op}

@@ -12,15 +12,16 @@ from typing import Final
 
 import torch
 
-from tritile.core.config import Config
+from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
-from tritile.core.views import Call, MatmulCall, PermuteCall, View
+from tritile.core.views import Call, MatmulCall, PermuteCall, QuantizedCall, View
 from tritile.errors import TuningError
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.work import Section, Work
 from tritile.families.complex import lowering as complexes
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.ozaki import lowering as ozaki
+from tritile.families.quantized.family import unpacking
 from tritile.families.registry import FAMILIES
 from tritile.families.rows import lowering as rows
 
@@ -45,8 +46,11 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
     """Return the launches of `call` with `config`, on a GPU of so many SMs.
 
     `early`: kernels use programmatic dependent launch: they start before the kernel ahead in the stream is
-    done, and wait themselves for their inputs. Raises TuningError where the family cannot make the call.
+    done, and wait themselves for their inputs. Of a call that torch makes, what unpacks its weight is ours.
+    Raises TuningError where the family cannot make the call.
     """
+    if isinstance(call, QuantizedCall) and config.family == ATEN:
+        return unpacking(call.problem, early)
     if isinstance(call, MatmulCall) and (parts := lowered(call, early)) is not None:
         return parts.around(work_of(parts.core, config, processors, early))
     family = FAMILIES[call.op].get(config.family)

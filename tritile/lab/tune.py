@@ -14,7 +14,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.forgetting import forget
 from tritile.core.markup import Tabular
-from tritile.core.problem import Known, Problem, Tiled
+from tritile.core.problem import Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
@@ -127,7 +127,7 @@ def _of_problem(problem: Tiled, device: Device, gpu: int, rules: Rules, force: b
     if how == "searched":
         now.searched_now(problem, device, gpu, rules, force)
     counts = count()
-    if isinstance(problem, Known) and store.best(TORCH, problem) is None:
+    if store.best(TORCH, problem) is None:
         now.time_torch(problem, device, gpu)
     torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
     if best is None:

@@ -15,9 +15,17 @@ from triton import knobs
 
 from tritile.core.config import Config
 from tritile.core.device import INTERPRETER, Device
-from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, PermuteProblem, Tiled, alignment
+from tritile.core.problem import (
+    ITEMSIZE,
+    GroupedProblem,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    Tiled,
+    alignment,
+)
 from tritile.core.problem.epilogue import SIDES, epilogue_of
-from tritile.core.settings import current_mode
+from tritile.core.settings import current_mode, uses_aten
 from tritile.errors import (
     InvalidValueError,
     NotCompiledError,
@@ -31,7 +39,7 @@ from tritile.families import numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, invariant
 from tritile.ops.plan import IN_PLACE, plan
-from tritile.planning import gpu_tables, model, plans
+from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
 from tritile.runtime.ahead import compiles_for
@@ -143,6 +151,10 @@ def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
     if mode == "cached":
         with contextlib.suppress(NotTunedError):
             found[_planned(problem, device, "strict")] = [problem]
+    if isinstance(problem, QuantizedProblem) and uses_aten() and aten.illegal(problem) is None:
+        planned = plans.plan_for(problem, device, mode, True)
+        if any_rows or (planned is not None and planned.config == aten.CONFIG):
+            found[aten.CONFIG] = [problem]  # whatever its rows, the weight is unpacked by one kernel
     name, sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
     if any_rows and mode != "off" and sized and name is not None and gpu_tables.portfolio(name, device):
         for config, each in _with_any_rows(problem, device):

@@ -15,6 +15,7 @@ from tritile.core.of_torch import is_deterministic
 from tritile.core.problem import Tiled
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import is_alone
+from tritile.runtime.unpacked import unpacked
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 _MULTIPLY: Final = torch.matmul
@@ -127,11 +128,24 @@ def _into(out: Any, like: torch.Tensor, make: ByTorch) -> ByTorch | None:
     return make if out is None else lambda *given: given[-1].copy_(make(*given[:-1]))
 
 
+def _quantized(of: Any, out: Any) -> ByTorch | None:
+    """Return what multiplies by a weight once it is unpacked in memory: two launches, the first one ours."""
+    x, weight, bias = of.x, of.weight, of.bias
+    # The packed words are a matrix that is not copied, as the unpacked weight is.
+    if x.ndim < 2 or not _as_they_lie(x, weight.packed):
+        return None
+    if bias is not None and not (_is_row(bias, x) and (x.ndim == 2 or x.is_contiguous())):
+        return None
+    how = (*weight.shape, weight.bits, weight.group_size)
+    return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpacked(packed, scales, zeros, *how), bias)
+
+
 _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {
     "matmul": _matmul,
     "linear": _linear,
     "addmm": _weighted,
     "baddbmm": _weighted,
+    "linear_quantized": _quantized,
 }
 
 

@@ -75,8 +75,8 @@ def linear(
         input: (..., K), of a floating or complex dtype that `tritile.matmul` takes.
         weight: (N, K), or (K,) for a result without N; of input's dtype. Or a `tritile.QuantizedWeight` of an
             (N, K) matrix, made for input's dtype, bfloat16 or float16: then bias must be (N,) or None, and
-            the other arguments None. On Hopper, where input has more than 256 rows, it may be unpacked into a
-            workspace of 2 N K bytes that lasts for the call.
+            the other arguments None. Where torch multiplies by it, it is unpacked into a workspace of 2 N K
+            bytes that lasts for the call.
         bias: (N,), or any shape that broadcasts to the result's.
         activation: "relu", "gelu", "gelu_tanh" (gelu's approximation by tanh), "silu", or None.
         residual: of a shape that broadcasts to the result's; added last.

@@ -37,10 +37,10 @@ def described(
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
     """Return x (..., K) @ weight^T + bias, for a `QuantizedWeight`.
 
-    The weight is unpacked while it is multiplied or, where x has many rows, before that, into a workspace of
-    2 N K bytes that lasts for the call. The config decides whether its values are rounded to x's dtype, as
-    those of `weight.dequantize()` are, or stay exact while sums over a group are scaled instead. Sums and
-    bias are added in float32 and rounded once, when stored.
+    The weight is unpacked while it is multiplied or, where torch makes the product, before that, into a
+    workspace of 2 N K bytes that lasts for the call. The config decides whether its values are rounded to x's
+    dtype, as those of `weight.dequantize()` are and those that torch gets, or stay exact while sums over a
+    group are scaled instead. Sums and bias are added in float32 and rounded once, when stored.
     """
     tensors = (x, weight.packed, weight.scales, weight.zeros, bias)
     options = (weight.bits, weight.group_size, *weight.shape)

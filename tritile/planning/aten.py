@@ -15,15 +15,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from tritile.core.config import Config
+from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, Epilogue, MatmulProblem, Tiled, epilogue_of
+from tritile.core.problem import ITEMSIZE, Epilogue, MatmulProblem, QuantizedProblem, Tiled, epilogue_of
 from tritile.errors import InvalidValueError
+from tritile.families.common.tma_time import TmaFit
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
 from tritile.planning.formula import leading_strides
 from tritile.planning.trial import number_from, numbers_from
 
-CONFIG: Final = Config((), 1, 1, family="aten")  # no parameters of ours
+CONFIG: Final = Config((), 1, 1, family=ATEN)
 LAYERS: Final = 32, 16  # units
 OTHER: Final = 1.05  # ours has to be predicted this much slower where torch, cuBLAS or the GPU is another
 
@@ -63,10 +64,11 @@ def illegal(problem: Tiled) -> str | None:
 
     A caller also has to ask torch's settings: see `tritile.ops.aten`.
     """
-    if not isinstance(problem, MatmulProblem):
+    if not isinstance(problem, MatmulProblem | QuantizedProblem):
         return "torch's kernel is a candidate for products alone"
     if problem.invariant:
         return "torch's sums depend on how many rows there are"
+    problem = product_of(problem)
     if problem.rights > 1 or problem.block_scales or problem.in_parts or problem.precision not in _PRECISIONS:
         return f"torch has no single call for {problem.label}"
     if "strided" in problem.layouts or problem.out_layout != "row":
@@ -92,6 +94,19 @@ def is_compared(problem: Tiled) -> bool:
     if isinstance(problem, MatmulProblem) and problem.in_parts:
         problem = replace(problem, precision="ieee")
     return illegal(problem) is None
+
+
+def product_of(problem: MatmulProblem | QuantizedProblem) -> MatmulProblem:
+    """Return the product that torch makes: by a quantized weight once that is unpacked in memory."""
+    return problem.product if isinstance(problem, QuantizedProblem) else problem
+
+
+def unpack_us(problem: MatmulProblem | QuantizedProblem, device: Device) -> float:
+    """Return predicted microseconds of unpacking a quantized weight for torch; 0 for another product."""
+    if isinstance(problem, MatmulProblem):
+        return 0.0
+    moved = problem.weight_bytes + problem.unpacked_bytes
+    return moved / (device.memory_gbps * TmaFit.repack_share * 1e3) + TmaFit.repack_us
 
 
 def is_alone(problem: Tiled) -> bool:

@@ -24,7 +24,6 @@ from tritile.families.matmul_split.family import TURNS
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.quantized import family as packed
-from tritile.families.quantized import unpacked
 from tritile.families.registry import FAMILIES
 from tritile.planning.classes import MOVED, ROWS, SIDES
 
@@ -263,7 +262,7 @@ FORMULAS: Final[dict[str, Formula]] = {
         shape_of, _product_parts, _begin, _product_traits, 25,
     ),
     packed.TILE.op: Formula(
-        Constants, lambda config: config.family == unpacked.NAME, packed.facts_of,
+        Constants, lambda config: None, lambda problem, device, key: packed.facts_of(problem, device),
         shape_of, _product_parts, _begin, _packed_traits, 23,
     ),
     PermuteProblem.op: Formula(

@@ -35,6 +35,7 @@ from tritile.core.problem import (
     KernelProblem,
     MatmulProblem,
     PermuteProblem,
+    QuantizedProblem,
     Tiled,
 )
 from tritile.core.settings import current_mode
@@ -125,7 +126,8 @@ class Plan(_Planned):
     @property
     def workspace(self) -> int:
         """Return the bytes of workspace that a call allocates while it runs, 0 in the interpreter."""
-        if self.source == "interpreter" or self.config == aten.CONFIG:  # torch keeps cuBLAS's own
+        by_torch = self.config == aten.CONFIG and not isinstance(self.problem, QuantizedProblem)
+        if self.source == "interpreter" or by_torch:  # torch keeps cuBLAS's own
             return 0
         return workspace_bytes(posed(self.problem), self.config, self.device)
 
@@ -276,8 +278,11 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
     torch first: once in a process, as its time may be impossible to record.
     """
     problem, device = plan.problem, plan.device
-    if mode == "off" or plan.config == aten.CONFIG or not isinstance(problem, MatmulProblem):
+    if mode == "off" or plan.config == aten.CONFIG:
         return plan
+    if not isinstance(problem, MatmulProblem | QuantizedProblem):
+        return plan
+    product = aten.product_of(problem)
     pinned = gpu_tables.pinned(device)
     may_run = pinned is None and aten.illegal(problem) is None
     measured = _aten_measured(problem, device, plan, pinned)
@@ -286,15 +291,15 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
         return _compared(plan, us, source, where, 1.0 if may_run else None)
     if mode == "tune" and pinned is None:
         return plan if (problem, device) in torch_was_timed else None
-    if plan.source == "model" or not aten.is_as_swept(problem):
+    if plan.source == "model" or not aten.is_as_swept(product):
         return plan
-    found = gpu_tables.aten_times(class_of(problem), device)
+    found = gpu_tables.aten_times(class_of(product), device)
     if found is None:
         return plan
     times, of_others = found
     margin = of_others * times.margin * (1.0 if plan.source == "predicted" else 1 + times.error)
     where = f"predicted within {times.error:.0%} at sizes left out"
-    us = times.us(problem, device)
+    us = times.us(product, device) + aten.unpack_us(problem, device)
     error = of_others * (1 + times.error) - 1
     return _compared(plan, us, "predicted", where, margin if may_run else None, error)
 

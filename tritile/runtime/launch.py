@@ -208,20 +208,28 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
 
 
 def _prepared(call: Call, work: Work, config: Config, index: int) -> Launch:
+    return bound(work, call.buffers, index, f"{config} cannot run {call.problem.label}")
+
+
+def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:
+    """Return the launch of work on tensors by the names of their buffers, compiled and loaded.
+
+    Raises TuningError, which begins with `fault`, and NotCompiledError as `prepare` does.
+    """
     device = devices.gpu(index)
     with torch.cuda.device(index):
         try:
             if work.counters:
                 counters_of(index).make_ready()
-            buffers = call.buffers | _workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))
+            buffers = {**tensors, **_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))}
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # load now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
-            return Launch(work, kernels, call.buffers, index)
+            return Launch(work, kernels, tensors, index)
         except NotCompiledError:
             raise
         except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
-            raise TuningError(f"{config} cannot run {call.problem.label}: {brief(error)}") from error
+            raise TuningError(f"{fault}: {brief(error)}") from error
 
 
 def run_interpreted(call: Call, config: Config) -> None:

@@ -12,7 +12,7 @@ import torch
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
+from tritile.core.problem import Tiled
 from tritile.core.threads import at_fork
 from tritile.core.views import Call
 from tritile.errors import TuningError
@@ -81,7 +81,7 @@ def searched_now(
     return tuned.best.config
 
 
-def time_torch(problem: MatmulProblem | PermuteProblem, device: Device, gpu: int) -> None:
+def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     """Time torch and a problem's fastest known config by turns, and remember torch's time.
 
     Nothing is remembered where torch has no single call for the problem, or no config of it is known.

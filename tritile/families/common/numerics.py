@@ -23,8 +23,6 @@ nothing else:
   those of `few_rows_across`: how many programs share K depends on all sizes, and on the GPU. Tensor cores
   begin with the first whole word of `odd_rows` ("mma by words").
 - What the scales of packed weights multiply: weights, or sums over a block of K (`families.quantized`).
-- Which operand of a product with packed weights is first: the fused kernels multiply weight by x, the kernel
-  of unpacked weights x by weight. By the model above that does not count, but it has not been measured.
 
 An epilogue is a function of one element and its operands. Every kernel compiles it with the same fused
 multiply-adds (tests read this from compiled kernels). Copies of operands, alignment, layouts, order of tiles,
@@ -57,7 +55,6 @@ class Numerics(NamedTuple):
     - `parts`: parts of K that are summed by programs of their own.
     - `step`: elements of K that are summed apart, 0 where blocks make no difference.
     - `rounding`: who rounds to TF32, "tma" or "kernel"; "" where nobody does.
-    - `turned`: x comes first and the packed weight second.
     - `scaled`: what scales of a packed weight multiply: "weights", which are then rounded, or "sums" over a
       block of K.
     """
@@ -66,7 +63,6 @@ class Numerics(NamedTuple):
     parts: int = 1
     step: int = 0
     rounding: str = ""
-    turned: bool = False
     scaled: str = ""
 
 

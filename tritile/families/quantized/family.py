@@ -12,7 +12,7 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import QuantizedProblem, unit_columns
+from tritile.core.problem import QuantizedProblem, unit_columns, unpacked_row
 from tritile.core.views import QuantizedCall
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault, shared_fault
@@ -29,6 +29,7 @@ from tritile.families.matmul_tma.family import MAX_SHARED
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
 
 linear_quantized: Final = Kernel("tritile.families.quantized.kernel", "linear_quantized")
+unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")
 
 NAME: Final = tile.NAME
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "SPLIT_K")
@@ -193,17 +194,13 @@ def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
-def facts_of(problem: QuantizedProblem, device: Device, unpacked: bool) -> Facts:
-    """Return what the time depends on; `unpacked`: the weight is unpacked in memory first."""
-    m, n, k, size = problem.m, problem.n, problem.k, problem.itemsize
-    each = size if unpacked else problem.bits / 8
-    weight = problem.unpacked_bytes if unpacked else problem.weight_bytes
+def facts_of(problem: QuantizedProblem, device: Device) -> Facts:
+    m, n, k, size, weight = problem.m, problem.n, problem.k, problem.itemsize, problem.weight_bytes
     reread = min(1.0, max(0.0, 2 * weight / device.l2_bytes - 1))
     odd_x, odd_out = (int(row * size % SECTOR != 0) for row in (k, n))
-    moved = (problem.weight_bytes + problem.unpacked_bytes) / 2 if unpacked else 0
     return Facts(
-        m, n, k, 1, size, each, m * k * size, weight, m * n * size, reread,
-        odd_x, 0, odd_out, int(k * size % LINE != 0), 0, 0, moved, int(unpacked), device.processors,
+        m, n, k, 1, size, problem.bits / 8, m * k * size, weight, m * n * size, reread,
+        odd_x, 0, odd_out, int(k * size % LINE != 0), 0, 0, 0, 0, device.processors,
     )  # fmt: skip
 
 
@@ -276,6 +273,31 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     values |= dict(config.kwargs)
     step = step_of(linear_quantized, (tiles, split, 1), values, options(config) | {"launch_pdl": early})
     return Work((step,), scratch, tiles if split > 1 else 0)
+
+
+# Rows and columns of a tile that a program unpacks in memory, and its warps. A thread reads 16 bytes of 4-bit
+# numbers, and the 16 rows that a weight is padded to are never overhung.
+_UNPACKED: Final = (16, 256, 4)
+WEIGHT: Final = "weight"  # the buffer of an unpacked weight
+
+
+def unpacking(problem: QuantizedProblem, early: bool) -> Work:
+    """Return the launch that writes the weight (N, K), row by row, to a workspace of 16-bit floats.
+
+    Its rows are padded: see `unpacked_row` and `words_shape`. Padding is written too.
+    """
+    block_n, block_k, warps = _UNPACKED
+    rows, row = problem.words[0] * 8, unpacked_row(problem.k)
+    values = {
+        "words_ptr": Buffer("words"), "scales_ptr": Buffer("scales"),
+        "zeros_ptr": Buffer("zeros") if problem.zero_points else None,
+        "out_ptr": Buffer(WEIGHT), "rows": rows, "row": row, "magic": MAGIC[problem.dtype],
+        "BITS": problem.bits, "GROUP_SIZE": problem.group_size, "ZEROS": problem.zero_points,
+        "MASK_K": row % block_k != 0, "WAIT": early, "BLOCK_N": block_n, "BLOCK_K": block_k,
+    }  # fmt: skip
+    programs = rows // block_n * -(-row // block_k)
+    step = step_of(unpack, (programs, 1, 1), values, {"num_warps": warps, "launch_pdl": early})
+    return Work((step,), {WEIGHT: Section(problem.dtype, rows * row)})
 
 
 WEIGHTS: Final = "weights"  # weights are scaled, and rounded

@@ -8,9 +8,18 @@ import torch
 
 from tritile.core import of_torch
 from tritile.core.epilogue import composed
-from tritile.core.problem import FP8_DTYPES, Epilogue, MatmulProblem, PermuteProblem, Tiled, epilogue_of
-from tritile.core.views import MatmulCall, PermuteCall
+from tritile.core.problem import (
+    FP8_DTYPES,
+    Epilogue,
+    MatmulProblem,
+    PermuteProblem,
+    QuantizedProblem,
+    Tiled,
+    epilogue_of,
+)
+from tritile.core.views import MatmulCall, PermuteCall, QuantizedCall
 from tritile.planning import aten
+from tritile.runtime.unpacked import unpacked
 from tritile.tune.subject import operands
 from tritile.tune.suites import OF_ITEMSIZE
 
@@ -69,6 +78,17 @@ def compose(call: MatmulCall) -> None:
     out.copy_(made)
 
 
+def unpack_and_multiply(call: QuantizedCall) -> None:
+    """Make a product by a quantized weight by torch, after our kernel has unpacked the weight in memory."""
+    x, out = (operands.matrix(view, 1)[0] for view in (call.x, call.out))
+    how = (out.shape[1], x.shape[1], call.bits, call.group_size)
+    weight = unpacked(call.words, call.scales, call.zeros, *how).t()
+    if call.fused.bias is None:
+        torch.mm(x, weight, out=out)
+    else:
+        torch.addmm(operands.matrix(call.fused.bias, 1)[0, 0], x, weight, out=out)
+
+
 def copy(call: PermuteCall) -> None:
     """Make a permutation by torch."""
     problem, kind = call.problem, getattr(torch, OF_ITEMSIZE[call.problem.itemsize])
@@ -85,4 +105,6 @@ def run_of(problem: Tiled) -> Callable[[Any], None] | None:
         if problem.batch == 1 and epilogue_of(problem.epilogue) == Epilogue(bias="row"):
             return add
         return None if aten.illegal(problem) else compose
+    if isinstance(problem, QuantizedProblem):
+        return None if aten.illegal(problem) else unpack_and_multiply
     return RUNS.get(problem.op)
