@@ -48,7 +48,7 @@ test: lint typecheck
 
 # Each Triton beside the pinned rest: in a folder that comes first on Python's path.
 STACK_TESTS := tests/kernels $(addprefix tests/unit/test_,autotune.py decorated.py decorator_uses.py explain.py frozen.py \
-    forms.py grouped.py interpreter.py launch.py like_triton.py like_triton_compiled.py private_names.py quantize.py recalled.py \
+    forms.py grouped.py launch.py like_triton.py like_triton_compiled.py private_names.py quantize.py recalled.py \
     source.py table.py traced.py versions.py)
 
 test-stacks: $(STACKS:%=test-stack-%)

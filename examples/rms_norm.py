@@ -1,7 +1,8 @@
 """Tune a kernel of your own, a residual and RMSNorm in one launch: python examples/rms_norm.py
 
-On a GPU the first call searches once, and every later process runs the winner. On a CPU the kernel runs in
-Triton's interpreter, with the first config. Either way its answer is compared with `expected`.
+On a GPU the first call searches once, and every later process runs the winner. Without one, start it with
+TRITON_INTERPRET=1: Triton's interpreter then runs the first config, and nothing is measured. Either way the
+answer is compared with `expected`.
 """
 
 import torch
@@ -58,6 +59,8 @@ def add_rms_norm(
 
 
 def main() -> None:
+    if not ON_GPU and not triton.knobs.runtime.interpret:
+        raise SystemExit("no GPU here: TRITON_INTERPRET=1 in the environment has the kernel interpreted")
     torch.manual_seed(0)
     x, residual = torch.randn(2, ROWS, WIDTH, device=DEVICE, dtype=torch.bfloat16)
     weight = torch.rand(WIDTH, device=DEVICE, dtype=torch.bfloat16)

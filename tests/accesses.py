@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
-from tritile.core.of_triton import InterpreterBuilder
 from tritile.core.threads import library_lock
 from tritile.lab.traffic import SECTOR
 

@@ -8,7 +8,7 @@
 | --- | --- | --- |
 | picks | source and config of 2,000 drawn calls on each GPU with a measured table | frozen_picks.py |
 | kernels | digests of the machine code of some 100 kernels, compiled for an H200 | frozen_kernels.py |
-| answers | what every operation answers to host tensors | frozen_answers.py |
+| answers | what every operation answers to host tensors, in the interpreter | frozen_answers.py |
 
 A commit that changes a part on purpose writes that part anew, and says in its message why that many changed.
 What changed is counted apart from what is gone: a family that picks nothing any more, a call that is refused
@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -190,7 +191,13 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}: wanted {', '.join(PARTS)}")
-    parts = given.parts or list(PARTS)
+    parts, status = given.parts or list(PARTS), 0
+    if "answers" in parts and os.environ.get("TRITON_INTERPRET") != "1":  # read as Triton is imported
+        words = [sys.executable, __file__, "answers", *["--check"] * given.check]
+        status = subprocess.run(words, env=os.environ | {"TRITON_INTERPRET": "1"}).returncode
+        parts.remove("answers")
+        if not parts or status > 1 or (status and not given.check):
+            sys.exit(status)
     sys.path.insert(0, str(ROOT))
     for name in [name for name in os.environ if name.startswith("TRITILE_")]:
         del os.environ[name]
@@ -208,8 +215,8 @@ def main() -> None:
             sys.exit(f"{FILE.name} is of triton {frozen()['triton']}, this is {triton.__version__}")
         changed = {"picks": changed_picks, "kernels": changed_kernels, "answers": changed_answers}
         found = [text for part in parts if (text := changed[part]())]
-    print("\n".join(found) or "nothing changed")
-    sys.exit(bool(found))
+    print("\n".join(found) or f"nothing changed of {', '.join(parts)}")
+    sys.exit(bool(found) or status)
 
 
 if __name__ == "__main__":

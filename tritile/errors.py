@@ -75,8 +75,8 @@ class IsolationWarning(UserWarning):
     """Issued where a kernel cannot run in another process: it is measured in this one."""
 
 
-class InterpreterWarning(UserWarning):
-    """Issued where kernels run in Triton's interpreter: answers are right, speed is not the GPU's."""
+class HostWarning(UserWarning):
+    """Issued where tensors are in host memory: torch computes them, and no kernel runs."""
 
 
 def callers_level() -> int:

@@ -29,7 +29,6 @@ from tritile.families.work import pieces_of
 from tritile.ops import permute as permute_op
 from tritile.ops import run
 from tritile.runtime import launch
-from tritile.runtime.interpreter import warn_interpreted
 
 pytestmark = [
     pytest.mark.interpreted,
@@ -209,25 +208,6 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
     assert run.fixed(permute_op.described(x, before, [1, 0])) is None
     for device in (None, TARGETS["nvidia-h200"]):
         assert tritile.plan(tritile.transpose, x, out=x, device=device).config == run.fixed(call)
-
-
-@pytest.mark.filterwarnings("default::tritile.errors.InterpreterWarning")
-def test_warnings_point_at_the_caller():
-    x, whole, one = torch.zeros(2, 16, 16), torch.zeros(16, 16, dtype=torch.int8), torch.ones(())
-    for call in (
-        lambda: tritile.contiguous(torch.zeros(3, 4).mT),
-        lambda: tritile.permute(torch.zeros(3, 4), (1, 0)),
-        lambda: tritile.linear(x, x[0]),
-        lambda: tritile.addmm(x[0], x[0], x[1]),
-        lambda: tritile.baddbmm(x, x, x),
-        lambda: tritile.scaled_matmul(whole, whole, one, one),
-        lambda: tritile.gated_linear(x, x[0], x[1]),
-    ):
-        warn_interpreted.cache_clear()
-        with pytest.warns(tritile.errors.InterpreterWarning) as caught:
-            call()
-        ours = [found for found in caught if found.category is tritile.errors.InterpreterWarning]
-        assert [found.filename for found in ours] == [__file__]
 
 
 def test_contiguous_leaves_what_is_contiguous_to_autograd():

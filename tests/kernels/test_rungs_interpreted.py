@@ -9,7 +9,6 @@ from tritile.lab.ladder import transpose
 from tritile.lab.ladder.results import matrices
 from tritile.lab.ladder.rungs import ITEMSIZE, LADDERS
 from tritile.lab.traffic import SECTOR
-from tritile.runtime.interpreter import interpret
 
 pytestmark = pytest.mark.interpreted
 
@@ -33,7 +32,7 @@ def check(rung, n, config=None):
     out = memory[GUARD:-GUARD].view(n, n)
     with counted() as counts:
         args = rung.arguments((*operands, out), n, config)
-        interpret(rung.kernel, rung.grid(n, config, SMS), args, dict(config.kwargs))
+        rung.kernel[rung.grid(n, config, SMS)](*args, **dict(config.kwargs))
     assert memory[:GUARD].isnan().all()
     assert memory[-GUARD:].isnan().all()
     requested = rung.requested(n, ITEMSIZE[rung.dtype], config)

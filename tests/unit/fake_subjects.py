@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER
+from tritile.core.device import HOST
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
 from tritile.tune.measure.bench import Taken
@@ -49,7 +49,7 @@ class Fake:
     def problem(self):
         return KernelProblem(self.name, (("N", 7),), ())
 
-    device = INTERPRETER
+    device = HOST
     copies = 16
 
     def digest(self, config):

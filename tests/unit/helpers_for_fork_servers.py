@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.fake_subjects import Fake, config
-from tritile.core.device import INTERPRETER
+from tritile.core.device import HOST
 from tritile.planning.store import Store
 from tritile.tune.measure.child import START_S, Child, ForkServer, fork_on_request
 from tritile.tune.measure.engine import tune
@@ -102,7 +102,7 @@ def program(how, told, name):
 
 def tuner(folder, expires):
     """Tune configs of which the ninth hangs, for good or until it times out; the outcome goes to a file."""
-    store = Store(INTERPRETER, folder)
+    store = Store(HOST, folder)
     configs = [config(speed) for speed in range(1, 9)] + [config(0.5, "hangs")] + [config(9)]
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
     task = Task(Fake(str(folder)), Listed(configs), known)

@@ -64,7 +64,7 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     assert found.calls == ("summed n=64",)
     assert all(each.error == 0.0 for each in found.right)
     assert "2 right, 0 wrong, 0 failed" in repr(found)
-    assert "<caption>summed on Triton interpreter" in found._repr_html_()
+    assert "<caption>summed on host" in found._repr_html_()
 
 
 @pytest.mark.parametrize(

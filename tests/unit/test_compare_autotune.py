@@ -9,27 +9,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from triton.runtime.jit import KernelInterface
 
 import authors
 import compare_autotune as comparison
 import tritile
 from tritile.core.config import Config
-from tritile.runtime.interpreter import HostAware
 
 pytestmark = pytest.mark.interpreted
 
 GIVEN = {"shape": (4, 50), "dtype": torch.float32, "device": "cpu"}
 
 
-class Interpreted(HostAware, KernelInterface):
-    """Run a kernel in the interpreter under any decorator."""
-
-
 def subject():
     """Return the softmax with three configs, as the interpreter runs it."""
     configs = authors.configs_of({"ROWS": (1, 2), "BLOCK": (64, 128), "num_warps": (4,)})[:3]
-    return replace(authors.SUBJECTS["softmax"], configs=configs, kernel=Interpreted(authors.softmax))
+    return replace(authors.SUBJECTS["softmax"], configs=configs)
 
 
 class Bench:

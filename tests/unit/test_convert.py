@@ -32,7 +32,7 @@ from tritile.planning import aten, plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
 
-pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning")
 CONVERT = importlib.import_module("tritile.nn.convert")  # the package has the function of this name
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 H200, HERE = "nvidia-h200", target_device("nvidia-h200")

@@ -19,7 +19,7 @@ import triton.language as tl
 import tritile
 from tests.unit.helpers_for_fork_servers import LONG_S, QuickForkServer
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, target_device
+from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.core.source import source_hash
 from tritile.errors import (
@@ -28,7 +28,6 @@ from tritile.errors import (
 )
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
-from tritile.runtime.interpreter import HostAware
 from tritile.tune import measuring
 from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject
 from tritile.tune.measure import workshop
@@ -66,9 +65,8 @@ def named_grid(meta):
 def call_of(x, out, **rest):
     fn = triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(scale)
     args = {"x": x, "out": out, "N": out.numel()}
-    return KernelCall(
-        HostAware(fn), ("x", "out", "N"), tuple(args.values()), {"grid": named_grid}, {}, **rest
-    )
+    launched = {"grid": named_grid, "warmup": False}
+    return KernelCall(fn, ("x", "out", "N"), tuple(args.values()), launched, {}, **rest)
 
 
 def right(x, N):
@@ -78,7 +76,7 @@ def right(x, N):
 def staged(tmp_path, **rest):
     x, out = torch.randn(90), torch.zeros(77)
     call = call_of(x, out, **rest)
-    subject = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    subject = KernelSubject(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
     return subject, subject.stage(2)
 
 
@@ -141,6 +139,12 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
     assert len(list((tmp_path / "cache").rglob("scale.cubin"))) == 1
 
 
+def test_a_check_needs_a_gpu_or_the_interpreter():
+    kernel = tritile.autotune([triton.Config({"BLOCK": 32, "STRAY": 0})], ["N"], reference=right)(even(scale))
+    with pytest.raises(InvalidValueError, match=r"host memory.*TRITON_INTERPRET=1"):
+        tritile.check(kernel, torch.zeros(77), torch.zeros(77), 77, grid=named_grid)
+
+
 def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
     _, stage = staged(tmp_path, reference=right)
     run, taken = stage.prepared(REFERENCE)
@@ -163,11 +167,11 @@ def halved(x, BLOCK: tl.constexpr):
 
 def test_copies_of_a_call_share_one_kernel_and_what_it_compiled(tmp_path, monkeypatch):
     """A kernel of its own for each would be loaded for each, amid the capture of a graph."""
-    call = KernelCall(halved.host_aware, ("x",), (torch.ones(64),), {"grid": (1,)}, {})
+    call = KernelCall(halved.fn, ("x",), (torch.ones(64),), {"grid": (1,)}, {})
     shipment = pack(call, tmp_path, LIMIT, host_too=True)
-    first, second = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, shipment).stage(2).calls
-    assert first.fn.fn is second.fn.fn
-    assert first.fn.fn is not halved.base_fn
+    first, second = KernelSubject(PROBLEM, HOST, "0" * 16, shipment).stage(2).calls
+    assert first.fn is second.fn
+    assert first.fn is not halved.base_fn
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     KernelSubject(PROBLEM, H200, "0" * 16, shipment).compile(Config.of(BLOCK=64))
     assert list((tmp_path / "cache").rglob("halved.cubin"))
@@ -314,7 +318,6 @@ import triton.language as tl
 from pathlib import Path
 from tritile.tune.decorated import KernelCall, KernelSubject
 from tritile.core.device import target_device
-from tritile.runtime.interpreter import HostAware
 from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.shipping import pack
 from tritile.core.problem import KernelProblem
@@ -332,7 +335,7 @@ def kernel(x, BLOCK: tl.constexpr):
     tl.store(x + at, helper(tl.load(x + at)))
 
 grid = lambda meta: (meta["BLOCK"] // 64,)
-call = KernelCall(HostAware(kernel), ("x",), (torch.zeros(64),), {"grid": grid}, {})
+call = KernelCall(kernel, ("x",), (torch.zeros(64),), {"grid": grid}, {})
 with tempfile.TemporaryDirectory() as folder:
     shipment = pack(call, Path(folder), 1 << 20, host_too=True)
     subject = KernelSubject(KernelProblem("kernel", (), ()), target_device("sm_90"), "0" * 16, shipment)

@@ -1,4 +1,4 @@
-"""A decorated kernel's call on host tensors: its answer is checked, and what its pruning leaves runs."""
+"""A decorated kernel's call in the interpreter: its answer is checked, and what its pruning leaves runs."""
 
 import contextlib
 import warnings
@@ -21,16 +21,17 @@ from tests.unit.test_decorated import (
     scale,
     staged,
 )
+from tests.unit.test_log import add_one, records
 from tritile.core import device as devices
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER
+from tritile.core.device import HOST
 from tritile.errors import TuningError, UntunedWarning
 from tritile.planning.store import store_of
-from tritile.runtime.interpreter import HostAware
 from tritile.tune.decorated import KernelCall, KernelSubject
 from tritile.tune.measure.shipping import pack
 
 pytestmark = pytest.mark.interpreted
+__all__ = ["records"]
 
 
 def test_a_right_answer_passes(tmp_path):
@@ -61,11 +62,12 @@ def test_a_wrong_answer_is_told(tmp_path, reference, config, reason):
 def test_what_is_read_is_checked_between_guards_of_numbers_too(tmp_path):
     """NaN times three is the NaN that it was: a load and a store without a mask change no guard of NaN."""
     x = torch.randn(64)
-    call = KernelCall(HostAware(scale), ("x", "out", "N"), (x, x, 64), {"EVEN": True, "grid": (3,)}, {})
+    launched = {"EVEN": True, "grid": (3,), "warmup": False}
+    call = KernelCall(scale, ("x", "out", "N"), (x, x, 64), launched, {})
     for restored, found in (((), None), (("x", "out"), "outside the memory")):
         own = replace(call, restore_value=restored)
         shipment = pack(own, tmp_path, LIMIT, host_too=True)
-        stage = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, shipment).stage(1)
+        stage = KernelSubject(PROBLEM, HOST, "0" * 16, shipment).stage(1)
         with pytest.raises(TuningError, match=found) if found else contextlib.nullcontext():
             stage.check(Config.of(BLOCK=32, STRAY=2), None)
 
@@ -73,7 +75,7 @@ def test_what_is_read_is_checked_between_guards_of_numbers_too(tmp_path):
 def test_an_output_that_is_an_input_too_is_not_poisoned(tmp_path):
     x = torch.randn(77)
     call = call_of(x, x, reference=right)
-    subject = KernelSubject(PROBLEM, INTERPRETER, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    subject = KernelSubject(PROBLEM, HOST, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
     assert subject.stage(1).check(GOOD, None) == 0.0
 
 
@@ -110,7 +112,7 @@ def test_a_winner_measured_in_this_process_is_checked():
         kernel[named_grid](*args)
     assert kernel.best_config.kwargs["STRAY"] == 0
     problem = kernel.problem(args, {})
-    found = {t.config["STRAY"]: t for t in store_of(INTERPRETER).trials(kernel.digest, problem)}
+    found = {t.config["STRAY"]: t for t in store_of(HOST).trials(kernel.digest, problem)}
     assert (found[0].us, found[0].error) == (2000.0, 0.0)
     assert found[-1].us is None
     assert "wrong answer" in found[-1].failure
@@ -132,8 +134,42 @@ def test_strict_and_cached_run_host_tensors_as_matmul_does():
             torch.testing.assert_close(tritile.matmul(a, a.mT), a @ a.mT)
 
 
-def test_host_tensors_are_the_interpreters_where_there_is_a_gpu(monkeypatch):
+def test_what_is_interpreted_is_of_no_gpu_where_there_is_one(monkeypatch):
     monkeypatch.setattr(devices, "current_gpu", lambda: H200)
     kernel, args, _ = host_call(None)
-    assert kernel.device_of(args, {}) is INTERPRETER
-    assert kernel.device_of((), {"N": 5}) is H200
+    assert kernel.device_of(args, {}) is HOST
+    assert kernel.device_of((), {"N": 5}) is HOST
+
+
+# --- The log ---
+
+
+def test_a_decorated_kernels_choice_is_logged_once(records):
+    kernel = tritile.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], ["N"])(add_one)
+    x = torch.zeros(100)
+    for _ in range(3):
+        kernel[(2,)](x, 100)
+    (record,) = records
+    assert (record.name, record.source) == ("tritile.plan", "model")
+    assert record.problem.startswith("add_one")
+    assert record.config == "BLOCK=64 num_warps=4 num_stages=3"
+
+
+def test_measurements_of_a_decorated_kernel_are_logged_then_its_winner_then_its_plan(records):
+    def bench(call, quantiles):
+        call()
+        return [1.0, 1.0, 1.0]
+
+    configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, pre_hook=lambda given: None)]
+    configs.append(
+        triton.Config({"BLOCK": 64}, num_warps=2, ir_override="none.ttir")
+    )  # another program of that name
+    kernel = tritile.autotune(configs, ["N"], do_bench=bench, mode="tune")(add_one)
+    kernel[(2,)](torch.zeros(100), 100)
+    kernel[(2,)](torch.zeros(100), 100)
+    *measured, winner, plan = records
+    assert {(record.name, record.levelname) for record in measured} == {("tritile.tune", "DEBUG")}
+    assert {record.config.split()[0] for record in measured} == {"BLOCK=64", "BLOCK=128"}
+    assert [record.us for record in measured] == [1000.0] * 3
+    assert (winner.levelname, winner.us, winner.config) == ("INFO", 1000.0, plan.config)
+    assert (plan.name, plan.source) == ("tritile.plan", "exact")

@@ -20,7 +20,7 @@ from tests.unit import helpers_for_fork_servers as helpers
 from tests.unit.fake_subjects import Fake, config
 from tests.unit.helpers_for_fork_servers import LONG_S, QuickForkServer
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER
+from tritile.core.device import HOST
 from tritile.errors import UnsupportedError
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
@@ -402,7 +402,7 @@ def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, t
         process.start()
         return process
 
-    first, store, problem = start(expires=False), Store(INTERPRETER, tmp_path), Fake("").problem
+    first, store, problem = start(expires=False), Store(HOST, tmp_path), Fake("").problem
     while not (tmp_path / "hung").exists():
         assert first.is_alive()
         time.sleep(0.02)

@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import OutOfResources
 
+import tritile
 from tests.mock_gpu import on_gpu
 from tests.unit.test_like_triton import Bench, copy, grid, of_blocks, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+REFUSED = r"active drivers|cannot be accessed from Triton"
 
 
 def added(x, y, out, n, BLOCK: tl.constexpr):
@@ -105,3 +107,21 @@ def test_compiled_ahead_for_each_config(autotune, gpu):
     compiled = kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
     assert [each.metadata.num_warps for each in compiled] == [2, 4]
     assert gpu.launches == []
+
+
+@pytest.mark.parametrize("blocks", [(32,), (32, 64)], ids=["one config", "two"])
+def test_host_tensors_are_refused_in_tritons_words(autotune, blocks):
+    """There is no driver for them, or the driver refuses their address."""
+    kernel = autotune(of_blocks(*blocks), ["N"])(triton.jit(copy))
+    out = torch.zeros(40)
+    for _ in range(2):  # what was chosen before the error is no other
+        with pytest.raises((RuntimeError, ValueError), match=REFUSED):
+            kernel[grid](out, torch.ones(40), N=40)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("mode", ["tune", "cached", "strict", "off"])
+def test_host_tensors_are_refused_in_every_mode(mode):
+    kernel = tritile.autotune(of_blocks(32, 64), ["N"], mode=mode)(triton.jit(copy))
+    with pytest.raises((RuntimeError, ValueError), match=REFUSED):
+        kernel[grid](torch.zeros(40), torch.ones(40), N=40)

@@ -133,38 +133,7 @@ def test_a_warm_call_does_not_even_ask_whether_to_log(records, on_hopper, monkey
     assert "tritile.plan" in asked_of, "a plan that is made anew is logged: the list above can fill"
 
 
-def test_a_decorated_kernels_choice_is_logged_once(records):
-    kernel = tritile.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], ["N"])(add_one)
-    x = torch.zeros(100)
-    for _ in range(3):
-        kernel[(2,)](x, 100)
-    (record,) = records
-    assert (record.name, record.source) == ("tritile.plan", "model")
-    assert record.problem.startswith("add_one")
-    assert record.config == "BLOCK=64 num_warps=4 num_stages=3"
-
-
 # --- Measurements ---
-
-
-def test_measurements_of_a_decorated_kernel_are_logged_then_its_winner_then_its_plan(records):
-    def bench(call, quantiles):
-        call()
-        return [1.0, 1.0, 1.0]
-
-    configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, pre_hook=lambda given: None)]
-    configs.append(
-        triton.Config({"BLOCK": 64}, num_warps=2, ir_override="none.ttir")
-    )  # another program of that name
-    kernel = tritile.autotune(configs, ["N"], do_bench=bench, mode="tune")(add_one)
-    kernel[(2,)](torch.zeros(100), 100)
-    kernel[(2,)](torch.zeros(100), 100)
-    *measured, winner, plan = records
-    assert {(record.name, record.levelname) for record in measured} == {("tritile.tune", "DEBUG")}
-    assert {record.config.split()[0] for record in measured} == {"BLOCK=64", "BLOCK=128"}
-    assert [record.us for record in measured] == [1000.0] * 3
-    assert (winner.levelname, winner.us, winner.config) == ("INFO", 1000.0, plan.config)
-    assert (plan.name, plan.source) == ("tritile.plan", "exact")
 
 
 def test_a_measurement_says_why_it_failed_and_a_check_of_it_nothing_more(records):

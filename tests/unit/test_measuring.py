@@ -19,7 +19,7 @@ import triton.language as tl
 
 import tritile
 from tests.unit.test_autotune import TIMES, Bench, another_process, configs, run, trials, tuned
-from tritile.core.device import INTERPRETER, target_device
+from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.errors import IsolationWarning, TuningError, UntunedWarning
 from tritile.planning.store import store_of
@@ -218,10 +218,10 @@ class Timed:
 def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
     listed = identified([triton.Config({"A": n}) for n in quick])
     problem = KernelProblem("stranger", (("N", 1),), ())
-    subject = measuring.KernelSubject(problem, INTERPRETER, "0" * 16)
+    subject = measuring.KernelSubject(problem, HOST, "0" * 16)
     rules = Rules(exhaustive=True, by_trials=True)
-    (done,) = tune([Task(subject, Listed(listed))], Timed(quick, raced), rules, store_of(INTERPRETER).add)
-    assert store_of(INTERPRETER).best("0" * 16, problem).config == done.best.config
+    (done,) = tune([Task(subject, Listed(listed))], Timed(quick, raced), rules, store_of(HOST).add)
+    assert store_of(HOST).best("0" * 16, problem).config == done.best.config
     assert raced[done.best.config["A"]] <= min(raced[n] for n in list(quick)[:3])
 
 
@@ -358,7 +358,7 @@ def test_a_tensor_in_the_key_counts_by_dtype_and_shape():
     bench = Bench()
     kernel = tuned(bench, key=("N", "x_ptr"))
     run(kernel, bench.used)
-    (problem,) = {trial.problem for _, trial in store_of(INTERPRETER).everything()}
+    (problem,) = {trial.problem for _, trial in store_of(HOST).everything()}
     assert dict(problem.key)["x_ptr"] == "float32[3, 50]"
     assert trials(kernel) == {64: 3000.0, 128: 1000.0, 256: 2000.0}
 

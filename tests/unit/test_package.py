@@ -224,7 +224,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     cache = tmp_path_factory.mktemp("started") / "cache"
-    environ = os.environ | {"TRITILE_CACHE_DIR": str(cache)}
+    environ = os.environ | {"TRITILE_CACHE_DIR": str(cache), "TRITON_INTERPRET": "1"}  # so that kernels run
     command = [sys.executable, "-c", STARTED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, env=environ)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import triton.language as tl
 
 import tritile
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, target_device
+from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
 from tritile.ops.plan import OPERATIONS
 from tritile.planning.plans import KernelPlan
@@ -129,7 +129,7 @@ def test_in_mode_strict_a_kernel_without_a_measurement_has_no_plan(kernel):
 
 def test_of_host_tensors_the_interpreters_config_is_told(kernel):
     plan = tritile.plan(kernel, torch.zeros(8), torch.zeros(8), 8)
-    assert (plan.source, plan.device, plan.config) == ("interpreter", INTERPRETER, BLOCKS[0])
+    assert (plan.source, plan.device, plan.config) == ("interpreter", HOST, BLOCKS[0])
 
 
 def test_a_performance_model_of_the_kernels_own_chooses(monkeypatch, tmp_path):

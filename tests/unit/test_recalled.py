@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tritile
 from tests.unit.test_autotune import Bench
 from tritile.core import settings as modes
-from tritile.core.device import INTERPRETER
+from tritile.core.device import HOST
 from tritile.errors import NotTunedError, UntunedWarning
 from tritile.planning.kernel_table import KernelTable
 from tritile.planning.store import store_of
@@ -98,7 +98,7 @@ def test_strict_raises_where_all_that_is_remembered_is_forbidden():
         run(kernel, bench, 64)
 
 
-def table_of(kernel, path, device=INTERPRETER):
+def table_of(kernel, path, device=HOST):
     """Write what the store holds of a kernel to a file, as `tritile export --kernel` does."""
     table, store = KernelTable(path, {}), store_of(device)
     problems = [(facts["kernel"], trial) for facts, trial in store.everything()]

@@ -16,7 +16,7 @@ import tritile
 from tests.commands import refused, run
 from tests.unit.test_autotune import Bench
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, target_device
+from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.errors import NotTunedError, StoreWarning
 from tritile.planning import kernel_table
@@ -71,7 +71,7 @@ def call(kernel, bench, n=64):
 
 def written(path, entries):
     """Write a table with these entries of a kernel, by problem."""
-    gpus = {f"{INTERPRETER.name} {INTERPRETER.arch}": {decorated()[0].digest: entries}}
+    gpus = {f"{HOST.name} {HOST.arch}": {decorated()[0].digest: entries}}
     path.write_text(json.dumps({"format": FORMAT, "gpus": gpus}))
     return path
 
@@ -86,12 +86,12 @@ def entry(size, us=1.0):
 def test_a_library_ships_what_its_author_tuned(tmp_path, monkeypatch):
     kernel, bench = decorated()
     assert call(kernel, bench) == 32
-    monkeypatch.setattr("tritile.cli.remembered.device_of", lambda target: INTERPRETER)
+    monkeypatch.setattr("tritile.cli.remembered.device_of", lambda target: HOST)
     path = tmp_path / "library" / "tuned.json"
     found = run("export", "--kernel", "fill", "--output", path)
     assert found.exit_code == 0, found.output
     first, last = found.stdout.splitlines()
-    assert first == f"fill: 1 problems of {INTERPRETER.name} written to {path}"
+    assert first == f"fill: 1 problems of {HOST.name} written to {path}"
     assert last == '@tritile.autotune(..., table=Path(__file__).with_name("tuned.json"))'
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
     kernel, bench = decorated(mode="strict", table=path)

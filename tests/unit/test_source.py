@@ -4,17 +4,14 @@ import importlib.util
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 import triton
 
 import tritile
 from tritile.core.source import source_hash
 from tritile.planning import table
-from tritile.runtime.interpreter import interpret
 
 HELPER = """
 import triton
@@ -245,30 +242,6 @@ def test_knobs_count_as_variables_do(package, group, knob, value):
         setattr(knobs, knob, value)
         assert source_hash(kernel) != plain
     assert source_hash(kernel) == plain
-
-
-def test_the_interpreter_reaches_helpers_through_several_dots(tmp_path, package):
-    source = """
-        import triton
-        import triton.language as tl
-        import {package}.inner
-
-        class Outer:
-            SIZE = tl.constexpr(8)
-            class Inner:
-                @staticmethod
-                @triton.jit
-                def plus(x):
-                    return x + 1
-
-        @triton.jit
-        def kernel(x):
-            i = tl.arange(0, Outer.SIZE)
-            tl.store(x + i, {package}.inner.helper(Outer.Inner.plus(tl.load(x + i))))
-    """
-    x = torch.arange(8.0)
-    interpret(package(module=textwrap.dedent(source)), (1,), (x,), {})
-    assert x.tolist() == [2.0 * (i + 1) for i in range(8)]
 
 
 def test_digests_of_another_process_that_hashes_text_otherwise_and_interprets(package, tmp_path):

@@ -390,10 +390,10 @@ def test_a_plan_reads_well():
 def test_plan_of_host_tensors():
     a, b = torch.zeros(3, 100, 70).half(), torch.zeros(70, 33).half()
     found = tritile.plan(tritile.matmul, a, b)
-    assert found.source == "interpreter"
+    assert found.source == "host"
     assert (found.problem.batch, found.problem.m, found.problem.n, found.problem.k) == (1, 300, 33, 70)
     turned_plan = tritile.plan(tritile.transpose, torch.zeros(5, 7, 9), 0, 2)
-    assert (turned_plan.source, turned_plan.problem.itemsize) == ("interpreter", 4)
+    assert (turned_plan.source, turned_plan.problem.itemsize) == ("host", 4)
     there = tritile.plan(tritile.matmul, a, b, device=target_device("nvidia-h200"))
     assert (there.source, there.device.name) == ("model", "NVIDIA H200")
 

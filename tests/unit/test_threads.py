@@ -1,6 +1,8 @@
 """What several threads want at the same time is done once: by any of them, and a search in mode "tune"."""
 
+import contextlib
 import multiprocessing
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +14,7 @@ from tritile.core import settings, threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
-from tritile.core.threads import once
+from tritile.core.threads import import_late, library_lock, once
 from tritile.errors import TuningError
 from tritile.families.matmul_tile import family as tile
 from tritile.families.registry import FAMILIES
@@ -114,6 +116,67 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent():
     go_on.set()
     thread.join()
     assert process.exitcode == 0
+
+
+@contextlib.contextmanager
+def library_in_use():
+    """Within, another thread compiles or interprets: it holds the lock."""
+    there, go_on = threading.Event(), threading.Event()
+
+    def work():
+        with library_lock:
+            there.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    there.wait()
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def exit_code(child):
+    process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def child_with_a_free_lock():
+    assert library_lock.acquire(timeout=0)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_forked_while_another_thread_compiles_has_a_free_lock(monkeypatch):
+    monkeypatch.setattr(threads, "WAIT_S", 0.01)
+    with library_in_use():
+        assert not library_lock.acquire(timeout=0)
+        assert exit_code(child_with_a_free_lock) == 0
+    assert library_lock.acquire(timeout=0)
+    library_lock.release()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_fork_waits_for_what_ends_soon(monkeypatch):
+    monkeypatch.setattr(threads, "WAIT_S", 60.0)
+    with library_in_use() as go_on:
+        threading.Timer(0.1, go_on.set).start()
+        assert exit_code(lambda: None if go_on.is_set() else exit(1)) == 0
+
+
+def test_what_imports_the_language_waits_for_another_thread():
+    """The interpreter patches triton.language in place, and Gluon keeps what it finds there."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(import_late("tests.launched")))
+    with library_in_use():
+        thread.start()
+        thread.join(0.1)
+        assert found == []
+    thread.join()
+    assert found == [sys.modules["tests.launched"]]
 
 
 def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):

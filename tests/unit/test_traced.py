@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import tritile
 from tests.unit.test_autotune import Bench, configs, softmax, tuned
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER
+from tritile.core.device import HOST
 from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
 from tritile.planning.store import store_of
@@ -90,7 +90,7 @@ def remember(kernel, args, fastest):
     listed = kernel.space.opening(9) if kernel.space else [Config.from_triton(c) for c in kernel.configs]
     for config in listed:
         us = 1.0 + abs(config["BLOCK"] - fastest)
-        store_of(INTERPRETER).add(kernel.digest, Trial(problem, config, us))
+        store_of(HOST).add(kernel.digest, Trial(problem, config, us))
 
 
 def measured(bench, *sizes, kernel=None, **more):
@@ -189,10 +189,8 @@ def test_a_size_that_only_the_gpu_knows():
 def test_keys_that_are_no_sizes(value):
     bench, traces = Bench(), Traces()
     kernel = tuned(bench, kernel=keyed, key=("N", "EXTRA"))
-    bench.times = {64: 3.0, 128: 2.0, 256: 1.0}
     x, used = torch.zeros(ROWS, 50), torch.zeros(1, dtype=torch.int32)
-    with tritile.mode("tune"):
-        kernel[(ROWS,)](x, x.clone(), bench.used, 50, value)
+    remember(kernel, (x, x, bench.used, 50, value), 256)
 
     @torch.compile(backend=traces, fullgraph=True, dynamic=False)
     def call(x, used, value):

@@ -23,7 +23,7 @@ from tritile.core.versions import parsed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
-    pytest.mark.filterwarnings("ignore::tritile.errors.InterpreterWarning"),
+    pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning"),
     pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled"),
 ]
 BLOCKS = (16, 32, 64)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import tritile
-from tritile.core.device import INTERPRETER, target_device
+from tritile.core.device import HOST, target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import FAMILIES
@@ -151,7 +151,7 @@ def test_a_decorated_kernel_is_searched_by_its_own_engine():
     kernel, x, out = doubled(do_bench=bench), torch.ones(40), torch.zeros(40)
     found = tritile.tune(kernel, x, out, 40, grid=(1,))
     assert (found.config.kwargs, found.us, found.tried, found.how) == ({"BLOCK": 32}, 1000.0, 3, "searched")
-    assert (found.device, found.problem.label) == (INTERPRETER, "_double n=40")
+    assert (found.device, found.problem.label) == (HOST, "_double n=40")
     plan = tritile.plan(kernel, x, out, 40)
     assert (plan.source, plan.config.kwargs, plan.us) == ("exact", {"BLOCK": 32}, 1000.0)
     again = tritile.tune(kernel, x, out, 40, grid=(1,))

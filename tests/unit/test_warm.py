@@ -184,7 +184,7 @@ def test_batch_invariant_calls_are_planned_as_such():
 @pytest.mark.parametrize(
     ("arguments", "words", "wanted"),
     [
-        ((tritile.matmul, torch.empty(8, 8), torch.empty(8, 8)), {}, "tensors in host memory"),
+        ((tritile.matmul, torch.empty(8, 8), torch.empty(8, 8)), {}, "tensors are in host memory"),
         ((torch.addmm, torch.empty(8, 8)), {"device": H200}, "wanted tritile.matmul"),
         ((tritile.addmm, torch.empty(8, 8)), {"device": H200}, "addmm: missing a required argument: 'mat1'"),
         ((MatmulProblem(1, 8, 8, 8, "float16", "float16"),), {"device": "gpu"}, "device is 'gpu'"),

@@ -21,6 +21,7 @@ from tritile.cli.shared import Json, app, console, print_json, working
 from tritile.core import device as devices
 from tritile.core import settings
 from tritile.core.extras import EXTRAS, extra_advice
+from tritile.core.of_triton import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
 from tritile.lab.environment import environment
@@ -63,7 +64,7 @@ def _settings() -> list[Finding]:
         settings.current_mode,
         settings.is_batch_invariant,
         lambda: settings.tune_budget_s(1.0),
-        lambda: gpu_tables.pinned(devices.current_gpu() or devices.INTERPRETER),
+        lambda: gpu_tables.pinned(devices.current_gpu() or devices.HOST),
     ):
         try:
             check()
@@ -75,7 +76,7 @@ def _settings() -> list[Finding]:
 def _gpu() -> list[Finding]:
     gpu = devices.current_gpu()
     if gpu is None:
-        advice = "calls run in Triton's interpreter; `tritile compile --target` compiles for a GPU elsewhere"
+        advice = "torch computes calls on the CPU; `tritile compile --target` compiles for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
     facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
@@ -115,7 +116,7 @@ def _portfolios(gpu: devices.Device | None) -> list[Finding]:
 
 
 def _cache() -> Finding:
-    gpu, folder = devices.current_gpu() or devices.INTERPRETER, settings.cache_dir()
+    gpu, folder = devices.current_gpu() or devices.HOST, settings.cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -135,7 +136,8 @@ def _kernel() -> Finding:
             error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
     except Exception as failure:  # whatever stops a kernel is the finding
         return Finding("a kernel", brief(failure), False, _advice(failure))
-    return Finding("a kernel", f"runs on {place}, off torch by {error:.1e}", error < 1e-3, "")
+    what = "runs on cuda" if place == "cuda" else "interpreted" if INTERPRETING else "none: torch on the CPU"
+    return Finding("a kernel", f"{what}, off torch by {error:.1e}", error < 1e-3, "")
 
 
 def _advice(failure: Exception) -> str:

@@ -23,7 +23,7 @@ def _gpu_of(target: str | None, results: list[Result]) -> str:
     counts = Counter(line["env"]["gpu"] for line in results)
     here = devices.current_gpu()
     if target is not None:
-        named = [name for name in counts if replace(devices.INTERPRETER, name=name).slug == target.lower()]
+        named = [name for name in counts if replace(devices.HOST, name=name).slug == target.lower()]
         return named[0] if named else devices.target_device(target).name
     return here.name if here and counts[here.name] else max(counts, key=counts.__getitem__)
 

@@ -104,8 +104,8 @@ SHORT: Final = {
     "mi300x": "gfx942",
 }
 
-# Host tensors run in Triton's interpreter, on no GPU: its times tell nothing.
-INTERPRETER: Final = Device("Triton interpreter", "cpu", "interpreter", 1, 1 << 20, 1 << 20, 1.0, 1.0)
+# Where tensors are in host memory, and nothing is predicted or timed.
+HOST: Final = Device("host", "cpu", "host", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from triton import knobs as _knobs
+from triton import language as _language
 from triton._C.libtriton import get_cache_invalidating_env_vars as _variables
 from triton.backends import backends as _backends
 from triton.backends import compiler as _targets
@@ -119,12 +120,5 @@ read_own_files: Final = _cache.triton_key  # read Triton's own files into a dige
 # The interpreter.
 
 InterpretedFunction = _interpreter.InterpretedFunction  # represent a function that is interpreted
-InterpreterBuilder = _interpreter.InterpreterBuilder  # carry out each operation of a kernel
-# Hold the builder that carries them out, with its options.
-interpreter_builder: Any = _interpreter.interpreter_builder
-InterpreterError = _errors.InterpreterError  # report an error inside a kernel
-TensorHandle = _interpreter.TensorHandle  # hold a block of values
-# The owner and the name of the function that patches triton.language.
-LANGUAGE_PATCHER: Final = (_interpreter, "_patch_lang")
-# Functions of `tl.standard` that the interpreter replaces by reductions of numpy.
-REDUCTIONS: Final = ("_sum_combine", "_elementwise_max", "_elementwise_min")
+# Say whether TRITON_INTERPRET was set as Triton was imported: then triton.jit makes interpreted functions.
+INTERPRETING: Final = any(isinstance(each, InterpretedFunction) for each in vars(_language).values())

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Final, TypeVar
 
 WAIT_S: Final = 1.0
-# Held while the interpreter patches triton.language in place: nothing may compile, or import it, meanwhile.
+# Held while Triton compiles, and while its interpreter patches triton.language in place.
 library_lock: Final = threading.RLock()
 T = TypeVar("T")
 
@@ -45,6 +45,7 @@ def import_late(module: str) -> Any:
         return import_module(module)
 
 
+at_fork(library_lock)
 _under_way: dict[Hashable, tuple[Future[Any], int]] = {}  # with the thread that works
 _lock = threading.RLock()
 # A child process lacks the threads that were at work.

@@ -32,8 +32,8 @@ class Family:
     - `contends(problem)`: tells whether one of its configs can be the fastest.
     - `margin`: how many times as long a portfolio's pick has to be predicted to take, for the family's own to
       run in its place. None where portfolios hold its configs: other formulas are not fitted to measurements.
-    - `interpreted(problem)`: returns the config for tensors in host memory, of an operation's first family;
-      None for large tiles.
+    - `interpreted(problem)`: returns the config in Triton's interpreter, of an operation's first family; None
+      for large tiles.
     """
 
     op: str

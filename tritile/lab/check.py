@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import triton
 
-from tritile.core.device import INTERPRETER, Device
+from tritile.core.device import HOST, Device
 from tritile.core.markup import Tabular
 from tritile.errors import (
     InvalidValueError,
@@ -102,7 +102,7 @@ def _here(call: KernelCall, configs: list[triton.Config], device: Device) -> Res
     """Check in this process. The interpreter needs one run for configs that differ in options alone."""
     results: dict[Any, float | TuningError | None] = {}
     for config in configs:
-        options = "" if device == INTERPRETER else str(config)
+        options = "" if device == HOST else str(config)
         same = str(sorted(config.kwargs.items())), config.pre_hook, options
         if same not in results:
             try:
@@ -154,8 +154,9 @@ def check(
 
     A config is checked on copies of the arguments, with outputs poisoned (NaN, or wrong integers) and guards
     around every tensor, which lie at its first and behind its last element. It is wrong where an output
-    differs or is not written whole, and where a guard is written. Tensors in host memory run in Triton's
-    interpreter. Tensors on a GPU are checked in a process of their own, which a config may hang or crash.
+    differs or is not written whole, and where a guard is written. Tensors on a GPU are checked in a process
+    of their own, which a config may hang or crash. With TRITON_INTERPRET=1 tensors in host memory are checked
+    in Triton's interpreter.
 
     A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`.
 
@@ -173,7 +174,8 @@ def check(
         A `CheckResult`, true where every config was right, which prints as a table.
 
     Raises:
-        InvalidValueError: an argument is missing or does not fit, there is no reference or no grid.
+        InvalidValueError: an argument is missing or does not fit, there is no reference or no grid, or
+            tensors are in host memory without TRITON_INTERPRET=1.
         Exception: what the reference or `make` raises.
     """
     if not isinstance(kernel, Autotuner):
@@ -192,6 +194,9 @@ def check(
         check_arguments(kernel.fn, kernel.space or kernel.configs, own, named)
         call = call_of(kernel, own, named, {})
         device = kernel.device_of(call.args, call.kwargs)
+        if device == HOST and not kernel.interpreted:
+            wanted = "wanted them on a GPU, or TRITON_INTERPRET=1 in the environment"
+            raise InvalidValueError(f"check: tensors are in host memory, where no kernel runs: {wanted}")
         arguments = {name: value for name, value in call.kwargs.items() if name != "grid"}
         label = kernel.problem(call.args, arguments).label.strip()
         labels.append(label)
@@ -200,7 +205,7 @@ def check(
         else:
             configs = [config.to_triton() for config in kernel.space.configs()]
         left = [c for c in configs if str(c) not in found or found[str(c)].outcome == "right"]
-        local = device == INTERPRETER
+        local = device == HOST
         for config, result in _here(call, left, device) if local else _elsewhere(kernel, call, left, device):
             before = found.get(str(config))
             if isinstance(result, TuningError):

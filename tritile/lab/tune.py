@@ -140,9 +140,7 @@ def _of_kernel(
 ) -> TuneResult:
     device, given = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
     if not kernel.measurable(device):
-        raise UnsupportedError(
-            "tune: there is no GPU here to measure, and the interpreter's times tell nothing"
-        )
+        raise UnsupportedError("tune: there is no GPU here to measure, and times of the host tell nothing")
     if given.get("grid") is None:
         raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
     problem = kernel.problem(args, given)

@@ -14,7 +14,7 @@ import torch
 from triton import knobs
 
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, Device
+from tritile.core.device import HOST, Device
 from tritile.core.problem import (
     ITEMSIZE,
     GroupedProblem,
@@ -50,7 +50,7 @@ from tritile.tune.decorated import compile_ahead
 from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
 from tritile.tune.measuring import call_of
 
-_INTERPRETED: Final = "warm: tensors in host memory are interpreted: name a GPU with device="
+_ON_HOST: Final = "warm: tensors are in host memory, where no kernel runs: name a GPU with device="
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
 # the blocks divide them, whether the tiles run at once, which operands are copied first.
 _MORE: Final = 16, 24, 40, 64, 72, 120, 128, 248, 256, 301, 512, 640, 1000, 2048, 4096, 5003, 20008
@@ -223,8 +223,8 @@ def compile_calls(
 def _kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> int:
     """Compile a decorated kernel with the config of a call, in this process."""
     chosen = plan(kernel, *args, device=device, **kwargs)
-    if chosen.device == INTERPRETER:
-        raise InvalidValueError(_INTERPRETED)
+    if chosen.device == HOST:
+        raise InvalidValueError(_ON_HOST)
     check_nvidia(chosen.device)
     label = f"{chosen.problem.label}, {chosen.config}"
     try:
@@ -274,8 +274,8 @@ def warm(
             raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
         return _kernel(what, args, kwargs, device)
     chosen = plan(what, *args, device=device, **kwargs)
-    if chosen.source == "interpreter":
-        raise InvalidValueError(_INTERPRETED)
+    if chosen.device == HOST:
+        raise InvalidValueError(_ON_HOST)
     if chosen.why == IN_PLACE:
         raise InvalidValueError("warm: calls in place are not compiled ahead: leave out= away")
     kernels, reasons = compile_calls(calls_of(chosen.problem, chosen.device, any_rows), chosen.device)

@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from tritile.core import settings
 from tritile.core.log import log
 from tritile.core.of_torch import constant_in_graphs
+from tritile.core.of_triton import INTERPRETING
 from tritile.core.settings import rules
 from tritile.core.views import Call
 from tritile.errors import TritileError, UnsupportedError, brief
@@ -67,8 +68,12 @@ class Asked:
         """Store the result where `is_empty`."""
         out.zero_()
 
+    def compute(self, out: torch.Tensor) -> None:
+        """Compute tensors in host memory by torch: see `tritile.ops.reference`."""
+        raise NotImplementedError
+
     def interpret(self, out: torch.Tensor, how: str) -> None:
-        """Compute on host tensors."""
+        """Run the kernels in Triton's interpreter."""
         interpret_product(self.call, (self.first, *self.tensors), out, how)
 
 
@@ -160,7 +165,10 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
         if of.is_empty:
             of.fill(result)
         elif on_host(of.first):
-            of.interpret(result, how)
+            if INTERPRETING and not is_alone(of.call(unchanged, result, how).problem):
+                of.interpret(result, how)
+            else:
+                of.compute(result)
         else:
             call = of.call(unchanged, result, how)
             torchs = by_torch(of, call.problem, how, out) if rules().aten else None

@@ -17,6 +17,7 @@ from tritile.core.problem import (
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import Call, GroupedCall, Scales, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed, run_plain, unchanged
 from tritile.ops.checks import (
     check_beside,
@@ -85,7 +86,7 @@ def grouped_matmul(
         NotTunedError, NotCompiledError: in mode "strict".
         TuningError: no config works, in mode "tune".
 
-    Warns once (InterpreterWarning) on host tensors.
+    Warns once (HostWarning) on host tensors.
     """
     tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
     return recall(OP, tensors, out, options, computed)
@@ -266,6 +267,9 @@ class Groups(Asked):
             product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
             return product.call(unchanged, out, product.checked(None)[2])
         return described(parts, out, how)
+
+    def compute(self, out: torch.Tensor) -> None:
+        reference.grouped(*self.tensors, out)
 
     def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         a, b, *_ = self.tensors

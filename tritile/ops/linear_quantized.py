@@ -9,6 +9,7 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
+from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed
 from tritile.ops.checks import check_beside, check_same_device, check_tensor, name_of
 from tritile.ops.memo import Tensors, recall
@@ -87,6 +88,9 @@ class QuantizedLinear(Asked):
         assert x is not None
         rows = x.resolve_neg().reshape(-1, k)
         return described(rows, weight, bias if bias is None else bias.resolve_neg(), out.view(-1, n))
+
+    def compute(self, out: torch.Tensor) -> None:
+        reference.linear_quantized(self.x, self.weight, self.bias, out)
 
     def interpret(self, out: torch.Tensor, how: str) -> None:
         """Compute on host tensors, whose scales stay as they are."""

@@ -57,8 +57,8 @@ def matmul(
     Operands that must be rewritten first take a workspace of up to four times the size of one of them.
 
     Sums are computed in float32; in float64 for float64, in int32 for int8, where a sum beyond int32 is
-    undefined. Tensors in host memory are computed in Triton's interpreter. Tensors on the meta device give a
-    result there, as with every operation.
+    undefined. Tensors in host memory are computed by torch, in fp64. Tensors on the meta device give a result
+    there, as with every operation.
 
     Differentiable with respect to input and other, backward and forward, any number of times, by products of
     the same precision; not in fp8, and not into `out`. torch's compiler, transforms, autocast and subclasses
@@ -73,7 +73,7 @@ def matmul(
         NotTunedError, NotCompiledError: in mode "strict".
         TuningError: no config works, in mode "tune".
 
-    Warns once (InterpreterWarning) on host tensors.
+    Warns once (HostWarning) on host tensors.
     """
     tensors, options = (input, other), (out_dtype, precision)
     return recall("matmul", tensors, out, options, computed)

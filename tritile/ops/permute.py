@@ -10,6 +10,7 @@ from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
 from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
+from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed, unchanged
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import needs_dispatch
@@ -119,7 +120,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
         out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with
             input. It may be input itself where two dimensions of one size are exchanged.
 
-    Differentiable, by a copy back. Tensors in host memory are copied in Triton's interpreter.
+    Differentiable, by a copy back. Tensors in host memory are copied by torch.
 
     Returns:
         The copy, in out where that is given.
@@ -130,7 +131,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
         NotTunedError, NotCompiledError: in mode "strict".
         TuningError: no config works, in mode "tune".
 
-    Warns once (InterpreterWarning) on host tensors.
+    Warns once (HostWarning) on host tensors.
     """
     return recall("permute", (input,), out, options_of(dims), _computed)
 
@@ -230,6 +231,9 @@ class Permutation(Asked):
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
         return described(x.resolve_neg() if whole else x, out, self.dims)
+
+    def compute(self, out: torch.Tensor) -> None:
+        reference.permute(self.x, self.dims, out)
 
     def interpret(self, out: torch.Tensor, how: str) -> None:
         interpret(self.call(unchanged, out, how))

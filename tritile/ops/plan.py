@@ -9,6 +9,7 @@ import torch
 
 from tritile.core import device as devices
 from tritile.core.device import Device
+from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
@@ -26,6 +27,7 @@ from tritile.ops.run import fixed
 from tritile.ops.scaled import scaled_matmul
 from tritile.ops.signatures import NAMES
 from tritile.planning import plans
+from tritile.planning.aten import is_alone
 from tritile.planning.plans import KernelPlan, Plan, Plannable
 
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
@@ -160,6 +162,8 @@ def plan(
         call, torchs = _call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
+            if not INTERPRETING or is_alone(problem):
+                return plans.on_host(problem)
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()

@@ -13,6 +13,7 @@ from tritile.core.settings import is_batch_invariant
 from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
+from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, run_plain
 from tritile.ops.checks import (
     broadcast,
@@ -221,6 +222,9 @@ class Product(Asked):
         if self._is_composed:
             return described(plain(self.a), plain(self.b), out.new_empty(out.shape), how)
         return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
+
+    def compute(self, out: torch.Tensor) -> None:
+        reference.product(self.a, self.b, self.extras, out)
 
     def fill(self, out: torch.Tensor) -> None:
         if self.extras is NOTHING or out.is_complex():

@@ -1,12 +1,12 @@
 """Take a described call to a launch, as operations do once their arguments are checked."""
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import torch
-import triton
 
 from tritile.core import device as devices
 from tritile.core.config import Config
@@ -14,11 +14,12 @@ from tritile.core.device import capturing
 from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
+from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
-from tritile.errors import TuningError, UnsupportedError, UntunedWarning, callers_level
+from tritile.errors import HostWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change
 from tritile.planning import aten, gpu_tables, model, plans
@@ -26,7 +27,6 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH
 from tritile.runtime import launch
 from tritile.runtime.compiles import as_mode_asks, asking
-from tritile.runtime.interpreter import warn_interpreted
 
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
 _FALLBACKS = 8  # predicted configs to try where the planned one does not run
@@ -142,11 +142,24 @@ def may_be_kept() -> bool:
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """True if calls on this tensor are interpreted: in host memory, or by TRITON_INTERPRET. Warns once."""
-    host = tensor.device.type == "cpu" or bool(triton.knobs.runtime.interpret)
-    if host:
-        warn_interpreted()
-    return host
+    """True if calls on this tensor launch nothing on a GPU: in host memory, or by TRITON_INTERPRET.
+
+    Warn once where no kernel is interpreted either.
+    """
+    if tensor.device.type == "cpu" and not INTERPRETING:
+        warn_of_host()
+    return tensor.device.type == "cpu" or INTERPRETING
+
+
+@functools.cache
+def warn_of_host() -> None:
+    """Warn, once in a process and at the line that called tritile, that no kernel runs."""
+    warnings.warn(
+        "tensors are in host memory: torch computes them on the CPU, and no GPU kernel runs. With "
+        "TRITON_INTERPRET=1 in the environment tritile's kernels run in Triton's interpreter",
+        HostWarning,
+        stacklevel=callers_level(),
+    )
 
 
 def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:

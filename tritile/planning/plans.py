@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import triton
 
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, Device
+from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
 from tritile.core.markup import Tabular
@@ -91,7 +91,7 @@ class KernelPlan(_Planned):
     - `source`: "exact" (measured here for just this problem), "table" (measured for it on a GPU of this
       model, and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
       (by the kernel's own performance model, or the first of its configs: nothing was measured) or
-      "interpreter" (tensors in host memory, and nothing was measured).
+      "interpreter" (TRITON_INTERPRET is set, and nothing was measured).
     - `us`: microseconds that were measured; None where the source has none.
     - `why`: the source in words.
     """
@@ -107,7 +107,8 @@ class Plan(_Planned):
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
       "table" (shipped with tritile), "predicted" (by a formula, from measurements at other sizes),
       "model" (estimated by the family's own formula: nothing of its class was measured, or mode "off" asks
-      no measurement, or the call has one config) or "interpreter" (tensors in host memory).
+      no measurement, or the call has one config), "host" (tensors are in host memory, where torch computes
+      them) or "interpreter" (the same with TRITON_INTERPRET=1, where kernels are interpreted).
     - `us`: microseconds that were measured or predicted; None where the source has none.
     - `why`: the source in words.
     - `current`: False where a table holds no measurements of the kernel as it is now.
@@ -141,6 +142,8 @@ class Plan(_Planned):
         rows = (*rows, ("memory", f"{self.workspace} bytes of workspace"))
         problem = self.problem
         if not isinstance(problem, MatmulProblem | GroupedProblem) or problem.dtype not in PRECISIONS_OF:
+            return rows
+        if self.source == "host":  # more precise than any of them
             return rows
         means = f"{problem.precision}: {meaning(problem.precision, problem.dtype)}"
         if problem.dtype == "float32" and isinstance(problem, MatmulProblem):
@@ -451,6 +454,11 @@ def by_model(problem: Tiled, device: Device) -> Plan:
     return Plan(problem, config, "model", device, us, why)
 
 
+def on_host(problem: Tiled) -> Plan:
+    """Return the plan of tensors in host memory: what torch runs for them is no kernel of the portfolio."""
+    return Plan(problem, aten.CONFIG, "host", HOST, None, "tensors are in host memory: torch computes them")
+
+
 def interpreted(problem: Tiled) -> Plan:
     """Return a plan for the interpreter: large tiles, as its time goes by the number of tile operations."""
     family = next(iter(FAMILIES[problem.op].values()))
@@ -465,4 +473,4 @@ def interpreted(problem: Tiled) -> Plan:
         # BLOCK_M is for `problem.m`
         blocks = {side: block(getattr(problem, side[-1].lower())) for side in sides}
         config = Config.of(family=family.name, **blocks, GROUP_M=8)
-    return Plan(problem, config, "interpreter", INTERPRETER, None, "tensors in host memory are interpreted")
+    return Plan(problem, config, "interpreter", HOST, None, "TRITON_INTERPRET is set")

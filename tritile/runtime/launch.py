@@ -17,13 +17,12 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, library_lock
-from tritile.core.views import Call, PermuteCall
+from tritile.core.views import Call
 from tritile.errors import NotCompiledError, TuningError, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.work import ALIGNMENT, laid_out, pieces_of, work_of
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.counters import counters_of
-from tritile.runtime.interpreter import interpret
 from tritile.runtime.native import TFLOAT32, NativeLaunch, listened, loaded
 
 _RUNTIME: Final = triton.knobs.runtime
@@ -233,10 +232,11 @@ def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Lau
 
 
 def run_interpreted(call: Call, config: Config) -> None:
+    """Run a call in Triton's interpreter, one at a time: in a process with TRITON_INTERPRET=1."""
     work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
     scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
     buffers = call.buffers | scratch
-    in_order = not isinstance(call, PermuteCall) and call.invariant
     for step in work.steps:
         args = {name: _bound(value, buffers) for name, value in step.args.items()}
-        interpret(step.kernel, step.grid, (), args, in_order)
+        with library_lock:
+            step.kernel[step.grid](**args)

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from tritile.core import device as devices
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, Device, capturing
+from tritile.core.device import HOST, Device, capturing
 from tritile.core.forgetting import Memo, also_forgets
 from tritile.core.log import log
 from tritile.core.of_torch import TracingContext
@@ -43,7 +43,6 @@ from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
-from tritile.runtime.interpreter import HostAware
 from tritile.tune import declared, measuring, traced
 from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
 from tritile.tune.measure.timing import do_bench as default_bench
@@ -87,7 +86,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     Each config's time is remembered on its own, by GPU, versions and kernel source, so that a changed list of
     configs measures only what is new. A remembered config runs only where the kernel's pruning leaves it for
     the call in hand. Nothing is measured while a CUDA graph is captured. A config that fails in any way costs
-    that config alone. Host tensors run in the interpreter, with the first config that the pruning leaves.
+    that config alone. In Triton's interpreter the first config runs that the pruning leaves, unmeasured.
     """
 
     configs_top_k: Any
@@ -117,7 +116,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.configs_timings: dict[triton.Config, list[float]] = {}
         self._names = {name: place for place, name in enumerate(self.arg_names)}
         self._places: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`
-        self._interpreted = any(isinstance(layer, InterpretedFunction) for layer in declared.layers_of(fn))
+        self.interpreted = any(isinstance(layer, InterpretedFunction) for layer in declared.layers_of(fn))
         self._digest: tuple[Any, str] | None = None
         self._warnings = _MOST_WARNINGS
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
@@ -131,14 +130,14 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
         mode = self.mode or requested_mode() or "tune"
         if self._is_fixed and len(self._configs) == 1:
-            config, on_gpu = self._configs[0], any(getattr(value, "is_cuda", False) for value in args)
+            config = self._configs[0]
         else:
             key, gpu = self.key_of(args, kwargs)
             self._place = place = mode, gpu
             cache = self._caches.get(place)
             if cache is None:  # the first such call takes what a program put there before any
                 cache = self._caches[place] = self._caches.pop(None, Memo(_MOST_CACHED))
-            config, on_gpu = cache.get(key), gpu >= 0
+            config = cache.get(key)
             if config is None:
                 config = self._chosen(place, cache, key, args, kwargs)
         self.best_config, options = config, config.all_kwargs()
@@ -147,8 +146,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         try:
             if mode == "strict":
                 return self._launched_strictly(args, kwargs, config)
-            if not on_gpu or self._interpreted:
-                return self.host_aware.run(*args, **kwargs, **options)
             with library_lock:
                 return self.fn.run(*args, **kwargs, **options)
         except TypeError:
@@ -216,8 +213,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         options = config.all_kwargs()
         given = (*args, *[value for name, value in kwargs.items() if name in self._names])
         on_gpu = [each for each in given if getattr(each, "is_cuda", False)]
-        if not on_gpu and self.device_of(args, kwargs) == INTERPRETER:
-            return self.host_aware.run(*args, **kwargs, **options)
+        if self.interpreted:
+            return self.fn.run(*args, **kwargs, **options)
         aligned = tuple(tensor.data_ptr() % 16 for tensor in on_gpu)
         types = tuple(map(type, given))
         call = aligned, types, key_part(given), key_part((*options.items(),)), devices.current_index()
@@ -251,11 +248,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             cache.clear()
 
     @property
-    def host_aware(self) -> HostAware:
-        """Return what launches the kernel, interpreted where tensors lie in host memory."""
-        return HostAware(self.fn)
-
-    @property
     def digest(self) -> str:
         """Return the digest of the kernel's source; trials of another source do not count."""
         if self._digest is None or self._digest[0] is not self.fn:
@@ -267,13 +259,15 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
-        """Return the GPU of a call's tensors; INTERPRETER for host memory, or without a GPU."""
+        """Return the GPU of a call's tensors; HOST for host memory, without a GPU, and in the interpreter."""
+        if self.interpreted:
+            return HOST
         tensors = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
         gpus = [tensor.get_device() for tensor in tensors if tensor.is_cuda]
         if gpus:
             return devices.gpu(gpus[0])
         on_host = bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
-        return INTERPRETER if on_host else devices.current_gpu() or INTERPRETER
+        return HOST if on_host else devices.current_gpu() or HOST
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
         """Describe a call as the store does: values of `key`, in their buckets, and dtypes of tensors."""
@@ -319,7 +313,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def measurable(self, device: Device) -> bool:
         """Return True if there is something to time a call with: a GPU, or a benchmark of the user's own."""
-        return self._own_bench or device != INTERPRETER
+        return self._own_bench or device != HOST
 
     def finder(self, offered: Mapping[Config, triton.Config]) -> Find:
         """Return the gate for whatever is recalled: it lets through what `offered` holds for this call."""
@@ -464,7 +458,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         device = device or self.device_of(args, kwargs)
         mode, problem = self.mode or requested_mode() or "cached", self.problem(args, given)
         plan = self.unmeasured(problem, self.offered(args, given), args, given, device, mode)
-        interpreted = device == INTERPRETER and plan.source == "model"
+        interpreted = self.interpreted and device == HOST and plan.source == "model"
         return replace(plan, source="interpreter") if interpreted else plan
 
     @property

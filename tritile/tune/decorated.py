@@ -12,7 +12,7 @@ import torch
 import triton
 
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, Device
+from tritile.core.device import HOST, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
@@ -129,7 +129,7 @@ def compile_ahead(call: KernelCall, config: triton.Config, device: Device) -> No
 class _Stage:
     def __init__(self, subject: KernelSubject, copies: int) -> None:
         self._shipment = subject.shipment
-        self._where = "cpu" if subject.device == INTERPRETER else "cuda"
+        self._where = "cpu" if subject.device == HOST else "cuda"
         contents = torch.load(self._shipment.file, weights_only=True)
         self._pristine = Memory(self._shipment.blocks, contents, self._where)
         self._memories = [self._copied() for _ in range(copies)]

@@ -20,7 +20,7 @@ import torch
 import triton
 
 from tritile.core.config import Config
-from tritile.core.device import INTERPRETER, Device
+from tritile.core.device import HOST, Device
 from tritile.core.log import log
 from tritile.core.of_triton import time_config
 from tritile.core.problem import KernelProblem
@@ -158,7 +158,7 @@ def _elsewhere(session: _Session, call: KernelCall, task: Task, rules: Rules) ->
     That is where it cannot be sent, or every config that the compiler takes fails there: the kernel may use
     memory whose address it holds as a number, which that process lacks. A config that hangs would hang here.
     """
-    if not session.tuner.isolate or task.subject.device == INTERPRETER:
+    if not session.tuner.isolate or task.subject.device == HOST:
         return False
     try:
         tuned_elsewhere(call, task, rules, session.keep)
@@ -183,7 +183,6 @@ def _failed_in_running(failure: str) -> bool:
 def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict[triton.Config, list[float]]:
     """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
     bench, timings, keep, since = session.tuner.holding(call.args), {}, session.keep, time.monotonic()
-    bench.fn = call.fn  # tensors may lie in host memory where the user brings a benchmark
     bench.pre_hook, bench.post_hook = _hooks(session.tuner)
     known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
 
@@ -279,7 +278,7 @@ def call_of(
     """Return a call with all that a tuner knows of it; `configs` by the text of their identities."""
     hook = tuner.pre_hook if tuner.user_defined_pre_hook else None
     return KernelCall(
-        tuner.host_aware, tuple(tuner.arg_names), tuple(args), dict(kwargs), configs,
+        tuner.fn, tuple(tuner.arg_names), tuple(args), dict(kwargs), configs,
         tuple(tuner.reset_to_zero), tuple(tuner.restore_value), hook,
         tuner.reference, tuner.tolerance,
     )  # fmt: skip

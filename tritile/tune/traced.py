@@ -104,7 +104,7 @@ def show(tuner: "Autotuner") -> None:
         _left_to_torch(tuner, "has heuristics, which this torch does not look through")
     elif tuner.space is not None:
         gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
-        for device in gpus or {devices.INTERPRETER}:
+        for device in gpus or {devices.HOST}:
             for text in store_of(device).problems(tuner.digest):
                 problem = kernel_problem(text)
                 found = tuner.remembered(problem, device, tuner.finder({})) if problem is not None else None
@@ -134,7 +134,7 @@ def indices_of(
     warn_untested()
     gpus = [device.index or 0 for _, _, device in tensors if device.type == "cuda"]
     try:
-        device = devices.gpu(gpus[0]) if gpus else devices.INTERPRETER
+        device = devices.gpu(gpus[0]) if gpus else devices.HOST
     except DeviceError:
         return None
     mode = tuner.mode or requested_mode() or "tune"

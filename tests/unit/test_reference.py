@@ -1,0 +1,360 @@
+"""Tensors in host memory, which torch computes: the answers of a GPU, without a kernel.
+
+Drawn calls and derivatives are those of tests/unit/test_described.py and test_operators.py, which there go
+through descriptions of calls and through kernels.
+"""
+
+import itertools
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import tritile
+from tests import freeze
+from tests.groups import OFFSETS, ends_of, offsets, operands, parts
+from tests.packed import weight_of
+from tests.reference import (
+    ACTIVATIONS,
+    DEFAULT_OUT,
+    FP8,
+    MATMUL_DTYPES,
+    name,
+    placed,
+    poison_empty,
+    product64,
+    values,
+)
+from tests.scales import blocks_of, expanded, scale
+from tests.unit.test_described import (
+    test_expanded_overlapping_and_shared_operands,
+    test_in_place_inside_a_larger_tensor,
+    test_permutations,
+    test_products,
+    test_products_with_an_epilogue,
+    test_scales,
+    test_the_imaginary_part_of_a_conjugate,
+    test_weighted_sums,
+)
+from tests.unit.test_operators import (
+    test_derivatives_of_second_order_are_those_of_torch,
+    test_gradients_are_those_of_torch,
+    test_tangents_are_those_of_torch,
+    test_vmap_over_any_argument_and_dimension,
+)
+from tritile.core.device import HOST
+from tritile.errors import HostWarning
+from tritile.ops import run
+from tritile.planning import aten
+from tritile.runtime import launch
+
+__all__ = [
+    "test_derivatives_of_second_order_are_those_of_torch",
+    "test_expanded_overlapping_and_shared_operands",
+    "test_gradients_are_those_of_torch",
+    "test_in_place_inside_a_larger_tensor",
+    "test_permutations",
+    "test_products",
+    "test_products_with_an_epilogue",
+    "test_scales",
+    "test_tangents_are_those_of_torch",
+    "test_the_imaginary_part_of_a_conjugate",
+    "test_vmap_over_any_argument_and_dimension",
+    "test_weighted_sums",
+]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+    pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning"),
+]
+PRODUCTS = [*MATMUL_DTYPES, torch.complex64, torch.complex128]
+PRECISIONS = {
+    torch.float32: ("ieee", "fp16x3", "tf32"),
+    torch.float8_e4m3fn: ("ieee", "fast"),
+    torch.complex64: ("ieee", "tf32"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_kernel(monkeypatch):
+    poison_empty(monkeypatch)
+    for made in ("run_interpreted", "prepare"):
+        monkeypatch.setattr(launch, made, lambda *args: pytest.fail("a kernel was launched"))
+
+
+def numbers(shape, dtype, seed=0):
+    if not dtype.is_complex:
+        return values(shape, dtype, seed)
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_rounded_once(got, wanted, k=1):
+    """A sum in 64 bits, in whatever order, rounded to got's dtype, through float32 where that is narrower."""
+    assert got.shape == wanted.shape
+    if got.dtype == torch.int32:
+        assert torch.equal(got.to(torch.int64), wanted.to(torch.int64))
+        return
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    near = torch.finfo(got.dtype).eps / 2 * (1 + 2.0**-11) * wanted.abs()
+    near = (
+        near
+        + torch.finfo(got.dtype).tiny * torch.finfo(got.dtype).eps
+        + 4 * k * 2.0**-53 * wanted.abs().amax()
+    )
+    assert bool(((got.to(wide) - wanted).abs() <= near * (1.5 if got.is_complex() else 1)).all())
+
+
+def test_answers_are_the_frozen_ones_of_the_kernels():
+    changed = freeze.changed_answers()
+    assert not changed, changed
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=name)
+def test_a_product_is_rounded_once_in_every_precision(dtype):
+    a, b = numbers((7, 301), dtype), numbers((301, 5), dtype, 1)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    wanted = a.to(wide) @ b.to(wide)
+    plain = tritile.matmul(a, b)
+    assert plain.dtype == DEFAULT_OUT.get(dtype, dtype)
+    assert_rounded_once(plain, wanted, 301)
+    for precision in PRECISIONS.get(dtype, ()):
+        assert torch.equal(tritile.matmul(a, b, precision=precision), plain)
+    narrow = dtype.itemsize < 8 and dtype.is_floating_point
+    for out_dtype in (torch.float32, torch.float16, torch.bfloat16) if narrow else ():
+        got = tritile.matmul(a, b, out_dtype=out_dtype)
+        assert got.dtype == out_dtype
+        assert_rounded_once(got, wanted, 301)
+
+
+def test_torchs_setting_of_precision_does_not_count(cuda_matmul):
+    a, b = values((9, 70), torch.float32), values((70, 8), torch.float32, seed=1)
+    plain = tritile.matmul(a, b)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert torch.equal(tritile.matmul(a, b), plain)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_epilogue_is_rounded_once(activation):
+    x, weight = values((6, 40), torch.bfloat16), values((9, 40), torch.bfloat16, seed=1)
+    bias, residual = values((9,), torch.float32, seed=2), values((6, 1), torch.float16, seed=3)
+    got = tritile.linear(x, weight, bias, activation=activation or None, residual=residual)
+    active = ACTIVATIONS[activation]
+    sums = x.double() @ weight.double().t()
+    assert_rounded_once(got, active(sums + bias.double()) + residual.double(), 40)
+    got = tritile.gated_linear(x, weight, weight.flip(0), activation=activation or None, bias_gate=bias)
+    assert_rounded_once(got, active(sums + bias.double()) * sums.flip(1), 40)
+
+
+def test_what_is_special_comes_out_as_in_torch():
+    a, b = torch.ones(4, 3), torch.ones(3, 5)
+    a[0, 0], a[1, 1], a[2, 2], b[0, 4] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    assert torch.equal(tritile.matmul(a, b).nan_to_num(7.5), (a @ b).nan_to_num(7.5))
+    assert tritile.linear(a, b.t(), activation="relu")[0].isnan().all()
+    big = torch.full((2, 300), 3e4, dtype=torch.float16)
+    assert tritile.matmul(big, big.t()).isinf().all()
+    z = torch.complex(torch.full((1, 1), torch.inf), torch.ones(1, 1))
+    assert tritile.addmm(z, z[:, :0], z[:0]).real.isinf().all()
+    assert tritile.addmm(z, z[:, :0], z[:0]).imag == 1
+
+
+SHAPES = {"rows by columns": (1, 1), "rows by blocks": (1, 128), "blocks by blocks": (128, 128)}
+
+
+@pytest.mark.parametrize("shared", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("dtypes", [FP8[:1] * 2, FP8], ids=["one", "mixed"])
+def test_scales_for_each_128_of_k(shared, dtypes):
+    m, n, k = 131, 140, 300
+    a, b = values((m, k), dtypes[0]), values((n, k), dtypes[1], seed=1).t()
+    scale_a, scale_b = blocks_of(m, n, k, shared)
+    bias = values((n,), torch.float32, seed=2)
+    got = tritile.scaled_matmul(a, b, scale_a, scale_b, bias=bias, out_dtype=torch.float32)
+    left = a.double() * expanded(scale_a, m, k, shared[0])
+    right = b.double() * expanded(scale_b.t(), n, k, shared[1]).t()
+    assert_rounded_once(got, left @ right + bias.double(), k)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, *FP8], ids=name)
+def test_scales_of_rows_and_columns(dtype):
+    a, b = values((9, 50), dtype), values((50, 7), dtype, seed=1)
+    scale_a, scale_b = scale(9, 1), scale(1, 7, seed=10)
+    got = tritile.scaled_matmul(a, b, scale_a, scale_b)
+    assert got.dtype == torch.bfloat16
+    assert_rounded_once(got, product64(a, b) * scale_a.double() * scale_b.double(), 50)
+
+
+RAGGED = ["rows", "columns", "k", "none"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, FP8[0]], ids=name)
+@pytest.mark.parametrize(("ragged", "kind"), [*itertools.product(RAGGED[:3], OFFSETS), ("none", "")])
+def test_groups(ragged, kind, dtype):
+    offs = offsets(kind) if kind else None
+    groups = len(offs) if kind else 3
+    sizes = {"rows": (40, 9, 21), "columns": (9, 40, 21), "k": (9, 11, 40), "none": (9, 11, 21)}[ragged]
+    a, b = operands(ragged, groups, sizes, dtype)
+    out_dtype = torch.float32 if dtype in FP8 else dtype
+    got = tritile.grouped_matmul(a, b, offs, out_dtype=out_dtype)
+    made, rest = parts(a, b, offs, got)
+    for one, of_a, of_b in made:
+        assert_rounded_once(one, product64(of_a, of_b), 40) if one.numel() else None
+    assert not rest.any()
+
+
+@pytest.mark.parametrize(
+    ("ragged", "kind"), [*itertools.product(RAGGED[:3], ["uneven", "a rest"]), ("none", "")]
+)
+def test_groups_with_scales(ragged, kind):
+    """Each row or column of a group has a scale; those that groups share have one for all of them."""
+    offs = offsets(kind) if kind else None
+    sizes = {"rows": (40, 9, 21), "columns": (9, 40, 21), "k": (9, 11, 40), "none": (9, 11, 21)}[ragged]
+    a, b = operands(ragged, 4, sizes, FP8[0])
+    plain = tritile.grouped_matmul(a, b, offs, out_dtype=torch.float32)
+    m, n = plain.shape[-2:]
+    of_a = scale(m) if ragged == "rows" else scale(4, m)
+    of_b = scale(n, seed=10) if ragged == "columns" else scale(4, n, seed=10)
+    given = [each.flatten() if ragged == "k" else each for each in (of_a, of_b)]
+    how = {"scale_a": given[0], "scale_b": given[1], "out_dtype": torch.float32}
+    got = tritile.grouped_matmul(a, b, offs, **how)
+    ends = [0] * 6 if offs is None else ends_of(offs, 40)
+    for group in range(4):
+        cut = slice(*ends[group : group + 2])
+        rows = of_a[cut] if ragged == "rows" else of_a[group]
+        columns = of_b[cut] if ragged == "columns" else of_b[group]
+        own = {"rows": cut, "columns": (slice(None), cut)}.get(ragged, group)
+        torch.testing.assert_close(got[own], plain[own] * rows[:, None] * columns, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_packed_weight_is_exact(bits):
+    weight = weight_of(24, 130, torch.bfloat16, bits, 64, zeros=True)
+    x, bias = values((2, 3, 130), torch.bfloat16), values((24,), torch.float32, seed=2)
+    got = tritile.linear(x, weight, bias)
+    wanted = x.double() @ weight.dequantize(torch.float64).t() + bias.double()
+    assert got.dtype == torch.bfloat16
+    assert_rounded_once(got, wanted, 130)
+
+
+# --- Batch invariance ---
+
+
+def rows_of(call, x, n=1):
+    """The call's result of all rows of x, and of each n alone, one after the other, in other memory."""
+    with tritile.batch_invariant():
+        whole = call(x)
+        return whole, torch.cat([call(placed(x[i : i + n], "offset")) for i in range(0, len(x), n)])
+
+
+D = torch.float64
+W, U = values((23, 129), D, seed=1), values((23, 129), D, seed=2)
+BIAS, OFFS = values((23,), D, seed=3), torch.tensor([19], dtype=torch.int32)
+E4M3 = FP8[0]
+CALLS = {
+    "matmul": (lambda x: tritile.matmul(x, W.t()), D),
+    "column": (lambda x: tritile.matmul(x, W[0]), D),
+    "batch by matrix": (lambda x: tritile.matmul(x.expand(3, -1, -1), W.t())[2], D),
+    "bmm": (lambda x: tritile.bmm(x.expand(2, -1, -1), torch.stack([U, W]).mT)[1], D),
+    "complex": (lambda x: tritile.matmul(x, torch.complex(W, U).t()), torch.complex128),
+    "gelu": (lambda x: tritile.linear(x, W, BIAS, activation="gelu"), D),
+    "silu": (lambda x: tritile.linear(x, W, activation="silu"), D),
+    "addmm": (lambda x: tritile.addmm(BIAS, x, W.t(), alpha=0.7, beta=1.3), D),
+    "gated": (lambda x: tritile.gated_linear(x, W, U, bias_up=BIAS), D),
+    "float32": (lambda x: tritile.linear(x, W.float(), activation="gelu_tanh"), torch.float32),
+    "packed": (lambda x: tritile.linear(x, weight_of(23, 129, torch.float16, 4)), torch.float16),
+    "scaled": (
+        lambda x: tritile.scaled_matmul(x, W.to(E4M3).t(), scale(1)[0], scale(1)[0], activation="gelu"), E4M3,
+    ),
+    "groups of rows": (
+        lambda x: tritile.grouped_matmul(x, W.t().float()[None], OFFS.clamp(max=len(x))), torch.float32
+    ),
+    "groups of columns": (
+        lambda x: tritile.grouped_matmul(W.float()[None], x.t(), OFFS.clamp(max=len(x))).t(), torch.float32
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "dtype"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("n", [1, 6])
+def test_rows_of_a_batch_invariant_call_depend_on_no_other(call, dtype, n):
+    whole, apart = rows_of(call, numbers((18, 129), dtype), n)
+    assert torch.equal(whole, apart)
+
+
+# --- What is said of it ---
+
+
+def test_one_warning_says_what_runs():
+    run.warn_of_host.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tritile.transpose(torch.ones(2, 3))
+        tritile.matmul(torch.ones(2, 3), torch.ones(3, 2))
+    (warned,) = (each for each in caught if each.category is HostWarning)
+    assert "TRITON_INTERPRET=1" in str(warned.message)
+
+
+@pytest.mark.filterwarnings("default::tritile.errors.HostWarning")
+def test_warnings_point_at_the_caller():
+    x, whole, one = torch.zeros(2, 16, 16), torch.zeros(16, 16, dtype=torch.int8), torch.ones(())
+    for call in (
+        lambda: tritile.contiguous(torch.zeros(3, 4).mT),
+        lambda: tritile.permute(torch.zeros(3, 4), (1, 0)),
+        lambda: tritile.linear(x, x[0]),
+        lambda: tritile.addmm(x[0], x[0], x[1]),
+        lambda: tritile.baddbmm(x, x, x),
+        lambda: tritile.scaled_matmul(whole, whole, one, one),
+        lambda: tritile.gated_linear(x, x[0], x[1]),
+    ):
+        run.warn_of_host.cache_clear()
+        with pytest.warns(HostWarning) as caught:
+            call()
+        ours = [found for found in caught if found.category is HostWarning]
+        assert [found.filename for found in ours] == [__file__]
+
+
+def test_a_plan_says_that_torch_computes():
+    found = tritile.plan(tritile.matmul, torch.ones(5, 7), torch.ones(7, 3), precision="tf32")
+    assert (found.source, found.device, found.config) == ("host", HOST, aten.CONFIG)
+    assert found.workspace == 0
+    assert "torch computes them" in str(found)
+    assert "means" not in str(found)
+    assert tritile.plan("transpose", torch.ones(5, 5)).source == "host"
+
+
+def test_torch_in_whose_place_tritile_is_put_is_not_called(monkeypatch):
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    for place in ("matmul", "mm", "bmm", "addmm"):
+        monkeypatch.setattr(torch, place, getattr(tritile, place))
+    monkeypatch.setattr(torch.Tensor, "permute", tritile.permute)
+    assert torch.matmul(a, b).eq(4).all()
+
+
+def test_a_default_device_does_not_count():
+    with torch.device("meta"):
+        got = tritile.linear(
+            torch.ones(3, 4, device="cpu"), torch.ones(2, 4, device="cpu"), activation="silu"
+        )
+    assert got.device.type == "cpu"
+
+
+INTERPRETED = """
+import torch, tritile
+from tritile.runtime import launch
+
+seen, run = [], launch.run_interpreted
+launch.run_interpreted = lambda call, config: seen.append(config.family) or run(call, config)
+a = torch.arange(12.0, dtype=torch.bfloat16).view(3, 4)
+assert torch.equal(tritile.matmul(a, a.t()), a @ a.t())
+assert torch.equal(tritile.transpose(a), a.t())
+assert tritile.plan(tritile.matmul, a, a.t()).source == "interpreter"
+assert len(seen) == 2, seen
+"""
+
+
+def test_with_triton_interpret_the_kernels_run(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", INTERPRETED], check=True, timeout=300)
