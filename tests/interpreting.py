@@ -16,7 +16,6 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore::tritile.errors.HostWarning")
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")  # numpy's, of NaN and of overflow
     _patch_language_once()
     _leave_overflow_unchecked()

@@ -49,7 +49,7 @@ def _fresh():
 
 @pytest.fixture
 def wins(monkeypatch):
-    """Every layer wins, and tritile multiplies each call of an exchanged one, in the interpreter."""
+    """Every layer wins, and tritile makes each call of an exchanged one."""
     monkeypatch.setattr(CONVERT, "judged", lambda *call: WINS)
     monkeypatch.setattr(exchanged, "by_tritile", lambda *call: True)
 

@@ -294,7 +294,6 @@ def test_the_environment_sets_a_process(monkeypatch):
         pass
 
 
-@pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning")
 def test_calls_pose_invariant_problems_and_never_swap():
     a, b = torch.ones(5, 4), torch.ones(4, 3)
     out = torch.empty(3, 5).t()

@@ -13,7 +13,6 @@ from tests.reference import Sides, assert_fused, values
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.nn import QuantizedLinear, convert
 
-pytestmark = pytest.mark.interpreted
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PACKED = {
     "int4": lambda k, n, bias=True, **how: QuantizedLinear(k, n, bias, bits=4, group_size=32, **how),

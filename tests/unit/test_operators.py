@@ -10,10 +10,8 @@ from torch.func import grad, jvp, vmap
 import tritile
 from tests.operators import DOUBLES, SAMPLES, A, B, Sample, W, drawn
 from tritile.core.settings import Rules, rules
-from tritile.runtime import launch
-
-pytestmark = pytest.mark.interpreted
-
+from tritile.ops import reference
+from tritile.ops.described import described
 
 # One of each formula.
 FEW = [
@@ -139,9 +137,19 @@ def test_transforms_of_transforms(composed):
     close(composed(lambda a: loss(tritile.matmul, a)), composed(lambda a: loss(torch.matmul, a)))
 
 
-def test_a_batch_is_one_call(monkeypatch):
+def recorded(monkeypatch):
+    """The problems of products from now on, none of which is computed."""
     calls = []
-    monkeypatch.setattr(launch, "run_interpreted", lambda call, config: calls.append(call.problem))
+
+    def record(a, b, extras, out):
+        calls.append(described(a, b, out, "ieee", extras).problem)
+
+    monkeypatch.setattr(reference, "product", record)
+    return calls
+
+
+def test_a_batch_is_one_call(monkeypatch):
+    calls = recorded(monkeypatch)
     torch.vmap(tritile.matmul, (None, 2))(A, drawn(4, 5, 6))
     torch.vmap(tritile.linear)(drawn(6, 3, 4), drawn(6, 5, 4))
     torch.vmap(tritile.matmul, (0, None))(drawn(6, 3, 4), B)
@@ -152,25 +160,24 @@ def test_a_batch_is_one_call(monkeypatch):
 def test_a_matrix_for_a_whole_batch_has_its_gradient_of_one_product(monkeypatch, call):
     weight, x = W.clone().requires_grad_(), drawn(2, 3, 4)
     y = call(x, weight)
-    calls = []
-    monkeypatch.setattr(launch, "run_interpreted", lambda call, config: calls.append(call.problem))
+    calls = recorded(monkeypatch)
     torch.autograd.grad(y.sum(), weight)
     assert [problem.batch for problem in calls] == [1]
 
 
 def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch):
-    found, run = [], launch.run_interpreted
+    found, run = [], reference.product
 
-    def recorded(call, config):
-        found.append((rules(), call.problem.invariant))
-        run(call, config)
+    def seen(*call):
+        found.append(rules())
+        run(*call)
 
-    monkeypatch.setattr(launch, "run_interpreted", recorded)
+    monkeypatch.setattr(reference, "product", seen)
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
     with tritile.batch_invariant(), tritile.mode("off"):
         total = tritile.matmul(a, b).sum()
     thread = threading.Thread(target=total.backward)
     thread.start()
     thread.join()
-    assert found == [(Rules("off", True, False), True)] * 3
+    assert found == [Rules("off", True, False)] * 3
     assert rules() == Rules("cached", False, False)

@@ -10,7 +10,6 @@ import tritile
 from tests.operators import OFFS, A, B, W, X, drawn
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, TritileError
 
-pytestmark = pytest.mark.interpreted
 OPS = torch.ops.tritile
 ONE = torch.ones(())
 FP8 = torch.float8_e4m3fn

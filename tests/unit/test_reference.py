@@ -1,7 +1,7 @@
 """Tensors in host memory, which torch computes: the answers of a GPU, without a kernel.
 
-Drawn calls and derivatives are those of tests/unit/test_described.py and test_operators.py, which there go
-through descriptions of calls and through kernels.
+Drawn calls are those of tests/unit/test_described.py, which there go through descriptions of calls.
+Derivatives of what torch computes are in test_operators.py.
 """
 
 import itertools
@@ -38,12 +38,6 @@ from tests.unit.test_described import (
     test_the_imaginary_part_of_a_conjugate,
     test_weighted_sums,
 )
-from tests.unit.test_operators import (
-    test_derivatives_of_second_order_are_those_of_torch,
-    test_gradients_are_those_of_torch,
-    test_tangents_are_those_of_torch,
-    test_vmap_over_any_argument_and_dimension,
-)
 from tritile.core.device import HOST
 from tritile.errors import HostWarning
 from tritile.ops import run
@@ -51,17 +45,13 @@ from tritile.planning import aten
 from tritile.runtime import launch
 
 __all__ = [
-    "test_derivatives_of_second_order_are_those_of_torch",
     "test_expanded_overlapping_and_shared_operands",
-    "test_gradients_are_those_of_torch",
     "test_in_place_inside_a_larger_tensor",
     "test_permutations",
     "test_products",
     "test_products_with_an_epilogue",
     "test_scales",
-    "test_tangents_are_those_of_torch",
     "test_the_imaginary_part_of_a_conjugate",
-    "test_vmap_over_any_argument_and_dimension",
     "test_weighted_sums",
 ]
 pytestmark = [

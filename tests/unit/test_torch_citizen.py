@@ -8,7 +8,6 @@ from torch.autograd import forward_ad
 import tritile
 from tritile.errors import GradientError, InvalidValueError, UnsupportedError
 
-pytestmark = pytest.mark.interpreted
 A, B = torch.randn(5, 4), torch.randn(4, 3)
 
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 import tritile
 from tritile.errors import DtypeError, ShapeError
 
-pytestmark = pytest.mark.interpreted
 A, B, C = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
 BATCHES = {1: A.expand(2, 3, 4), 2: B.expand(2, 4, 5)}
 # Each operation of torch, all of its arguments by keyword, and the shape of the result.
