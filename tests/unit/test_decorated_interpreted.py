@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
 from tests.unit.test_decorated import (
@@ -173,3 +175,29 @@ def test_measurements_of_a_decorated_kernel_are_logged_then_its_winner_then_its_
     assert [record.us for record in measured] == [1000.0] * 3
     assert (winner.levelname, winner.us, winner.config) == ("INFO", 1000.0, plan.config)
     assert (plan.name, plan.source) == ("tritile.plan", "exact")
+
+
+# --- Arguments that Triton's interpreter takes by itself ---
+
+OFFSET = tl.constexpr(1)
+
+
+@triton.jit
+def plus_offset(x):
+    return x + OFFSET
+
+
+@triton.jit
+def applied(pair, described, n, CHANGE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = CHANGE(tl.load(pair[0] + at, mask=at < n)) + described.load([0])
+    tl.store(pair[1] + at, x, mask=at < n)
+
+
+def test_tuples_descriptors_functions_and_changed_globals_are_taken(monkeypatch):
+    kernel = tritile.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], ["n"])(applied)
+    x, out, more = torch.arange(16.0), torch.zeros(16), 10 * torch.ones(16)
+    for offset in (1, 5):
+        monkeypatch.setitem(globals(), "OFFSET", tl.constexpr(offset))
+        kernel[(1,)]((x, out), TensorDescriptor.from_tensor(more, [16]), 16, plus_offset)
+        assert torch.equal(out, x + offset + 10)

@@ -76,7 +76,8 @@ def _settings() -> list[Finding]:
 def _gpu() -> list[Finding]:
     gpu = devices.current_gpu()
     if gpu is None:
-        advice = "torch computes calls on the CPU; `tritile compile --target` compiles for a GPU elsewhere"
+        who = "Triton's interpreter runs kernels" if INTERPRETING else "torch computes calls on the CPU"
+        advice = f"{who}; `tritile compile --target` compiles for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
     facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
