@@ -9,10 +9,13 @@ import tritile
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
+from tritile.ops import asked
+from tritile.ops import plan as plan_module
 from tritile.ops.plan import OPERATIONS
 from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
+from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
@@ -130,6 +133,15 @@ def test_in_mode_strict_a_kernel_without_a_measurement_has_no_plan(kernel):
 def test_of_host_tensors_the_interpreters_config_is_told(kernel):
     plan = tritile.plan(kernel, torch.zeros(8), torch.zeros(8), 8)
     assert (plan.source, plan.device, plan.config) == ("interpreter", HOST, BLOCKS[0])
+
+
+def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
+    for module in (asked, plan_module):
+        monkeypatch.setattr(module, "is_alone", lambda problem: True)
+    monkeypatch.setattr(launch, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
+    a = torch.arange(12.0).view(3, 4)
+    assert torch.equal(tritile.matmul(a, a.mT), a @ a.mT)
+    assert tritile.plan(tritile.matmul, a, a.mT).source == "host"
 
 
 def test_a_performance_model_of_the_kernels_own_chooses(monkeypatch, tmp_path):
