@@ -13,24 +13,19 @@ def executed(call, config=None):
     assert isinstance(call, MatmulCall)
     assert call.scales is None
     a, b, out = (seen(view, call.batch_shape) for view in (call.a, call.b, call.out))
-    wide = torch.complex128 if a.is_complex() else torch.float64
     sides = {name: view and seen(view, call.batch_shape) for name, view in call.fused.named}
-    a, b = a.to(wide), b.to(wide)
+    a, b = a.double(), b.double()
     sums = a @ b
-    up = None if call.up is None else a @ seen(call.up, call.batch_shape).to(wide)
+    up = None if call.up is None else a @ seen(call.up, call.batch_shape).double()
     fused = call.fused
     out.copy_(finished(sums, list(sides.values()), fused.activation, fused.alpha, fused.beta, up))
     return None
 
 
 def seen(view, batch):
-    """The matrices of a view, as a tensor: complex ones lie as pairs of real numbers."""
-    memory = raw(view.tensor)
-    if memory.dtype.itemsize * 2 == view.itemsize and memory.shape[-1:] == (2,):
-        memory = torch.view_as_complex(memory)
-    steps = (*view.batch_strides, *view.strides)
-    found = memory.as_strided((*batch, *view.shape), steps, memory.storage_offset())
-    return found.conj() if view.conj else found
+    """The matrices of a view, as a tensor."""
+    memory, steps = raw(view.tensor), (*view.batch_strides, *view.strides)
+    return memory.as_strided((*batch, *view.shape), steps, memory.storage_offset())
 
 
 def raw(memory):

@@ -50,27 +50,24 @@ def named(dtype: torch.dtype) -> str:
 
 def _products() -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
-    for dtype in (*REALS, C64, C128, torch.int8, E4M3, E5M2):
+    for dtype in (*REALS, torch.int8, E4M3, E5M2):
         found[f"matmul {named(dtype)}"] = lambda dtype=dtype: tritile.matmul(*pair(dtype))
         if dtype in (BF16, FP32, E4M3):
             found[f"matmul {named(dtype)} invariant"] = lambda dtype=dtype: invariant(
                 tritile.matmul, *pair(dtype)
             )
-    precisions = {FP32: ("ieee", "fp16x3", "tf32x3", "tf32"), FP64: ("ozaki",), E4M3: ("ieee", "fast")}
-    precisions[C64] = ("ieee", "fp16x3", "tf32", "ieee-3m", "tf32x3-3m")
+    precisions = {FP32: ("ieee", "fp16x3", "tf32"), E4M3: ("ieee", "fast")}
     for dtype, names in precisions.items():
         for name in names:
             found[f"matmul {named(dtype)} {name}"] = lambda dtype=dtype, name=name: tritile.matmul(
                 *pair(dtype), precision=name
             )
     a, b = pair(FP16)
-    z, y = pair(C64)
     batch = integers(2, 1, M, K, dtype=BF16)
     return found | {
         "matmul of columns": lambda: tritile.matmul(a.mT.contiguous().mT, b.mT.contiguous().mT),
         "matmul of strided": lambda: tritile.matmul(strided(a), strided(b.mT).mT),
         "matmul of sliced": lambda: tritile.matmul(integers(M + 2, K + 3, dtype=FP16)[1:-1, 2:-1], b),
-        "matmul conjugated": lambda: tritile.matmul(z.conj(), y.mT.contiguous().mH),
         "matmul vectors": lambda: tritile.matmul(a[0], b[:, 0]),
         "matmul vector first": lambda: tritile.matmul(a[0], b),
         "matmul vector last": lambda: tritile.matmul(a, b[:, 0]),
@@ -101,7 +98,6 @@ def _products() -> dict[str, Callable[[], Any]]:
 def _finished() -> dict[str, Callable[[], Any]]:
     a, b = pair(BF16)
     x, weight, bias, full = a, b.mT.contiguous(), integers(N, seed=5), integers(M, N, dtype=BF16, seed=6)
-    z, y = pair(C64)
     x32, w32 = (tensor.to(FP32) / 8 for tensor in (x, weight))  # so that exponentials are of numbers around 1
     found: dict[str, Callable[[], Any]] = {
         "addmm": lambda: tritile.addmm(full, a, b),
@@ -109,7 +105,6 @@ def _finished() -> dict[str, Callable[[], Any]]:
         "addmm without input": lambda: tritile.addmm(full, a, b, beta=0),
         "addmm row": lambda: tritile.addmm(bias.to(BF16), a, b, activation="relu"),
         "addmm column": lambda: tritile.addmm(integers(M, 1, dtype=BF16), a, b),
-        "addmm complex": lambda: tritile.addmm(integers(M, N, dtype=C64), z, y, alpha=2j, beta=1 - 1j),
         "baddbmm": lambda: tritile.baddbmm(integers(3, M, N, dtype=FP16), *pair(FP16, 3), beta=2),
         "linear": lambda: tritile.linear(x, weight),
         "linear bias": lambda: tritile.linear(x, weight, bias),
@@ -119,7 +114,6 @@ def _finished() -> dict[str, Callable[[], Any]]:
         "linear of three dimensions": lambda: tritile.linear(integers(2, 3, K, dtype=BF16), weight, bias),
         "linear of a vector": lambda: tritile.linear(x, weight[0]),
         "linear into residual": lambda: into(full.clone(), tritile.linear, x, weight),
-        "linear complex": lambda: tritile.linear(z, y.mT, integers(N, dtype=C64)),
         "linear float64": lambda: tritile.linear(x.to(FP64), weight.to(FP64), bias.to(FP64)),
         "linear invariant": lambda: invariant(tritile.linear, x, weight, bias),
         "gated_linear relu": lambda: tritile.gated_linear(x, weight, weight.flip(0), activation="relu"),

@@ -29,7 +29,7 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 def _products() -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
     a, b, w = meta(4096, 4096), meta(4096, 4096), meta(4096, 4096).mT
     h = meta(4096, 4096, dtype=FP16)
-    f, d, z = (meta(1024, 1024, dtype=dtype) for dtype in (FP32, FP64, torch.complex64))
+    f, d = (meta(1024, 1024, dtype=dtype) for dtype in (FP32, FP64))
     e, i = meta(4096, 4096, dtype=E4M3), meta(4096, 4096, dtype=torch.int8)
     one, rows = meta(1, dtype=FP32), meta(4096, 1, dtype=FP32)
     odd = meta(3, 997, 1001, dtype=FP16).mT, meta(3, 997, 1003, dtype=FP16)
@@ -50,12 +50,8 @@ def _products() -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
         "batch": ("bmm", [meta(16, 1024, 128), meta(16, 128, 1024)], {}),
         "float32": ("matmul", [f, f], {"precision": "ieee"}),
         "tf32": ("matmul", [f, f.mT], {"precision": "tf32"}),
-        "tf32x3": ("matmul", [f, f], {"precision": "tf32x3"}),
         "fp16x3": ("matmul", [f, f.mT], {"precision": "fp16x3"}),
         "float64": ("matmul", [d, d], {}),
-        "ozaki": ("matmul", [d, d], {"precision": "ozaki"}),
-        "complex64": ("matmul", [z, z], {"precision": "ieee"}),
-        "complex64 fp16x3": ("matmul", [z, z.mT], {"precision": "fp16x3"}),
         "fp8": ("matmul", [e, e.mT], {}),
         "fp8 fast": ("matmul", [e, e.mT], {"precision": "fast"}),
         "int8": ("matmul", [i, i.mT], {}),

@@ -90,7 +90,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, device: st
     generator = torch.Generator(device).manual_seed(seed)
     if dtype == torch.int8:
         return torch.randint(-128, 128, shape, dtype=dtype, device=device, generator=generator)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wide = dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
     return torch.randn(shape, dtype=wide, device=device, generator=generator).to(dtype)
 
 
@@ -162,22 +162,21 @@ def tolerance(
     growth = 4 * math.sqrt(k)
     inputs = 2.0**-10 + 2.0**-22 if precision == "tf32" else 0.0  # each factor is rounded to 11 bits
     if tensor_cores:
-        products = 3 if precision == "tf32x3" else 1
-        growth = products * (growth + k / 8)
-        # x3 keeps what the second ten of 23 bits leave, and no low times low
-        inputs += 3 * 2.0**-20 if precision == "tf32x3" else 0.0
+        growth += k / 8
         # fp8 sums keep 13 bits for at most 256 of K, in instructions of 32
         inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
     facts = torch.finfo(out_dtype)
     magnitude = product64(a.double().abs(), b.double().abs())
-    if (
-        precision == "ozaki"
-    ):  # as `tritile.families.ozaki.lowering` derives, beside what the reference itself errs
-        norms = a.double().norm(dim=-1)[..., :, None] * b.double().norm(dim=-2)[..., None, :]
-        sums = product64(a, b).abs() + math.sqrt(k) * norms
-        return facts.eps / 2 * sums + 4 * math.sqrt(k) * facts.eps * magnitude
     step = facts.smallest_normal * facts.eps
     return facts.eps / 2 * product64(a, b).abs() + (growth * eps_acc + inputs) * magnitude + step
+
+
+def assert_complex(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, precision: str = "ieee") -> None:
+    """The product of two finite complex matrices: each part is one of 2 K real terms, within its bound."""
+    a, b = a.resolve_conj(), b.resolve_conj()
+    rows = torch.cat([a.real, a.imag], -1)
+    assert_product(got.real, rows, torch.cat([b.real, -b.imag], -2), precision)
+    assert_product(got.imag, rows, torch.cat([b.imag, b.real], -2), precision)
 
 
 def assert_product(

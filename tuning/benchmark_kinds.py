@@ -39,8 +39,6 @@ ADVICE = (
         "",
         "Convert it in mode `tune`, which measures (`tritile tune --model`), or keep torch's layers.",
     ),
-    ("complex", "complex128", "Call torch."),
-    ("complex", "", 'Call torch, or take `precision="fp16x3"` for hundreds of rows and more.'),
     ("fp64", "float64", "Call torch."),
     ("ragged", "float32", FP32),
     ("square", "float32", FP32),
@@ -73,8 +71,6 @@ def kind_of(line: Line) -> Kind:
         scaled = line.get("epilogue") if dtype == "int8" else line.get("block_scales")
         fast = ", fast sums" if precision == "fast" else ""
         return suite, f"{short}, {ways[bool(scaled)]}{fast}", layout
-    if suite == "complex":
-        return suite, f"{dtype} {precision}", "NN, NT"
     if suite in ("fp32", "fp64"):
         return suite, dtype if precision == "ieee" else precision, layout
     return suite, f"{short}{', K shared' if line.get('ragged') == 'k' else ''}", layout

@@ -22,7 +22,7 @@ from tritile.core.settings import mode
 from tritile.lab.bench import measured
 from tritile.planning import aten, table
 
-KINDS = ("float32 ieee", "float32 tf32", "float64 ieee", "complex64 ieee", "complex128 ieee")
+KINDS = ("float32 ieee", "float32 tf32", "float64 ieee")
 OPERATIONS = 1e7, 2e11
 MOST_WON = 0.25  # of the sizes, by tritile
 

@@ -39,6 +39,7 @@ JOURNAL = HERE / ".journal.jsonl"
 _TUNED = "matmul/", "permute/"
 CONCERNS = {
     "test_authors_gpu.py": ("tune",),
+    "test_complex_gpu.py": ("ops/aten",),
     "test_calibrate_gpu.py": (*_TUNED, "linear_quantized/", "tune", "planning/portfolio"),
     "test_explain_gpu.py": ("matmul/", "lab/explain"),
     "test_grouped_gpu.py": ("grouped/",),
@@ -54,7 +55,7 @@ CONCERNS = {
     "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table"),
     **{
         f"test_{name}_gpu.py": ("matmul/",)
-        for name in ("complex", "families", "few_rows", "fp16x3", "fused", "matmul", "ozaki", "rows", "tf32")
+        for name in ("families", "few_rows", "fp16x3", "fused", "matmul", "rows", "tf32")
     },
 }
 

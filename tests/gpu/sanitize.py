@@ -149,8 +149,6 @@ CASES = {
     "gated-descriptor": Case(product(131, 77, 88, up=(77, 88)), "descriptor"),
     "epilogue": Case(product(131, 77, 88, bias=(77,), residual=(131, 77)), "warpgroups"),
     "fp16x3": Case(product(131, 77, 88, torch.float32, "fp16x3"), "descriptor"),
-    "ozaki": Case(product(67, 45, 88, torch.float64, "ozaki"), "descriptor"),
-    "complex": Case(product(67, 45, 88, torch.complex64, "tf32"), "descriptor"),
 }
 
 

@@ -117,7 +117,7 @@ def test_the_operation_on_any_strides(ragged, sizes, layout):
     assert guard_intact(buffer, given)
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
 @pytest.mark.parametrize("ragged", [*RAGGED, "none"])
 def test_precisions(ragged, precision):
     offs = ends("uneven") if ragged != "none" else None

@@ -59,7 +59,6 @@ KINDS = [
     (FP32, "ieee", "row", "column", 200),
     (FP32, "tf32", "row", "column", K),
     (FP32, "tf32", "row", "row", K + 1),
-    (FP32, "tf32x3", "row", "column", 200),
     (FP64, None, "row", "row", 200),
     (INT8, None, "row", "column", K),
     (E4M3, None, "row", "column", K + 8),

@@ -143,9 +143,8 @@ def test_every_dtype_compiles_for_hopper(dtype):
     assert taken.excess(device) is None
 
 
-@pytest.mark.parametrize("precision", ["tf32", "tf32x3"])
-def test_every_precision_compiles_for_hopper(precision):
-    problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision=precision)
+def test_tf32_compiles_for_hopper():
+    problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision="tf32")
     kernel = compiled(problem, tile(64, 64, 32))
     assert "wgmma" in kernel.asm["ptx"] or "mma.sync" in kernel.asm["ptx"]
     assert "tf32" in kernel.asm["ptx"]

@@ -30,8 +30,6 @@ def test_which_products_are_made_so():
     )  # fmt: skip
     for fields in others:
         assert not replace(NT, **fields).by_rows
-    complexes = replace(NT, dtype="complex64", out_dtype="complex64")
-    assert complexes.core.b_layout == "row"
 
 
 def test_a_stretched_b_is_copied_once(monkeypatch):

@@ -104,7 +104,7 @@ def test_every_family_scales_within_the_sum(config, shared, layout):
     sides = Sides(bias=values((n,), FP32, 2), residual=values((m, n), FP32, 3), activation="silu")
     extras = Extras(*sides, blocks=(scale_a, scale_b), shared=f"{shared[0]}x{shared[1]}")
     buffer, out = frame((m, n), FP32, layout)
-    call = described(a, b, out, "tf32x3", extras)
+    call = described(a, b, out, "ieee", extras)
     assert call.swapped == (layout == "column")
     turned = shared[::-1] if call.swapped else shared
     assert call.problem.block_scales == f"{turned[0]}x{turned[1]}"

@@ -62,7 +62,7 @@ def test_rounding_makes_no_number_of_any_nan(bits):
     assert tritile.matmul(nan, torch.ones(1, 1), precision="tf32").isnan().all()
 
 
-@pytest.mark.parametrize(("precision", "rounded"), [("tf32", True), ("tf32x3", False)])
+@pytest.mark.parametrize(("precision", "rounded"), [("tf32", True), ("ieee", False)])
 def test_descriptors_of_operands_round(precision, rounded):
     problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision=precision, b_align=4)
     call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
@@ -98,5 +98,5 @@ def test_operands_that_thin_ones_meet_stay_as_they_are(m, n, found):
     problem = MatmulProblem(1, m, n, 512, "float32", "float32", a_layout="column", precision="tf32")
     assert turned(problem) == found
     assert turned(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
-    assert turned(replace(problem, precision="tf32x3")) == (False, False)
+    assert turned(replace(problem, precision="ieee")) == (False, False)
     assert turned(replace(problem, a_layout="row", b_layout="column")) == (False, False)

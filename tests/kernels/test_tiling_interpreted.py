@@ -83,9 +83,9 @@ POSED = [
 @pytest.mark.parametrize(("size", "config"), POSED, ids=str)
 def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, config, watch):
     *batch, m, n, k = size
-    a, b = values((*batch, m, k), torch.float32), values((*batch, k, n), torch.float32, 1)
+    a, b = (values((*batch, *s), torch.float32, i).round() for i, s in enumerate(((m, k), (k, n))))
     out = torch.empty(*batch, m, n)
-    call = described(a, b, out, "tf32x3")
+    call = described(a, b, out, "tf32")
     tiling = tiling_of(call.problem, config, DEVICE)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
     launch.run_interpreted(call, config)

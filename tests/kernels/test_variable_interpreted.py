@@ -27,14 +27,6 @@ CALLS = {
     "ieee": (lambda: tritile.matmul(A, B, precision="ieee"), lambda: A @ B),
     "bfloat16": (lambda: tritile.matmul(A.bfloat16(), B.bfloat16()), lambda: A.bfloat16() @ B.bfloat16()),
     "fp16x3": (lambda: tritile.matmul(A, B, precision="fp16x3"), lambda: A @ B),
-    "ozaki": (
-        lambda: tritile.matmul(A.double(), B.double(), precision="ozaki"),
-        lambda: A.double() @ B.double(),
-    ),
-    "complex64": (
-        lambda: tritile.matmul(A.cfloat(), B.cfloat() * 1j),
-        lambda: A.cfloat() @ (B.cfloat() * 1j),
-    ),
     "grouped": (
         lambda: tritile.grouped_matmul(A, W, OFFSETS),
         lambda: torch.cat([A[:10] @ W[0], A[10:] @ W[1]]),

@@ -75,7 +75,7 @@ BAD = [
     ("half out", call(A, B, OFFS, out=A[:, :5].half()), DtypeError, "out is float16.*or out_dtype"),
     ("out in a", call(A, B, OFFS, out=A[:, :5]), OverlapError, "overlaps"),
     ("precision of halves", call(A.half(), B.half(), OFFS, precision="tf32"), InvalidValueError, "precision"),
-    ("lowered precision", call(A, B, OFFS, precision="fp16x3"), InvalidValueError, "tf32x3"),
+    ("lowered precision", call(A, B, OFFS, precision="fp16x3"), InvalidValueError, "ieee, tf32"),
     ("gradient", call(A.clone().requires_grad_(), B, OFFS, out=A[:, :5] + 0), GradientError, "a requires"),
     ("gradient of fp8", call(FP8[0].clone().requires_grad_(), FP8[1], OFFS), GradientError, "a requires"),
 ]
@@ -189,7 +189,7 @@ def on_host(problem):
     return shared(posed(problem, make))
 
 
-SMALL = GroupedProblem("m", 5, 48, 24, 40, "float32", "float32", precision="tf32x3")
+SMALL = GroupedProblem("m", 5, 48, 24, 40, "float32", "float32", precision="ieee")
 TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 
 

@@ -83,7 +83,6 @@ FOUND = [
     (specialised(80, 128, 64, 2, "transposed"), HALF, HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 32), TF32, HOPPER, Numerics("warpgroup", rounding="kernel")),
     (tma(64, 64, 64), TF32, HOPPER, Numerics("warpgroup", rounding="tma")),
-    (tma(64, 64, 64), of_type("float32", "tf32x3"), HOPPER, Numerics("warpgroup", step=64)),
     (tile(64, 32, 16), of_type("float32"), HOPPER, Numerics("fma", step=16)),
     (tile(64, 32, 16), of_type("float64"), HOPPER, Numerics("fp64")),
     (tma(64, 64, 128, split=4), of_type("int8", out="int32"), HOPPER, Numerics("exact")),
@@ -108,15 +107,12 @@ KINDS = {
     "bfloat16 by rows": replace(of_type("bfloat16"), b_layout="row"),
     "float32": of_type("float32"),
     "tf32": TF32,
-    "tf32x3": of_type("float32", "tf32x3"),
     "float64": of_type("float64"),
     "int8": of_type("int8", out="int32"),
     "fp8": FP8,
     "fp8 by rows": replace(FP8, b_layout="row"),
     "fp8 fast": replace(FP8, precision="fast"),
     "fp8 by blocks": replace(FP8, block_scales="1x128"),
-    "complex64": of_type("complex64", epilogue=""),
-    "complex64 three": of_type("complex64", "tf32-3m"),
     "gated": of_type("bfloat16", epilogue="gated silu"),
     "gated fp32": of_type("float32", epilogue="gated silu"),
     "batch": replace(HALF, batch=3),
@@ -200,8 +196,6 @@ def test_all_that_may_stand_in_for_a_plan_sums_alike():
     ("problem", "words"),
     [
         (of_type("float32", "fp16x3"), "data decide"),
-        (of_type("complex64", "fp16x3-3m"), "data decide"),
-        (of_type("float64", "ozaki"), "data decide"),
         (replace(TF32, out_layout="column"), "rounding 'kernel', not 'tma'"),
     ],
     ids=lambda value: getattr(value, "label", ""),
@@ -307,15 +301,15 @@ def test_calls_pose_invariant_problems_and_never_swap():
 
 
 X = torch.ones(4, 8)
-WIDE = torch.ones(4, 8, dtype=torch.float64)
+Z = torch.ones(4, 8, dtype=torch.complex64)
 REFUSED = {
     UnsupportedError: [
         ("fp16x3", lambda: tritile.matmul(X, X.t(), precision="fp16x3"), ("fp16x3", "batch-invariant")),
-        ("ozaki", lambda: tritile.matmul(WIDE, WIDE.t(), precision="ozaki"), ("ozaki", "batch-invariant")),
+        ("complex", lambda: tritile.matmul(Z, Z.t()), ("complex64", "batch-invariant", "real operands")),
         ("linear", lambda: tritile.linear(X, X, precision="fp16x3"), ("linear", "fp16x3")),
     ],
     InvalidValueError: [
-        ("no precision", lambda: tritile.matmul(X, X.t(), precision="fp16x4"), ("fp16x4", "tf32x3"))
+        ("no precision", lambda: tritile.matmul(X, X.t(), precision="fp16x4"), ("fp16x4", "tf32"))
     ],
 }
 

@@ -241,8 +241,6 @@ OPERATIONS = [
     MatmulProblem(1, 256, 256, 256, "int8", "bfloat16", epilogue="scale_a=column scale_b=row"),
     MatmulProblem(1, 256, 256, 256, "float32", "float32", b_layout="column"),
     MatmulProblem(1, 256, 256, 256, "float32", "float32", precision="fp16x3"),
-    MatmulProblem(1, 256, 256, 256, "complex64", "complex64"),
-    MatmulProblem(1, 256, 256, 256, "float64", "float64", precision="ozaki"),
     GroupedProblem("m", 4, 256, 256, 256, "float16", "float16"),
     PermuteProblem.turned(1, 256, 256, 2),
     QuantizedProblem(256, 256, 256, "bfloat16", 4, 128),

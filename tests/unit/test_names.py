@@ -27,7 +27,7 @@ class Net(torch.nn.Linear):  # type: ignore[misc,unused-ignore]
 
 def step(x: torch.Tensor, net: Net) -> torch.Tensor:
     with tritile.mode("tune"), tritile.mode("cached"):
-        y = tritile.linear(x, x, activation="gelu", precision="tf32x3-3m")
+        y = tritile.linear(x, x, activation="gelu", precision="fp16x3")
     with tritile.mode("tuen"):
         y = tritile.linear(y, x, activation="glue")
     same = tritile.nn.convert(net, "int8", group_size=64)

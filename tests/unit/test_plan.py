@@ -32,7 +32,6 @@ def fp8(*shape):
 
 ONE = meta(1, dtype=torch.float32)
 X, A, B, W = meta(64, 32), meta(64, 48), meta(48, 32), meta(32, 48)
-C64 = torch.complex64
 CALLS = {
     "matmul": ((A, B), {}, "64x32x48 NN bfloat16"),
     "mm": ((A, B), {}, "64x32x48 NN bfloat16"),
@@ -69,12 +68,6 @@ def test_scales_and_packed_weights_are_part_of_what_is_planned():
     assert "scale_a=one" in tritile.plan("scaled_matmul", *args, device=H200).problem.label
     weight = tritile.quantize(meta(32, 128), bits=4)
     assert tritile.plan("linear", meta(64, 128), weight, device=H200).problem.label.endswith("by int4/128")
-
-
-def test_complex_sums_are_planned_without_what_torch_adds():
-    args = (meta(64, 32, dtype=C64), meta(64, 48, dtype=C64), meta(48, 32, dtype=C64))
-    plan = tritile.plan("addmm", *args, alpha=2j, device=H200)
-    assert plan.problem == tritile.plan("matmul", *args[1:], device=H200).problem
 
 
 def test_a_call_that_launches_nothing_has_no_plan():

@@ -32,7 +32,7 @@ def config(m=128, n=128, piece=128, persistent=True, **changes):
     ("problem", "why"),
     [
         (replace(LARGE, block_scales=""), "no product of fp8 with scales"),
-        (replace(LARGE, dtype="float32", precision="tf32x3"), "no product of fp8 with scales"),
+        (replace(LARGE, dtype="float32", precision="ieee"), "no product of fp8 with scales"),
         (replace(LARGE, b_layout="row"), "bytes must lie along K"),
         (replace(LARGE, a_layout="column"), "bytes must lie along K"),
         (replace(LARGE, out_layout="column"), "not row by row"),

@@ -126,7 +126,7 @@ SIZES = [
 ]  # fmt: skip
 TYPES = [
     ("float16", "float16", "ieee"), ("bfloat16", "float32", "ieee"), ("float32", "float32", "ieee"),
-    ("float32", "float32", "tf32x3"), ("float32", "bfloat16", "tf32"), ("float64", "float64", "ieee"),
+    ("float32", "float32", "tf32"), ("float32", "bfloat16", "tf32"), ("float64", "float64", "ieee"),
     ("int8", "int32", "ieee"), ("float8_e4m3fn", "bfloat16", "ieee"), ("float8_e5m2", "float32", "ieee"),
 ]  # fmt: skip
 ODD_MATMULS = [

@@ -26,7 +26,7 @@ def transpose(case: Case) -> PermuteProblem:
 def test_suites_that_ship_are_whole() -> None:
     names = [path.stem for path in SHIPPED.glob("*.toml")]
     cases = find(names, SHIPPED)
-    assert len(cases) == len(set(cases)) > 700
+    assert len(cases) == len(set(cases)) > 600
     assert {case.suite for case in cases} == set(names)
     assert {case.op for case in cases} == set(OPS)
 

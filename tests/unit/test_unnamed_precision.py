@@ -46,12 +46,11 @@ def test_others_are_not(given):
     assert precision_of(*given) == "ieee"
 
 
-@pytest.mark.parametrize("named", ["ieee", "tf32", "tf32x3"])
+@pytest.mark.parametrize("named", ["ieee", "tf32"])
 def test_a_precision_that_is_named_or_that_torch_is_set_to_is_taken(cuda_matmul, named):
     assert precision_of(*operands(*LARGE), named) == named
-    if named != "tf32x3":
-        cuda_matmul.fp32_precision = named
-        assert precision_of(*operands(*LARGE)) == named
+    cuda_matmul.fp32_precision = named
+    assert precision_of(*operands(*LARGE)) == named
 
 
 def test_batch_invariant_gated_and_other_gpus_products_have_no_parts(monkeypatch):

@@ -23,17 +23,17 @@ def finished(
 ) -> torch.Tensor:
     """Return activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.
 
-    The result is float64 or complex128 if `sums` is, else float32. `sides` broadcast to the shape of `sums`
-    and come in the order of `core.problem.SIDES`. Zero points are already subtracted from sums. `up`: sums by
-    the second matrix of a gated product.
+    The result has the dtype of `sums` if that is float64 or complex, else float32. `sides` broadcast to the
+    shape of `sums` and come in the order of `core.problem.SIDES`. Zero points are already subtracted from
+    sums. `up`: sums by the second matrix of a gated product.
     """
-    kind = sums.dtype if sums.dtype in (torch.float64, torch.complex128) else torch.float32
+    kind = sums.dtype if sums.dtype == torch.float64 or sums.is_complex() else torch.float32
     scale_a, scale_b, bias, residual, bias_up, *_ = (None if t is None else t.to(kind) for t in sides)
     result = sums.to(kind)
     for scale in (scale_a, scale_b):
         result = result if scale is None else result * scale
-    result = result * alpha
-    result = result if bias is None else result + bias * beta
+    result = result if alpha == 1 else result * alpha  # times 1, a complex infinity has parts that are NaN
+    result = result if bias is None else result + (bias if beta == 1 else bias * beta)
     result = activated(result, activation)
     if up is not None:
         result = result * (up.to(kind) if bias_up is None else up.to(kind) + bias_up)

@@ -10,7 +10,6 @@ import torch
 from tritile.core.problem import (
     BLOCK_SCALES,
     ITEMSIZE,
-    REAL_DTYPE,
     SIDES,
     GroupedProblem,
     MatmulProblem,
@@ -66,8 +65,7 @@ def posed(problem: Tiled, make: Make = Pointer.named) -> Call:
     """Return a call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
     Without it, stand-ins for memory serve, as where nothing runs. Memory is made in the order of the call's
-    `tensors`. A complex element of a product is made as two real ones, any other element of 16 bytes as two
-    of int64.
+    `tensors`. An element of 16 bytes of a permutation is made as two of int64.
     """
     if isinstance(problem, MatmulProblem):
         return _product(problem, make)
@@ -80,8 +78,7 @@ def posed(problem: Tiled, make: Make = Pointer.named) -> Call:
 
 def _view(operand: Operand, itemsize: int, batch: int, make: Make) -> View:
     """Return an operand on memory of its own."""
-    real = REAL_DTYPE.get(operand.dtype)
-    tensor = make(real, 2 * operand.elements) if real else make(operand.dtype, operand.elements)
+    tensor = make(operand.dtype, operand.elements)
     return View(
         tensor, operand.shape[1:], operand.strides[1:], operand.strides[:1] if batch > 1 else (), itemsize
     )

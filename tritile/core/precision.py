@@ -3,22 +3,17 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tritile.core.problem import FP8_DTYPES, REAL_DTYPE, error_bound
+from tritile.core.problem import FP8_DTYPES, error_bound
 
-_THREE: Final = "-3m"
-_PLAIN: Final = {"float32": "plain fp32", "float64": "plain fp64"}
+_PLAIN: Final = {"float32": "fp32", "float64": "fp64", "complex64": "fp32", "complex128": "fp64"}
 _WORDS: Final = {
     "fp16x3": "three products of fp16 parts on tensor cores",
-    "tf32x3": "three products in TF32 on tensor cores",
     "tf32": "one product in TF32 on tensor cores",
-    "ozaki": "int8 remainders on tensor cores",
     "fast": "sums stay in the tensor cores",
 }
 _ERRORS: Final = {
     "fp16x3": "error near fp32's",
-    "tf32x3": "error near fp32's",
     "tf32": "11 bits of each input",
-    "ozaki": "error near fp64's",
     "fast": "14 bits on Hopper",
 }
 _HOPPER: Final = 90  # the GPUs for which the bound of fp16x3 is derived
@@ -26,18 +21,14 @@ _HOPPER: Final = 90  # the GPUs for which the bound of fp16x3 is derived
 
 def meaning(precision: str, dtype: str) -> str:
     """Return how products in a precision of a dtype are made, in a few words."""
-    name, real = precision.removesuffix(_THREE), REAL_DTYPE.get(dtype, dtype)
-    if name == "ieee":
-        words = "sums move to fp32 every 128 of K" if real in FP8_DTYPES else _PLAIN[real]
-    else:
-        words = _WORDS[name]
-    return f"{words}, three real ones for a complex one" if precision.endswith(_THREE) else words
+    if precision == "ieee":
+        return "sums move to fp32 every 128 of K" if dtype in FP8_DTYPES else f"plain {_PLAIN[dtype]}"
+    return _WORDS[precision]
 
 
 def explained(precisions: Sequence[str], dtype: str) -> str:
     """Return each precision of a dtype with its meaning and error, for the end of a message."""
-    errors = {name: _ERRORS.get(name.removesuffix(_THREE)) for name in precisions}
-    words = (", ".join(filter(None, (meaning(name, dtype), errors[name]))) for name in precisions)
+    words = (", ".join(filter(None, (meaning(name, dtype), _ERRORS.get(name)))) for name in precisions)
     return "; ".join(f"{name}: {text}" for name, text in zip(precisions, words, strict=True))
 
 

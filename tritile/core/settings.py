@@ -194,8 +194,9 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. It applies to the current
     thread or task, and to backward passes as `mode` does.
 
-    Inside, precisions "fp16x3" and "ozaki" are refused (UnsupportedError), as their data decide how they are
-    multiplied; so is a product in "tf32" on Hopper and later into an `out` that does not lie row by row.
+    Inside, precision "fp16x3" is refused (UnsupportedError), as its data decide how it is multiplied. So are
+    complex products, which are torch's, and a product in "tf32" on Hopper and later into an `out` that does
+    not lie row by row.
     Raises InvalidValueError where `on` is neither True nor False.
     """
     global may_lower

@@ -20,18 +20,13 @@ from tritile.core.problem import (
 
 @dataclass(frozen=True)
 class View:
-    """Hold a batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements.
-
-    The tensor of complex matrices has the dtype of their parts. `conj`: elements are the conjugates of what
-    is in memory.
-    """
+    """Hold a batch of matrices in memory. `tensor` has a dtype and a data_ptr(); strides count elements."""
 
     tensor: Any
     shape: tuple[int, int]
     strides: tuple[int, int]
     batch_strides: tuple[int, ...]
     itemsize: int
-    conj: bool = False
 
     @property
     def layout(self) -> str:

@@ -6,18 +6,17 @@ from typing import Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Product, Tiled, suits
-from tritile.core.problem.checks import THREE
 from tritile.families.common.numerics import AMD_SIDE, Numerics
 from tritile.families.registry import FAMILIES
 
-BY_DATA: Final = ("fp16x3", "ozaki")  # precisions whose data decide how they are multiplied
+BY_DATA: Final = "fp16x3"  # the precision whose data decide how it is multiplied
 _UNNAMED: Final = ("ieee", "fp16x3")  # of which one is chosen for float32 where no precision is named
 _ROWS: Final = 64  # rows of a tile from which on warpgroups multiply
 
 
 def by_data(problem: Tiled) -> bool:
     """Tell whether a product's data decide how it is made, so that rows depend on each other."""
-    return isinstance(problem, MatmulProblem) and problem.precision.removesuffix(THREE) in BY_DATA
+    return isinstance(problem, MatmulProblem) and problem.precision == BY_DATA
 
 
 def unnamed(problem: Tiled, device: Device) -> Tiled:

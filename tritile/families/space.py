@@ -6,7 +6,6 @@ from dataclasses import replace
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
-from tritile.core.problem.checks import THREE
 from tritile.errors import UnsupportedError
 from tritile.families import numerics
 from tritile.families.registry import FAMILIES
@@ -21,21 +20,17 @@ def _core(problem: Tiled) -> Tiled:
     return problem.core if isinstance(problem, MatmulProblem) else problem
 
 
-def _by_parts(problem: MatmulProblem) -> bool:
-    """True if a product, or the real ones that a complex one consists of, are made of float16 parts."""
-    single = problem.dtype in ("float32", "complex64")
-    return single and problem.precision.removesuffix(THREE) == "fp16x3"
-
-
 def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
     """Say why `config` may not run `problem` on `device`, None where it may.
 
     This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
+    if isinstance(problem, MatmulProblem) and problem.is_complex:
+        return "only torch multiplies complex numbers"
     family = FAMILIES[problem.op].get(config.family)
     if family is None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
-    if isinstance(problem, MatmulProblem) and _by_parts(problem) and device.nvidia < 80:
+    if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
         return f"fp16x3 needs compute capability 8.0, which {device.name} lacks"
     if invariant(problem) and numerics.by_data(problem):
         return "its data decide how it sums, and batch-invariant products sum in one way"

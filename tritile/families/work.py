@@ -1,8 +1,8 @@
 """Return what any call launches with a config, and the memory that it takes.
 
-A product may be lowered to another one, its core: `MatmulProblem.core`. Small kernels lay out operands for it
-and put its result together. So are products of complex numbers made, of more digits than tensor cores hold,
-or of slow layouts. A call of more programs than a launch counts is cut into pieces.
+A product may be lowered to another one, its core: `MatmulProblem.core`. Small kernels lay out operands for
+it. So are products of more digits than tensor cores hold made, or of slow layouts. A call of more programs
+than a launch counts is cut into pieces.
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,13 @@ from tritile.core.views import Call, MatmulCall, PermuteCall, QuantizedCall, Vie
 from tritile.errors import TuningError
 from tritile.families.common.lowered import Lowered
 from tritile.families.common.work import Section, Work
-from tritile.families.complex import lowering as complexes
 from tritile.families.fp16x3 import lowering as fp16x3
-from tritile.families.ozaki import lowering as ozaki
 from tritile.families.quantized.family import unpacking
 from tritile.families.registry import FAMILIES
 from tritile.families.rows import lowering as rows
 
 # A product takes the first that it wants; the core may want another.
-LOWERINGS: Final = (complexes, fp16x3, ozaki, rows)
+LOWERINGS: Final = (fp16x3, rows)
 # Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
 _MAX_PROGRAMS: Final = 2**31 - 1
 ALIGNMENT: Final = 256  # bytes, of each workspace

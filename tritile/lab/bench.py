@@ -23,7 +23,6 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem, Problem, Tiled
-from tritile.core.problem.checks import THREE
 from tritile.core.settings import uses_aten
 from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
@@ -93,7 +92,7 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     ours = operands.run_of(launch.prepare(calls[0], own.config))
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
-    with torch_fp32("tf32" if getattr(problem, "precision", "").removesuffix(THREE) == "tf32" else "ieee"):
+    with torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
         ways = _torch_graphs(problem, calls, tell)
         taken = inductor and problem.op != "linear_quantized"
         if chosen.config == aten.CONFIG:

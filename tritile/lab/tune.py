@@ -20,6 +20,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
 from tritile.ops.run import fixed
 from tritile.planning import plans
+from tritile.planning.aten import is_alone
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now
@@ -90,15 +91,22 @@ def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:
 
 
 def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tiled:
-    """Return a problem as it is given, or that of an operation's call. Raises as `call_of` does."""
+    """Return a problem as it is given, or that of an operation's call.
+
+    Raises as `call_of` does, and UnsupportedError for a problem that only torch computes.
+    """
     if isinstance(what, Tiled):
         if args or kwargs:
             raise InvalidValueError(f"{who}: {what.label} is a problem, and takes no arguments")
-        return what
-    call = call_of(who, what, args, kwargs)
-    if fixed(call) is not None:
-        raise InvalidValueError(f"{who}: a call in place has one kernel and one config: leave out= away")
-    return call.problem
+        problem = what
+    else:
+        call = call_of(who, what, args, kwargs)
+        if fixed(call) is not None:
+            raise InvalidValueError(f"{who}: a call in place has one kernel and one config: leave out= away")
+        problem = call.problem
+    if is_alone(problem):
+        raise UnsupportedError(f"{who}: only torch computes {problem.label}: nothing of tritile's to measure")
+    return problem
 
 
 def _bounded(rules: Rules, exhaustive: bool, budget: Any) -> Rules:

@@ -5,6 +5,7 @@ of this follows from sizes and layouts is in `tritile.planning.aten`; here is wh
 from torch's settings. Every setting that is read is part of what a prepared call is remembered by.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import torch
 from tritile.core.epilogue import composed
 from tritile.core.of_torch import is_deterministic
 from tritile.core.problem import Tiled
+from tritile.errors import UnsupportedError
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import is_alone
 from tritile.runtime.unpacked import unpacked
@@ -20,6 +22,7 @@ from tritile.runtime.unpacked import unpacked
 # Bound now: a program may put tritile's functions in the place of torch's.
 _MULTIPLY: Final = torch.matmul
 _ADD: Final = torch.addmm
+_ADD_BATCHES: Final = torch.baddbmm
 _LINEAR: Final = torch.nn.functional.linear
 
 
@@ -30,17 +33,26 @@ def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
 
     Under `torch.use_deterministic_algorithms` it may only where no kernel of tritile's can: cuBLAS then wants
     a workspace of its own. Nor in "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
+
+    Raises UnsupportedError for complex operands whose precision is named, and is not what torch is set to.
     """
-    make = _MAKES.get(of.op)
-    if make is None or (is_deterministic() and not is_alone(problem)):
+    make, alone = _MAKES.get(of.op), is_alone(problem)
+    if make is None or (is_deterministic() and not alone):
         return None
     if of.first.dtype in IN_FP32:
         setting = default_precision()
-        if of.precision == "ieee" or how != ("ieee" if setting == "none" else setting):
+        is_as_set = how == ("ieee" if setting == "none" else setting)
+        if alone and not is_as_set:
+            raise UnsupportedError(
+                f"{of.op}: precision is {how!r}, but only torch multiplies complex numbers, and its setting "
+                f"torch.backends.cuda.matmul.fp32_precision is {setting!r}: wanted the same, or None"
+            )
+        if not is_as_set or (of.precision == "ieee" and not alone):
             return None
-    if out is not None and out.ndim > 2 and not out.is_contiguous():
-        return None  # torch would multiply, and then refuse to view it as matrices
-    return make(of, out)
+    # Else torch would multiply, and then refuse to view it as matrices.
+    whole = out is None or out.ndim <= 2 or out.is_contiguous()
+    found = make(of, out) if whole else None
+    return multiply_complex(of, out) if alone and found is None else found
 
 
 def _matmul(of: Any, out: Any) -> ByTorch | None:
@@ -138,6 +150,22 @@ def _quantized(of: Any, out: Any) -> ByTorch | None:
         return None
     how = (*weight.shape, weight.bits, weight.group_size)
     return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpacked(packed, scales, zeros, *how), bias)
+
+
+def multiply_complex(of: Any, out: Any) -> ByTorch:
+    """Return torch's call for complex operands of any shapes and strides: torch copies where it has to."""
+    make: ByTorch = _MULTIPLY
+    if of.op == "linear":
+        make = functools.partial(_linear_composed, activation="")
+    elif of.op != "matmul":
+        add = _ADD if of.op == "addmm" else _ADD_BATCHES
+        make = functools.partial(add, alpha=of.extras.alpha, beta=of.extras.beta)
+        # What is not read may overlap out, and torch is not asked if it minds.
+        if out is not None and of.extras.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
+            return lambda *given: make(*given[:-1], out=given[-1])
+    if out is None:
+        return lambda *tensors: make(*tensors).resolve_conj()  # torch is lazy with products of vectors
+    return lambda *given: given[-1].copy_(make(*given[:-1]))
 
 
 _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {

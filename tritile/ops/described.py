@@ -65,10 +65,7 @@ def _strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
 def _view(tensor: torch.Tensor, batch_strides: tuple[int, ...]) -> View:
     rows, columns = tensor.shape[-2:]
     row_stride, column_stride = tensor.stride()[-2:]
-    strides, size, conj = (row_stride, column_stride), tensor.element_size(), tensor.is_conj()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.conj() if conj else tensor)
-    return View(tensor, (rows, columns), strides, batch_strides, size, conj)
+    return View(tensor, (rows, columns), (row_stride, column_stride), batch_strides, tensor.element_size())
 
 
 def _folded(call: MatmulCall) -> MatmulCall:

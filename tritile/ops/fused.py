@@ -87,7 +87,7 @@ def linear(
 
     bias and residual are float16, bfloat16 or float32; where input is float64 or complex, they have its
     dtype. Sums and the epilogue are computed in float32 (float64 for float64) and rounded once, when stored.
-    Complex results take no activation, and torch adds bias and residual after the product.
+    Complex products are torch's, bias and residual included, and take no activation.
 
     Differentiable with respect to all tensors, as `tritile.matmul` is; with a quantized weight, only with
     respect to input and bias. Where a gradient is wanted, torch applies the activation after the product.
@@ -213,7 +213,7 @@ def baddbmm(
 
 
 _GATED: Final = "gated_linear"
-_GATED_PRECISIONS: Final[tuple[Precision, ...]] = ("ieee", "tf32x3", "tf32")
+_GATED_PRECISIONS: Final[tuple[Precision, ...]] = ("ieee", "tf32")
 
 
 def _check_gated(x: Any, gate: Any, up: Any) -> None:
@@ -257,7 +257,7 @@ def gated_linear(
         out: tensor to write the result to. It may be one of the biases itself; otherwise it must share no
             memory with an operand.
         out_dtype: as for `tritile.matmul`.
-        precision: for float32: "ieee", "tf32x3" or "tf32", as for `tritile.matmul`.
+        precision: for float32: "ieee" or "tf32", as for `tritile.matmul`.
 
     Sums and the epilogue are computed in float32 (float64 for float64) and rounded once. Where a gradient is
     wanted, which needs both products, they are computed one by one.

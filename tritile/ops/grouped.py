@@ -65,8 +65,8 @@ def grouped_matmul(
         out_dtype: float16, bfloat16 or float32. Default: a's own; bfloat16 for fp8.
         out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with an
             operand.
-        precision: for float32, "ieee" (without `tritile.matmul`'s compensation), "tf32x3" or "tf32", with its
-            default; for fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
+        precision: for float32, "ieee" (without `tritile.matmul`'s compensation) or "tf32", with its default;
+            for fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
 
     Groups may have any size, zero included. Rows or columns of the result past the last offset are zero
     (torch leaves them unwritten). An offset below an earlier one counts as that one, and one outside of 0 to

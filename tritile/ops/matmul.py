@@ -41,20 +41,13 @@ def matmul(
 
     Precisions of float32: "ieee" multiplies in fp32 and adds with compensation, so that it errs no more than
     torch's fp32. "fp16x3" computes three products of fp16 parts on tensor cores, with an error within
-    `core.problem.error_bound`; "tf32x3" three in TF32, for an error near fp32's; "tf32" one, with inputs
-    rounded to 11 bits. Of fp8: "ieee", the default, moves sums to fp32 block by block of K. "fast" leaves
-    them to the tensor cores, which on Hopper keep 14 bits.
+    `core.problem.error_bound`; the GPU finds data that do not suit it, and multiplies these in fp32. "tf32"
+    computes one product in TF32, with inputs rounded to 11 bits. Of fp8: "ieee", the default, moves sums to
+    fp32 block by block of K. "fast" leaves them to the tensor cores, which on Hopper keep 14 bits.
 
-    Precisions of float64: "ieee", the default, and "ozaki", which multiplies in int8 on tensor cores, for K
-    up to 131,072 (half that for complex128). Elements err by at most 2^-53 (|a b| + sqrt(K) |row of a|
-    |column of b|), in Euclidean norms. Its workspaces take 14 (M K + K N + M N) bytes. Data that do not suit
-    "fp16x3", and rows and columns that do not suit "ozaki" (a root mean square above 4 times the mean
-    magnitude, an infinity, a NaN), are found by the GPU, and multiplied by other kernels in fp32 or fp64.
-
-    Precisions of complex numbers: those of their parts, for the four real products of a complex one, or three
-    with "-3m" appended ("tf32x3-3m"). Of four, each part of a result errs as a sum of 2 K products. Of three,
-    the imaginary part errs as (|re a| + |im a|) (|re b| + |im b|) does, and may be NaN where sums overflow.
-    Operands that must be rewritten first take a workspace of up to four times the size of one of them.
+    Complex products are torch's own, whatever operands, batches and `out` look like, in the precision that
+    torch is set to: for complex64 "ieee" or "tf32", of which the other one is refused by name. There are none
+    in batch-invariant calls, nor where `backends` leave torch out.
 
     Sums are computed in float32; in float64 for float64, in int32 for int8, where a sum beyond int32 is
     undefined. Tensors in host memory are computed by torch, in fp64. Tensors on the meta device give a result

@@ -7,14 +7,13 @@ import torch
 
 from tritile.core import epilogue
 from tritile.core.precision import explained
-from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, MAX_DEPTH, PRECISIONS_OF, SIDES, suits
-from tritile.core.problem.checks import THREE
+from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, SIDES, suits
 from tritile.core.settings import is_batch_invariant
 from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
-from tritile.ops.asked import Asked, Change, Result, asks, run_plain
+from tritile.ops.asked import Asked, Change, Result, asks
 from tritile.ops.checks import (
     broadcast,
     check_beside,
@@ -27,7 +26,6 @@ from tritile.ops.checks import (
 )
 from tritile.ops.described import NOTHING, Extras, described
 from tritile.ops.memo import IN_FP32, Tensors, check_out_apart, default_precision, reaches_of
-from tritile.ops.run import mark_written
 from tritile.ops.signatures import name_of_role
 
 _HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
@@ -84,10 +82,15 @@ def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
         )
     setting = default_precision() if precision is None and dtype in IN_FP32 else "ieee"
     precision = precision or ("ieee" if setting == "none" else setting)
-    if precision.startswith(BY_DATA) and is_batch_invariant():
+    if precision == BY_DATA and is_batch_invariant():
         raise UnsupportedError(
             f"{op}: precision is {precision!r} in a batch-invariant call, but its result for a row can "
             "depend on other rows: wanted another precision"
+        )
+    if dtype.is_complex and is_batch_invariant():
+        raise UnsupportedError(
+            f"{op}: operands are {name_of(dtype)} in a batch-invariant call, but only torch multiplies "
+            "these, and a row of its result can depend on other rows: wanted real operands"
         )
     return precision
 
@@ -106,14 +109,6 @@ def _capability(device: torch.device) -> tuple[int, int] | None:
     # Without CUDA here a tensor of a GPU is a fake one, of a GPU elsewhere.
     here = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
     return torch.cuda.get_device_capability(device) if here else None
-
-
-def _check_depth(op: str, a: torch.Tensor, precision: str) -> None:
-    deepest = MAX_DEPTH // 2 if a.is_complex() else MAX_DEPTH
-    if precision.removesuffix(THREE) == "ozaki" and a.shape[-1] > deepest:
-        raise UnsupportedError(
-            f"{op}: K is {a.shape[-1]} in precision {precision!r}: wanted at most {deepest}"
-        )
 
 
 def check_gpu(op: str, a: torch.Tensor) -> None:
@@ -191,7 +186,6 @@ class Product(Asked):
         unnamed = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
         if unnamed and not extras.scaled and extras.up is None:
             precision = unset_precision(a, b)
-        _check_depth(op, a, precision)
         if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):
             raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
         for role in SIDES:
@@ -208,26 +202,18 @@ class Product(Asked):
         unread = self.extras.bias if self.extras.beta == 0 else None
         check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))
 
-    @property
-    def _is_composed(self) -> bool:
-        # torch applies the epilogue of complex numbers, whose kernels store real sums.
-        return self.extras is not NOTHING and self.a.is_complex()
-
     def call(self, change: Change, out: torch.Tensor, how: str) -> MatmulCall:
-        """Return the described call; without the epilogue where torch applies it to sums of their own."""
-
         def plain(tensor: torch.Tensor) -> torch.Tensor:
-            return change(tensor).resolve_neg()
+            # torch, which multiplies complex numbers, reads lazily negated ones as they lie
+            return change(tensor) if tensor.is_complex() else change(tensor).resolve_neg()
 
-        if self._is_composed:
-            return described(plain(self.a), plain(self.b), out.new_empty(out.shape), how)
         return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
 
     def compute(self, out: torch.Tensor) -> None:
         reference.product(self.a, self.b, self.extras, out)
 
     def fill(self, out: torch.Tensor) -> None:
-        if self.extras is NOTHING or out.is_complex():
+        if self.extras is NOTHING:
             out.zero_()
             return
         extras, sums = self.extras.mapped(torch.Tensor.resolve_neg), torch.zeros_like(out)
@@ -235,30 +221,7 @@ class Product(Asked):
         how = (extras.activation, extras.alpha, extras.beta)
         out.copy_(epilogue.finished(sums, extras.tensors, *how, up))
 
-    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
-        return _complex_product(self, out, how) if self._is_composed else None
-
 
 @asks("matmul")
 def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
     return Product("matmul", (input, other), input, other, NOTHING, out_dtype, precision)
-
-
-def _complex_product(of: Product, out: torch.Tensor | None, precision: str) -> torch.Tensor:
-    """Multiply complex operands, and apply the epilogue with torch: the kernels store real sums.
-
-    Real and imaginary parts are added separately. torch's complex addition multiplies by 1 + 0i, which turns
-    the other part of an infinity into NaN.
-    """
-    extras, a, b = of.extras, of.a, of.b
-    if extras.alpha == 0:
-        a, b = a[..., :0], b[..., :0, :]
-    sums = run_plain("matmul", (a, b), None, (None, precision))
-    if extras.alpha != 1:
-        sums.mul_(extras.alpha)
-    read = dict(zip(SIDES, extras.tensors, strict=True))
-    for term, weight in ((read["bias"], extras.beta), (read["residual"], 1)):
-        if term is not None:
-            term = (term if weight == 1 else term * weight).resolve_conj().resolve_neg()
-            torch.view_as_real(sums).add_(torch.view_as_real(term))
-    return sums if out is None else mark_written(of.op, out.copy_(sums))

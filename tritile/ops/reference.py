@@ -26,10 +26,7 @@ _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def product(a: torch.Tensor, b: torch.Tensor, extras: Extras, out: torch.Tensor) -> None:
-    """Multiply as `torch.matmul` does, and apply an epilogue: every product with operands a and b.
-
-    Complex operands have no epilogue.
-    """
+    """Multiply as `torch.matmul` does, and apply an epilogue: every product with operands a and b."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
     if extras.blocks is not None:

@@ -91,7 +91,7 @@ def planned(problem: Tiled, index: int, by_torch: bool = False) -> plans.Plan:
             ("planned", problem, device, by_torch), lambda: _measured(problem, device, index, by_torch)
         )
     assert chosen is not None
-    if chosen.source == "model" and current_mode() == "cached":
+    if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
         _warn_uncalibrated(device)
     return chosen
 

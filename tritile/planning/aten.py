@@ -41,7 +41,7 @@ _FULL_WAVES: Final = 20  # beyond so many, the last one hardly counts
 _PRODUCTS_PER_US: Final = 8e8  # of one byte
 _BYTES_PER_US: Final = 3e6
 _START_US: Final = 2.5
-_DTYPES: Final = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _PRECISIONS: Final = ("ieee", "tf32")
 _LARGEST: Final = 1e6  # number of a network
 _LONG: Final = 512, 1e9  # K and operations from which a product takes several times as long as its epilogue
@@ -69,6 +69,8 @@ def illegal(problem: Tiled) -> str | None:
     if problem.invariant:
         return "torch's sums depend on how many rows there are"
     problem = product_of(problem)
+    if problem.is_complex:
+        return None
     if problem.rights > 1 or problem.block_scales or problem.in_parts or problem.precision not in _PRECISIONS:
         return f"torch has no single call for {problem.label}"
     if "strided" in problem.layouts or problem.out_layout != "row":
@@ -111,11 +113,11 @@ def unpack_us(problem: MatmulProblem | QuantizedProblem, device: Device) -> floa
 
 def is_alone(problem: Tiled) -> bool:
     """True if no kernel of tritile's computes a problem: torch's does, or none."""
-    return False
+    return isinstance(problem, MatmulProblem) and problem.is_complex
 
 
 def kind_of(problem: MatmulProblem) -> str:
-    """Return the kind of a product in a table's `by_aten`: "float32 ieee", "complex64 ieee"."""
+    """Return the kind of a product in a table's `by_aten`: "float32 ieee", "float64 ieee"."""
     return f"{problem.dtype} {problem.precision}"
 
 

@@ -38,7 +38,7 @@ from tritile.core.problem import (
     QuantizedProblem,
     Tiled,
 )
-from tritile.core.settings import current_mode
+from tritile.core.settings import current_mode, uses_aten
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, UnsupportedError
 from tritile.families.registry import FAMILIES
@@ -184,7 +184,11 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
 
 
 def _by_torch_alone(problem: Tiled, device: Device, by_torch: bool) -> Plan:
-    unfit = aten.illegal(problem) or (None if by_torch else "torch's kernel may not make this call")
+    unfit = aten.illegal(problem)
+    if unfit is None and not by_torch:
+        unfit = "there is no kernel of tritile's to plan, measure or compile"
+        if not uses_aten():
+            unfit = 'backends leave torch out: wanted "triton,aten" in TRITILE_BACKENDS or tritile.mode'
     if unfit is not None:
         raise UnsupportedError(f"only torch computes {problem.label}, but {unfit}")
     why = "the one candidate: tritile has no kernel for it"

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from tritile.core.problem.checks import (
     BLOCK_SCALES,
+    COMPLEX_DTYPES,
     FP8_DTYPES,
     ITEMSIZE,
     MATMUL_DTYPES,
     PRECISIONS_OF,
-    REAL_DTYPE,
     SCALE_K,
     Precision,
     alignment,
@@ -44,7 +44,6 @@ from tritile.core.problem.grouped import (
 )
 from tritile.core.problem.kernel import KernelProblem
 from tritile.core.problem.matmul import MatmulProblem, Operand
-from tritile.core.problem.moduli import MAX_DEPTH
 from tritile.core.problem.parts import error_bound, suits
 from tritile.core.problem.permute import PermuteProblem, merged
 from tritile.core.problem.quantized import (
@@ -63,9 +62,9 @@ from tritile.core.problem.quantized import (
 from tritile.errors import InvalidValueError
 
 __all__ = [
-    "ACTIVATIONS", "ACTIVATION_DTYPES", "BLOCK_SCALES", "FP8_DTYPES", "GROUPED_DTYPES",
-    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LOADS", "MATMUL_DTYPES", "MAX_DEPTH",
-    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "RAGGED", "REAL_DTYPE", "SCALE_K", "SIDES", "TURNED",
+    "ACTIVATIONS", "ACTIVATION_DTYPES", "BLOCK_SCALES", "COMPLEX_DTYPES", "FP8_DTYPES", "GROUPED_DTYPES",
+    "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LOADS", "MATMUL_DTYPES",
+    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "RAGGED", "SCALE_K", "SIDES", "TURNED",
     "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue", "GroupSize", "GroupedProblem",
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Precision", "Problem",
     "Product", "QuantizedProblem", "Tiled", "WeightBits", "alignment", "ends_of", "epilogue_of",

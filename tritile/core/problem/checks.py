@@ -11,33 +11,19 @@ ITEMSIZE: Final = {
 }  # fmt: skip
 MATMUL_DTYPES: Final = tuple(name for name in ITEMSIZE if name != "int32")
 FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
-REAL_DTYPE: Final = {"complex64": "float32", "complex128": "float64"}  # of the parts of complex numbers
+COMPLEX_DTYPES: Final = ("complex64", "complex128")  # of products, multiplied by torch alone
 LAYOUTS: Final = ("row", "column", "strided")
 ALIGNMENTS: Final = (1, 2, 4, 8, 16)
-THREE: Final = "-3m"  # suffix of precisions that make a complex product by three real ones, not four
-Precision = Literal[
-    "ieee", "fp16x3", "tf32x3", "tf32", "ozaki", "fast",
-    "ieee-3m", "fp16x3-3m", "tf32x3-3m", "tf32-3m", "ozaki-3m",
-]  # fmt: skip
-_FP32: Final[tuple[Precision, ...]] = ("ieee", "fp16x3", "tf32x3", "tf32")
-_FP64: Final[tuple[Precision, ...]] = ("ieee", "ozaki")
-_FP8: Final[tuple[Precision, ...]] = ("ieee", "fast")
-
-
-def _by_three(names: tuple[Precision, ...]) -> tuple[Precision, ...]:
-    """Return precisions of real products, and behind them the same by three products."""
-    threes = (name for name in get_args(Precision) if name.endswith(THREE))
-    return (*names, *(name for name in threes if name.removesuffix(THREE) in names))
-
-
-# Dtypes with a choice of precision; of all others it is "ieee". "fast": tensor cores alone keep the sums.
+Precision = Literal["ieee", "fp16x3", "tf32", "fast"]
+# Dtypes whose precision may be named; of all others it is "ieee". "fast": tensor cores alone keep the sums.
 PRECISIONS_OF: Final[dict[str, tuple[Precision, ...]]] = {
-    "float32": _FP32, "float64": _FP64, **dict.fromkeys(FP8_DTYPES, _FP8),
-    "complex64": _by_three(_FP32), "complex128": _by_three(_FP64),
-}  # fmt: skip
-PRECISIONS: Final[tuple[Precision, ...]] = tuple(
-    name for name in get_args(Precision) if not name.endswith(THREE)
-)  # of real products
+    "float32": ("ieee", "fp16x3", "tf32"),
+    "float64": ("ieee",),
+    **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+    "complex64": ("ieee", "tf32"),
+    "complex128": ("ieee",),
+}
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that tensor cores sum of fp8
 # How many rows of a, and columns of b, share a scale within a sum.
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}

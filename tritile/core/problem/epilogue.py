@@ -10,7 +10,6 @@ from tritile.errors import InvalidValueError
 SPREADS: Final = ("one", "row", "column", "full")
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: Final[tuple[Activation, ...]] = get_args(Activation)
-REMAINDER: Final = "remainder"
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,6 @@ class Epilogue:
     - Each operand says how it is spread over the result (see SPREADS), "" where there is none.
     - `activation` is one of ACTIVATIONS or "".
     - `weighted`: alpha and beta are given.
-
-    For int32 sums of lowered products, `activation` may be REMAINDER: sums modulo scale_a, as near 0 as
-    possible, where scale_a differs by matrix alone.
 
     As text it lists what there is: "scale_a=column scale_b=row bias=row gelu". Raises InvalidValueError for a
     text that describes no epilogue.
@@ -43,8 +39,7 @@ class Epilogue:
     def __post_init__(self) -> None:
         good = all(getattr(self, name) in ("", *SPREADS) for name in SIDES)
         good = good and isinstance(self.weighted, bool) and isinstance(self.gated, bool)
-        remainder = self.activation == REMAINDER and str(self) == f"scale_a=one {REMAINDER}"
-        if not good or not (remainder or self.activation in ("", *ACTIVATIONS)):
+        if not good or self.activation not in ("", *ACTIVATIONS):
             raise InvalidValueError(
                 f"{self!r}: wanted spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
             )

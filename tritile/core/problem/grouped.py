@@ -21,7 +21,7 @@ from tritile.errors import InvalidValueError
 GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
 # Dtypes with a choice of precision, as in `MatmulProblem`.
 GROUPED_PRECISIONS: Final[dict[str, tuple[Precision, ...]]] = {
-    "float32": ("ieee", "tf32x3", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
+    "float32": ("ieee", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
 RAGGED: Final = ("m", "k", "none")
 MAX_GROUPS: Final = 1024  # a program holds the ends of all groups

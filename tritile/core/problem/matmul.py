@@ -6,21 +6,18 @@ from typing import Any, ClassVar, Final
 
 from tritile.core.problem.checks import (
     BLOCK_SCALES,
+    COMPLEX_DTYPES,
     FP8_DTYPES,
     ITEMSIZE,
     MATMUL_DTYPES,
     PRECISIONS,
     PRECISIONS_OF,
-    REAL_DTYPE,
-    THREE,
     Laid,
     check,
     check_fields,
     check_sizes,
 )
-from tritile.core.problem.complexes import core_of
-from tritile.core.problem.epilogue import REMAINDER, Epilogue, epilogue_of
-from tritile.core.problem.moduli import MAX_DEPTH, MODULI
+from tritile.core.problem.epilogue import epilogue_of
 from tritile.core.problem.parts import part_length
 
 
@@ -102,21 +99,17 @@ class MatmulProblem(Laid):
         check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
         check_fields(self, precision=PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS)
         self._check_laid()
-        real = {self.dtype, self.out_dtype}.isdisjoint(REAL_DTYPE)
-        bare = self.dtype == self.out_dtype and not self.epilogue
-        check(real or bare, self, "complex operands and result of one dtype, and nothing fused")
+        real = {self.dtype, self.out_dtype}.isdisjoint(COMPLEX_DTYPES)
+        linear = self.dtype == self.out_dtype and not epilogue_of(self.epilogue).activation
+        check(real or linear, self, "complex operands and result of one dtype, and no activation")
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
         check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
         # In the interpreter, which rounds fp8 wrongly, float32 stands for fp8.
         scalable = self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
         check(not self.block_scales or scalable, self, "block scales of fp8, in one product")
-        if self.precision.removesuffix(THREE) == "ozaki":
-            deepest = MAX_DEPTH // 2 if self.is_complex else MAX_DEPTH
-            fits = self.dtype in ("float64", "complex128") and self.k <= deepest
-            check(fits, self, f"float64 and k up to {MAX_DEPTH}, or complex128 and half that")
         gated = epilogue_of(self.epilogue).gated
-        # fp8 needs scales, fp16x3 and ozaki transform both matrices: not offered
-        lowered = self.block_scales or self.precision in ("fp16x3", "ozaki")
+        # fp8 needs scales, fp16x3 transforms both matrices: not offered
+        lowered = self.block_scales or self.precision == "fp16x3"
         gateable = self.dtype in GATED_DTYPES and not lowered
         check(gateable or not gated, self, "gated products of real floating types")
 
@@ -127,7 +120,7 @@ class MatmulProblem(Laid):
 
     @property
     def is_complex(self) -> bool:
-        return self.dtype in REAL_DTYPE
+        return self.dtype in COMPLEX_DTYPES
 
     @property
     def flops(self) -> int:
@@ -175,15 +168,6 @@ class MatmulProblem(Laid):
     @functools.cached_property
     def core(self) -> "MatmulProblem":
         """Return the product that kernels make: another one where operands are transformed first."""
-        if self.is_complex:
-            return replace(self, **core_of(self)).core
-        if self.precision == "ozaki":
-            k = -(-self.k // 16) * 16
-            epilogue = str(Epilogue(scale_a="one", activation=REMAINDER))
-            return MatmulProblem(
-                len(MODULI) * self.batch, self.m, self.n, k, "int8", "int8",
-                b_layout="column", epilogue=epilogue,
-            )  # fmt: skip
         if self.by_rows:
             return replace(self, b_layout="row", b_align=16)
         if not self.in_parts:

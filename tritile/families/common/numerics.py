@@ -14,7 +14,7 @@ nothing else:
   tile.
 - The parts of K that programs share (SPLIT_K), summed apart and added up in their order.
 - The steps of K that are summed apart, where sums leave tensor cores or are compensated: those of IEEE fp32,
-  of three TF32 products, and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
+  and of fp8 unless "fast". Elsewhere an instruction follows another in the order of
   K, wherever blocks of K begin: blocks are whole instructions, and zeros that fill up the last add nothing.
 - Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
   differently.
@@ -80,7 +80,7 @@ def _sums_apart(problem: Product) -> bool:
     if problem.dtype == "float32":
         # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
         compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)
-        return compensated or problem.precision == "tf32x3" or bool(problem.block_scales)
+        return compensated or bool(problem.block_scales)
     fp8 = problem.dtype in FP8_DTYPES
     return bool(problem.block_scales) or (fp8 and problem.precision != "fast")
 

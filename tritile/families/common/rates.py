@@ -32,7 +32,7 @@ def rate(problem: MatmulProblem, device: Device) -> float:
     if "GeForce" in device.name and problem.dtype != "int8":
         half *= _GEFORCE
     if problem.dtype == "float32":
-        return half / {"tf32": 2, "fp16x3": 3}.get(problem.precision, 6)
+        return half / {"tf32": 2, "fp16x3": 3}[problem.precision]
     return half * 2 / problem.itemsize
 
 
@@ -40,8 +40,8 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
     """Return the hardware's peak for this product's kind, in TFLOP/s; None where it is not known.
 
     It is the maker's dense rate of an SM and clock, times SMs and the device's clock. No kernel reaches it:
-    tensor cores do not hold that clock for long. fp32 counts by its precision: a multiplication of tf32x3 is
-    three on tensor cores. A product made through another counts as that one.
+    tensor cores do not hold that clock for long. A product made through another counts as that one: a
+    multiplication of fp16x3 is three on tensor cores.
     """
     peak: float | None
     problem = problem.core

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.epilogue import finished
-from tritile.core.problem import FP8_DTYPES, REAL_DTYPE
-from tritile.core.problem.checks import THREE
+from tritile.core.problem import FP8_DTYPES
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
@@ -60,35 +59,27 @@ def torch_fp32(setting: str = "ieee") -> Iterator[None]:
 
 def _wider(dtype: str) -> torch.dtype:
     """Return the dtype to multiply in: float32 for floats of 16 bits and fewer, else float64."""
-    if dtype in REAL_DTYPE:
-        return torch.complex128
     narrow = dtype in ("float16", "bfloat16", *FP8_DTYPES)
     return torch.float32 if narrow else torch.float64
 
 
 def step_of(dtype: str) -> float:
     """Return the epsilon of the arithmetic that sums this dtype."""
-    return torch.finfo(torch.float64 if REAL_DTYPE.get(dtype, dtype) == "float64" else torch.float32).eps
+    return torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
 
 
 def growth(dtype: str, precision: str, k: int) -> float:
     """Return the allowed error of a sum of K products, as a share of |row| |column|: see the module's head.
 
-    A part of a complex number is a sum of 2 K products, and by three real products one of sums up to four
-    times as large. fp8 sums keep 13 bits within instructions of 32 of K, for 256 of K at the most. In
-    precision "fast" they do so for all of K, and random signs keep partial sums under 6 / sqrt(K) of the
-    norms.
+    fp8 sums keep 13 bits within instructions of 32 of K, for 256 of K at the most. In precision "fast" they
+    do so for all of K, and random signs keep partial sums under 6 / sqrt(K) of the norms.
     """
-    plain, larger = precision.removesuffix(THREE), 1.0
     if dtype == "int8":
         return 0.0
-    if dtype in REAL_DTYPE:
-        k, larger = 2 * k, 8.0 if precision.endswith(THREE) else 2.0
-    inputs = {"tf32": 2.0**-10 + 2.0**-22, "tf32x3": 3 * 2.0**-20}.get(plain, 0.0)
+    inputs = 2.0**-10 + 2.0**-22 if precision == "tf32" else 0.0
     if dtype in FP8_DTYPES:
-        inputs = (6 * math.sqrt(k) if plain == "fast" else min(k, 256)) / 32 * 2.0**-13
-    products = 3 if plain == "tf32x3" else 1
-    return larger * (products * (6 * math.sqrt(k) + k / 8) * step_of(dtype) + inputs)
+        inputs = (6 * math.sqrt(k) if precision == "fast" else min(k, 256)) / 32 * 2.0**-13
+    return (6 * math.sqrt(k) + k / 8) * step_of(dtype) + inputs
 
 
 def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,8 +110,8 @@ def with_epilogue(
 
     wanted = made(*(sums for sums, _ in parts))
     large = [None if side is None else side.abs() for side in sides]
-    added = 0.0 if large[2] is None else abs(beta) * large[2].to(wanted.real.dtype)
-    large[2] = added + torch.full((), float(bool(activation)), dtype=wanted.real.dtype, device=wanted.device)
+    added = 0.0 if large[2] is None else abs(beta) * large[2].to(wanted.dtype)
+    large[2] = added + torch.full((), float(bool(activation)), dtype=wanted.dtype, device=wanted.device)
     sums, *second = (sums.abs() for sums, _ in parts)
     bound = 16 * step * finished(sums, large, "", abs(alpha), 1.0, *second)
     for signs in itertools.product((1, -1), repeat=len(parts)):
@@ -131,13 +122,9 @@ def with_epilogue(
 
 def compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
     """Raise TuningError where an element errs by more than bound and rounding; out begins at `place`."""
-    if out.is_floating_point() or out.is_complex():
+    if out.is_floating_point():
         facts = torch.finfo(out.dtype)
-        bound = (
-            bound
-            + (1 if out.is_complex() else 0.51) * facts.eps * wanted.abs()
-            + facts.smallest_normal * facts.eps
-        )
+        bound = bound + 0.51 * facts.eps * wanted.abs() + facts.smallest_normal * facts.eps
     off = (out.to(wanted.dtype) - wanted).abs()
     bad = ~(off <= bound)  # so that NaN is bad too
     if bool(bad.any()):
@@ -222,8 +209,7 @@ _PARTS: Final[dict[str, Callable[[Any, torch.dtype, bool], Iterator[Part]]]] = {
 
 def parts_of(call: Any, sample: bool = False) -> Iterator[Part]:
     """Yield the parts of a product; of a `sample` only some rows, made in float64."""
-    exact = torch.complex128 if call.dtype in REAL_DTYPE else torch.float64
-    return _PARTS[call.op](call, exact if sample else _wider(call.dtype), sample)
+    return _PARTS[call.op](call, torch.float64 if sample else _wider(call.dtype), sample)
 
 
 def check_elements(call: Any) -> None:
@@ -242,24 +228,21 @@ def allowed_error(call: Any) -> float:
     Rounding to the output type errs by half its epsilon at the most. A running sum of K fp32 products errs by
     about sqrt(K) epsilons of fp32, and by twice that in the truncating adders of tensor cores. TF32 keeps 11
     bits of each input, rounded. An activation may shrink its input to less than half, and grow the error up
-    to 1.13 times. A gated product has the errors of both factors. A part of a complex number is a sum of 2 K
-    products; by three real products it is made of sums that together are up to four times as large. An
-    epilogue rounds three times more, in the type of sums.
+    to 1.13 times. A gated product has the errors of both factors. An epilogue rounds three times more, in the
+    type of sums.
     """
     if isinstance(call, PermuteCall):
         return 0.0
     if call.op == "linear_quantized":
         return ROUNDING[call.dtype] + 4e-7 * math.sqrt(call.x.shape[1])
-    real, k = REAL_DTYPE.get(call.dtype), call.a.shape[1]
-    dtype, out_dtype = real or call.dtype, real or call.out_dtype
-    k, larger = 2 * k if real else k, 4 if call.precision.endswith(THREE) else 1
+    dtype, k = call.dtype, call.a.shape[1]
     summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
-    inputs = 1e-3 if call.precision.removesuffix(THREE) == "tf32" and dtype == "float32" else 0.0
+    inputs = 1e-3 if call.precision == "tf32" and dtype == "float32" else 0.0
     what = call.fused if isinstance(call, MatmulCall) else UNFUSED
     spared = 0.4 if what.activation else 1.0
     gate = summing + inputs if what.gated else 0.0
     fused = (4e-16 if dtype == "float64" else 2e-7) if what != UNFUSED else 0.0
-    return ROUNDING[out_dtype] + larger * (summing + inputs) / spared + gate + fused
+    return ROUNDING[call.out_dtype] + (summing + inputs) / spared + gate + fused
 
 
 def _all_finite(call: Call) -> bool:
@@ -270,8 +253,7 @@ def _all_finite(call: Call) -> bool:
         if rest is not None and bool(rest.any()):
             return False
     out = matrix(call.out, batch)
-    summing = torch.complex64 if out.is_complex() else torch.float32
-    return out.dtype == torch.int32 or bool(torch.isfinite(out.sum(dtype=summing)))
+    return out.dtype == torch.int32 or bool(torch.isfinite(out.sum(dtype=torch.float32)))
 
 
 def error_of(call: Call) -> float:

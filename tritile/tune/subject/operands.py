@@ -86,12 +86,9 @@ def run_of(launch: Any) -> Run:
 
 
 def matrix(view: View, batch: int) -> torch.Tensor:
-    """Return the view as a (batch, rows, columns) tensor, complex where the call is."""
+    """Return the view as a (batch, rows, columns) tensor."""
     strides = (*(view.batch_strides or (0,)), *view.strides)
-    tensor = view.tensor
-    if view.itemsize > tensor.element_size():  # the parts of complex numbers
-        tensor = torch.view_as_complex(tensor.view(-1, 2))
-    return tensor.as_strided((batch, *view.shape), strides)
+    return view.tensor.as_strided((batch, *view.shape), strides)
 
 
 def sampled(rows: int, device: torch.device) -> torch.Tensor:
