@@ -9,8 +9,6 @@ from tests import configs
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
-from tritile.families.common.specialised import TRITON
-from tritile.families.matmul_clusters import family as clusters
 from tritile.families.space import illegal
 from tritile.runtime import ahead
 from tritile.runtime.offline import compiling_for
@@ -22,10 +20,7 @@ RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="colum
 TURN = PermuteProblem.turned(1, 4096, 4096, 2)
 # Bytes a thread that the assemblers of some versions keep out of registers, where the others spill nothing.
 SPILLED = {(3, 6): 112, (3, 8): 112}.get(parsed(triton.__version__), 0)
-with_clusters = pytest.mark.skipif(
-    parsed(triton.__version__) != TRITON, reason="clusters are made with one version of Triton"
-)
-groups, across = configs.warpgroups, configs.transposed
+groups = configs.warpgroups
 
 
 def fits(found, device):
@@ -65,15 +60,3 @@ def instructions(kernel, folder):
     binary.write_bytes(kernel.asm["cubin"])
     command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def paired(m, n, down, persistent=False, family=clusters.FAMILY):
-    """The config of a cluster of two programs with such tiles."""
-    sides = {"BLOCK_M": m, "BLOCK_N": n, "DOWN": down, "GROUP_M": 8, "PERSISTENT": persistent}
-    (found,) = (c for c in family.configs if all(c[name] == value for name, value in sides.items()))
-    return found
-
-
-def paired_across(m, n, down, persistent=False):
-    """The same of tiles that are made transposed: DOWN counts along columns of the result."""
-    return paired(m, n, down, persistent, clusters.TRANSPOSED)

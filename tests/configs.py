@@ -1,7 +1,5 @@
 """Configs of every family by their sides, as tests write them down."""
 
-from dataclasses import replace
-
 from tritile.core.config import Config
 
 
@@ -26,30 +24,9 @@ def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1, fami
     return Config.of(4, stages, family, **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-def transposed(m, n, consumers, stages, **more):
-    """The config that makes such a tile transposed: consumers share its columns."""
-    return warpgroups(m, n, 64, consumers, stages, **more, family="transposed")
-
-
-def split(m, n, k, consumers, stages, *, subtiles=1):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
-    return Config.of(4, stages, "split", **blocks, SUBTILES=subtiles)
-
-
 def scaled(m, n, consumers, piece, stages, *, persistent=False):
     blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8, "CONSUMERS": consumers}
     return Config.of(4, stages, "scaled", **blocks, PIECE=piece, PERSISTENT=persistent)
-
-
-def clusters(m, n, consumers, stages, down, *, persistent=False, subtiles=1, family="clusters"):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "GROUP_M": 8, "CONSUMERS": consumers, "DOWN": down}
-    own = Config.of(4, stages, family, **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
-    return replace(own, num_ctas=2)
-
-
-def transposed_clusters(*sides, **more):
-    """Consumers share columns; of `down` 2 the cluster's tiles lie side by side."""
-    return clusters(*sides, **more, family="transposed_clusters")
 
 
 def few_rows(rows, dtype, warps=1, stages=3):
@@ -99,13 +76,4 @@ ON_GPU = [
     warpgroups(64, 64, 64, 1, 4),
     warpgroups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
     warpgroups(192, 96, 64, 3, 3),
-    transposed(80, 128, 2, 4),
-    transposed(96, 192, 3, 3, persistent=True),
-    transposed(144, 128, 2, 3, subtiles=2),
-    clusters(192, 128, 3, 4, 1, persistent=True, subtiles=2),
-    clusters(128, 160, 2, 4, 2, subtiles=2),
-    transposed_clusters(80, 128, 2, 5, 1),
-    transposed_clusters(96, 192, 3, 4, 2, persistent=True),
-    split(128, 160, 64, 2, 4, subtiles=2),
-    split(192, 80, 64, 3, 4),
 ]

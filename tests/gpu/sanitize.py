@@ -2,9 +2,9 @@
 
     python tests/gpu/sanitize.py [CASE ...]
 
-memcheck and racecheck for each, and Triton's ConSan for `warpgroups` and `transposed` where this Triton
-has it (3.6 on). ConSan does not know the barriers of clusters, which are in PTX. One line a case and tool;
-ends with 1 where any of them found anything. Needs a GPU, and compute-sanitizer of the CUDA toolkit in PATH.
+memcheck and racecheck for each, and Triton's ConSan for `warpgroups` where this Triton has it (3.6 on). One
+line a case and tool; ends with 1 where any of them found anything. Needs a GPU, and compute-sanitizer of the
+CUDA toolkit in PATH.
 
 Not counted are races within Triton's own dispatch of warps. `warp_specialize` says by a byte of shared memory
 which part of the kernel a warp is to run: st.shared, then barrier.sync 1 by every warp of the block, then
@@ -31,10 +31,8 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 
 from tritile.core import device as devices  # noqa: E402
-from tritile.core import versions  # noqa: E402
 from tritile.core.posed import posed  # noqa: E402
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem  # noqa: E402
-from tritile.families.common.specialised import TRITON  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.described import Extras, described  # noqa: E402
@@ -118,17 +116,6 @@ CASES = {
     "warpgroups": Case(product(131, 77, 88), "warpgroups"),
     "warpgroups-two-consumers": Case(product(259, 203, 328), "warpgroups", parameter("CONSUMERS", 2)),
     "warpgroups-persistent": Case(product(1027, 1035, 72), "warpgroups", parameter("PERSISTENT", True)),
-    "split": Case(product(131, 203, 1032), "split", parameter("CONSUMERS", 2)),
-    "split-two-pieces": Case(product(131, 203, 1032), "split", parameter("BLOCK_N", 80)),
-    "clusters": Case(product(259, 203, 328), "clusters", parameter("CONSUMERS", 2)),
-    "clusters-persistent": Case(product(4099, 4107, 72), "clusters", parameter("PERSISTENT", True)),
-    "transposed": Case(product(131, 77, 88), "transposed"),
-    "transposed-two-pieces": Case(product(203, 259, 328), "transposed", parameter("BLOCK_M", 80)),
-    "transposed-persistent": Case(product(1035, 1027, 72), "transposed", parameter("PERSISTENT", True)),
-    "transposed-clusters": Case(product(203, 259, 328), "transposed_clusters", parameter("BLOCK_M", 80)),
-    "transposed-clusters-persistent": Case(
-        product(4107, 4099, 72), "transposed_clusters", parameter("PERSISTENT", True)
-    ),
     "few-rows": Case(product(3, 77, 1035), "few_rows"),
     "few-rows-words": Case(product(3, 77, 1032), "few_rows"),
     "odd-rows": Case(product(20, 77, 1035), "odd_rows", lambda config: config["SPLIT_K"] == 1),
@@ -186,10 +173,6 @@ def told(text):
 SPECIALISED = {
     "warpgroups": ("matmul_wgmma", "matmul_warpgroups"),
     "scaled": ("matmul_scaled", "matmul_scaled"),
-    "split": ("matmul_split", "matmul_split"),
-    "clusters": ("matmul_clusters", "matmul_clusters"),
-    "transposed_clusters": ("matmul_clusters", "matmul_clusters"),
-    "transposed": ("matmul_transposed", "matmul_transposed"),
 }
 
 
@@ -269,8 +252,7 @@ def main():
         (name, tool)
         for name in given.cases or CASES
         for tool in tools
-        if tool != "consan" or (has_consan and CASES[name].family in ("warpgroups", "transposed"))
-        if "clusters" not in CASES[name].family or versions.parsed(triton.__version__) == TRITON
+        if tool != "consan" or (has_consan and CASES[name].family == "warpgroups")
     ]
     with ThreadPoolExecutor(given.jobs) as pool:
         bad = sum(not good for good in pool.map(lambda one: checked(*one, log), wanted))

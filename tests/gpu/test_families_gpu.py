@@ -1,6 +1,5 @@
 """Every family of matmul kernels on a GPU: answers, the same bits each time, streams, graphs, threads."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -9,21 +8,16 @@ import pytest
 import torch
 
 import tritile
-from tests.configs import ON_GPU, clusters, split, tma, transposed, transposed_clusters, warpgroups
+from tests.configs import ON_GPU, tma, warpgroups
 from tests.launched import captured, in_threads, launched
 from tests.reference import assert_product, bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
-from tritile.core.versions import parsed
-from tritile.families.common.specialised import TRITON
 from tritile.ops.described import described
 from tritile.planning import model
 from tritile.runtime import launch
-from tritile.runtime.native import NativeLaunch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
-FAMILIES = (
-    "tile", "descriptor", "warpgroups", "split", "clusters", "transposed", "transposed_clusters"
-)  # fmt: skip
+FAMILIES = "tile", "descriptor", "warpgroups"
 # (a, b) as they lie: N in rows, T turned, S with gaps, O at an odd address
 TURNS = {"NN": ("row", "row"), "NT": ("row", "column"), "TN": ("column", "row"), "TT": ("column", "column")}
 TURNS |= {"SS": ("sparse", "strided"), "OO": ("offset", "offset"), "sliced": ("sliced", "column_sliced")}
@@ -40,20 +34,8 @@ CONFIGS = [
     warpgroups(128, 128, 64, 1, 3, persistent=True),
     warpgroups(192, 160, 64, 3, 3),
     warpgroups(256, 144, 64, 2, 3, persistent=True, subtiles=2),
-    transposed(16, 64, 1, 8),
-    transposed(160, 256, 2, 3, persistent=True, subtiles=2),
-    clusters(128, 192, 2, 3, 2, persistent=True),
-    clusters(128, 128, 1, 4, 2),
-    transposed_clusters(48, 64, 1, 8, 1),
-    transposed_clusters(144, 192, 3, 3, 2, persistent=True, subtiles=2),
-    split(64, 64, 64, 1, 4),
-    split(128, 256, 64, 2, 3, subtiles=2),
 ]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
-SPLIT, CLUSTERS, TRANSPOSED, TRANSPOSED_CLUSTERS = (
-    [config for config in CONFIGS if config.family == name]
-    for name in ("split", "clusters", "transposed", "transposed_clusters")
-)
 
 
 def run(config, a, b, out):
@@ -112,8 +94,6 @@ def test_a_capture_from_a_cold_plan(family, monkeypatch):
     a, b = operands(192, 200, 2056, torch.bfloat16)
     torch.matmul(a, b)
     device = devices.gpu(0)
-    if "clusters" in family and parsed(device.triton) != TRITON:
-        pytest.skip("clusters are made with one version of Triton")
     original = model.ranked
     monkeypatch.setattr(model, "pick", lambda problem, device: original(problem, device, family)[0])
     tritile.forget()
@@ -186,83 +166,6 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
             wanted = bytes_of(out) if wanted is None else wanted
             assert torch.equal(bytes_of(out), wanted)
     assert_product(out, a, b)
-
-
-@pytest.mark.parametrize("config", SPLIT, ids=str)
-@pytest.mark.parametrize(
-    "size",
-    [
-        (100, 200, 16000),
-        (1500, 1400, 1000),
-        (2300, 1000, 515),
-        (64, 64, 70000),  # a tile in as many parts as there are SMs: most have one group of rows, or none
-    ],
-    ids=str,
-)
-def test_split_tails_repeat_their_bits(config, size):
-    """Whole tiles and parts, one wave and several: parts are summed in one order, whoever sums them."""
-    m, n, k = size
-    a, b = operands(m, n, k, torch.bfloat16, "NT")
-    buffer, out = frame((m, n), a.dtype, "row", "cuda")
-    prepared, call = run(config, a, b, out)
-    assert_product(out, a, b)
-    wanted = bytes_of(out)
-    for _ in range(30):
-        out.fill_(float("nan"))
-        prepared(*call.tensors)
-        assert torch.equal(bytes_of(out), wanted)
-    assert guard_intact(buffer, out)
-
-
-# Tiles that are made transposed read operands in four ways, of which each config has two.
-ALIKE = list(itertools.product(CLUSTERS, ("NN", "NT")))
-for i, config in enumerate((*TRANSPOSED, *TRANSPOSED_CLUSTERS)):
-    ALIKE += [(config, turn) for turn in (("NN", "TT"), ("NT", "TN"))[i % 2]]
-
-
-@pytest.mark.parametrize(("config", "turn"), ALIKE, ids=str)
-@pytest.mark.parametrize(
-    "size", [(1, 131, 64), (577, 1000, 72), (2100, 6120, 136), (300, 5003, 1032)], ids=str
-)
-def test_clusters_and_transposed_tiles_have_the_bits_of_warpgroups(config, turn, size):
-    """Odd numbers of tiles, one wave and several, rows off sectors and ends off 16 bytes: 30 times."""
-    m, n, k = size
-    a, b = operands(m, n, k, torch.bfloat16, turn)
-    buffer, out = frame((m, n), a.dtype, "row", "cuda")
-    prepared, call = run(config, a, b, out)
-    assert isinstance(prepared._steps[-1], NativeLaunch)
-    assert_product(out, a, b)
-    wanted = torch.empty_like(out)
-    run(warpgroups(128, 128, 64, 2, 3), a, b, wanted)
-    for _ in range(30):
-        assert torch.equal(bytes_of(out), bytes_of(wanted))
-        out.fill_(float("nan"))
-        prepared(*call.tensors)
-    assert torch.equal(bytes_of(out), bytes_of(wanted))
-    assert guard_intact(buffer, out)
-
-
-@pytest.mark.parametrize("config", [*CLUSTERS[::3], *TRANSPOSED_CLUSTERS[::3]], ids=str)
-def test_clusters_run_beside_kernels_of_one_program(config):
-    """On the same SMs, on other streams, and launched by Triton's own launcher."""
-    a, b = operands(1500, 1400, 1000, torch.bfloat16)
-    out, other = (torch.empty(1500, 1400, dtype=a.dtype, device="cuda") for _ in range(2))
-    prepared, call = run(config, a, b, out)
-    plain, _ = run(warpgroups(128, 128, 64, 2, 3), a, b, other)
-    wanted, side = bytes_of(out), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    for _ in range(20):
-        out.fill_(float("nan"))
-        with torch.cuda.stream(side):
-            plain(*call.tensors[:2], other)
-        prepared(*call.tensors)
-        torch.cuda.synchronize()
-        assert torch.equal(bytes_of(out), wanted)
-        assert torch.equal(bytes_of(other), wanted)
-    prepared._steps = prepared._triton
-    out.fill_(float("nan"))
-    prepared(*call.tensors)
-    assert torch.equal(bytes_of(out), wanted)
 
 
 _CAPTURE_FIRST = """

@@ -6,18 +6,14 @@ import pytest
 
 from tests.ahead import (
     NAMES,
-    across,
     compiled,
     groups,
     instructions,
     kernels_of,
     later,
-    paired,
-    paired_across,
     pairs,
-    with_clusters,
 )
-from tests.configs import split, tile, tma
+from tests.configs import tile, tma
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families.space import illegal
@@ -45,8 +41,6 @@ BY_DESCRIPTOR = (
     tma(16, 64, 128, 4, 4),
 )
 BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, persistent=True, subtiles=2), groups(192, 96, 64, 3, 3))
-ACROSS = (across(144, 128, 2, 4), across(96, 192, 3, 4, persistent=True))
-CLUSTERS = (paired_across(144, 128, 1), paired_across(144, 128, 2), paired_across(96, 192, 2))
 HOPPER, FROM_HOPPER = ("nvidia-h200",), ("nvidia-h200", "sm_100")
 READS = "bias=row residual=full gelu"
 GATED = ("gated silu", "bias=row bias_up=row gated gelu")
@@ -54,8 +48,6 @@ WIDEST = [  # that read a matrix beside gelu, and how many columns there are
     (groups(128, 192, 64, 2, 4, persistent=True), 300),
     later(groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
     later(groups(64, 192, 64, 1, 6), 300),
-    later(split(128, 192, 64, 2, 4, subtiles=2), 300),
-    later(across(96, 128, 1, 6), 300),
 ]
 
 
@@ -78,7 +70,7 @@ CASES = [
     *cases(NAMES, [(DOUBLE, tile(32, 32, 16, 4, 2))], ["bias=full weighted gelu"]),
     *cases(FROM_HOPPER, on_plain(*BY_DESCRIPTOR), EPILOGUES),
     *cases(HOPPER, [(ODD, tma(64, 64, 64, 4, 4, persistent=True))], EPILOGUES[1:2]),  # no descriptor stores
-    *cases(HOPPER, on_plain(*BY_WARPGROUPS, *ACROSS), EPILOGUES),
+    *cases(HOPPER, on_plain(*BY_WARPGROUPS), EPILOGUES),
     *cases(["sm_80", "gfx942"], [(INT8, tile(64, 64, 64, 4, 3))], [SCALED]),
     *cases(NAMES, [(PLAIN, tile(64, 64, 32, 8, 3)), (ODD, tile(32, 32, 32, 4, 3))], GATED),
     *cases(HOPPER, [(SINGLE, tile(32, 32, 16, 4, 2)), (DOUBLE, tile(32, 32, 16, 4, 2))], GATED[1:]),
@@ -91,25 +83,12 @@ def test_compiles_and_fits(name, problem, config):
     fits(problem, config, name)
 
 
-@with_clusters
-@pytest.mark.parametrize(("config", "epilogue"), pairs(CLUSTERS, EPILOGUES), ids=str)
-def test_by_transposed_clusters(epilogue, config):
-    fits(replace(PLAIN, epilogue=epilogue), replace(config, num_stages=3), "nvidia-h200")
-
-
 WIDE = [  # whether it may have gelu, and gelu beside a matrix, where tiles are stored by pointers
     (groups(128, 192, 64, 2, 4, persistent=True), True, True),
     (groups(64, 256, 64, 1, 4), True, False),
     (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), True, False),
     (groups(192, 128, 64, 3, 4, persistent=True), True, False),
     (groups(256, 144, 64, 2, 3, persistent=True, subtiles=2), False, False),
-    (split(256, 160, 64, 2, 3, subtiles=2), False, False),
-    (paired(192, 128, 2), True, False),
-    (paired(192, 192, 1, True), False, False),
-    (across(160, 192, 3, 4, subtiles=2), True, False),
-    (across(256, 128, 2, 3), True, False),
-    (paired_across(160, 256, 2), False, False),
-    (paired_across(192, 192, 1), False, False),
 ]
 
 
@@ -118,32 +97,20 @@ def test_specialised_tiles_leave_room_for_gelu(config, alone, beside):
     """Stored by pointers it spills up to kilobytes beside more sums; other activations do not."""
     device = replace(target_device("nvidia-h200"), triton="3.7.1")
 
-    def legal(epilogue, n):  # of so few tiles that `split` splits them
+    def legal(epilogue, n):
         why = illegal(
             config, replace(PLAIN, m=300, n=n, epilogue=epilogue, out_align=16 if n % 8 == 0 else 8), device
         )
         assert why is None or "accumulator registers a thread, above" in why
         return why is None
 
-    wide = config in (across(256, 128, 2, 3), paired_across(160, 256, 2))  # turned, beside more than 96
     for n in (300, 320):  # stored by pointers, and by descriptors
         assert legal("", n)
         assert legal("bias=row silu", n)
         assert legal("bias=row gelu_tanh", n)
         assert legal("bias=row gelu", n) is (alone or n == 320)
         for epilogue in (READS, "bias=full gelu"):
-            assert legal(epilogue, n) is (beside or (n == 320 and not wide))
-
-
-def test_split_tiles_leave_room_for_a_matrix_that_two_epilogues_read():
-    device, problem = target_device("nvidia-h200"), replace(PLAIN, m=300, n=300, out_align=8)
-    read = replace(problem, epilogue="residual=full")
-    for sides in ((256, 160, 64, 2, 3), (192, 192, 64, 3, 3), (128, 144, 64, 1, 4)):
-        wide = split(*sides, subtiles=2)
-        assert "accumulator registers a thread, above" in (illegal(wide, read, device) or "legal")
-        assert illegal(wide, replace(read, n=320, out_align=16), device) is None
-        assert illegal(wide, replace(problem, epilogue="bias=row"), device) is None
-    assert illegal(split(128, 256, 64, 2, 3, subtiles=2), read, device) is None
+            assert legal(epilogue, n) is (beside or n == 320)
 
 
 @pytest.mark.parametrize(("config", "n"), WIDEST, ids=str)
@@ -189,8 +156,7 @@ def test_gated_operands_that_no_descriptor_reads_are_copied():
 def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     problem, device = replace(PLAIN, epilogue=GATED[0]), target_device("nvidia-h200")
     assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, split=4), problem, device)
-    for config in (BY_WARPGROUPS[0], ACROSS[0]):
-        assert "tile and descriptor" in illegal(config, problem, device)
+    assert "tile and descriptor" in illegal(BY_WARPGROUPS[0], problem, device)
     assert illegal(tma(128, 256, 64, 8, 3, persistent=True, subtiles=2), problem, device).startswith(
         "256 accumulator registers"
     )

@@ -4,9 +4,7 @@ import re
 from collections import Counter
 
 import pytest
-import triton
 
-from tests.ahead import paired, paired_across, with_clusters
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,
@@ -24,8 +22,6 @@ from tests.unit.test_invariant import (
 )
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
-from tritile.core.versions import parsed
-from tritile.families.common.specialised import TRITON
 from tritile.families.numerics import numerics
 from tritile.families.space import illegal
 from tritile.runtime.ahead import compiled_for
@@ -45,7 +41,6 @@ WARPGROUP = [
     (tile(64, 32, 64), HALF, HOPPER, "k16"),
     (tma(64, 64, 64, persistent=True), HALF, HOPPER, "k16"),
     (specialised(64, 96, 64, 1), HALF, HOPPER, "k16"),
-    (specialised(80, 128, 64, 2, "transposed"), HALF, HOPPER, "k16"),
     (tile(64, 64, 64), replace(HALF, b_layout="row", a_layout="column", a_align=2), HOPPER, "k16"),
     (tma(64, 64, 64), TF32, HOPPER, "k8"),
     (tile(64, 64, 32), replace(TF32, b_layout="row"), HOPPER, "k8"),
@@ -72,13 +67,6 @@ def test_instructions(config, problem, device, wanted, kind):
     assert found == {wanted}
 
 
-@with_clusters
-@pytest.mark.parametrize("down", [1, 2])
-def test_the_instruction_of_clusters(down):
-    for config in (paired(128, 192, down), paired_across(80, 128, down)):
-        test_instructions(config, HALF, HOPPER, "k16", "warpgroup")
-
-
 def test_plain_fp32_has_no_matrix_instruction():
     problem = of_type("float32")
     assert numerics(tile(32, 32, 32), problem, HOPPER).instruction == "fma"
@@ -87,9 +75,6 @@ def test_plain_fp32_has_no_matrix_instruction():
 
 # By how many elements of the result a thread has.
 MADE = {tile(64, 64, 32): 32, tma(64, 64, 64): 32, tma(128, 64, 64): 64, specialised(64, 128, 64, 1): 64}
-MADE |= {specialised(80, 128, 64, 2, "transposed"): 2 * 40}  # by the code of two consumers
-if parsed(triton.__version__) == TRITON:
-    MADE |= {paired(64, 128, 2): 64, paired_across(80, 64, 1): 40}
 
 
 def arithmetic(config, epilogue):

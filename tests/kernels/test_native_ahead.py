@@ -2,7 +2,6 @@
 
 import ctypes
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,11 +11,7 @@ from tests.ahead import (
     RAGGED,
     SQUARE,
     TURN,
-    across,
     groups,
-    paired,
-    paired_across,
-    with_clusters,
 )
 from tests.configs import tile, tma, turned
 from tritile.core.device import target_device
@@ -36,12 +31,6 @@ CASES = [
     (RAGGED, tma(128, 128, 64, 8, 3, persistent=True)),
     (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
     (RAGGED, groups(192, 96, 64, 3, 3)),
-    (SQUARE, across(144, 128, 2, 4, persistent=True)),
-    (RAGGED, across(96, 192, 3, 3)),
-    pytest.param(SQUARE, paired(192, 128, 1, True), marks=with_clusters),
-    pytest.param(RAGGED, replace(paired(128, 128, 2), num_stages=4), marks=with_clusters),
-    pytest.param(SQUARE, paired_across(80, 128, 2, True), marks=with_clusters),
-    pytest.param(RAGGED, replace(paired_across(96, 192, 1), num_stages=3), marks=with_clusters),
     (TURN, turned(64, 64, 4)),
     (TURN, turned(128, 64, 8, family="packed")),
 ]
@@ -162,27 +151,12 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
                 assert (size in (1, 2, 4), strides) == (True, [size * s for s in one.strides[-2::-1]])
 
 
-@pytest.mark.parametrize(
-    ("config", "grid", "clustered"),
-    [
-        (groups(256, 144, 64, 2, 2, persistent=True, subtiles=2), [132, 1, 1], {}),
-        pytest.param(
-            paired(192, 128, 1, True), [132, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
-        ),
-        pytest.param(
-            paired(128, 128, 2), [2 * 16 * 32, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
-        ),
-        pytest.param(
-            paired_across(96, 128, 1), [2 * 32 * 22, 1, 1], {4: [2, 1, 1], 5: [1, 0, 0]}, marks=with_clusters
-        ),
-    ],
-    ids=["warpgroups", "clusters", "clusters, a tile each", "transposed clusters"],
-)
-def test_launches_say_how_many_programs_make_a_cluster(config, grid, clustered, monkeypatch):
-    """The driver counts programs in a grid, Triton clusters. 6: a start before the kernel ahead is done."""
+def test_launches_start_before_the_kernel_ahead_is_done(monkeypatch):
+    """By the driver's attribute 6."""
+    config = groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)
     steps, buffers = compiled(SQUARE, config, monkeypatch)
     ((step, kernel),) = steps
     driver = Driver(sizes_of(kernel))
     monkeypatch.setattr(native, "_driver", lambda: driver)
     native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)([1 << 20] * 3, 0)
-    assert driver.asked == [(grid, clustered | {6: [1, 0, 0]})]
+    assert driver.asked == [([132, 1, 1], {6: [1, 0, 0]})]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ahead import compiled, paired, paired_across, with_clusters
+from tests.ahead import compiled
 from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
 from tritile.core.device import target_device
 from tritile.core.posed import Pointer
@@ -58,27 +58,14 @@ def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, conf
     assert 0 < wait < first.start()
 
 
-@pytest.mark.parametrize("family", ["warpgroups", "transposed"])
-def test_warpgroups_wait_before_they_ask_for_a_tile(family):
+def test_warpgroups_wait_before_they_ask_for_a_tile():
     """All else that they touch comes after tiles, whatever the order in which warps' code is written down."""
-    ptx = compiled(SQUARE, warpgroups(128, 128, 64, 2, 4, family=family)).asm["ptx"]
+    ptx = compiled(SQUARE, warpgroups(128, 128, 64, 2, 4)).asm["ptx"]
     wait, first = (
         ptx.find("griddepcontrol.wait"),
         re.search(r"cp\.async\.bulk\.tensor\S*\.shared\S*\.global", ptx),
     )
     assert 0 < wait < first.start()
-
-
-@with_clusters
-@pytest.mark.parametrize("config", [paired(128, 192, 1), paired_across(80, 128, 2)], ids=str)
-def test_clusters_meet_before_they_copy_and_wait_before_they_read_memory(config):
-    """No program copies to the other, or arrives there, before that one's barriers are made."""
-    ptx = ahead.compiled_for(SQUARE, config, H200).asm["ptx"]
-    bodies = re.split(r"barrier\.cluster\.wait\.acquire", ptx)
-    copies = re.compile(r"cp\.async\.bulk\.tensor\S*\.shared::cluster\S*\.global")
-    assert len(bodies) > 3  # two consumers, the producer, warps that idle
-    assert not copies.search(bodies[0])
-    assert 0 < ptx.find("griddepcontrol.wait") < copies.search(ptx).start()
 
 
 def test_parts_of_a_sum_are_written_before_any_thread_says_so():
@@ -98,11 +85,10 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]
 
 
-@pytest.mark.parametrize("family", ["warpgroups", "transposed"])
-def test_warpgroups_store_inside_the_result_each_at_rows_or_columns_of_its_own(family):
+def test_warpgroups_store_inside_the_result_each_at_rows_of_its_own():
     """No interpreter runs Gluon: masks, and where the second consumer begins, are read as compiled."""
     ragged = MatmulProblem(1, 1001, 1003, 1024, "float16", "float16", b_layout="column", out_align=2)
-    text = compiled(ragged, warpgroups(128, 128, 32, 2, 4, family=family)).asm["ttgir"]
+    text = compiled(ragged, warpgroups(128, 128, 32, 2, 4)).asm["ttgir"]
     masks = re.findall(r"arith\.cmpi (\w+), [^:]*: tensor", text)
     assert masks
     assert set(masks) == {"slt"}

@@ -14,6 +14,7 @@ import pytest
 import torch
 import typer.testing
 
+from tests.configs import tma, warpgroups
 from tritile.cli import calibrating
 from tritile.cli import tune as command
 from tritile.cli.shared import app
@@ -85,15 +86,49 @@ def test_likely_configs_are_near_the_best_and_such_as_portfolios_hold():
         assert not run.likely(problem, H200).keys() & set(model.beside(problem, H200))
 
 
+def unsplit(config):
+    return config.family == "descriptor" and config["SPLIT_K"] == 1
+
+
+def test_aligned_products_on_hopper_have_warpgroups_in_the_place_of_unsplit_descriptors(monkeypatch, hasty):
+    monkeypatch.setattr(run, "CompilePool", ThreadPoolExecutor)
+    problem, odd = (MatmulProblem(1, 4096, 4096, k, "bfloat16", "bfloat16") for k in (4096, 4097))
+    plain = tma(128, 128, 64, 8, 4, persistent=True)
+    known = table.Table({}, {}, (table.Entry(problem, plain, 1.0), table.Entry(odd, plain, 1.0)))
+    for one, name, device, some in (
+        (problem, "halves-nn", H200, False),
+        (problem, "halves-nn", target_device("b200"), True),
+        (replace(odd, a_align=2), "halves-odd", H200, True),
+    ):
+        assert any(map(unsplit, run.likely(one, device))) == some
+        found = run.candidates(name, [one], device, [known], 200)
+        assert any(map(unsplit, found)) == some
+        assert (plain in found) == (name == "halves-nn" and some)
+
+    configs = [plain, *(warpgroups(128, n, 64, 2, 4) for n in (16, 32, 48, 64, 80))]
+    rows = [
+        sweep.Row(p, dict(zip(configs, range(1, 7), strict=True)), 1.0) for p in drawn("halves-nn", 8, "")
+    ]
+    measured = run.Measured("halves-nn", rows, H200)
+    assert plain not in measured.portfolio(measured.left_out()).configs
+    assert measured.fastest.tolist() == 8 * [1.0]  # what it was timed at counts
+    with pytest.raises(TuningError, match="too few"):
+        run.Measured(
+            "halves-nn",
+            [sweep.Row(p, dict.fromkeys(configs[:5], 1.0), 1.0) for p in drawn("halves-nn", 8, "")],
+            H200,
+        )
+
+
 def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
     monkeypatch.setattr(run, "CompilePool", ThreadPoolExecutor)
     shipped, *_ = gpu_tables.shipped(H200)
     problems = drawn("halves-nt", 2, "candidates")
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")
-    found = run.candidates("halves-nt", [*problems, deep], H200, [shipped], 250)
+    found = run.candidates("halves-nt", [*problems, deep], H200, [shipped], 150)
     own = {sweep.banded(config) for config in shipped.portfolios["halves-nt"].configs}
     assert own <= set(found)
-    assert len(set(found)) == len(found) == 250
+    assert len(set(found)) == len(found) == 150
     few = run.candidates("halves-nt", [*problems, deep], H200, [], 20)
     assert len(few) == 20
     for problem in (*problems, deep):

@@ -21,7 +21,6 @@ from tritile.core.problem import (
 from tritile.core.settings import Rules, is_batch_invariant, rules
 from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
 from tritile.families.common.numerics import Numerics
-from tritile.families.matmul_clusters import family as clusters
 from tritile.families.numerics import canonical, numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
@@ -79,8 +78,6 @@ FOUND = [
     (tma(128, 128, 64, 8, persistent=True), HALF, HOPPER, Numerics("warpgroup")),
     (tma(64, 64, 64, split=4), HALF, HOPPER, Numerics("warpgroup", parts=4)),
     (specialised(192, 96, 64, 3), HALF, HOPPER, Numerics("warpgroup")),
-    (clusters.FAMILY.configs[0], HALF, HOPPER, Numerics("warpgroup")),
-    (specialised(80, 128, 64, 2, "transposed"), HALF, HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 32), TF32, HOPPER, Numerics("warpgroup", rounding="kernel")),
     (tma(64, 64, 64), TF32, HOPPER, Numerics("warpgroup", rounding="tma")),
     (tile(64, 32, 16), of_type("float32"), HOPPER, Numerics("fma", step=16)),

@@ -9,7 +9,7 @@ from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.planning import gpu_tables
 
 SWEEPS = portfolios.Path(portfolios.__file__).parent / "sweeps"
-FILES = [*sorted(SWEEPS.glob("*.jsonl.gz")), *sorted(SWEEPS.glob("transposed/*.jsonl.gz"))]
+FILES = [*sorted(SWEEPS.glob("*.jsonl.gz")), *sorted(SWEEPS.glob("more/*.jsonl.gz"))]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_a_shipped_portfolio_is_of_a_committed_sweep(swept):
 def test_times_of_a_second_file_replace_those_of_the_first(files, swept):
     first, second = (
         {row.problem: row.times for row in files[SWEEPS / where / "halves-nt.jsonl.gz"][1]}
-        for where in ("", "transposed")
+        for where in ("", "more")
     )
     rows = {row.problem: row.times for row in swept["halves-nt"][1]}
     assert rows == {problem: first.get(problem, {}) | second.get(problem, {}) for problem in first | second}

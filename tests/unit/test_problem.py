@@ -185,5 +185,4 @@ def test_epilogues_are_read_back_as_they_are_written():
         text = " ".join([*words, *filter(None, (weighted, activation))])
         epilogue = epilogue_of(text)
         assert str(epilogue) == text
-        assert epilogue.transposed.transposed == epilogue
         assert (epilogue.constants is None) == (text == "")

@@ -3,12 +3,9 @@
 import subprocess
 
 import pytest
-import triton
 
 from tests.gpu import sanitize
 from tritile.core.device import target_device
-from tritile.core.versions import parsed
-from tritile.families.common.specialised import TRITON
 from tritile.families.common.warps.consume import start_warps
 from tritile.families.registry import FAMILIES
 from tritile.families.work import work_of
@@ -19,8 +16,6 @@ HOPPER = target_device("nvidia-h200")
 @pytest.mark.parametrize("name", sanitize.CASES)
 def test_every_case_has_a_config(name):
     case = sanitize.CASES[name]
-    if "clusters" in case.family and parsed(triton.__version__) != TRITON:
-        pytest.skip("clusters are made with one version of Triton")
     call = case.call("cpu")
     config = sanitize.config_of(case, call, HOPPER)
     steps = [step.kernel.__name__ for step in work_of(call, config, HOPPER.processors, True).steps]

@@ -7,12 +7,9 @@ from tritile.families.family import Family
 from tritile.families.few_rows import across as few_rows_across
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
-from tritile.families.matmul_clusters import family as matmul_clusters
 from tritile.families.matmul_scaled import family as matmul_scaled
-from tritile.families.matmul_split import family as matmul_split
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
-from tritile.families.matmul_transposed import family as matmul_transposed
 from tritile.families.matmul_wgmma import family as matmul_wgmma
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes as permute_boxes
@@ -23,11 +20,7 @@ ALL: Final = (
     matmul_tile.FAMILY,
     matmul_tma.FAMILY,
     matmul_wgmma.FAMILY,
-    matmul_split.FAMILY,
     matmul_scaled.FAMILY,
-    matmul_clusters.FAMILY,
-    matmul_transposed.FAMILY,
-    matmul_clusters.TRANSPOSED,
     few_rows.FAMILY,
     few_rows_across.FAMILY,
     odd_rows.FAMILY,

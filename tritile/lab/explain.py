@@ -21,7 +21,6 @@ from tritile.families.common import upright
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.common.tma_time import TmaFit
-from tritile.families.matmul_split import family as split
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
@@ -259,12 +258,9 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
 
 def _product_us(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
     clocks_us = device.clock_ghz * 1e3
-    m, n = traffic.own_tile_of(config, problem)
+    m, n = traffic.tile_of(config, problem)
     work, iterations = traffic.tiling(problem, config, device), -(-problem.k // config["BLOCK_K"])
     busiest = -(-work.programs // device.processors) * iterations / (work.programs / work.tiles)
-    if config.family == split.NAME:
-        tail = split.tail(config, problem, device)
-        busiest = (tail.whole // device.processors + 1 / tail.split) * iterations
     # tl.dot without tensor cores sums in float32.
     summed = replace(problem, dtype="float32") if config.family in upright.FAMILIES else problem
     known = peak_tflops(summed, device)

@@ -16,8 +16,6 @@ from tritile.families.common import operands, upright
 from tritile.families.common.grids import unit
 from tritile.families.few_rows import across
 from tritile.families.few_rows import family as few_rows
-from tritile.families.matmul_clusters.family import CLUSTERED
-from tritile.families.matmul_split import family as split
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.odd_rows import family as odd_rows
@@ -136,15 +134,11 @@ def tiling(problem: Known, config: Config, device: Device) -> Tiling:
     problem = problem.core
     m, n = tile_of(config, problem)
     down, wide = tile_counts(config, problem)
-    tiles = down * wide * problem.batch * config.num_ctas
+    tiles = down * wide * problem.batch
     programs, sums = tiles, 0  # elements of partial sums
     if config.family in (descriptor.NAME, odd_rows.NAME):
         programs = tiles * config["SPLIT_K"]
         sums = programs * m * n * (config["SPLIT_K"] > 1)
-    elif config.family == split.NAME:
-        tail = split.tail(config, problem, device)
-        programs = tail.whole + tail.rest * tail.split
-        sums = tail.rest * tail.split * m * n
     elif config.family == across.NAME:
         parts = across.parts(config, problem, device.processors)
         programs = tiles * parts
@@ -154,19 +148,13 @@ def tiling(problem: Known, config: Config, device: Device) -> Tiling:
     return Tiling(tiles, programs, filled, sums * _PARTIAL)
 
 
-def own_tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Rows and columns of the tile that one program makes of a product."""
+def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
+    """Rows and columns of the tile that a program makes of a product."""
     if config.family in upright.FAMILIES:
         return upright.tile_of(config, problem)
     if config.family == odd_rows.NAME:
         return odd_rows.tile_of(config, problem)
     return config["BLOCK_M"], config["BLOCK_N"]
-
-
-def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """Rows and columns of a product's tile: of a cluster's, whose programs share operands."""
-    clustered = CLUSTERED.get(config.family, lambda own: own)
-    return own_tile_of(clustered(config), problem)
 
 
 def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:

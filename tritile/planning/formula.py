@@ -18,9 +18,6 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, PermuteProblem, Tiled
 from tritile.families.common.operands import copied
 from tritile.families.common.products import LINE, SECTOR, Facts
-from tritile.families.matmul_clusters.family import CLUSTERED
-from tritile.families.matmul_split import family as matmul_split
-from tritile.families.matmul_split.family import TURNS
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.quantized import family as packed
@@ -59,16 +56,10 @@ class Shape(NamedTuple):
     split: Any
     slots: Any  # programs resident on an SM; 1 where kernels are persistent
     shared: Any  # bytes of sums that the programs of a tile share
-    tail: Any = 0  # 1 where the tiles of the last wave are split among all SMs, else 0
-    sharers: Any = 1  # SMs that make a block together, as a cluster of programs
 
 
 def _lesser(x: Any, y: Any) -> Any:
     return (x + y - abs(x - y)) / 2
-
-
-def _at_least_one(x: Any) -> Any:
-    return x + (x < 1) * (1 - x)
 
 
 def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
@@ -77,14 +68,8 @@ def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     tiles = tiles_m * tiles_n * facts.batch
     blocks = -(-k // shape.block_k)
     iterations = -(-blocks // shape.split)
-    processors = _at_least_one(facts.processors // shape.sharers)
-    busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
+    busiest = -(-tiles * shape.split // facts.processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
-    rest = tiles % processors
-    parts = _at_least_one(_lesser(processors // (rest + (rest == 0)), blocks // TURNS))
-    last = blocks - (rest > 0) * (blocks - -(-blocks // parts))  # K iterations in the last wave
-    iterations = iterations + shape.tail * ((busiest - 1) * blocks + last - busiest * iterations) / busiest
-    shared = shape.shared * (tiles + shape.tail * (processors * parts - tiles))
 
     row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile per element of K
     row_b = _lesser(n, shape.block_n) * facts.size_b
@@ -104,31 +89,22 @@ def _product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     cache = read * slow / c.cache
     power = 1 + c.blend
     us = c.start + (wait**power + work**power + memory**power + cache**power) ** (1 / power)
-    us = us + shared / c.parts + facts.copies * (c.copy + 2 * facts.copied / c.memory)
-    waves = tiles * shape.split / (processors * shape.slots)
+    us = us + shape.shared * tiles / c.parts + facts.copies * (c.copy + 2 * facts.copied / c.memory)
+    waves = tiles * shape.split / (facts.processors * shape.slots)
     edges = tiles_m * shape.block_m / m, tiles_n * shape.block_n / n
     bounds = wait / us, work / us, memory / us, cache / us
     ratios = waves, rounds / waves, *edges, iterations, missed
-    return us, *bounds, *ratios, *shape[:5], 1 + shape.tail, shape.sharers
+    return us, *bounds, *ratios, *shape[:5]
 
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
-    """Return the shape of a config for all problems of this one's kind.
-
-    The programs of a cluster count as one, with the rows and columns of all: what they read of the L2 cache
-    is what one with such a block reads, and clusters come in waves of as many as there are groups of SMs.
-    """
+    """Return the shape of a config for all problems of this one's kind."""
     resident = FAMILIES[problem.op][config.family].resident
     kwargs: dict[str, Any] = dict(config.kwargs)
     core = getattr(problem, "core", problem)
     slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
-    if config.family in CLUSTERED:
-        kwargs |= dict(CLUSTERED[config.family](config).kwargs)
     m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
-    if config.family == matmul_split.NAME:  # the parts of the last wave are summed from a workspace
-        return Shape(m, n, k, 1, slots, 2.0 * m * n, 1)
-    shared = 8.0 * split * m * n if split > 1 else 0.0
-    return Shape(m, n, k, split, slots, shared, sharers=config.num_ctas)
+    return Shape(m, n, k, split, slots, 8.0 * split * m * n if split > 1 else 0.0)
 
 
 def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
@@ -193,7 +169,7 @@ def _permute_traits(problem: PermuteProblem) -> list[float]:
 
 def _begin(shape: Shape) -> Constants:
     """Return the constants to begin a fit with: `work` and `turn` follow from the size of a block."""
-    work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6 / shape.sharers
+    work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6
     return replace(Constants(), work=work, turn=max(work, 0.15))
 
 
@@ -259,11 +235,11 @@ _BY_POINTERS: Final = "tile"  # the family that never copies an operand first
 FORMULAS: Final[dict[str, Formula]] = {
     MatmulProblem.op: Formula(
         Constants, lambda config: config.family != _BY_POINTERS, facts_of,
-        shape_of, _product_parts, _begin, _product_traits, 25,
+        shape_of, _product_parts, _begin, _product_traits, 23,
     ),
     packed.TILE.op: Formula(
         Constants, lambda config: None, lambda problem, device, key: packed.facts_of(problem, device),
-        shape_of, _product_parts, _begin, _packed_traits, 23,
+        shape_of, _product_parts, _begin, _packed_traits, 21,
     ),
     PermuteProblem.op: Formula(
         PermuteConstants, lambda config: config, _permute_facts,

@@ -22,9 +22,7 @@ import triton
 from tritile.core.of_triton import OutOfResources, driver, handles_of
 from tritile.families.common.work import Buffer, Descriptor
 
-# CUlaunchAttributeID
-_CLUSTER_DIMENSION, _CLUSTER_SCHEDULING, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 5, 6
-_SPREAD: Final = 1  # CUclusterSchedulingPolicy: as Triton's launcher asks for
+_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
 # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
 _NO_CONTEXT: Final = (3, 201, 400)
 _INVALID_VALUE: Final = 1  # CUDA_ERROR_INVALID_VALUE
@@ -165,15 +163,8 @@ def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(metadata: Any) -> "ctypes.Array[_Attribute]":
-    found: list[tuple[int, tuple[int, ...]]] = []
-    if metadata.num_ctas > 1:
-        ones = 1 | 1 << 32  # the value is three numbers of 32 bits: programs along each axis
-        found.append((_CLUSTER_DIMENSION, (metadata.num_ctas - 1 + ones, 1)))
-        found.append((_CLUSTER_SCHEDULING, (_SPREAD,)))
-    if metadata.launch_pdl:
-        found.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
-    made = [_Attribute(name, 0, (ctypes.c_uint64 * 8)(*value)) for name, value in found]
-    return (_Attribute * len(made))(*made)
+    early = [_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))]
+    return (_Attribute * 1)(*early) if metadata.launch_pdl else (_Attribute * 0)()
 
 
 _known: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary()
@@ -231,7 +222,7 @@ class NativeLaunch:
         self._attributes = _attributes(metadata)
         threads = 32 * metadata.num_warps
         self._config = _Config(
-            (grid[0] * metadata.num_ctas, *grid[1:]),
+            grid,
             (threads, 1, 1),
             metadata.shared,
             0,

@@ -1,7 +1,7 @@
 """Describe epilogues: what is done to the sums of a product before they are stored."""
 
 import functools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
 from tritile.errors import InvalidValueError
@@ -55,12 +55,6 @@ class Epilogue:
     def constants(self) -> tuple[str | bool, ...] | None:
         """Tell what kernels are compiled for: the fields in their order, None where nothing is to be done."""
         return tuple(getattr(self, field.name) for field in fields(self)) if str(self) else None
-
-    @property
-    def transposed(self) -> "Epilogue":
-        other = {"row": "column", "column": "row"}
-        turned = {TURNED.get(name, name): getattr(self, name) for name in SIDES}
-        return replace(self, **{name: other.get(spread, spread) for name, spread in turned.items()})
 
 
 # Operands in the order kernels take them, and those that are exchanged in out^T = b^T a^T.

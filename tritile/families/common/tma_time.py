@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem
-from tritile.families.common.operands import copied, turned
+from tritile.families.common.operands import copied, tiles, turned
 from tritile.families.common.products import warpgroup_mma
 from tritile.families.common.rates import memory_us, rate, scaling, turning
 
@@ -48,9 +48,6 @@ class Programs(NamedTuple):
     - `specialised`: other warps load.
     - `split`: programs that share a tile's K.
     - `added`: clocks of a K iteration in which sums are scaled; None where all are scaled after all products.
-    - `down`, `across`: tiles of a cluster, one below the other and side by side: each program copies its part
-      of the operand that they share to all.
-    - `copied`: which operands are copied first, where the problem is not the one that tells (see `copied`).
     """
 
     pieces: list[tuple[int, int]]
@@ -60,25 +57,17 @@ class Programs(NamedTuple):
     specialised: bool
     split: int
     added: float | None = None
-    down: int = 1
-    across: int = 1
-    copied: tuple[bool, bool] | None = None
 
 
 def resident(made: Programs, device: Device) -> int:
     return max(1, min((device.shared_memory + 1024) // (made.shared + 1024), 512 // (32 * made.warps), 4))
 
 
-def _repack_us(problem: MatmulProblem, device: Device, made: Programs) -> float:
+def _repack_us(problem: MatmulProblem, device: Device) -> float:
     """Return microseconds of copying the operands that no descriptor can read, or not fast."""
-    a, b = copied(problem) if made.copied is None else made.copied
+    a, b = copied(problem)
     moved = 2 * problem.batch * problem.k * (problem.m * a + problem.n * b) * problem.itemsize
     return TmaFit.repack_us + moved / (device.memory_gbps * TmaFit.repack_share * 1e3) if moved else 0.0
-
-
-def _tiles(config: Config, problem: MatmulProblem, made: Programs) -> int:
-    rows = -(-problem.m // (config["BLOCK_M"] * made.down)) * made.down
-    return problem.batch * rows * -(-problem.n // (config["BLOCK_N"] * made.across)) * made.across
 
 
 def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Programs) -> float:
@@ -94,11 +83,11 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     lone = TmaFit.lone if made.groups < 2 else 1.0
     if not whole:
         lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
-    feed = (m / made.across + n * problem.rights / made.down) * k * size / TmaFit.l2_bytes
+    feed = (m + n * problem.rights) * k * size / TmaFit.l2_bytes
     beside = TmaFit.turn + (scaling(config, problem) if made.added is None else made.added)
     turn = max(clocks, feed) + beside
     turns = max(1.0, -(-problem.k // k) / split)
-    programs = _tiles(config, problem, made) * split
+    programs = tiles(config, problem) * split
     together = min(resident(made, device), -(-programs // device.processors))
     alone = max(max(clocks * lone, feed) + beside, (turn + TmaFit.latency) / max(1, config.num_stages - 1))
     start = TmaFit.start_specialised if specialised else TmaFit.start
@@ -125,4 +114,4 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     moved_us = memory_us(config, problem, device, TmaFit.short, TmaFit.bandwidth) / busy
     compute_us = total / (device.clock_ghz * 0.82 * 1e3)
     us = max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + 1.0
-    return us + _repack_us(problem, device, made)
+    return us + _repack_us(problem, device)

@@ -1,7 +1,4 @@
-"""Say what a program of `warpgroups` can do: specialised warps on Hopper, of which one loads tiles.
-
-Programs of other families of such kernels do the same: see `common.specialised`.
-"""
+"""Say what a program of `warpgroups` can do: specialised warps on Hopper, of which one loads tiles."""
 
 import functools
 from collections.abc import Callable
@@ -81,23 +78,18 @@ def _sums_fault(config: Config, problem: MatmulProblem) -> str | None:
     return f"{words} accumulator registers a thread, above {fits}" if words > fits else None
 
 
-def epilogue_fault(
-    config: Config, problem: MatmulProblem, turned: bool = False, split: bool = False
-) -> str | None:
+def epilogue_fault(config: Config, problem: MatmulProblem) -> str | None:
     """Say that an epilogue would spill registers, by hundreds of bytes as compiled; None where it does not.
 
     Gelu holds steps of many elements at a time. It spills beside many sums where tiles are stored by
-    pointers, and beside fewer where it reads a matrix. `turned`: tiles are stored turned over, and spill
-    beside a matrix however they are stored. `split`: parts are summed too, by a second epilogue.
+    pointers, and beside fewer where it reads a matrix.
     """
     fused, most = epilogue_of(problem.epilogue), REGISTERS[config["CONSUMERS"]]
     gelu, reads = fused.activation == "gelu", "full" in (fused.bias, fused.residual)
     pointers = problem.out_align < 16 or problem.n * ITEMSIZE[problem.out_dtype] % 16 != 0
-    words = fits = _accumulators(config)
-    if pointers and (gelu or (reads and split)):
-        fits = most * 9 // 16
-    if gelu and reads and (pointers or turned):
-        fits = (most - 40) // 2 if pointers else 96
+    if not (gelu and pointers):
+        return None
+    words, fits = _accumulators(config), (most - 40) // 2 if reads else most * 9 // 16
     return f"{words} accumulator registers a thread, above {fits}" if words > fits else None
 
 
@@ -105,6 +97,8 @@ def fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     """Say why a config of `warpgroups` may not run `problem` whatever its epilogue, None where it may."""
     if device.nvidia != 90:
         return f"{device.name} has no warpgroup instructions of Hopper's kind"
+    if (reason := numbers_fault(config, PARAMETERS) or _tile_fault(config)) is not None:
+        return reason
     if problem.itemsize > 2 or problem.dtype == "int8":  # Gluon's compiler has no instruction for these
         return f"{problem.dtype} is no floating type of 16 or 8 bits"
     if problem.itemsize == 1 and (problem.a_layout, problem.b_layout) != ("row", "column"):
@@ -115,8 +109,7 @@ def fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
         return f"with Triton 3.6 promoted sums of 160 columns are NaN; right as tested are {_RIGHT_ON_3_6}"
     if problem.rights > 1:
         return "gated products are made by tile and descriptor"
-    reason = numbers_fault(config, PARAMETERS) or _tile_fault(config) or reachable(problem)
-    reason = reason or late_fault(config, problem, device) or _sums_fault(config, problem)
+    reason = reachable(problem) or late_fault(config, problem, device) or _sums_fault(config, problem)
     if reason is None and tiles(config, problem) >= 2**31:
         return "more tiles than a launch counts"
     return reason or shared_fault(shared_bytes(config, problem), device)
@@ -130,12 +123,8 @@ def programs_of(config: Config, problem: MatmulProblem) -> Programs:
 
 
 @functools.cache
-def swizzled(dtype: str, second: tuple[int, ...] | None = None) -> Callable[[tuple[int, ...]], Any]:
-    """Return the layout in shared memory of a block of this dtype, as a function of the block.
-
-    `second`: where the second program of a cluster has its part of the block; None: there is no cluster.
-    """
+def swizzled(dtype: str) -> Callable[[tuple[int, ...]], Any]:
+    """Return the layout in shared memory of a block of this dtype, as a function of the block."""
     gl = import_late("triton.experimental.gluon.language")  # a twentieth of a second
     kind = getattr(gl, _GLUON_DTYPES.get(dtype, dtype))
-    shared = {} if second is None else {"cga_layout": [[*second]]}
-    return functools.cache(lambda block: gl.NVMMASharedLayout.get_default_for([*block], kind, **shared))
+    return functools.cache(lambda block: gl.NVMMASharedLayout.get_default_for([*block], kind))

@@ -1,5 +1,6 @@
 """Make fp8 products with a scale for each 128 of K by specialised warps, on Hopper."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Final
@@ -11,11 +12,12 @@ from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault, shared_fault
 from tritile.families.common.descriptors import arguments, grid_of, output_of
-from tritile.families.common.operands import inputs, reachable, tiles
-from tritile.families.common.specialised import Kind
+from tritile.families.common.numerics import of_product
+from tritile.families.common.operands import inputs, reachable, repack, tiles
 from tritile.families.common.tma_time import Programs, tma_us
 from tritile.families.common.warpgroups import numbers_fault, swizzled
 from tritile.families.common.work import Kernel, Work, step_of
+from tritile.families.family import Family
 
 matmul_scaled: Final = Kernel("tritile.families.matmul_scaled.kernel", "matmul_scaled")
 
@@ -148,7 +150,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     return Work((*read.steps, step), read.scratch)
 
 
-FAMILY: Final = Kind(NAME, matmul_scaled).family(
-    _configs, work=work, illegal=illegal, pointless=pointless, predicted_us=predicted_us,
-    resident=resident,
+FAMILY: Final = Family(
+    MatmulProblem.op, NAME, matmul_scaled, _configs, illegal, pointless, predicted_us, work,
+    also=(repack,), resident=resident, numerics=functools.partial(of_product, specialised=True),
 )  # fmt: skip

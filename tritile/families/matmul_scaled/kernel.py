@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_wait
 from tritile.families.common.warps import tma
 from tritile.families.common.warps.consume import start_warps
 from tritile.families.common.warps.facts import How, Operands, Result
-from tritile.families.common.warps.order import Walk, corner_of, counts_of, pieces_of, tile_at
+from tritile.families.common.warps.order import Walk, corner_of, counts_of, tile_at, tiles_of
 from tritile.families.common.warps.pipeline import flat, following, operand, shared_of
 from tritile.families.common.warps.store import converted, store_part
 
@@ -211,7 +211,7 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     phase = 0
     if how.WAIT:
         gdc_wait()  # scales are read ahead of the first tile
-    first, last, step = pieces_of(walk, how)
+    first, last, step = tiles_of(walk, how)
     for index in range(first, last, step):
         outer, inner, row, column = tile_at(index, walk, how)
         m, n = corner_of(WHICH, row, column, how)
@@ -248,5 +248,5 @@ def matmul_scaled(
     )  # fmt: skip
     tiles_m, tiles_n, iterations = counts_of(M, N, K, how)
     tiles = tiles_m * tiles_n * batch
-    walk = Walk(tiles_m, tiles_n, inner_batch, tiles, iterations, verdict_ptr, None)
+    walk = Walk(tiles_m, tiles_n, inner_batch, tiles, iterations, verdict_ptr)
     start_warps(consume, operands, result, shared, walk, REGISTERS, how)

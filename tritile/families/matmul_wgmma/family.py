@@ -1,17 +1,38 @@
 """Make products of 16 and 8 bits by specialised warps, on Hopper."""
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Final
 
 from tritile.core.config import Config
+from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.families.common.specialised import Kind
-from tritile.families.common.warpgroups import COLUMNS, REGISTERS, ROWS
-from tritile.families.common.work import Kernel
+from tritile.core.views import MatmulCall
+from tritile.families.common import tma_time
+from tritile.families.common.blocks import order_fault
+from tritile.families.common.descriptors import arguments, grid_of, output_of
+from tritile.families.common.numerics import of_product
+from tritile.families.common.operands import Seen, inputs, repack, tiles
+from tritile.families.common.products import in_parts, promoted_turns
+from tritile.families.common.tma_time import tma_us
+from tritile.families.common.warpgroups import (
+    COLUMNS,
+    NAME,
+    REGISTERS,
+    ROWS,
+    epilogue_fault,
+    fault,
+    main_columns,
+    programs_of,
+    shared_bytes,
+    swizzled,
+)
+from tritile.families.common.work import Descriptor, Kernel, Work, step_of
+from tritile.families.family import Family
 
-NAME: Final = "warpgroups"
-KIND: Final = Kind(NAME, Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups"))
+matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
+
 _LARGEST: Final = 256 * 160  # elements of a tile
 
 
@@ -35,4 +56,56 @@ def contends(problem: MatmulProblem) -> bool:
     return not problem.block_scales
 
 
-FAMILY: Final = KIND.family(_configs, contends=contends)
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    return fault(config, problem, device) or epilogue_fault(config, problem)
+
+
+def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
+    if order_fault(config, problem):
+        return True
+    if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
+        return True
+    if config.num_stages < 10:
+        stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
+        if shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
+            return True  # a pipeline is as deep as shared memory allows, or one stage less
+    sides = (("BLOCK_M", 64, problem.m), ("BLOCK_N", 32, problem.n))
+    return any(config[name] > least and config[name] >= 2 * size for name, least, size in sides)
+
+
+def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
+    return tma_time.resident(programs_of(config, problem), device)
+
+
+def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+    return tma_us(config, problem, device, programs_of(config, problem))
+
+
+def _tile(seen: Seen | None, dtype: str, rows: int, columns: int) -> Descriptor | None:
+    return seen.descriptor(rows, columns, swizzled(dtype)) if seen and rows and columns else None
+
+
+def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
+    read, out = inputs(call, early), output_of(call)
+    consumers, main, depth = config["CONSUMERS"], main_columns(config), config["BLOCK_K"]
+    rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
+    stored = out.seen if out.by_descriptor else None
+    grid, flat = grid_of(call, config, 1, processors)
+    values = arguments(call, config, read, out, early) | {
+        "a_desc": _tile(read.a, call.dtype, rows, depth),
+        "b_desc": _tile(read.b, call.dtype, depth, main),
+        "b_rest_desc": _tile(read.b, call.dtype, depth, rest),
+        "out_desc": _tile(stored, call.out_dtype, rows, main // config["SUBTILES"]),
+        "out_rest_desc": _tile(stored, call.out_dtype, rows, rest),
+        "MAIN_N": main, "REGISTERS": REGISTERS[consumers], "STAGES": config.num_stages, "FLAT": flat,
+        "PROMOTE": promoted_turns(call, config), "IN_PARTS": in_parts(call),
+    }  # fmt: skip
+    step = step_of(matmul_warpgroups, grid, values, {"num_warps": config.num_warps, "launch_pdl": early})
+    return Work((*read.steps, step), read.scratch)
+
+
+FAMILY: Final = Family(
+    MatmulProblem.op, NAME, matmul_warpgroups, _configs, illegal, pointless, predicted_us, work,
+    also=(repack,), resident=resident, contends=contends,
+    numerics=functools.partial(of_product, specialised=True),
+)  # fmt: skip

@@ -52,5 +52,5 @@ def matmul_warpgroups(
     )  # fmt: skip
     tiles_m, tiles_n, iterations = counts_of(M, N, K, how)
     tiles = tiles_m * tiles_n * batch
-    walk = Walk(tiles_m, tiles_n, inner_batch, tiles, iterations, verdict_ptr, None)
+    walk = Walk(tiles_m, tiles_n, inner_batch, tiles, iterations, verdict_ptr)
     start_warps(consume, operands, result, shared, walk, REGISTERS, how)

@@ -13,28 +13,44 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.errors import TuningError
+from tritile.families.matmul_tma import family as descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.planning.aten import AtenTimes, versions
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS
-from tritile.planning.portfolio import MOST, Loss, Portfolio, factors, inputs_of
+from tritile.planning.portfolio import Loss, Portfolio, factors, inputs_of
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
 from tritile.tune.measure.pool import CompilePool
 
+CONFIGS: Final = 48  # of a portfolio: with 96 of them picks at sizes left out are 0.1% faster
+_SPLIT_ONLY: Final = ("halves-nn", "halves-nt")
+_HOPPER: Final = 90
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
 _TIMED: Final = 30  # the fewest sizes with a time of torch's to which its times are fitted
 _FEWEST: Final = 5  # the fewest configs timed at a size that counts
 _EARNED: Final = 0.0025  # the least share of the picks' time that corrections must save
 
 
+def is_candidate(config: Config, name: str | None, device: Device) -> bool:
+    """False for a config that a class's portfolio does without.
+
+    On Hopper `warpgroups` makes 16-bit products with aligned rows as `descriptor` does without SPLIT_K, and
+    faster at nearly every size: kernels of both are compiled for nothing.
+    """
+    if name not in _SPLIT_ONLY or device.nvidia != _HOPPER or config.family != descriptor.NAME:
+        return True
+    return config["SPLIT_K"] > 1
+
+
 def likely(problem: Tiled, device: Device) -> dict[Config, float]:
-    """Return the configs of portfolios predicted to come near the fastest, with their microseconds."""
-    families = FAMILIES[problem.op]
+    """Return the candidates predicted to come near the fastest, with their microseconds."""
+    families, name = FAMILIES[problem.op], class_of(problem)
     held = [c for c in legal_configs(problem, device) if families[c.family].margin is None]
+    held = [c for c in held if is_candidate(c, name, device)]
     ranked = [(model.predict_us(c, problem, device), c) for c in held]
     least = min(us for us, _ in ranked)
     found: dict[Config, float] = {}
@@ -65,7 +81,8 @@ def candidates(
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
     cover = [common[index] for index in fit.chosen(_matrix(rows, common), count)]
-    return list(dict.fromkeys([*cover[: count // 2], *own, *cover]))[:count]
+    known_here = [config for config in own if is_candidate(config, name, device)]
+    return list(dict.fromkeys([*cover[: count // 2], *known_here, *cover]))[:count]
 
 
 def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
@@ -73,7 +90,8 @@ def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
     us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64)
     for row, measured in enumerate(rows):
         for config, each in measured.times.items():
-            us[row, indices[config]] = each
+            if config in indices:
+                us[row, indices[config]] = each
     return us
 
 
@@ -103,14 +121,16 @@ class Measured:
     """
 
     def __init__(self, name: str, rows: Sequence[Row], device: Device) -> None:
-        rows = [row for row in rows if len(row.times) >= _FEWEST]
+        timed = dict.fromkeys(config for row in rows for config in row.times)
+        self.configs = [config for config in timed if is_candidate(config, name, device)]
+        own = set(self.configs)
+        rows = [row for row in rows if len(row.times.keys() & own) >= _FEWEST]
         if len(rows) < 4:
             raise TuningError(f"{name}: {len(rows)} sizes were timed, too few to fit a portfolio to")
         self.name, self.device = name, device
         self.problems, self._formula = [row.problem for row in rows], FORMULAS[MEASURED[name].op]
-        self.configs = list(dict.fromkeys(config for row in rows for config in row.times))
         self.us = _matrix(rows, self.configs)
-        self.fastest = self.us.nan_to_num(torch.inf).amin(1)
+        self.fastest = torch.tensor([min(row.times.values()) for row in rows], dtype=torch.float64)
         self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
         self._facts: dict[Any, Any] = {}
         self._traits = np.array([self._formula.traits(problem) for problem in self.problems])
@@ -147,7 +167,7 @@ class Measured:
         columns = np.broadcast_arrays(*map(np.asarray, parts))
         return inputs_of(np.stack(columns, -1), self._traits)
 
-    def left_out(self, count: int = MOST) -> LeftOut:
+    def left_out(self, count: int = CONFIGS) -> LeftOut:
         """Try each quarter of the sizes with the portfolio that the other quarters choose and fit."""
         times = torch.full((len(self.us), 4), torch.nan, dtype=torch.float64)
         order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
@@ -166,7 +186,7 @@ class Measured:
         shares = us / self.fastest - 1
         return shares[~shares.isnan()]
 
-    def portfolio(self, left_out: LeftOut, count: int = MOST) -> Portfolio:
+    def portfolio(self, left_out: LeftOut, count: int = CONFIGS) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, with the loss of picks at sizes left out."""
         _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
         correction = made.correction if left_out.earned else None

@@ -5,29 +5,26 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
 from tritile.families.common.tiles import carried_sum
-from tritile.families.common.warps import exchange, tma
-from tritile.families.common.warps.order import corner_of, piece_at, pieces_of, tile_at
-from tritile.families.common.warps.pipeline import met, multiply, produce
-from tritile.families.common.warps.store import cluster_basis, columns_between, store_tile
+from tritile.families.common.warps import tma
+from tritile.families.common.warps.order import corner_of, tile_at, tiles_of
+from tritile.families.common.warps.pipeline import multiply, produce
+from tritile.families.common.warps.store import store_tile
 
 
 @gluon.constexpr_function
-def sums_layout(columns, bits, down, across):
-    """Return the layout of sums of so many columns a program, of operands of so many bits."""
-    basis = cluster_basis(down, across)
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 256 // bits], basis)
+def sums_layout(columns, bits):
+    """Return the layout of sums of so many columns, of operands of so many bits."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 256 // bits])
 
 
 @gluon.jit
 def no_sums(shared, how: gl.constexpr):
     """Return zeros: a consumer's sums of MAIN_N columns, and those of the rest."""
     BITS: gl.constexpr = shared.a.dtype.primitive_bitwidth
-    ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS * how.DOWN
+    ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS
     REST: gl.constexpr = how.BLOCK_N - how.MAIN_N if how.MAIN_N < how.BLOCK_N else 16
-    layout: gl.constexpr = sums_layout(how.MAIN_N, BITS, how.DOWN, how.ACROSS)
-    rest_layout: gl.constexpr = sums_layout(REST, BITS, how.DOWN, how.ACROSS)
-    acc = gl.zeros((ROWS, how.MAIN_N * how.ACROSS), gl.float32, layout)
-    rest = gl.zeros((ROWS, REST * how.ACROSS), gl.float32, rest_layout)
+    acc = gl.zeros((ROWS, how.MAIN_N), gl.float32, sums_layout(how.MAIN_N, BITS))
+    rest = gl.zeros((ROWS, REST), gl.float32, sums_layout(REST, BITS))
     return acc, rest
 
 
@@ -112,13 +109,10 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
     """Multiply the rows of each tile that are consumer WHICH's, and store them."""
     stage = 0
     phase = 0
-    shared = met(shared, how)
-    skipped = columns_between(how)
     if how.SCALE_BLOCKS is not None and how.WAIT:
         gdc_wait()  # scales are read ahead of the first tile; all else comes after tiles, which wait
-    first, last, step = pieces_of(walk, how)
-    for piece in range(first, last, step):
-        index, start, end = piece_at(piece, walk)
+    first, last, step = tiles_of(walk, how)
+    for index in range(first, last, step):
         outer, inner, row, column = tile_at(index, walk, how)
         acc, rest = no_sums(shared, how)
         if how.PROMOTE:
@@ -126,16 +120,12 @@ def consume(WHICH: gl.constexpr, result, shared, walk, how: gl.constexpr):
                 WHICH, acc, rest, row, column, stage, phase, result, shared, walk, how
             )
         else:
-            acc, rest, stage, phase = multiply(WHICH, acc, rest, start, end, stage, phase, shared, how)
+            acc, rest, stage, phase = multiply(
+                WHICH, acc, rest, 0, walk.iterations, stage, phase, shared, how
+            )
         m, n = corner_of(WHICH, row, column, how)
-        store_tile(WHICH, acc, rest, outer, inner, m, n, skipped, result, how)
+        store_tile(WHICH, acc, rest, outer, inner, m, n, result, how)
     tma.store_wait(0)
-
-
-@gluon.jit
-def idle():
-    """Take part in the cluster's barrier: it counts warps that do nothing."""
-    exchange.meet()
 
 
 @gluon.jit
@@ -153,19 +143,15 @@ def start_warps(
 ):
     """Start CONSUMERS warpgroups of `consumer`, and a warp of `produce`.
 
-    The kernel's own warps are the first consumer, and the threads of others get REGISTERS registers. Finding
-    parts of split tiles takes the producer more of them. In a cluster idle warps fill its warpgroup.
+    The kernel's own warps are the first consumer, and the threads of others get REGISTERS registers.
     """
-    IDLE: gl.constexpr = 2 if how.CLUSTER else 0
-    PRODUCER: gl.constexpr = 24 if walk.tail is None else 40 if how.CONSUMERS < 3 else 32
     gl.warp_specialize(
         [
             (role, (0, consumer, operands, result, shared, walk, how)),
             (role, (1, consumer, operands, result, shared, walk, how)),
             (role, (2, consumer, operands, result, shared, walk, how)),
             (role, (3, consumer, operands, result, shared, walk, how)),
-        ][: how.CONSUMERS + 1]
-        + [(idle, ()), (idle, ())][:IDLE],
-        [4, 4][: how.CONSUMERS - 1] + [1] + [1, 2][:IDLE],
-        [REGISTERS, REGISTERS][: how.CONSUMERS - 1] + [PRODUCER] + [24, 24][:IDLE],
+        ][: how.CONSUMERS + 1],
+        [4, 4][: how.CONSUMERS - 1] + [1],
+        [REGISTERS, REGISTERS][: how.CONSUMERS - 1] + [24],
     )

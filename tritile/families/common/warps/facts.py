@@ -47,8 +47,7 @@ class How(NamedTuple):
 
     BLOCK_M x BLOCK_N is a program's tile, MAIN_N its columns without the rest. One tile of a in shared memory
     has ROWS of its rows, one of b COLUMNS of its MAIN_N columns.
-    CLUSTER: two programs share tiles, DOWN of them one below the other and ACROSS side by side.
-    TRANSPOSED: all this is of out^T. AHEAD: see `matmul_scaled`.
+    AHEAD: see `matmul_scaled`.
     """
 
     A_ROW: Any
@@ -72,8 +71,4 @@ class How(NamedTuple):
     PROMOTE: Any = 0
     IN_PARTS: Any = False
     SCALE_BLOCKS: Any = None
-    CLUSTER: Any = False
-    DOWN: Any = 1
-    ACROSS: Any = 1
-    TRANSPOSED: Any = False
     AHEAD: Any = False

@@ -1,4 +1,4 @@
-"""Tell which tiles a program makes, and which part of their K."""
+"""Which tiles a program makes, and in which order."""
 
 from typing import Any, NamedTuple
 
@@ -9,25 +9,8 @@ from triton.language.extra.cuda import gdc_wait
 from tritile.families.common.verdict import wanted
 
 
-class Tail(NamedTuple):
-    """Describe the split tiles: the `rest` tiles after the first `whole`, in `split` parts each.
-
-    `parts` points to a workspace with room for one part of each program. `counters` points to arrival
-    counters, one for each tile and consumer.
-    """
-
-    parts: Any
-    counters: Any
-    whole: Any
-    rest: Any
-    split: Any
-
-
 class Walk(NamedTuple):
-    """Hold the numbers of tiles and of K iterations; `flag` is None, or the fallback flag that skips them.
-
-    `tail`: a `Tail` where the last tiles are split along K, else None.
-    """
+    """Hold the numbers of tiles and of K iterations; `flag` is None, or the fallback flag that skips them."""
 
     tiles_m: Any
     tiles_n: Any
@@ -35,29 +18,21 @@ class Walk(NamedTuple):
     tiles: Any
     iterations: Any
     flag: Any
-    tail: Any
 
 
 @gluon.jit
 def counts_of(M, N, K, how: gl.constexpr):
-    """Return rows and columns of tiles, of clusters where there are any, and K iterations."""
-    tiles_m = gl.cdiv(N if how.TRANSPOSED else M, how.BLOCK_M * how.DOWN)
-    tiles_n = gl.cdiv(M if how.TRANSPOSED else N, how.BLOCK_N * how.ACROSS)
+    """Return rows and columns of tiles, and K iterations."""
+    tiles_m = gl.cdiv(M, how.BLOCK_M)
+    tiles_n = gl.cdiv(N, how.BLOCK_N)
     iterations = gl.cdiv(K, how.BLOCK_K)
     return tiles_m, tiles_n, iterations
 
 
 @gluon.jit
-def pieces_of(walk, how: gl.constexpr):
-    """Return first, end and step of the pieces that a program makes: tiles, or parts of one."""
-    if walk.tail is not None:
-        step = gl.num_programs(0)
-        me = gl.program_id(0)
-        tail = walk.tail
-        end = gl.cdiv(gl.maximum(tail.whole - me, 0), step) + gl.where(me < tail.rest * tail.split, 1, 0)
-        first = 0
-        step = 1
-    elif how.FLAT:
+def tiles_of(walk, how: gl.constexpr):
+    """Return first, end and step of the tiles that a program makes."""
+    if how.FLAT:
         first = gl.program_id(0) * 0
         step = first + 1
         end = step
@@ -70,30 +45,6 @@ def pieces_of(walk, how: gl.constexpr):
             gdc_wait()
         end = gl.where(wanted(walk.flag, how.VERDICTS), end, 0)
     return first, end, step
-
-
-@gluon.jit
-def piece_at(piece, walk):
-    """Return the tile of a program's piece, and its K iterations: from, to.
-
-    Parts of a split tile lie `rest` programs apart.
-    """
-    index = piece
-    start = 0
-    end = walk.iterations
-    if walk.tail is not None:
-        tail = walk.tail
-        me = gl.program_id(0)
-        own = me + piece * gl.num_programs(0)
-        rest = gl.maximum(tail.rest, 1)
-        part = me // rest
-        is_part = own >= tail.whole
-        start = part * walk.iterations // tail.split
-        end = (part + 1) * walk.iterations // tail.split
-        index = gl.where(is_part, tail.whole + me % rest, own)
-        start = gl.where(is_part, start, 0)
-        end = gl.where(is_part, end, walk.iterations)
-    return index, start, end
 
 
 @gluon.jit
@@ -128,7 +79,6 @@ def tile_at(index, walk, how: gl.constexpr):
 @gluon.jit
 def corner_of(WHICH: gl.constexpr, row, column, how: gl.constexpr):
     """Return the first row and column of consumer WHICH's part of the tile at (row, column)."""
-    ROWS: gl.constexpr = how.BLOCK_M // how.CONSUMERS * how.DOWN
-    m = row * how.BLOCK_M * how.DOWN + WHICH * ROWS
-    n = column * how.BLOCK_N * how.ACROSS
+    m = row * how.BLOCK_M + WHICH * (how.BLOCK_M // how.CONSUMERS)
+    n = column * how.BLOCK_N
     return m, n

@@ -1,7 +1,7 @@
 """Give TMA's names in Gluon as triton 3.6 and 3.7 have them, in every later version too."""
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 store_wait = tma.store_wait
 if hasattr(tma, "async_load"):  # from 3.8 on; 3.9 keeps the old names for errors
@@ -13,7 +13,3 @@ else:
 _memory = gl.shared_memory_descriptor
 # A method: its first argument is the shared memory. It is public from 3.9 on.
 reinterpret = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
-barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the first from 3.7 on
-# Clusters are made from 3.7 on: 3.6 looks these names up and does not call them.
-allocate_mbarrier = getattr(mbarrier, "allocate_mbarrier", None)
-fence_init_release_cluster = getattr(mbarrier, "fence_init_release_cluster", None)

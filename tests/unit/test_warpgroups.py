@@ -1,0 +1,178 @@
+"""Products by specialised warps: what may be made so, and what is launched."""
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.configs import warpgroups
+from tritile.core.device import TARGETS, target_device
+from tritile.core.posed import posed
+from tritile.core.problem import MatmulProblem
+from tritile.families import numerics
+from tritile.families.common.warpgroups import REGISTERS
+from tritile.families.common.warps import order
+from tritile.families.registry import FAMILIES
+from tritile.families.space import contenders, illegal, legal_configs
+from tritile.families.work import work_of
+from tritile.planning import model
+
+H200 = replace(target_device("nvidia-h200"), triton="3.7.1")
+EVEN = MatmulProblem(1, 4096, 2048, 1024, "bfloat16", "bfloat16", b_layout="column")
+OWN = warpgroups(128, 80, 64, 2, 4)
+
+
+def changed(own, **values):
+    return replace(own, kwargs=tuple((name, values.get(name, value)) for name, value in own.kwargs))
+
+
+def steps_of(problem, own):
+    return work_of(posed(problem), own, H200.processors, True).steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"dtype": "int8", "out_dtype": "int32"}, "no floating type"),
+        ({"dtype": "float32", "out_dtype": "float32"}, "no floating type"),
+        ({"epilogue": "gated silu"}, "gated"),
+        ({"out_layout": "column"}, "not row by row"),
+        ({"dtype": "float8_e4m3fn", "b_layout": "row"}, "along K"),
+    ],
+    ids=str,
+)
+def test_what_is_not_made_is_said(changes, why):
+    for fine in ({}, {"dtype": "float16"}, {"epilogue": "bias=row gelu"}, {"dtype": "float8_e4m3fn"}):
+        assert illegal(OWN, replace(EVEN, **fine), H200) is None
+    assert why in (illegal(OWN, replace(EVEN, **changes), H200) or "legal")
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (changed(OWN, SUBTILES=4), "SUBTILES"),
+        (changed(OWN, GROUP_M=3), "power of two"),
+        (changed(OWN, PERSISTENT=1), "neither True nor False"),
+        (changed(OWN, BLOCK_N=112), "none of"),
+        (changed(OWN, CONSUMERS=3), "consumers"),
+        (replace(OWN, num_warps=8), "num_warps"),
+        (replace(OWN, num_ctas=2), "num_ctas"),
+        (replace(OWN, num_stages=13), "num_stages"),
+        (replace(OWN, num_stages=12), "shared memory"),
+        (replace(OWN, kwargs=OWN.kwargs[:-1]), "parameters"),
+        (replace(OWN, kwargs=OWN.kwargs[1:]), "parameters"),
+    ],
+    ids=str,
+)
+def test_configs_that_cannot_be_made_are_refused(own, why):
+    for problem in (EVEN, replace(EVEN, dtype="float8_e4m3fn")):
+        reason = illegal(own, problem, H200)
+        assert why in (reason or "legal") or (problem is not EVEN and why == "shared memory")
+
+
+def test_other_gpus_have_none():
+    for name in ("sm_80", "sm_100", "gfx942"):
+        assert "has no warpgroup" in illegal(OWN, EVEN, TARGETS[name])
+        assert OWN.family not in model.families(EVEN, TARGETS[name])
+    assert OWN.family in contenders(EVEN)
+    assert OWN.family in model.families(EVEN, H200)
+
+
+def test_sums_are_those_of_batch_invariant_calls():
+    for own in FAMILIES["matmul"]["warpgroups"].configs:
+        assert numerics.numerics(own, EVEN, H200) == numerics.canonical(EVEN, H200)
+
+
+@pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)
+@pytest.mark.parametrize(
+    ("own", "main", "rest"),
+    [
+        (OWN, 64, 16),
+        (warpgroups(64, 144, 64, 1, 4, subtiles=2), 128, 16),
+        (warpgroups(192, 96, 128, 3, 3, persistent=True), 64, 32),
+        (warpgroups(128, 128, 64, 1, 4), 128, 0),
+    ],
+    ids=str,
+)
+def test_boxes_hold_a_tile_in_two_pieces(layouts, own, main, rest):
+    (step,) = steps_of(replace(EVEN, a_layout=layouts[0], b_layout=layouts[1]), own)
+    args, rows, depth = step.args, own["BLOCK_M"] // own["CONSUMERS"], own["BLOCK_K"]
+
+    def box(high, wide, layout="row"):
+        return (1, 1, high, wide) if layout == "row" else (1, 1, wide, high)
+
+    wanted = {
+        "a_desc": box(rows, depth, layouts[0]),
+        "b_desc": box(depth, main, layouts[1]),
+        "b_rest_desc": box(depth, rest, layouts[1]) if rest else None,
+        "out_desc": box(rows, main // own["SUBTILES"]),
+        "out_rest_desc": box(rows, rest) if rest else None,
+    }
+    assert {name: args[name] and args[name].block for name in wanted} == wanted
+    assert [args[name].buffer for name in ("a_desc", "b_desc", "out_desc")] == ["a", "b", "out"]
+    assert [args["A_ROW"], args["B_ROW"]] == [each == "row" for each in layouts]
+    assert (args["M"], args["N"], args["K"], args["MAIN_N"]) == (EVEN.m, EVEN.n, EVEN.k, main)
+    assert (args["REGISTERS"], args["STAGES"]) == (REGISTERS[own["CONSUMERS"]], own.num_stages)
+    assert step.options == {"num_warps": 4, "launch_pdl": True}
+
+
+def test_copies_come_first_and_results_that_no_descriptor_stores_have_a_pointer_and_strides():
+    steps = steps_of(replace(EVEN, n=1003, k=1003, a_align=2, out_align=2), OWN)
+    assert [step.kernel.__name__ for step in steps] == ["repack", "matmul_warpgroups"]
+    args = steps[-1].args
+    assert (args["out_desc"], args["out_rest_desc"], args["BY_DESCRIPTOR"]) == (None, None, False)
+    assert (args["stride_om"], args["stride_on"]) == (1003, 1)
+
+
+def order_of(monkeypatch, step, tiles_m, tiles_n, batch):
+    """(matrix, row, column) of tiles as they start, by the kernel's own functions."""
+    walk = SimpleNamespace(
+        tiles_m=tiles_m, tiles_n=tiles_n, tiles=tiles_m * tiles_n * batch, inner_batch=batch,
+        flag=None,
+    )  # fmt: skip
+    how = SimpleNamespace(FLAT=step.args["FLAT"], GROUP_M=step.args["GROUP_M"], BATCHED=batch > 1)
+    made = []
+    for place in itertools.product(*map(range, step.grid[::-1])):
+        language = SimpleNamespace(
+            program_id=place[::-1].__getitem__, num_programs=step.grid.__getitem__, minimum=min
+        )
+        monkeypatch.setattr(order, "gl", language)
+        for index in range(*order.tiles_of.fn(walk, how)):
+            outer, inner, row, column = order.tile_at.fn(index, walk, how)
+            made.append((outer * batch + inner, row, column))
+    return made
+
+
+@pytest.mark.parametrize(
+    "size",
+    [(1, 1, 1), (1, 257, 577), (1, 2000, 131), (1, 130, 5000), (3, 700, 900), (1, 5000, 6000), (5, 1, 9)],
+    ids=str,
+)
+@pytest.mark.parametrize(("group", "persistent"), [*itertools.product((1, 8), (False, True))])
+def test_every_tile_is_made_once_down_bands(monkeypatch, size, group, persistent):
+    own = changed(OWN, GROUP_M=group, PERSISTENT=persistent)
+    (batch, m, n), step = size, steps_of(MatmulProblem(*size, 72, "float16", "float16"), own)[-1]
+    rows, columns = -(-m // own["BLOCK_M"]), -(-n // own["BLOCK_N"])
+    tiles, made = rows * columns * batch, order_of(monkeypatch, step, rows, columns, batch)
+    assert len(made) == tiles
+    assert set(made) == {*itertools.product(range(batch), range(rows), range(columns))}
+    assert step.args["FLAT"] == (not persistent and (tiles <= H200.processors or group >= rows))
+    if step.args["FLAT"]:
+        assert step.grid == (rows, columns, batch)
+    elif persistent:
+        assert step.grid == (min(tiles, H200.processors), 1, 1)
+    else:
+        assert step.grid == (tiles, 1, 1)
+        assert max(row for matrix, row, _ in made[: group * columns] if not matrix) < group
+
+
+@pytest.mark.parametrize("triton", ["3.6.0", "3.7.1"])
+def test_promoted_sums_have_the_widths_that_are_right_with_a_triton(triton):
+    device = replace(H200, triton=triton)
+    parts = replace(EVEN, dtype="float32", out_dtype="float32", precision="fp16x3").core
+    assert parts.promoted
+    found = {each["BLOCK_N"] for each in legal_configs(parts, device, "warpgroups")}
+    assert (found == {64, 96, 128, 192}) == (triton == "3.6.0")
+    assert found >= {64, 96, 128, 192}
+    assert 160 in {each["BLOCK_N"] for each in legal_configs(EVEN, device, "warpgroups")}
