@@ -24,11 +24,6 @@ def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1, fami
     return Config.of(4, stages, family, **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-def scaled(m, n, consumers, piece, stages, *, persistent=False):
-    blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 128, "GROUP_M": 8, "CONSUMERS": consumers}
-    return Config.of(4, stages, "scaled", **blocks, PIECE=piece, PERSISTENT=persistent)
-
-
 def few_rows(rows, dtype, warps=1, stages=3):
     """Of 4 words a thread: 4 rows of w at once, 512 bytes of each."""
     blocks = {"BLOCK_M": _rounded(rows), "BLOCK_N": 4 * warps, "BLOCK_K": 512 // dtype.itemsize}

@@ -141,9 +141,6 @@ def _others() -> dict[str, Callable[[], Any]]:
         "grouped_matmul of rows float32": lambda: tritile.grouped_matmul(
             rows.to(FP32), weights.to(FP32), end
         ),
-        "grouped_matmul of rows fp8": lambda: tritile.grouped_matmul(
-            rows.to(E4M3), weights.to(E4M3), end, scale_a=powers(40), scale_b=powers(4, N)
-        ),
         "grouped_matmul of columns": lambda: tritile.grouped_matmul(
             integers(4, M, K, dtype=BF16), integers(K, 40, dtype=BF16), end
         ),
@@ -172,10 +169,6 @@ def _others() -> dict[str, Callable[[], Any]]:
         "scaled_matmul finished": lambda: tritile.scaled_matmul(
             a, b, one, one, bias=bias, activation="relu", residual=full
         ),
-        "scaled_matmul blocks": lambda: tritile.scaled_matmul(
-            a, b, powers(M, 3), powers(3, 1), out_dtype=FP32
-        ),
-        "scaled_matmul blocks of columns": lambda: tritile.scaled_matmul(a, b, powers(M, 3), powers(3, N)),
         "scaled_matmul int8": lambda: tritile.scaled_matmul(i, j, powers(M, 1), powers(1, N), out_dtype=FP32),
     }
     for bits, group, zeros in ((4, 32, False), (4, 128, True), (8, 64, False), (8, 128, True)):

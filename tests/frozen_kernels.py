@@ -70,14 +70,9 @@ def _products() -> dict[str, tuple[str, list[Any], dict[str, Any]]]:
         "gated odd": ("gated_linear", [meta(777, 333), *[meta(555, 333)] * 2], {"activation": "gelu"}),
         "grouped rows": ("grouped_matmul", [a, grouped, ends], {}),
         "grouped columns": ("grouped_matmul", [meta(8, 4096, 4096), b, ends], {}),
-        "grouped k": ("grouped_matmul", [a.mT, b, ends], {}),
-        "grouped fp8": ("grouped_matmul", [e, meta(8, 4096, 4096, dtype=E4M3).mT, ends], {}),
         "scaled": ("scaled_matmul", [e, e.mT, one, one], {}),
         "scaled rowwise": ("scaled_matmul", [e, e.mT, rows, rows.mT], {"bias": bias}),
         "scaled int8": ("scaled_matmul", [i, i.mT, rows, rows.mT], {}),
-        "scaled blocks": (
-            "scaled_matmul", [e, e.mT, meta(4096, 32, dtype=FP32), meta(32, 32, dtype=FP32)], {},
-        ),
     }  # fmt: skip
 
 

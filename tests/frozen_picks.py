@@ -173,7 +173,8 @@ def _grouped(draw: Drawing, name: str) -> Made:
         operands = [(groups, min(m, 2048), k), (groups, k, n)]
     columns = (ragged == "k", draw.often(0.6))
     a, b = (tensor(draw, *s, dtype=dtype, column=c, odd=0.05) for s, c in zip(operands, columns, strict=True))
-    return name, [a, b, *([] if ragged == "3" else [offs])], {}
+    gone = ragged == "k" or (ragged in "mn" and dtype == torch.float8_e4m3fn)
+    return name, [a, b, *([] if ragged == "3" else [offs])], {"precision": GONE} if gone else {}
 
 
 def _scaled(draw: Drawing, name: str) -> Made:
@@ -186,7 +187,10 @@ def _scaled(draw: Drawing, name: str) -> Made:
     if draw.often(0.3) and not integers:
         shapes = [((m, blocks), (blocks, -(-n // 128))), ((m, blocks), (blocks, n))]
     scales = [torch.empty(shape, dtype=torch.float32, device="meta") for shape in draw.one(shapes)]
-    words: dict[str, Any] = {}
+    one_of_k = all(
+        scale.numel() == 1 or scale.numel() == size for scale, size in zip(scales, (m, n), strict=True)
+    )
+    words: dict[str, Any] = {} if one_of_k else {"precision": GONE}
     if not integers and draw.often(0.2):
         words["use_fast_accum"] = True
     if draw.often(0.3):

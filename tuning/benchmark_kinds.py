@@ -67,13 +67,12 @@ def kind_of(line: Line) -> Kind:
         rows = "up to 16 rows" if line["m"] <= 16 else "256 and 4096 rows"
         return f"weights, {rows}", f"bfloat16 by {layout}", ""
     if suite == "scaled":
-        ways = ("to int32", "with scales") if dtype == "int8" else ("by tensor, by row, none", "by 128 of K")
-        scaled = line.get("epilogue") if dtype == "int8" else line.get("block_scales")
+        ways = ("to int32", "with scales") if dtype == "int8" else ("by tensor, by row, none",) * 2
         fast = ", fast sums" if precision == "fast" else ""
-        return suite, f"{short}, {ways[bool(scaled)]}{fast}", layout
+        return suite, f"{short}, {ways[bool(line.get('epilogue'))]}{fast}", layout
     if suite in ("fp32", "fp64"):
         return suite, dtype if precision == "ieee" else precision, layout
-    return suite, f"{short}{', K shared' if line.get('ragged') == 'k' else ''}", layout
+    return suite, short, layout
 
 
 def permutation_kind(line: Line) -> str:

@@ -17,18 +17,42 @@ from pathlib import Path
 import torch
 
 from tritile.core.device import current_gpu
-from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_dict
+from tritile.core.problem import GroupedProblem, MatmulProblem, Product, problem_from_dict, problem_to_dict
 from tritile.core.settings import mode
 from tritile.lab.bench import measured
 from tritile.planning import aten, table
 
 KINDS = ("float32 ieee", "float32 tf32", "float64 ieee")
+FP8 = "float8_e4m3fn"
+BYTES = (f"{FP8} fast", f"{FP8} ieee rows", f"{FP8} fast rows")  # as torch takes them
+GROUPED = "grouped bfloat16"
+KINDS += (*BYTES, GROUPED)
 OPERATIONS = 1e7, 2e11
 MOST_WON = 0.25  # of the sizes, by tritile
 
 
-def drawn(kind: str, count: int) -> list[MatmulProblem]:
-    dice, found = random.Random(kind), list[MatmulProblem]()
+def drawn_for_torch(kind: str, count: int) -> list[Product]:
+    """Draw products whose rows start on 16 bytes, NT: of fp8, and of groups, by the skewed load."""
+    dice, found = random.Random(kind), list[Product]()
+    while len(found) < count:
+        m, n, k = (round(64 * 128 ** dice.random()) for _ in "mnk")
+        n, k = (n + 31) // 32 * 32, (k + 31) // 32 * 32
+        if kind == GROUPED:
+            groups = 2 ** dice.randrange(2, 8)
+            problem: Product = GroupedProblem(groups, groups * m, n, k, *["bfloat16"] * 2, b_layout="column")
+        else:
+            fused = "scale_a=column scale_b=row" if kind in BYTES[1:] else "scale_a=one scale_b=one"
+            how = {"precision": kind.split()[1], "epilogue": fused}
+            problem = MatmulProblem(1, m, n, k, FP8, "bfloat16", b_layout="column", **how)
+        if OPERATIONS[0] <= problem.flops <= OPERATIONS[1]:
+            found.append(problem)
+    return found
+
+
+def drawn(kind: str, count: int) -> list[Product]:
+    if kind == GROUPED or kind in BYTES:
+        return drawn_for_torch(kind, count)
+    dice, found = random.Random(kind), list[Product]()
     dtype, precision = kind.split()
     while len(found) < count:
         m, n, k = (round(32 * 256 ** dice.random()) for _ in "mnk")

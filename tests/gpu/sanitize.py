@@ -32,7 +32,7 @@ import triton  # noqa: E402
 
 from tritile.core import device as devices  # noqa: E402
 from tritile.core.posed import posed  # noqa: E402
-from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem  # noqa: E402
+from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.described import Extras, described  # noqa: E402
@@ -103,8 +103,7 @@ def parameter(name, value):
     return lambda config: config[name] == value
 
 
-SCALED = MatmulProblem(1, 131, 203, 328, "float8_e4m3fn", "bfloat16", b_layout="column", block_scales="1x128")
-GROUPS = GroupedProblem("m", 3, 131, 72, 88, "bfloat16", "bfloat16")
+GROUPS = GroupedProblem(3, 131, 72, 88, "bfloat16", "bfloat16")
 PACKED = QuantizedProblem(37, 80, 512, "bfloat16", 4, 128, True, bias=True)
 CASES = {
     "tile": Case(product(131, 77, 83), "tile"),
@@ -122,7 +121,6 @@ CASES = {
     "odd-rows-shared": Case(product(20, 77, 1035), "odd_rows", lambda config: config["SPLIT_K"] == 4),
     "few-rows-across": Case(product(3, 77, 1035, turned=False), "few_rows_across"),
     "few-rows-across-words": Case(product(3, 72, 1032, turned=False), "few_rows_across"),
-    "scaled": Case(stated(SCALED), "scaled", parameter("CONSUMERS", 2)),
     "grouped-tile": Case(stated(GROUPS), "tile"),
     "grouped-descriptor": Case(stated(GROUPS), "descriptor"),
     "permute-tile": Case(permuted((131, 77), (1, 0), torch.float32), "tile"),
@@ -172,7 +170,6 @@ def told(text):
 # Of a family that specialises warps: its folder and its kernel.
 SPECIALISED = {
     "warpgroups": ("matmul_wgmma", "matmul_warpgroups"),
-    "scaled": ("matmul_scaled", "matmul_scaled"),
 }
 
 

@@ -3,13 +3,19 @@
 Every call that torch may make is planned so here. Answers are compared with float64, never with torch alone.
 """
 
+import itertools
+
 import pytest
 import torch
 
 import tritile
+from tests.launched import captured
 from tests.reference import (
     DEFAULT_OUT,
+    FP8,
+    Sides,
     assert_complex,
+    assert_fused,
     assert_product,
     frame,
     guard_intact,
@@ -17,15 +23,18 @@ from tests.reference import (
     placed,
     values,
 )
+from tests.scales import scale
 from tritile.core import device as devices
 from tritile.core import settings
 from tritile.core.problem import MatmulProblem
+from tritile.families import by_torch as torchs
 from tritile.lab.bench import measured
 from tritile.ops import asked, memo
 from tritile.planning import aten, gpu_tables, plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+E4M3, E5M2 = FP8
 
 
 @pytest.fixture
@@ -210,6 +219,54 @@ def test_a_compiled_call_is_torchs_own(by_torch, monkeypatch, trains):
         compiled(*given)
     assert sum("tritile" in name for name in graphs[1]) == 2
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("size", [(256, 320, 512), (77, 528, 272), (17, 48, 96), (1, 256, 1024)], ids=str)
+def test_bytes(by_torch, size):
+    """fp8 without scales, with one for each operand and with one for each row and column; int8."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8")
+    m, n, k = size
+    for a_dtype, b_dtype in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)):
+        a, b = values((m, k), a_dtype, 0, "cuda"), placed(values((k, n), b_dtype, 1, "cuda"), "column")
+        pairs = [(scale(), scale(seed=3)), (scale(m, 1), scale(1, n, seed=3))]
+        for _ in range(2):
+            assert_fused(tritile.matmul(a, b), a, b, Sides())
+            for scales, kind in itertools.product(pairs, (BF16, FP16, FP32)):
+                scales = tuple(each.cuda() for each in scales)
+                bias = None if kind == FP32 else values((n,), kind, 2, "cuda")
+                out = torch.full((m, n), torch.nan, dtype=kind, device="cuda")
+                for given in (None, out):
+                    got = tritile.scaled_matmul(a, b, *scales, out_dtype=kind, bias=bias, out=given)
+                    assert_fused(got, a, b, Sides(*scales, bias))
+            fast = tritile.matmul(a, b, precision="fast").double()
+            exact = a.double() @ b.double()
+            assert (fast - exact).norm() <= 2e-2 * exact.norm()
+    a, b = values((m, k), torch.int8, 0, "cuda"), placed(values((k, n), torch.int8, 1, "cuda"), "column")
+    for _ in range(2):
+        got = tritile.matmul(a, b)
+        assert torch.equal(got.long(), (a.double() @ b.double()).long())
+    graph, out = captured(lambda: tritile.matmul(a, b))
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, got)
+    assert by_torch
+
+
+def test_a_scale_of_one_is_not_made_within_a_graph(by_torch, monkeypatch):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8")
+    monkeypatch.setattr(torchs, "_ones", {})
+    a, b = values((64, 96), E4M3, 0, "cuda"), placed(values((96, 48), E4M3, 1, "cuda"), "column")
+    with tritile.mode(backends="triton"):
+        tritile.matmul(a, b)  # so that tritile's kernel is compiled
+    for _ in range(2):
+        graph, out = captured(lambda: tritile.matmul(a, b))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert_fused(out, a, b, Sides())
+        assert_fused(tritile.matmul(a, b), a, b, Sides())
+    assert by_torch
 
 
 def test_a_drawn_call_is_planned_by_the_table_and_tuned_beside_torch(monkeypatch):

@@ -127,13 +127,6 @@ def test_scaled_matmul(dtype):
     assert_rows(lambda rows, s: tritile.scaled_matmul(rows, b, s, of_columns, bias=bias), a, of_rows)
 
 
-def test_scales_of_each_128_of_k():
-    a, b = on_gpu((TOTAL, 1008), E4M3), on_gpu((N, 1008), E4M3, 1).t()
-    blocks = -(-1008 // 128)
-    of_a, of_b = on_gpu((TOTAL, blocks), FP32).abs(), on_gpu((blocks, -(-N // 128)), FP32, 1).abs()
-    assert_rows(lambda rows, scales: tritile.scaled_matmul(rows, b, scales, of_b), a, of_a)
-
-
 @pytest.mark.parametrize(("bits", "zeros", "k"), [(4, False, 1024), (4, True, 1000), (8, False, 1024)])
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
 def test_packed_weights(dtype, bits, zeros, k):
@@ -144,7 +137,7 @@ def test_packed_weights(dtype, bits, zeros, k):
 
 @pytest.mark.parametrize(
     ("dtype", "precision", "k"),
-    [(BF16, None, K), (BF16, None, K + 1), (FP32, "tf32", 200), (E4M3, None, 1008)],
+    [(BF16, None, K), (BF16, None, K + 1), (FP32, "tf32", 200)],
     ids=str,
 )  # fmt: skip
 def test_rows_of_groups_move(dtype, precision, k):
@@ -239,14 +232,6 @@ def test_what_follows_the_sum_is_compiled_alike(epilogue):
     out = torch.empty(300, N, dtype=FP32, device="cuda")
     extras = EPILOGUES[epilogue](full, full[:1], full[:, :1])
     assert_alike(described(a, b, out, "ieee", extras), out)
-
-
-def test_block_scales_are_multiplied_alike():
-    m, k = 300, 1024
-    a, b = on_gpu((m, k), E4M3), on_gpu((N, k), E4M3, 1).t()
-    scales = on_gpu((m, k // 128), FP32).abs(), on_gpu((k // 128, -(-N // 128)), FP32, 1).abs()
-    out = torch.empty(m, N, dtype=FP32, device="cuda")
-    assert_alike(described(a, b, out, "ieee", Extras(blocks=scales, shared="1x128")), out)
 
 
 @pytest.mark.parametrize("m", [1, 70, 1000])

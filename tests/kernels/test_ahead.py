@@ -20,14 +20,13 @@ from tests.ahead import (
     kernels_of,
     later,
 )
-from tests.configs import boxed, scaled, tile, tma, turned
+from tests.configs import boxed, tile, tma, turned
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.problem import matmul as problems
 from tritile.errors import TuningError
 from tritile.families.common import warpgroups
-from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.space import illegal
 from tritile.planning import model
@@ -237,43 +236,6 @@ def test_specialised_products_compile_for_hopper(problem, config):
     assert re.search(r"wgmma\.mma_async\S*?m64n\d+k16", kernel.asm["ptx"])
     assert (taken.spills, taken.excess(H200)) == (0, None)
     assert 0 <= warpgroups.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
-
-
-BLOCKS = MatmulProblem(
-    1, 4096, 4096, 4096, "float8_e4m3fn", "bfloat16", b_layout="column", block_scales="1x128"
-)
-SCALED = {
-    "ahead over two blocks": (BLOCKS, scaled(128, 128, 2, 128, 5, persistent=True)),
-    "ahead over four pieces": (BLOCKS, scaled(256, 128, 2, 64, 3, persistent=True)),
-    "an odd number of pieces": (replace(BLOCKS, block_scales="1x1"), scaled(128, 192, 2, 64, 4)),
-    "one after the other": (
-        replace(BLOCKS, b_dtype="float8_e5m2"),
-        scaled(256, 128, 2, 128, 3, persistent=True),
-    ),
-    "three consumers": (BLOCKS, scaled(192, 128, 3, 128, 4, persistent=True)),
-    "one consumer": (replace(BLOCKS, block_scales="128x1"), scaled(64, 64, 1, 64, 12)),
-    "stored by pointers": (
-        replace(BLOCKS, m=201, n=203, k=517, out_align=2, epilogue="bias=row residual=full silu"),
-        scaled(128, 128, 2, 128, 5),
-    ),
-    "fp32, with an epilogue": (
-        replace(BLOCKS, out_dtype="float32", epilogue="bias=row gelu", block_scales="128x128"),
-        scaled(128, 128, 2, 128, 5, persistent=True),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", [name if i < 3 else later(name) for i, name in enumerate(SCALED)])
-def test_scaled_products_compile_for_hopper(name):
-    problem, config = SCALED[name]
-    kernel = compiled(problem, config)
-    taken = ahead.resources(kernel)
-    assert (taken.excess(H200), taken.spills) == (None, 0)
-    assert 0 <= matmul_scaled.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
-    # A piece's sums begin from zero and are waited for by count: two pieces are under way, or one.
-    ptx = kernel.asm["ptx"]
-    waits = set(re.findall(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx))
-    assert waits == ({"0", "1"} if matmul_scaled.ahead(config, problem) else {"0"})
 
 
 BY_ROWS = replace(SQUARE, dtype="float32", out_dtype="float32", b_layout="column")

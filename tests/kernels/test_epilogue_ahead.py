@@ -128,16 +128,6 @@ def test_scales(name, problem, config):
     fits(replace(problem, epilogue=SCALED), config, name)
 
 
-OF_BLOCKS = tile(64, 64, 128, 4, 2), tma(64, 128, 128, 8, 3), tma(64, 64, 128, 4, 3, split=4)
-SHARED = ("1x128", "128x1", "1x1", "128x128")
-
-
-@pytest.mark.parametrize("name", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize(("shared", "config"), pairs(SHARED, OF_BLOCKS), ids=str)
-def test_block_scales(name, shared, config):
-    fits(replace(FP8, block_scales=shared, epilogue="bias=row"), config, name)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("epilogue", [later(EPILOGUES[0]), EPILOGUES[1], GATED[0]])
 def test_the_models_pick_compiles(name, epilogue):

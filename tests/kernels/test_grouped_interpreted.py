@@ -1,7 +1,6 @@
 """Both kernels of groups in Triton's interpreter: every grouping, layout and kind of offsets, good or bad."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -9,17 +8,18 @@ import torch
 import tritile
 from tests.configs import of_groups, tile
 from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, shape_of, spoiled
-from tests.reference import frame, guard_intact, placed, values
+from tests.reference import frame, guard_intact, placed
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.grouped.family import tile_work
+from tritile.families.grouped.zero import zero_rows
 from tritile.ops.grouped import Operands, described
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
 TILE = tile(16, 32, 16, group=2)
-RAGGED = ("rows", "columns", "k")
+RAGGED = ("rows", "columns")
 
 
 TMA = [
@@ -42,9 +42,12 @@ def posed(ragged, offs, dtype=torch.float32):
 
 
 def run(config, a, b, offs, layout="row"):
-    """Into a frame of poison that nothing may touch but the result."""
+    """Into a frame of poison that nothing may touch but the result; without a config by the operation."""
     buffer, out = frame(shape_of(a, b, offs), torch.float32, layout)
-    launch.run_interpreted(described(Operands(a, b, offs, None, None), out, "ieee"), config)
+    if config is None:
+        tritile.grouped_matmul(a, b, offs, out=out)
+    else:
+        launch.run_interpreted(described(Operands(a, b, offs, None, None), out, "ieee"), config)
     assert_groups(out, a, b, offs)
     assert guard_intact(buffer, out)
 
@@ -66,27 +69,23 @@ def test_offsets_of_rows_by_descriptor(config, kind):
     run(config, a, b, offs)
 
 
-@pytest.mark.parametrize(("kind", "config"), BY_TMA, ids=str)
-def test_offsets_of_k_by_descriptor(config, kind):
-    """K is the outer dimension of both, as in gradients of weights: the hardware cuts at a group's end."""
+@pytest.mark.parametrize("kind", OFFSETS)
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_offsets_of_k(layout, kind):
+    """Group by group: none reads what belongs to another, or to none."""
     offs = offsets(kind)
     a, b = posed("k", offs)
     spoiled(a, b, offs, "k")
-    run(config, placed(a, "column"), b, offs)
+    run(None, placed(a, "column"), b, offs, layout)
 
 
 @pytest.mark.parametrize("config", [TILE, TMA[0]], ids=str)
 @pytest.mark.parametrize("turn", [("row", "row"), ("row", "column"), ("column", "row")], ids=str)
-@pytest.mark.parametrize("ragged", ["rows", "columns", "none"])
+@pytest.mark.parametrize("ragged", RAGGED)
 def test_matrices_of_groups_by_rows_or_columns(ragged, turn, config):
     offs = torch.tensor([8, 8, 20, 40], dtype=torch.int32)
-    within = {"rows": turn[0] == "column", "columns": turn[1] == "row", "none": False}[ragged]
-    if ragged == "none":
-        a, b = operands(ragged, 3, (20, 36, 28), torch.float32)
-        offs = None
-    else:
-        a, b = posed(ragged, offs)
-    a, b = placed(a, turn[0]), placed(b, turn[1])
+    within = {"rows": turn[0] == "column", "columns": turn[1] == "row"}[ragged]
+    a, b = (placed(x, layout) for x, layout in zip(posed(ragged, offs), turn, strict=True))
     if within and config is not TILE:
         with pytest.raises(TuningError, match="along the contiguous dimension of a"):
             run(config, a, b, offs)
@@ -103,21 +102,17 @@ def test_any_strides_by_pointers(ragged, layout):
 
 
 @pytest.mark.parametrize("layout", ["column", "sparse", "offset"])
-@pytest.mark.parametrize("ragged", ["rows", "k"])
-def test_results_that_no_descriptor_stores(ragged, layout):
+def test_results_that_no_descriptor_stores(layout):
     offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
-    a, b = posed(ragged, offs)
-    run(TMA[0], placed(a, "column") if ragged == "k" else a, b, offs, layout)
+    run(TMA[0], *posed("rows", offs), offs, layout)
 
 
 @pytest.mark.parametrize("config", TMA, ids=str)
-@pytest.mark.parametrize("ragged", ["rows", "k"])
 @pytest.mark.parametrize("columns", [3, 36])
-def test_rows_that_start_on_16_bytes_wherever_they_end(config, ragged, columns):
+def test_rows_that_start_on_16_bytes_wherever_they_end(config, columns):
     offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
-    a, b = posed(ragged, offs)
-    b = placed(b[..., :columns].contiguous(), "padded")
-    run(config, placed(a, "column") if ragged == "k" else a, b, offs, "padded")
+    a, b = posed("rows", offs)
+    run(config, a, placed(b[..., :columns].contiguous(), "padded"), offs, "padded")
 
 
 def test_operands_that_no_descriptor_sees():
@@ -127,25 +122,17 @@ def test_operands_that_no_descriptor_sees():
         run(TMA[0], placed(a, "offset"), b, offs)
 
 
-@pytest.mark.parametrize("turn", [("row", "row"), ("row", "column"), ("column", "column")], ids=str)
-def test_k_that_is_contiguous_is_not_for_descriptors(turn):
-    offs = offsets("uneven")
-    a, b = posed("k", offs)
-    with pytest.raises(TuningError, match="along the contiguous dimension of an operand"):
-        run(TMA[0], placed(a, turn[0]), placed(b, turn[1]), offs)
-
-
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 40, 3), (40, 1, 5), (33, 2, 1)], ids=str)
-@pytest.mark.parametrize("ragged", RAGGED)
+@pytest.mark.parametrize("ragged", [*RAGGED, "k"])
 def test_thin_ones(ragged, sizes):
     shared = {"rows": 0, "columns": 1, "k": 2}[ragged]
     offs = torch.tensor([sizes[shared] // 2, sizes[shared]], dtype=torch.int32)
     a, b = operands(ragged, 2, sizes, torch.float32)
-    run(TILE, a, b, offs)
+    run(None if ragged == "k" else TILE, a, b, offs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("ragged", [*RAGGED, "none"])
+@pytest.mark.parametrize("ragged", [*RAGGED, "k", "none"])
 def test_the_operation(ragged, dtype):
     offs = offsets("a rest") if ragged != "none" else None
     a, b = posed(ragged, offs, dtype) if offs is not None else operands(ragged, 2, (9, 7, 5), dtype)
@@ -158,34 +145,7 @@ def test_the_operation(ragged, dtype):
     assert_groups(given, a, b, offs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize("ragged", [*RAGGED, "none"])
-def test_scales(ragged, dtype):
-    """Scales are powers of two, whose rounding nothing shows, and NaN where no group reads them."""
-    offs = offsets("a rest") if ragged != "none" else None
-    groups = 4
-    a, b = posed(ragged, offs, dtype) if offs is not None else operands(ragged, groups, (9, 7, 5), dtype)
-    m, n = a.shape[-2], b.shape[-1]
-    of_a = {"rows": (m,), "columns": (groups, m), "k": (groups * m,), "none": (groups, m)}[ragged]
-    of_b = {"rows": (groups, n), "columns": (n,), "k": (groups * n,), "none": (groups, n)}[ragged]
-    scale_a, scale_b = (torch.exp2(values(s, torch.float32, i).round()) for i, s in enumerate((of_a, of_b)))
-    if ragged in ("rows", "columns"):
-        {"rows": scale_a, "columns": scale_b}[ragged][30:] = math.nan
-    out = tritile.grouped_matmul(a, b, offs, scale_a=scale_a, scale_b=scale_b)
-    assert out.dtype == torch.bfloat16
-    by_row = scale_a.view(groups, -1, 1) if ragged in ("k", "none") else scale_a.unsqueeze(-1)
-    by_column = scale_b.view(groups, 1, -1) if ragged in ("k", "none") else scale_b.unsqueeze(-2)
-    plain = tritile.grouped_matmul(a, b, offs, out_dtype=torch.float32)
-    assert_groups(plain, a, b, offs)
-    owner = torch.tensor([0] * 3 + [2] * 14 + [3] * 13 + [0] * 10)
-    if ragged == "rows":
-        by_row, by_column = by_row.nan_to_num(1.0), by_column[owner, 0]
-    if ragged == "columns":
-        by_row, by_column = by_row[owner, :, 0].T, by_column.nan_to_num(1.0)
-    assert torch.equal(out, (plain * by_row * by_column).bfloat16())
-
-
-@pytest.mark.parametrize("ragged", RAGGED)
+@pytest.mark.parametrize("ragged", [*RAGGED, "k"])
 def test_nothing_to_multiply(ragged):
     empty = torch.zeros(2, dtype=torch.int32)
     sizes = {"rows": (0, 4, 3), "columns": (4, 0, 3), "k": (4, 3, 0)}[ragged]
@@ -228,3 +188,15 @@ def test_strides_that_make_tiles_wide():
         far_b = torch.empty_strided(b.shape, (28 * stride, stride, 1), device="meta")
         assert wide(far_a, b, offs) is needed
         assert wide(a, far_b, offs) is needed
+
+
+@pytest.mark.parametrize("last", [0, 5, 36, 40])
+@pytest.mark.parametrize("layout", ["row", "sliced"])
+def test_rows_of_no_group_become_zero_behind_torchs_kernel(layout, last):
+    buffer, out = frame((40, 36), torch.bfloat16, layout)
+    out.fill_(1)
+    ends = torch.tensor([0, last], dtype=torch.int32)
+    zero_rows[(3,)](out, ends, 2, *out.shape, out.stride(0), BLOCK=16)
+    assert (out[:last] == 1).all()
+    assert not out[last:].any()
+    assert guard_intact(buffer, out)

@@ -20,7 +20,7 @@ from tritile.runtime.offline import compiling_for
 H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
-GROUPS = GroupedProblem("m", 8, 4096, 1024, 1024, "float16", "float16")
+GROUPS = GroupedProblem(8, 4096, 1024, 1024, "float16", "float16")
 PACKED = QuantizedProblem(1024, 1024, 1024, "float16", 4, 128)
 # PTX that reads or writes global memory.
 GLOBAL = re.compile(r"^\s*(@\S+ )?(ld|st|atom|red|cp\.async(\.bulk)?(\.tensor)?)\S*\.global", re.MULTILINE)

@@ -297,7 +297,6 @@ RIGHT = [
     ("halves of one weight", gated(X, BOARD[:6, :5], BOARD[:6, 5:10])),
     ("weights of whole numbers", addmm(BIAS, X, f32(5, 7), alpha=2, beta=-1)),
     ("fp8 of two kinds", scaled(A8, typed(torch.float8_e5m2, 256, 7), ONE, f32(1))),
-    ("block scales turned about", scaled(A8, B8, f32(2, 3).mT, f32(1, 2).mT)),
     ("whole numbers", scaled(typed(INT8, 3, 4), typed(INT8, 4, 7), f32(3, 1), f32(1, 7))),
 ]  # fmt: skip
 

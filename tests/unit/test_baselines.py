@@ -164,10 +164,6 @@ def of(dtype, epilogue="", op="matmul", **fields):
         (of("int8", "scale_a=column scale_b=row"), ["_int_mm", "torch.compile"]),
         (of("bfloat16", "gated silu"), ["two products", "one product", "torch.compile, one product"]),
         (parse_shape("8x16x16x16", op="grouped"), ["_grouped_mm"]),
-        (
-            Case("given", "grouped", "float8_e4m3fn", "NT", 8, 16, 16, 16, "fast", ragged="m", load="even"),
-            ["_scaled_grouped_mm, use_fast_accum=True"],
-        ),
         (parse_shape("9x7", op="permute"), ["copy_"]),
         (of("bfloat16", op="linear_quantized", layout="int4/32", k=128), [WIDE, PACKED]),
         (of("bfloat16", op="linear_quantized", layout="int4/32 zeros", k=256), [WIDE, PACKED]),
@@ -316,54 +312,3 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     assert (line["inductor_us"], line["ratio_inductor"]) == (3.0, 0.75)
     assert (line["samples"], line["launches"]) == (40, 2)
     assert line["spreads"] == {"torch": 0.0, "inductor": 0.0}
-
-
-def block_scaled(shared="1x128", dtype="float32", **fields):
-    """Let float32 stand for fp8, which torch multiplies only on a GPU."""
-    return Case("given", "matmul", dtype, "NT", 1, 150, 160, 300, block_scales=shared, **fields)
-
-
-@pytest.mark.parametrize("shared", ["1x128", "1x1", "128x1", "128x128"])
-@pytest.mark.parametrize("epilogue", ["", "bias=row silu"])
-def test_answers_and_torch_apply_scales_of_blocks(shared, epilogue):
-    case = block_scaled(shared, epilogue=epilogue)
-    call = calls_of(case)[0]
-    rows, columns = map(int, shared.split("x"))
-    assert list(baselines.torch_ways(call)) == [baselines.WIDE]
-    with pytest.raises(TuningError, match="wrong answer"):  # bfloat16 is not enough for a float32 answer
-        answers.check(torch_side, call)
-    a, b, out = (tensor[0] for tensor in torch_calls.matrices(call))
-    of_a, of_b = call.scales.a.view(-1, 3), call.scales.b.view(3, -1)
-    assert of_a.shape[0] == -(-150 // rows)
-    assert of_b.shape[1] == -(-160 // columns)
-    at = torch.arange(300) // 128
-    made = (a * of_a[torch.arange(150) // rows][:, at]) @ (b * of_b[at][:, torch.arange(160) // columns])
-    if epilogue:
-        made = torch.nn.functional.silu(made + call.fused.bias.tensor)
-    out.copy_(made)
-    answers.answer_error(call)
-    out[7, 9] += 100.0
-    with pytest.raises(TuningError, match="wrong answer"):
-        answers.answer_error(call)
-
-
-def test_torch_gets_scales_as_it_wants_them(monkeypatch):
-    asked = []
-
-    def scaled_mm(a, b, scale_a, scale_b, out_dtype, out=None):
-        asked.append((scale_a, scale_b))
-        return torch.zeros(150, 160, dtype=out_dtype)
-
-    monkeypatch.setattr(of_torch, "scaled_mm", scaled_mm)
-    monkeypatch.setattr(baselines, "_block_ways", {})
-    case = block_scaled(dtype="float8_e4m3fn")
-    call = calls_of(case)[0]
-    assert list(baselines.torch_ways(call)) == [baselines.OWN]
-    torch_side(call)
-    of_a, of_b = asked[-1]
-    assert torch.equal(of_a, call.scales.a.view(150, 3))
-    assert of_a.stride() == (1, 150)
-    assert torch.equal(of_b, call.scales.b.view(3, 2))
-    assert of_b.stride() == (1, 4)  # three blocks of K, in rows of four
-    torch_side(call)
-    assert asked[-1][0] is of_a  # made once

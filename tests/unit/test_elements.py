@@ -31,8 +31,7 @@ PRODUCTS = [
 PROBLEMS = [
     *(MatmulProblem(1, M, N, K, *case[:2], precision=case[2], epilogue=case[3]) for case in PRODUCTS),
     MatmulProblem(70, 30, N, K, "bfloat16", "bfloat16", out_layout="column"),
-    *(GroupedProblem(kind, 3, M, N, K, "bfloat16", "bfloat16") for kind in ("m", "k", "none")),
-    GroupedProblem("m", 3, M, N, K, "float8_e4m3fn", "bfloat16", b_layout="column", scaled=True),
+    GroupedProblem(3, M, N, K, "bfloat16", "bfloat16"),
     QuantizedProblem(M, N, K, "bfloat16", 4, 128, True, bias=True),
 ]
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 import tritile
-from tests.groups import operands, parts
-from tests.reference import placed
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.posed import posed
@@ -27,16 +25,15 @@ from tritile.families.grouped.family import FAR, tiles
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import baselines
-from tritile.ops.grouped import Operands, described
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers
-from tritile.tune.subject.operands import groups_of, shared
+from tritile.tune.subject.operands import shared
 from tritile.tune.suites import SHIPPED, find, parse_shape
 
 pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")
-ROWS = GroupedProblem("m", 64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
+ROWS = GroupedProblem(64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 A, B = torch.zeros(12, 8), torch.zeros(3, 8, 5)
 OFFS = torch.tensor([4, 4, 12], dtype=torch.int32)
 FP8 = (A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn))
@@ -91,7 +88,7 @@ def test_bad_arguments_are_refused(run, error, said, monkeypatch):
 def test_a_plan_of_a_call():
     plan = tritile.plan(tritile.grouped_matmul, A, B, OFFS)
     assert plan.source == "interpreter"
-    assert plan.problem == GroupedProblem("m", 3, 12, 5, 8, "float32", "float32", b_align=4, out_align=4)
+    assert plan.problem == GroupedProblem(3, 12, 5, 8, "float32", "float32", b_align=4, out_align=4)
     far = tritile.plan(ROWS, device=H200)
     assert far.config == model.pick(ROWS, H200)
     assert tritile.plan(tritile.grouped_matmul, B, B.mT.contiguous()).problem.op == "matmul"
@@ -106,17 +103,17 @@ def test_products_of_groups_are_not_explained_but_even_ones_are():
     assert ROWS.even.flops == ROWS.flops
 
 
-@pytest.mark.parametrize("other", [{}, {"ragged": "k", "scaled": True}, {"ragged": "none"}], ids=str)
-def test_problems_come_back(other):
-    problem = replace(ROWS, **other)
-    assert problem_from_dict(problem_to_dict(problem)) == problem
-    assert illegal(model.pick(problem, H200), problem, H200) is None
+def test_problems_come_back():
+    for problem in (ROWS, replace(ROWS, dtype="float8_e4m3fn", scaled=True)):
+        assert problem_from_dict(problem_to_dict(problem)) == problem
+    assert illegal(model.pick(ROWS, H200), ROWS, H200) is None
+    assert "only torch" in illegal(model.pick(ROWS, H200), problem, H200)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"ragged": "n"}, {"groups": 0}, {"groups": 1025}, {"m": 2**31}, {"dtype": "int8"}, {"k": 4.0},
+        {"groups": 0}, {"groups": 1025}, {"m": 2**31}, {"dtype": "int8"}, {"k": 4.0},
         {"out_dtype": "int32"}, {"a_layout": "odd"}, {"b_align": 3}, {"precision": "fast"}, {"scaled": 1},
     ],
     ids=str,
@@ -127,9 +124,8 @@ def test_problems_that_are_none(wrong):
 
 
 def test_bytes_count_what_each_group_has():
-    rows, inner = replace(ROWS, out_dtype="float32"), replace(ROWS, ragged="k", groups=2)
+    rows = replace(ROWS, out_dtype="float32")
     assert rows.bytes == 2 * (16384 * 4096 + 64 * 4096 * 2048) + 4 * 16384 * 2048
-    assert inner.bytes == 2 * (16384 * 4096 + 4096 * 2048) + 2 * 2 * 16384 * 2048
     assert ROWS.flops == 2 * 16384 * 4096 * 2048
 
 
@@ -189,7 +185,7 @@ def on_host(problem):
     return shared(posed(problem, make))
 
 
-SMALL = GroupedProblem("m", 5, 48, 24, 40, "float32", "float32", precision="ieee")
+SMALL = GroupedProblem(5, 48, 24, 40, "float32", "float32", precision="ieee")
 TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 
 
@@ -202,12 +198,11 @@ def test_rows_of_no_group_are_looked_at():
     assert answers.error_of(call) == float("inf")
 
 
-@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
-@pytest.mark.parametrize("kind", ["m", "k"])
-def test_torch_answers_the_same_calls(kind, layout):
+@pytest.mark.parametrize("layout", ["NN", "NT"])
+def test_torch_answers_the_same_calls(layout):
     layouts = {"N": "row", "T": "column"}
     sides = {"a_layout": layouts[layout[0]], "b_layout": layouts[layout[1]]}
-    problem = replace(SMALL, ragged=kind, dtype="bfloat16", out_dtype="bfloat16", precision="ieee")
+    problem = replace(SMALL, dtype="bfloat16", out_dtype="bfloat16", precision="ieee")
     call = on_host(replace(problem, **sides))
     (way,) = baselines.torch_ways(call).values()
     baselines.into_out(way)(call)
@@ -217,36 +212,15 @@ def test_torch_answers_the_same_calls(kind, layout):
 def test_the_suite_and_its_words():
     cases = find(["grouped"], SHIPPED)
     assert {case.load for case in cases} == set(LOADS)
-    assert {case.ragged for case in cases} == {"m", "k"}
-    assert all(case.problem.scaled == case.dtype.startswith("float8") for case in cases)
     assert all(min(case.problem.a_align, case.problem.b_align) == 16 for case in cases)
     case = parse_shape("64x16384x2048x4096", "grouped", layout="NT")
     assert case.problem == ROWS
     for text in ("64x128x128", "0x8x8x8"):
         with pytest.raises(InvalidValueError):
             parse_shape(text, "grouped")
-    for wrong in ({"load": "heavy"}, {"ragged": "n"}, {"dtype": "int8"}, {"shape": (1,)}, {"op": "matmul"}):
+    for wrong in ({"load": "heavy"}, {"dtype": "int8"}, {"shape": (1,)}, {"op": "matmul"}):
         with pytest.raises(InvalidValueError):
             replace(case, **wrong)
-
-
-def test_calls_that_lie_by_columns_are_turned():
-    a, b = operands("k", 2, (6, 5, 8), torch.float32)
-    offs = torch.tensor([4, 8], dtype=torch.int32)
-    out = placed(torch.zeros(2, 6, 5), "column")
-    turned = described(Operands(a, b, offs, None, None), out, "ieee")
-    assert turned.swapped
-    assert (turned.a.tensor, turned.problem.sizes) == (b, (2, 5, 6, 8))
-    launch.run_interpreted(turned, TILE)
-    assert all(torch.allclose(got, x @ y, atol=1e-5) for got, x, y in parts(a, b, offs, out)[0])
-
-
-def test_groups_of_k_are_looked_at_to_the_end_of_k():
-    """Which is longer here than rows are many; offsets beyond it count as it."""
-    call = on_host(replace(SMALL, ragged="k", a_layout="column", m=16, k=96))
-    call.offs.copy_(torch.tensor([8, 40, 40, 90, 200], dtype=torch.int32))
-    assert [group.a.shape[1] for group in groups_of(call)] == [8, 32, 0, 50, 6]
-    assert [len(group.b) for group in groups_of(call)] == [8, 32, 0, 50, 6]
 
 
 def test_kernel_and_descriptor_agree_on_the_rows_of_a_cut_descriptor():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tritile
-from tests.configs import of_groups, scaled, tile, tma, warpgroups
+from tests.configs import of_groups, tile, tma, warpgroups
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
@@ -60,7 +60,7 @@ def of_type(dtype, precision="ieee", out="", **changes):
 
 TF32 = of_type("float32", "tf32")
 FP8 = of_type("float8_e4m3fn", out="bfloat16")
-GROUPS = GroupedProblem("m", 8, 256, 1024, 1024, "float16", "float16", invariant=True)
+GROUPS = GroupedProblem(8, 256, 1024, 1024, "float16", "float16", invariant=True)
 PACKED = QuantizedProblem(64, 1024, 1024, "bfloat16", 4, 128, invariant=True)
 BY_TMA = Numerics("warpgroup", rounding="tma")
 SUMS = Numerics("warpgroup", step=128, scaled="sums")
@@ -85,7 +85,6 @@ FOUND = [
     (tma(64, 64, 128, split=4), of_type("int8", out="int32"), HOPPER, Numerics("exact")),
     (tma(64, 64, 64), FP8, HOPPER, Numerics("warpgroup", step=64)),
     (specialised(128, 128, 64, 2), FP8, HOPPER, Numerics("warpgroup", step=128)),
-    (scaled(128, 128, 2, 128, 4), replace(FP8, block_scales="1x1"), HOPPER, Numerics("warpgroup", step=128)),
     (specialised(128, 128, 64, 2), replace(FP8, precision="fast"), HOPPER, Numerics("warpgroup")),
     (tile(64, 64, 64), replace(GROUPS, dtype="float32"), HOPPER, Numerics("fma")),
     (of_groups(64, 64, 64), replace(GROUPS, dtype="float32", precision="tf32"), HOPPER, BY_TMA),
@@ -109,13 +108,10 @@ KINDS = {
     "fp8": FP8,
     "fp8 by rows": replace(FP8, b_layout="row"),
     "fp8 fast": replace(FP8, precision="fast"),
-    "fp8 by blocks": replace(FP8, block_scales="1x128"),
     "gated": of_type("bfloat16", epilogue="gated silu"),
     "gated fp32": of_type("float32", epilogue="gated silu"),
     "batch": replace(HALF, batch=3),
     "groups": GROUPS,
-    "groups of K": replace(GROUPS, ragged="k", a_layout="column"),
-    "groups of fp8": replace(GROUPS, dtype="float8_e4m3fn", b_layout="column"),
     "groups of tf32": replace(GROUPS, dtype="float32", out_dtype="float32", precision="tf32"),
     "int4": PACKED,
     "int8 weights": replace(PACKED, bits=8, zero_points=True, bias=True),

@@ -53,7 +53,7 @@ def test_a_plan_says_what_its_precision_means():
     assert "error at most torch" in plan._repr_html_()
     halves = replace(PROBLEM, dtype="bfloat16", out_dtype="bfloat16")
     assert "means" not in repr(plans.plan_for(halves, HOPPER))
-    groups = GroupedProblem("m", 4, 256, 256, 256, "float32", "float32", precision="tf32")
+    groups = GroupedProblem(4, 256, 256, 256, "float32", "float32", precision="tf32")
     assert repr(plans.plan_for(groups, HOPPER)).endswith("means   tf32: one product in TF32 on tensor cores")
 
 

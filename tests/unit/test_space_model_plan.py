@@ -9,7 +9,7 @@ import torch
 import tritile
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
-from tritile.core.problem import GroupedProblem, KernelProblem, MatmulProblem, PermuteProblem
+from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.errors import (
     DeviceError,
     InvalidValueError,
@@ -223,7 +223,6 @@ def test_warpgroups_take_bytes_along_k_alone(layouts):
 
 ADA = TARGETS["nvidia-geforce-rtx-4090"]
 FAST = replace(FP8, precision="fast")
-GROUPS = GroupedProblem("m", 8, 4096, 1024, 1024, "float8_e4m3fn", "bfloat16", b_layout="column")
 PARTS = replace(FP32, precision="fp16x3").core
 
 
@@ -233,9 +232,7 @@ PARTS = replace(FP32, precision="fp16x3").core
         (FP8, HOPPER, {"m": 64}, 128),
         (FP8, HOPPER, {"m": 256, "warps": 8}, 128),
         (replace(FP8, dtype="float8_e5m2", b_dtype="float8_e4m3fn"), HOPPER, {"m": 64}, 128),
-        (GROUPS, HOPPER, {"m": 64}, 128),
         (FAST, HOPPER, {"m": 64}, None),
-        (replace(GROUPS, precision="fast"), HOPPER, {"m": 64}, None),
         (FP8, HOPPER, {"m": 16}, None),  # by mma.sync: fp8 is multiplied as fp16
         (FP8, HOPPER, {"m": 64, "warps": 2}, None),
         (FP8, ADA, {"m": 64}, None),
@@ -255,9 +252,7 @@ def test_how_much_of_k_tensor_cores_may_sum(problem, device, blocks, most):
         assert fault == (f"BLOCK_K = {k}: a sum of {most} is precise" if late else None)
 
 
-@pytest.mark.parametrize(
-    ("problem", "family"), [(FP8, "tile"), (FP8, "descriptor"), (GROUPS, "tile")], ids=str
-)
+@pytest.mark.parametrize(("problem", "family"), [(FP8, "tile"), (FP8, "descriptor")], ids=str)
 def test_families_refuse_late_sums_of_fp8(problem, family):
     fast = replace(problem, precision="fast")
     deep = [

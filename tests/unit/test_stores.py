@@ -76,18 +76,12 @@ def products(draw, dtype, precision, out_dtype):
 
 def grouped(draw, dtype):
     (m, n, k), count = sizes(draw), 3
-    ragged = draw.choice(["rows", "columns", "k", "none"])
-    of_a = (count,) if ragged in ("columns", "none") else ()
-    of_b = (count,) if ragged in ("rows", "none") else ()
-    shape = {"rows": (m, n), "columns": (m, n)}.get(ragged, (count, m, n))
-    offs = None if ragged == "none" else torch.tensor([1, 2, 3], dtype=torch.int32)
-    unit = 16 // dtype.itemsize
-    wide_m, wide_n, wide_k = (-(-size // unit) * unit for size in (m, n, k))  # rows start on 16 bytes
+    of_a, of_b = draw.choice([((), (count,)), ((count,), ())])
+    offs, unit = torch.tensor([1, 2, 3], dtype=torch.int32), 16 // dtype.itemsize
+    wide_n, wide_k = (-(-size // unit) * unit for size in (n, k))  # rows start on 16 bytes
     a = torch.empty(*of_a, m, wide_k, dtype=dtype)[..., :k]
-    if ragged == "k":
-        a = torch.empty(k, wide_m, dtype=dtype)[:, :m].mT
     b = torch.empty(*of_b, k, wide_n, dtype=dtype)[..., :n]
-    out = viewed(draw, shape, DEFAULT_OUT.get(dtype, dtype))
+    out = viewed(draw, (m, n), DEFAULT_OUT.get(dtype, dtype))
     return groups.described(groups.Operands(a, b, offs, None, None), out, "ieee")
 
 
@@ -157,7 +151,7 @@ def test_products(dtype, precision, out_dtype):
     assert drawn(products, "matmul", 35, dtype, precision, out_dtype) > 0
 
 
-@pytest.mark.parametrize("dtype", [*HALF, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_groups(dtype):
     assert drawn(grouped, "grouped", 80, dtype) > 0
 

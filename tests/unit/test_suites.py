@@ -112,6 +112,7 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD + 'sizes = ["8x8"]', "MxNxK"),
         (GOOD + SIZES + 'm = ["1"]', "m = "),
         (GOOD + SIZES + 'split = "k"', "unknown keys split"),
+        (GOOD + SIZES + 'block_scales = ["1x128"]', "unknown keys block_scales"),
         (GOOD + SIZES + 'precisions = ["tf32"]', "a precision of ieee"),
         (GOOD.replace("matmul", "conv") + SIZES, "matmul, grouped, permute"),
         (GOOD.replace("float16", "half") + SIZES, "dtype"),
@@ -119,8 +120,6 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD.replace("matmul", "permute") + SIZES, "unknown keys layouts"),
         (MOVED + "dims = [[0, 0]]", "order"),
         (MOVED + "dims = [[1, 0], [0, 1]]", "one for each"),
-        (GOOD + SIZES + 'block_scales = ["1x64"]', "block_scales"),
-        (GOOD + SIZES + 'block_scales = ["1x128"]', "1x128"),  # of float16
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, told: str) -> None:

@@ -173,7 +173,6 @@ ORDERS = {
     "gated": (lambda: zeros((3, 5), (7, 5), (7, 5), (7,), (3, 7)), lambda x, w, v, b, c, out:
         tritile.gated_linear(x, w, v, bias_gate=b, bias_up=c, out=out)),
     "scales": (lambda: zeros((3, 256), (256, 7), dtype=FP8) + zeros((3, 1), (1, 7)), scaled),
-    "block scales": (lambda: zeros((3, 256), (256, 7), dtype=FP8) + zeros((3, 2), (2, 1)), scaled),
     "scales of int8": (lambda: zeros((3, 5), (5, 7), dtype=INT8) + zeros((3, 1), (1, 7)), scaled),
     "groups of rows": (lambda: zeros((3, 8), (2, 8, 7)) + zeros((2,), dtype=torch.int32),
         tritile.grouped_matmul),

@@ -8,28 +8,28 @@ from typing import Any
 import torch
 
 from tritile.core.problem import (
-    BLOCK_SCALES,
+    FP8_DTYPES,
     ITEMSIZE,
     SIDES,
     GroupedProblem,
     MatmulProblem,
     Operand,
     PermuteProblem,
+    Product,
     QuantizedProblem,
     Tiled,
     epilogue_of,
 )
 from tritile.core.views import (
-    BlockScales,
     Call,
     Fused,
     GroupedCall,
     MatmulCall,
     PermuteCall,
     QuantizedCall,
-    Scales,
     View,
 )
+from tritile.errors import UnsupportedError
 
 Make = Callable[[str, int], Any]  # makes memory for so many elements of torch's dtype of this name
 
@@ -65,8 +65,11 @@ def posed(problem: Tiled, make: Make = Pointer.named) -> Call:
     """Return a call that poses `problem`, on memory that `make(dtype, elements)` provides.
 
     Without it, stand-ins for memory serve, as where nothing runs. Memory is made in the order of the call's
-    `tensors`. An element of 16 bytes of a permutation is made as two of int64.
+    `tensors`. An element of 16 bytes of a permutation is made as two of int64. Raises UnsupportedError for
+    products of fp8 that torch's kernels alone make.
     """
+    if isinstance(problem, Product) and problem.dtype in FP8_DTYPES and problem.is_torchs:
+        raise UnsupportedError(f"{problem.label}: only torch computes it")
     if isinstance(problem, MatmulProblem):
         return _product(problem, make)
     if isinstance(problem, GroupedProblem):
@@ -118,32 +121,17 @@ def _product(problem: MatmulProblem, make: Make) -> MatmulCall:
     dtypes = (problem.dtype, problem.out_dtype)
     call = MatmulCall(a, b, out, batch, *dtypes, problem.precision, _fused(problem, make))
     up = _view(problem.operands[1], problem.itemsize, problem.batch, make) if call.fused.gated else None
-    scales, invariant = _block_scales(problem, make), problem.invariant
-    return replace(call, b_dtype=problem.b_dtype, up=up, scales=scales, invariant=invariant)
-
-
-def _block_scales(problem: MatmulProblem, make: Make) -> BlockScales | None:
-    shared = BLOCK_SCALES[problem.block_scales]
-    if shared is None:
-        return None
-    rows, blocks, columns = -(-problem.m // shared[0]), -(-problem.k // 128), -(-problem.n // shared[1])
-    a, b = make("float32", rows * blocks), make("float32", blocks * columns)
-    return BlockScales(problem.block_scales, a, (blocks, 1), b, (columns, 1))
+    return replace(call, b_dtype=problem.b_dtype, up=up, invariant=problem.invariant)
 
 
 def _groups(problem: GroupedProblem, make: Make) -> GroupedCall:
     sizes = (problem.itemsize, problem.itemsize, ITEMSIZE[problem.out_dtype])
     a, b, out = (
-        _view(operand, size, 2 if own else 1, make)  # a batch of 2 or more has a stride
-        for operand, size, own in zip(problem.operands, sizes, problem.of_groups, strict=True)
+        _view(operand, size, batch, make)  # a batch of 2 or more has a stride
+        for operand, size, batch in zip(problem.operands, sizes, (1, 2, 1), strict=True)
     )
-    offs = None if problem.ragged == "none" else make("int32", problem.groups)
-    scales = None
-    if problem.scaled:
-        rows, columns = (make("float32", count) for count in problem.scales)
-        scales = Scales(rows, 0 if problem.ragged == "m" else problem.m), Scales(columns, problem.n)
     return GroupedCall(
-        problem.ragged, problem.groups, a, b, out, offs, scales,
+        problem.groups, a, b, out, make("int32", problem.groups), None,
         problem.dtype, problem.out_dtype, problem.precision, invariant=problem.invariant,
     )  # fmt: skip
 

@@ -143,22 +143,16 @@ class Verdict(NamedTuple):
 
 
 class BlockScales(NamedTuple):
-    """Hold scales for each 128 of K; `shared` says by how many rows and columns, as in BLOCK_SCALES.
-
-    Strides of a's scales are over blocks of rows and of K, those of b's over blocks of K and of columns.
-    """
+    """Hold scales for each 128 of K; `shared` says by how many rows and columns, as in BLOCK_SCALES."""
 
     shared: str
     a: Any
-    a_strides: tuple[int, ...]
     b: Any
-    b_strides: tuple[int, ...]
 
     @property
     def transposed(self) -> "BlockScales":
         rows, columns = self.shared.split("x")
-        turned = (self.b_strides[1], self.b_strides[0]), (self.a_strides[1], self.a_strides[0])
-        return BlockScales(f"{columns}x{rows}", self.b, turned[0], self.a, turned[1])
+        return BlockScales(f"{columns}x{rows}", self.b, self.a)
 
 
 class Buffered:
@@ -244,33 +238,26 @@ class MatmulCall(Buffered):
         return found
 
 
-class Scales(NamedTuple):
-    """Hold scales of an operand's rows or columns, contiguous; `stride` leads from group to group."""
-
-    tensor: Any
-    stride: int
-
-
 @dataclass(frozen=True)
 class GroupedCall(Buffered):
     """Describe a call of the products of all groups: see `tritile.core.problem.GroupedProblem`.
 
-    Those of a, b and out that have a matrix for each group have a batch of one dimension, the others none.
+    b has a batch of one dimension, a and out have none.
 
-    - `offs`: where each group ends in what groups share, as int32; None where they share nothing.
+    - `offs`: where each group's rows end, as int32.
+    - `scales`: of the rows of a, and of the columns of each b, contiguous; None without.
     - `swapped`: a is the transpose of the caller's second operand, b that of the first.
     - `invariant`: as in the problem.
     """
 
     op: ClassVar[str] = "grouped"
     batch_shape: ClassVar[tuple[int, ...]] = ()  # no batch, so a launch cannot be split
-    ragged: str
     groups: int
     a: View
     b: View
     out: View
     offs: Any
-    scales: tuple[Scales, Scales] | None
+    scales: tuple[Any, Any] | None
     dtype: str
     out_dtype: str
     precision: str
@@ -281,18 +268,16 @@ class GroupedCall(Buffered):
     def problem(self) -> GroupedProblem:
         a, b, out = self.a, self.b, self.out
         return GroupedProblem(
-            self.ragged, self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
+            self.groups, a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
             a.layout, b.layout, out.layout, a.align, b.align, out.align, self.precision,
             self.scales is not None, self.invariant,
         )  # fmt: skip
 
     @property
     def buffers(self) -> dict[str, Any]:
-        found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor}
-        if self.offs is not None:
-            found["offs"] = self.offs
+        found = {"a": self.a.tensor, "b": self.b.tensor, "out": self.out.tensor, "offs": self.offs}
         if self.scales is not None:
-            found |= {"scale_a": self.scales[0].tensor, "scale_b": self.scales[1].tensor}
+            found |= dict(zip(("scale_a", "scale_b"), self.scales, strict=True))
         return found
 
 

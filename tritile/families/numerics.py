@@ -26,7 +26,7 @@ def unnamed(problem: Tiled, device: Device) -> Tiled:
     """
     if not isinstance(problem, MatmulProblem) or problem.dtype != "float32" or problem.rights > 1:
         return problem
-    if problem.precision not in _UNNAMED or problem.invariant or problem.block_scales:
+    if problem.precision not in _UNNAMED or problem.invariant:
         return problem
     suited = device.nvidia == 90 and suits(problem.m, problem.n, problem.k)
     return replace(problem, precision="fp16x3" if suited else "ieee")

@@ -7,7 +7,6 @@ from tritile.families.family import Family
 from tritile.families.few_rows import across as few_rows_across
 from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
-from tritile.families.matmul_scaled import family as matmul_scaled
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
 from tritile.families.matmul_wgmma import family as matmul_wgmma
@@ -20,7 +19,6 @@ ALL: Final = (
     matmul_tile.FAMILY,
     matmul_tma.FAMILY,
     matmul_wgmma.FAMILY,
-    matmul_scaled.FAMILY,
     few_rows.FAMILY,
     few_rows_across.FAMILY,
     odd_rows.FAMILY,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
+from tritile.core.problem import MatmulProblem, PermuteProblem, Product, Tiled
 from tritile.errors import UnsupportedError
 from tritile.families import numerics
 from tritile.families.registry import FAMILIES
@@ -25,8 +25,8 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
 
     This is decided before compiling. The resources of the compiled kernel are checked after it is compiled.
     """
-    if isinstance(problem, MatmulProblem) and problem.is_complex:
-        return "only torch multiplies complex numbers"
+    if isinstance(problem, Product) and problem.is_torchs:
+        return "only torch computes it"
     family = FAMILIES[problem.op].get(config.family)
     if family is None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"

@@ -1,8 +1,8 @@
 """Baselines of tritile: the calls a torch user would make, and on request torch.compile's search.
 
 A way to make a call's answer writes it into the call's output, or returns it. torch's grouped product has a
-fast path for bfloat16, and for float8_e4m3fn with scales. For other dtypes torch reads the offsets on the
-host, which raises under graph capture.
+fast path for bfloat16. For other dtypes torch reads the offsets on the host, which raises under graph
+capture.
 """
 
 import functools
@@ -16,23 +16,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
 from tritile.core.epilogue import activated
-from tritile.core.forgetting import Memo
-from tritile.core.problem import BLOCK_SCALES, FP8_DTYPES, Epilogue
+from tritile.core.problem import FP8_DTYPES, Epilogue
 from tritile.core.quantized import by_row, unpacked
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
+from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
-from tritile.tune.subject.operands import applied, as_matrices, weight_rows
+from tritile.tune.subject.operands import weight_rows
 
 T = TypeVar("T")
 Side = torch.Tensor | None
 Inputs = dict[str, Any]
-OWN: Final = "_scaled_mm, use_fast_accum=False"  # scales are applied to sums that left the tensor cores
-WIDE: Final = "matmul of dequantised bfloat16"
 WIDE_WEIGHT: Final = "matmul by the weight in 16 bits"
 PACKED_WEIGHT: Final = "_weight_int4pack_mm"
 _INNER_K_TILES: Final = 8  # of 16 columns each
-_block_ways: Final[dict[Any, str]] = Memo()  # by problem
 _made: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by name
 Way = Callable[[Any], torch.Tensor | None]
 COMPILED: Final = "torch.compile"
@@ -66,7 +62,7 @@ def once(tensor: torch.Tensor, name: str, make: Callable[[], T]) -> T:
 def result(call: Call) -> torch.Tensor:
     """Return the tensor that an answer is written to, of the shape that torch gives it."""
     if isinstance(call, GroupedCall):
-        return _one_or_each(call.out, call.groups)
+        return operands.matrix(call.out, 1)[0]
     if isinstance(call, MatmulCall):
         return torch_calls.in_one_batch(call)[1]
     return answers.permuted(call)[1] if isinstance(call, PermuteCall) else operands.matrix(call.out, 1)[0]
@@ -82,7 +78,7 @@ def in_general(call: Call) -> Product:
     assert isinstance(call, MatmulCall)
     if call.up is not None:
         return merged(call)
-    if call.fused == UNFUSED and call.scales is None:
+    if call.fused == UNFUSED:
         multiply = torch_calls.product(call)
         return Product(_fused_inputs, lambda a, b: multiply(a, b))
     return fused(call)
@@ -94,7 +90,7 @@ def in_general(call: Call) -> Product:
 def _fused_inputs(call: MatmulCall) -> Inputs:
     """Return a and b, the epilogue's tensors with broadcast dimensions of extent 1 or dropped, and `up`."""
     a_and_b = dict(zip("ab", torch_calls.in_one_batch(call)[0], strict=True))
-    found = a_and_b if call.scales is None else _block_inputs(call)
+    found = dict[str, Any](a_and_b)
     for name, view in call.fused.named:
         if view is not None:
             tensor = operands.matrix(view, call.problem.batch)
@@ -115,8 +111,6 @@ def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
 
     def multiply(a: torch.Tensor, b: torch.Tensor, given: Inputs) -> torch.Tensor:
         scales = [given[name] for name in ("scale_a", "scale_b") if name in given]
-        if call.scales is not None:
-            return _by_blocks(call, a, b, given.get("blocks_a"), given.get("blocks_b"))
         if call.dtype in FP8_DTYPES:
             of_a, of_b = scales if len(scales) == 2 else (one, one)
             return of_torch.scaled_mm(a, b, of_a, of_b, out_dtype=kind, use_fast_accum=fast)
@@ -133,7 +127,7 @@ def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
 def fused(call: MatmulCall) -> Product:
     """Return the product with its epilogue, an operation after the other."""
     of, multiply = call.fused, _scaled(call)
-    plain = call.scales is None and call.dtype not in (*FP8_DTYPES, "int8")
+    plain = call.dtype not in (*FP8_DTYPES, "int8")
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: Side = None, **given: torch.Tensor) -> torch.Tensor:
         if "up" in given:
@@ -188,93 +182,16 @@ def merged(call: MatmulCall) -> Product:
     return Product(_merged_inputs, linear)
 
 
-# Products with scales per 128 of K: `_scaled_mm` where it takes the operands, else in bfloat16.
-
-
-def _laid_out(scales: torch.Tensor, shared: int) -> torch.Tensor:
-    """Lay scales of shape (rows, blocks of K) out as torch wants them.
-
-    Scales per row have contiguous columns; scales per 128 rows have rows padded to multiples of 4. See
-    `is_blockwise_1x128_scaling` and `is_blockwise_128x128_scaling` in aten/src/ATen/native/cuda.
-    """
-    if shared == 1:
-        return scales.t().contiguous().t()
-    rows, blocks = scales.shape
-    padded = scales.new_zeros(rows, -(-blocks // 4) * 4)
-    padded[:, :blocks] = scales
-    return padded[:, :blocks]
-
-
-def _own(call: MatmulCall) -> Inputs:
-    assert call.scales is not None
-    shared = BLOCK_SCALES[call.scales.shared]
-    assert shared is not None
-    of_a, of_b = as_matrices(call)
-    a, b = (operands.matrix(view, 1)[0] for view in (call.a, call.b))
-    of_a, of_b = _laid_out(of_a, shared[0]), _laid_out(of_b.t(), shared[1]).t()
-    return {"a": a, "b": b, "blocks_a": of_a, "blocks_b": of_b}
-
-
-def _by_blocks(
-    call: MatmulCall, a: torch.Tensor, b: torch.Tensor, blocks_a: Side = None, blocks_b: Side = None
-) -> torch.Tensor:
-    kind = getattr(torch, call.out_dtype)
-    if blocks_a is None or blocks_b is None:
-        return torch.matmul(a, b).to(kind)
-    return of_torch.scaled_mm(a, b, blocks_a, blocks_b, out_dtype=kind)
-
-
-def block_way(call: MatmulCall) -> str:
-    """Name what a torch user would call, OWN or WIDE; found by trying, once for each problem."""
-    way = _block_ways.get(call.problem)
-    if way is None:
-        try:
-            _by_blocks(call, **_own(call))
-            way = OWN
-        except (RuntimeError, ValueError, NotImplementedError):  # torch refuses this dtype or size
-            way = WIDE
-        _block_ways[call.problem] = way
-    return way
-
-
-def _block_inputs(call: MatmulCall) -> Inputs:
-    assert call.scales is not None
-    way = block_way(call)
-
-    def wide() -> Inputs:
-        a, b = applied(call, torch.float32)
-        return {"a": a.bfloat16(), "b": b.bfloat16()}
-
-    return dict(once(call.scales.a, way, wide if way == WIDE else lambda: _own(call)))
-
-
 # Products of groups.
 
 
-def _one_or_each(view: View, groups: int) -> torch.Tensor:
-    """Return one matrix, or a matrix for each group."""
-    return operands.matrix(view, groups) if view.batch_strides else operands.matrix(view, 1)[0]
-
-
 def _grouped_inputs(call: GroupedCall) -> Inputs:
-    given = {name: _one_or_each(view, call.groups) for name, view in (("a", call.a), ("b", call.b))}
-    if call.scales is not None:
-        by_row, by_column = (own.tensor for own in call.scales)
-        scale_b = by_column.view(call.groups, -1) if call.ragged == "m" else by_column
-        given |= {"scale_a": by_row, "scale_b": scale_b}
-    return given | {"offs": call.offs}
+    a, b = operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups)
+    return {"a": a, "b": b, "offs": call.offs}
 
 
 def _grouped(call: GroupedCall) -> Product:
-    if call.dtype not in FP8_DTYPES:
-        return Product(_grouped_inputs, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
-    options = {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": call.precision == "fast"}
-    return Product(
-        _grouped_inputs,
-        lambda a, b, scale_a, scale_b, offs: of_torch.scaled_grouped_mm(
-            a, b, scale_a, scale_b, offs=offs, **options
-        ),
-    )
+    return Product(_grouped_inputs, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
 
 
 # Products by packed weights.
@@ -344,15 +261,13 @@ def _of_matmul(call: MatmulCall) -> dict[str, Way]:
         one = merged(call)
         by_compiler = {f"{COMPILED}, one product": compiled(one)}
         return {"two products": fused(call), "one product": one, **by_compiler}
-    fp8, bare = call.dtype in FP8_DTYPES, call.fused == UNFUSED and call.scales is None
-    if call.scales is not None:
-        name = block_way(call)
-    elif fp8:  # sums are kept where tritile keeps them
+    fp8, bare = call.dtype in FP8_DTYPES, call.fused == UNFUSED
+    if fp8:  # sums are kept where tritile keeps them
         name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
     else:
         name = "_int_mm" if call.dtype == "int8" else "matmul"
     found: dict[str, Way] = {name: torch_calls.multiply if bare else fused(call)}
-    if bare or call.scales is not None or fp8:
+    if bare or fp8:
         return found
     one_call = in_one_call(call)
     if one_call is not None:
@@ -370,8 +285,7 @@ def torch_ways(call: Call) -> dict[str, Way]:
     if isinstance(call, PermuteCall):
         return {"copy_": torch_calls.copy}
     if isinstance(call, GroupedCall):
-        fp8 = f"_scaled_grouped_mm, use_fast_accum={call.precision == 'fast'}"
-        return {fp8 if call.dtype in FP8_DTYPES else "_grouped_mm": in_general(call)}
+        return {"_grouped_mm": in_general(call)}
     (_, n), k = call.out.shape, call.x.shape[1]
     found: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight_inputs, F.linear)}
     if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:

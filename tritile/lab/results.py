@@ -2,7 +2,7 @@
 
 A result is a dictionary. It names its case (`op, suite, dtype, precision, layout`, then `batch, m, n, k`
 or `shape, dims`; precision and layout are null for a permute, and the layout of a linear_quantized is the
-weight's, "int4/128"; `epilogue` and `block_scales` where there are any), its times in microseconds
+weight's, "int4/128"; `epilogue` where there is any), its times in microseconds
 (`tritile_us, torch_us, inductor_us`; null for a baseline that was not run; `triton_us`, of tritile's own
 kernel, differs from `tritile_us` where torch's kernel made the call), `ratio_torch` and
 `ratio_inductor` (the baseline's time by tritile's: above 1, tritile is faster), `spread` of tritile's times,
@@ -15,7 +15,7 @@ each side there are `samples` times; each is the mean over `launches` launches o
 Older lines lack some of `triton_us, torch_call, torch_calls, spreads, samples, launches`. Some have
 `tutorial_us` and `ratio_tutorial`, of the matmul of Triton's tutorial.
 
-In op "grouped" `batch` counts groups, `ragged` names the extent that they share, m or k, and `load` says how.
+In op "grouped" `batch` counts groups, which share m, and `load` says how.
 
 A result of op "host" has the time that a call keeps the host busy: `op, suite` (both "host"), `call`,
 `tritile_us, torch_us, ratio_torch` and `env`.
@@ -50,11 +50,11 @@ _RATES: Final = {
 }
 _CASE_FIELDS: Final = {
     "matmul": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k"),
-    "grouped": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k", "ragged", "load"),
+    "grouped": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k", "load"),
     "permute": ("op", "suite", "dtype", "shape", "dims"),
     "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
-_LATER_FIELDS: Final = ("epilogue", "block_scales")  # of a case; written where not ""
+_LATER_FIELDS: Final = ("epilogue",)  # of a case; written where not ""
 
 
 @dataclass(frozen=True)
@@ -328,8 +328,7 @@ def sizes_label(line: Result) -> str:
         plain = dims == [*axes[:-2], *reversed(axes[-2:])]
         return sizes if plain else f"{sizes} ({','.join(map(str, dims))})"
     if line["op"] == "grouped":
-        sizes = "x".join(f"({line[s]})" if s == line["ragged"] else str(line[s]) for s in ("m", "n", "k"))
-        return f"{line['batch']} {line['load']} groups of {sizes}"
+        return f"{line['batch']} {line['load']} groups of ({line['m']})x{line['n']}x{line['k']}"
     batch = [line["batch"]] if line.get("batch", 1) > 1 else []
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
 

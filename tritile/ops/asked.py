@@ -18,7 +18,7 @@ from tritile.core.of_triton import INTERPRETING
 from tritile.core.settings import rules
 from tritile.core.views import Call
 from tritile.errors import TritileError, UnsupportedError, brief
-from tritile.ops.aten import LOWERED, by_torch
+from tritile.ops.aten import BYTES, LOWERED, by_torch
 from tritile.ops.dispatch import PLAIN, call_operator, needs_dispatch, sees_every_call
 from tritile.ops.memo import Key, Tensors, recall, remember
 from tritile.ops.run import interpret_product, is_by_aten, mark_written, on_host, prepared
@@ -129,7 +129,13 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     `facts` has shape, strides, dtype and device of each tensor. What is planned later, after measuring, does
     not change a graph that is compiled.
     """
-    if op not in LOWERED or sees_every_call() or not rules().aten or torch.compiler.is_exporting():
+    if (
+        op not in LOWERED
+        or facts[0][2] in BYTES
+        or sees_every_call()
+        or not rules().aten
+        or torch.compiler.is_exporting()
+    ):
         return False
     first = facts[0][3]
     if first.type != "cuda" or any(each is not None and each[3] != first for each in facts):
@@ -181,7 +187,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
                     return torchs(*tensors) if out is None else mark_written(op, torchs(*tensors, out))
                 except torch.OutOfMemoryError:
                     raise
-                except RuntimeError as error:  # as cuBLAS says what it does not support
+                except (RuntimeError, ValueError) as error:  # torch says what it does not support
                     why = brief(error)
                     if is_alone(problem):
                         raise UnsupportedError(f"{op}: torch refuses it: {why}") from error

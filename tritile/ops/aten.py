@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.epilogue import composed
-from tritile.core.of_torch import is_deterministic
-from tritile.core.problem import Tiled
+from tritile.core.epilogue import composed, finished
+from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
+from tritile.core.problem import BLOCK_SCALES, Tiled
 from tritile.errors import UnsupportedError
+from tritile.families import by_torch as torchs
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import is_alone
 from tritile.runtime.unpacked import unpacked
@@ -24,6 +25,8 @@ _MULTIPLY: Final = torch.matmul
 _ADD: Final = torch.addmm
 _ADD_BATCHES: Final = torch.baddbmm
 _LINEAR: Final = torch.nn.functional.linear
+
+BYTES: Final = frozenset({torch.int8, torch.float8_e4m3fn, torch.float8_e5m2})  # torch.matmul takes none
 
 
 def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
@@ -55,8 +58,75 @@ def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
     return multiply_complex(of, out) if alone and found is None else found
 
 
+def _of_bytes(of: Any, out: Any) -> ByTorch | None:
+    """Return torch's product of fp8 or int8 matrices without scales."""
+    a, b = of.tensors
+    if a.ndim != 2 or b.ndim != 2 or not (out is None or out.is_contiguous()):
+        return None
+    if a.dtype == torch.int8:
+        return int_mm if out is None else lambda a, b, out: int_mm(a, b, out=out)
+    how, one = _how(of), torchs.one(a.device)
+    if one is None:
+        return None
+    if out is None:
+        return lambda a, b: scaled_mm(a, b, one, one, **how)
+    return lambda a, b, out: scaled_mm(a, b, one, one, **how, out=out)
+
+
+def _how(of: Any) -> dict[str, Any]:
+    return {"out_dtype": of.out_dtype or torch.bfloat16, "use_fast_accum": of.precision == "fast"}
+
+
+def _scaled(of: Any, out: Any) -> ByTorch | None:
+    a, _, scale_a, scale_b, bias, _ = of.tensors
+    if of.extras.blocks is not None:
+        return functools.partial(_by_blocks, of.extras, _how(of)["out_dtype"])
+    how = _how(of)
+    by_row = scale_a.numel() > 1 or scale_b.numel() > 1
+    if by_row and not (scale_a.ndim == 2 and scale_a.is_contiguous() and scale_b.is_contiguous()):
+        return None
+    if bias is not None and (bias.dtype != how["out_dtype"] or bias.ndim != 1 or bias.stride(0) != 1):
+        return None
+    if a.dtype == torch.int8 or not (out is None or out.is_contiguous()):
+        return None
+    if out is None:
+        return lambda a, b, scale_a, scale_b, bias, residual: scaled_mm(a, b, scale_a, scale_b, bias, **how)
+    return lambda a, b, scale_a, scale_b, bias, residual, out: scaled_mm(
+        a, b, scale_a, scale_b, bias, **how, out=out
+    )
+
+
+def _by_blocks(
+    extras: Any, dtype: torch.dtype, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any,
+    out: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """Multiply fp8 matrices with scales for each 128 of K; what is fused is applied to float32 afterwards."""
+    shared = BLOCK_SCALES[extras.shared]
+    assert shared is not None
+    is_bare = bias is None and residual is None and not extras.activation
+    made = torchs.by_blocks(a, b, scale_a, scale_b, shared, dtype if is_bare else torch.float32)
+    if not is_bare:
+        made = finished(made, (None, None, bias, residual, None), extras.activation)
+    return made.to(dtype) if out is None else out.copy_(made)
+
+
+def _grouped(of: Any, out: Any) -> ByTorch:
+    fast = of.precision == "fast"
+
+    def multiply(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out: Any = None) -> torch.Tensor:
+        if a.ndim == 2:
+            made = torchs.of_groups(a, b, offs, scale_a, scale_b, fast)
+        else:  # columns of b belong to groups
+            made = torchs.of_groups(b.t(), a.mT, offs, scale_b, scale_a, fast).t()
+        return made.contiguous() if out is None else out.copy_(made)
+
+    return multiply
+
+
 def _matmul(of: Any, out: Any) -> ByTorch | None:
     a, b = of.tensors
+    if a.dtype in BYTES:
+        return _of_bytes(of, out)
     if not _as_they_lie(a, b):
         return None
     return _MULTIPLY if out is None else lambda a, b, out: _MULTIPLY(a, b, out=out)
@@ -97,7 +167,7 @@ def _as_they_lie(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _linear(of: Any, out: Any) -> ByTorch | None:
     x, weight, bias, residual = of.tensors
-    if weight.ndim != 2 or x.ndim < 2 or not _as_they_lie(x, weight.t()):
+    if x.dtype in BYTES or weight.ndim != 2 or x.ndim < 2 or not _as_they_lie(x, weight.t()):
         return None
     activation = of.extras.activation
     if residual is not None or activation or not (bias is None or _is_row(bias, x)):
@@ -174,6 +244,8 @@ _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {
     "addmm": _weighted,
     "baddbmm": _weighted,
     "linear_quantized": _quantized,
+    "scaled_matmul": _scaled,
+    "grouped_matmul": _grouped,
 }
 
 
@@ -189,7 +261,8 @@ def _weighted_traced(tensors: Tensors, options: Key) -> torch.Tensor:
     return composed(_MULTIPLY(a, b), added, None, activation or "", alpha, beta)
 
 
-# What a traced call becomes that torch may make: torch's compiler takes its own functions apart, and fuses.
+# What a traced call becomes that torch may make, of other dtypes than BYTES: torch's compiler takes its own
+# functions apart, and fuses.
 LOWERED: Final[dict[str, Callable[[Tensors, Key], torch.Tensor]]] = {
     "matmul": lambda tensors, options: _MULTIPLY(*tensors),
     "linear": _linear_traced,

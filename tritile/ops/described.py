@@ -138,10 +138,7 @@ def described(
     dtypes = (name_of(a.dtype), name_of(out.dtype))
     views = (_view(a_rows, a_batch), _view(b_rows, b_batch), _view(rows, out_batch))
     b_dtype = name_of(b.dtype) if b.dtype != a.dtype else ""
-    scales = None
-    if extras.blocks is not None:
-        of_a, of_b = extras.blocks
-        scales = BlockScales(extras.shared, of_a, of_a.stride(), of_b, of_b.stride())
+    scales = None if extras.blocks is None else BlockScales(extras.shared, *extras.blocks)
     whole = MatmulCall(*views, sizes, *dtypes, precision, fused, b_dtype=b_dtype, scales=scales, up=up)
     call = _folded(replace(whole, invariant=is_batch_invariant()))
     transposes = call.out.layout == "column" and up is None and not call.invariant

@@ -1,10 +1,13 @@
 """Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.device import capturing
+from tritile.core.of_triton import INTERPRETING
 from tritile.core.precision import explained
 from tritile.core.problem import (
     FP8_DTYPES,
@@ -14,9 +17,10 @@ from tritile.core.problem import (
     MAX_RAGGED,
     Precision,
 )
-from tritile.core.settings import is_batch_invariant
-from tritile.core.views import Call, GroupedCall, Scales, View
+from tritile.core.settings import is_batch_invariant, uses_aten
+from tritile.core.views import Call, GroupedCall, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.families import by_torch as torchs
 from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed, run_plain, unchanged
 from tritile.ops.checks import (
@@ -30,11 +34,14 @@ from tritile.ops.checks import (
     names_of,
 )
 from tritile.ops.memo import recall
-from tritile.ops.products import check_gpu, check_precision, matmul_of
+from tritile.ops.products import capability, check_gpu, check_precision, matmul_of
+from tritile.ops.run import mark_written, on_host
+from tritile.planning.aten import MOST_GROUPS
 
 OP: Final = "grouped_matmul"
+_MM: Final = torch.mm  # bound now: a program may put tritile's functions in the place of torch's
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-# The dimension that groups share, by the number of dimensions of a and b.
+# What groups share, by the number of dimensions of a and b.
 _RAGGED: Final = {(2, 3): "rows of a", (3, 2): "columns of b", (2, 2): "k", (3, 3): "none"}
 
 
@@ -49,7 +56,7 @@ def grouped_matmul(
     out: torch.Tensor | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Multiply many groups in one launch, as in mixtures of experts and as `torch._grouped_mm` does.
+    """Multiply many groups in one call, as in mixtures of experts and as `torch._grouped_mm` does.
 
     Args:
         a: (total, K), whose rows belong to groups; (groups, M, K); or (M, total), whose columns belong to
@@ -57,11 +64,11 @@ def grouped_matmul(
         b: (groups, K, N); (K, total), whose columns belong to groups; or (total, N), whose rows do. Any
             strides. a and b have one dtype: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2.
         offs: (groups,) int32, the end of each group in the dimension that groups share, `total`. None where a
-            and b have three dimensions. At most 1,024 groups. Only the GPU reads it: the host does not wait
-            for it.
-        scale_a: float32, for fp8 operands: one for each row of a, contiguous. (total,) where groups share
-            rows; (groups, M) where each group has a matrix; (groups * M,) where they share K.
-        scale_b: the same for each column of b: (total,), (groups, N) or (groups * N,).
+            and b have three dimensions. At most 1,024 groups. Only the GPU reads it, and the host does not
+            wait for it, unless groups share K: see below.
+        scale_a: float32, for fp8 operands: one for each row of a, contiguous: (total,) where groups share
+            rows, else (groups, M).
+        scale_b: the same for each column of b: (total,) or (groups, N).
         out_dtype: float16, bfloat16 or float32. Default: a's own; bfloat16 for fp8.
         out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with an
             operand.
@@ -71,9 +78,15 @@ def grouped_matmul(
     Groups may have any size, zero included. Rows or columns of the result past the last offset are zero
     (torch leaves them unwritten). An offset below an earlier one counts as that one, and one outside of 0 to
     total as the nearest of these: whatever the offsets, nothing else is read or written. Sums are computed in
-    float32; those of fp8 within a block of K in the 14 bits that Hopper's tensor cores keep.
+    float32.
 
-    Differentiable with respect to a and b, except for fp8 and with scales, by products of the same groups.
+    Groups of fp8 are torch's alone, on Hopper: of float8_e4m3fn, to bfloat16, by contiguous rows of a and
+    columns of b that start on 16 bytes, N and K (M and K where groups share columns) multiples of 16, fewer
+    than 1,024 groups. They cannot share K. Those that share K are torch's too, in bfloat16 on Hopper; else
+    they are multiplied one by one, and the host reads offs, which a CUDA graph cannot capture.
+
+    Differentiable with respect to a and b, except for fp8, by products of the same groups. The gradient of
+    what each group has a matrix of is one of groups that share K.
 
     Returns:
         A contiguous tensor, or out: (total, N), rows of a by the b of their group; (M, total), the a of each
@@ -183,7 +196,7 @@ def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, 
             raise ShapeError(f"{OP}: {shapes}: a has {groups} groups and b {b.shape[0]}")
         return (groups, m, n), groups, 0, ((groups, m), (groups, n))
     count = offs.shape[0] if isinstance(offs, torch.Tensor) and offs.ndim == 1 else 0
-    return (count, m, n), None, a.shape[1], ((count * m,), (count * n,))
+    return (count, m, n), None, a.shape[1], ((), ())
 
 
 def _view(tensor: torch.Tensor) -> View:
@@ -193,33 +206,52 @@ def _view(tensor: torch.Tensor) -> View:
     return View(tensor, (rows, columns), (row, column), tuple(batch), tensor.element_size())
 
 
-def _scales(of: Operands) -> tuple[Scales, Scales] | None:
-    """Return both scales with their stride over groups, 0 for rows or columns that groups share."""
-    if of.scale_a is None:
-        return None
-    ragged = _RAGGED[of.a.ndim, of.b.ndim]
-    by_row = Scales(of.scale_a, 0 if ragged == "rows of a" else of.a.shape[-2])
-    return by_row, Scales(of.scale_b, 0 if ragged == "columns of b" else of.b.shape[-1])
-
-
 def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
-    """Return the call of arguments that were checked. out has the shape of the result.
+    """Return the call of arguments that were checked, whose groups share rows of a or columns of b.
 
-    Where groups share columns of b, the call is out^T = b^T a^T. So is that of a column-major result, unless
-    calls are batch-invariant (see `tritile.ops.described.described`).
+    out has the shape of the result. Where they share columns of b, the call is out^T = b^T a^T.
     """
-    ragged = _RAGGED[of.a.ndim, of.b.ndim]
-    a, b, result, scales = _view(of.a), _view(of.b), _view(out), _scales(of)
-    invariant = is_batch_invariant()
-    by_columns = ragged in ("k", "none") and result.layout == "column" and not invariant
-    swapped = ragged == "columns of b" or by_columns
+    a, b, result, swapped = _view(of.a), _view(of.b), _view(out), of.a.ndim == 3
+    scales = None if of.scale_a is None else (of.scale_a, of.scale_b)
     if swapped:
         a, b, result = b.transposed, a.transposed, result.transposed
-        scales = scales and (scales[1], scales[0])
-    shared = ragged if ragged in ("k", "none") else "m"
-    groups = out.shape[0] if shared != "m" else of.offs.shape[0]
-    dtypes = (name_of(of.a.dtype), name_of(out.dtype))
-    return GroupedCall(shared, groups, a, b, result, of.offs, scales, *dtypes, precision, swapped, invariant)
+        scales = scales and scales[::-1]
+    dtypes, invariant = (name_of(of.a.dtype), name_of(out.dtype)), is_batch_invariant()
+    return GroupedCall(len(of.offs), a, b, result, of.offs, scales, *dtypes, precision, swapped, invariant)
+
+
+def _as_rows(of: Operands, options: tuple[Any, ...]) -> torch.Tensor:
+    """Return a batch of fp8 products with scales, as one whose groups share rows of a."""
+    groups, m, k = of.a.shape
+    ends = torch.arange(m, groups * m + 1, m, dtype=torch.int32, device=of.a.device)
+    rows = of.a.reshape(groups * m, k), of.b, ends, of.scale_a.view(-1), of.scale_b
+    return run_plain(OP, rows, None, options).view(groups, m, -1)
+
+
+def _sharing_k(of: Operands, dtype: torch.dtype, precision: str | None) -> torch.Tensor:
+    """Return the product of each group of columns of a and rows of b, (groups, M, N).
+
+    In bfloat16 by torch's grouped product; else group by group, for which the host reads the offsets. Raises
+    UnsupportedError where it may not, while a CUDA graph is captured.
+    """
+    (a, b, offs, *_), is_torchs = of, uses_aten() and not is_batch_invariant()
+    one_launch = is_torchs and capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
+    if one_launch and a.dtype == dtype == torch.bfloat16:
+        return torchs.sharing_k(a, b, offs)
+    if capturing():
+        raise UnsupportedError(
+            f"{OP}: groups share K, and the host reads offs, which it cannot while a CUDA graph is captured: "
+            f"wanted bfloat16, on Hopper, and at most {MOST_GROUPS} groups"
+        )
+    total, is_torchs = a.shape[1], is_torchs and precision is None and a.dtype == dtype
+    ends = list(itertools.accumulate((min(max(end, 0), total) for end in offs.tolist()), max))
+    made = a.new_empty((len(ends), a.shape[0], b.shape[1]), dtype=dtype)
+    for out, start, end in zip(made, [0, *ends], ends, strict=False):
+        if is_torchs:
+            _MM(a[:, start:end], b[start:end], out=out)
+        else:
+            run_plain("matmul", (a[:, start:end], b[start:end]), out, (dtype, precision))
+    return made
 
 
 @dataclass(frozen=True)
@@ -240,6 +272,11 @@ class Groups(Asked):
         a, b, _, scale_a, _ = self.tensors
         return bool(a.ndim == b.ndim == 3 and scale_a is None)
 
+    @property
+    def _is_one_call(self) -> bool:
+        a, b, *_ = self.tensors
+        return bool(a.ndim != b.ndim)
+
     def checked(self, out: Any) -> Result:
         of = self.tensors
         for name, tensor in (("a", of.a), ("b", of.b)):
@@ -248,6 +285,8 @@ class Groups(Asked):
         dtype = _check_dtypes(of, self.out_dtype)
         precision = _check_precision(of.a.dtype, self.precision)
         check_gpu(OP, of.a)
+        if of.a.ndim == of.b.ndim == 2 and name_of(of.a.dtype) in FP8_DTYPES:
+            raise UnsupportedError(f"{OP}: groups of fp8 share K: wanted bfloat16, float16 or float32")
         shape, groups, shared, scales = _shapes(of)
         _check_offs(of, groups)
         _check_scales(of, scales)
@@ -262,6 +301,12 @@ class Groups(Asked):
         check_out_memory(OP, out, **given)
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> Call:
+        if not (self._is_batch or self._is_one_call):
+            a, b, *_ = self.tensors
+            shapes = f"a has {a.ndim} dimensions and b {b.ndim}"
+            raise UnsupportedError(
+                f"{OP}: {shapes}: such a call is made of others, and has no plan of its own"
+            )
         parts = Operands(*(None if t is None else change(t).resolve_neg() for t in self.tensors))
         if self._is_batch:
             product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
@@ -272,8 +317,19 @@ class Groups(Asked):
         reference.grouped(*self.tensors, out)
 
     def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
-        a, b, *_ = self.tensors
-        return run_plain("matmul", (a, b), out, (self.out_dtype, self.precision)) if self._is_batch else None
+        a, b, offs, *_ = of = self.tensors
+        options = self.out_dtype, self.precision
+        if self._is_batch:
+            return run_plain("matmul", (a, b), out, options)
+        is_empty = 0 in (*a.shape, *b.shape) or (offs is not None and not len(offs))
+        if self._is_one_call or a.is_meta or is_empty or (on_host(a) and not INTERPRETING):
+            return None
+        of = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
+        if offs is None:
+            made = _as_rows(of, options)
+        else:
+            made = _sharing_k(of, self.out_dtype or a.dtype, self.precision)
+        return made if out is None else mark_written(OP, out.copy_(made))
 
 
 @asks(OP)

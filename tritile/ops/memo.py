@@ -155,7 +155,7 @@ def recall(
                 return made
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 break  # tritile's kernel runs then, and is remembered before this
         addresses = addresses_of(everything)
         if [at and at & 15 for at in addresses] != ready.low:

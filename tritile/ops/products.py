@@ -102,10 +102,10 @@ def unset_precision(a: torch.Tensor, b: torch.Tensor) -> str:
     """
     sizes = a.ndim > 1 and b.ndim > 1 and suits(a.shape[-2], b.shape[-1], a.shape[-1])
     real = a.dtype == torch.float32 and sizes and not is_batch_invariant()
-    return "fp16x3" if real and _capability(a.device) == (9, 0) else "ieee"
+    return "fp16x3" if real and capability(a.device) == (9, 0) else "ieee"
 
 
-def _capability(device: torch.device) -> tuple[int, int] | None:
+def capability(device: torch.device) -> tuple[int, int] | None:
     # Without CUDA here a tensor of a GPU is a fake one, of a GPU elsewhere.
     here = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
     return torch.cuda.get_device_capability(device) if here else None
@@ -113,7 +113,7 @@ def _capability(device: torch.device) -> tuple[int, int] | None:
 
 def check_gpu(op: str, a: torch.Tensor) -> None:
     """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
-    name, found = name_of(a.dtype), _capability(a.device)
+    name, found = name_of(a.dtype), capability(a.device)
     needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
     if found is not None and found < needed:
         raise UnsupportedError(
@@ -207,6 +207,8 @@ class Product(Asked):
             # torch, which multiplies complex numbers, reads lazily negated ones as they lie
             return change(tensor) if tensor.is_complex() else change(tensor).resolve_neg()
 
+        if self.extras.blocks is not None and not out.is_contiguous():
+            out = out.new_empty(out.shape)  # torch's result is copied to out
         return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
 
     def compute(self, out: torch.Tensor) -> None:

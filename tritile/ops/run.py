@@ -15,7 +15,7 @@ from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.of_torch import current_gpu, empty_strided_on_gpu, increment_versions, modes_entered
 from tritile.core.of_triton import INTERPRETING
-from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
+from tritile.core.problem import Product, QuantizedProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
 from tritile.core.views import Call, PermuteCall
@@ -126,7 +126,7 @@ def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool
         forget()
         if plans.plan_for(problem, device) is None:
             plans.unrecorded[problem, device] = config
-    if by_torch and isinstance(problem, MatmulProblem | QuantizedProblem):
+    if by_torch and isinstance(problem, Product | QuantizedProblem):
         if store_of(device).best(TORCH, problem) is None:
             time_torch(problem, device, index)
         plans.torch_was_timed.add((problem, device))

@@ -84,7 +84,8 @@ def scaled_matmul(
         b: (K, N), either fp8 dtype where a is one, int8 where a is. Any strides; contiguous columns that
             start on 16 bytes are fastest.
         scale_a: float32. One element; (M, 1), one for each row; or, for fp8, one for each 128 of K: (M,
-            ceil(K / 128)) or (ceil(M / 128), ceil(K / 128)).
+            ceil(K / 128)) or (ceil(M / 128), ceil(K / 128)). torch alone computes these, on Hopper, for
+            contiguous rows of a and columns of b that start on 16 bytes, and N and K multiples of 16.
         scale_b: float32. One element; (1, N), one for each column; or, where scale_a has one for each 128 of
             K, (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)).
         out_dtype: bfloat16 (the default), float16 or float32.
@@ -95,7 +96,8 @@ def scaled_matmul(
         use_fast_accum: leave sums of fp8 to the tensor cores, which on Hopper keep 14 bits. Otherwise, and
             always where each 128 of K has a scale, sums are moved to fp32 block by block.
 
-    int8 sums are exact in int32 and scaled in float32.
+    int8 sums are exact in int32 and scaled in float32. With scales for each 128 of K, bias, activation and
+    residual are added to torch's float32 sums in launches of their own, and the result is rounded once.
 
     Differentiable with respect to bias and residual only.
 
@@ -104,6 +106,8 @@ def scaled_matmul(
 
     Raises:
         TritileError: as `tritile.matmul` raises it.
+        UnsupportedError: scales for each 128 of K where torch does not take the operands; in batch-invariant
+            calls; with `backends="triton"`; for tensors in host memory.
     """
     tensors = (a, b, scale_a, scale_b, bias, residual)
     options = (out_dtype, activation, use_fast_accum)

@@ -17,7 +17,17 @@ import torch
 
 from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, Epilogue, MatmulProblem, QuantizedProblem, Tiled, epilogue_of
+from tritile.core.problem import (
+    FP8_DTYPES,
+    ITEMSIZE,
+    Epilogue,
+    GroupedProblem,
+    MatmulProblem,
+    Product,
+    QuantizedProblem,
+    Tiled,
+    epilogue_of,
+)
 from tritile.errors import InvalidValueError
 from tritile.families.common.tma_time import TmaFit
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
@@ -45,6 +55,10 @@ _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _PRECISIONS: Final = ("ieee", "tf32")
 _LARGEST: Final = 1e6  # number of a network
 _LONG: Final = 512, 1e9  # K and operations from which a product takes several times as long as its epilogue
+_LEAST_INT8_ROWS: Final = 17  # of a, for torch
+MOST_GROUPS: Final = 1023  # of torch's grouped products
+# What scales of a and of b are for: whole operands, or each row and each column.
+_SCALES: Final = (("", ""), ("one", "one"), ("column", "row"))
 
 Rows = tuple[tuple[float, ...], ...]
 
@@ -64,14 +78,20 @@ def illegal(problem: Tiled) -> str | None:
 
     A caller also has to ask torch's settings: see `tritile.ops.aten`.
     """
-    if not isinstance(problem, MatmulProblem | QuantizedProblem):
+    if not isinstance(problem, Product | QuantizedProblem):
         return "torch's kernel is a candidate for products alone"
     if problem.invariant:
         return "torch's sums depend on how many rows there are"
     problem = product_of(problem)
+    if isinstance(problem, GroupedProblem):
+        return _illegal_groups(problem)
     if problem.is_complex:
         return None
-    if problem.rights > 1 or problem.block_scales or problem.in_parts or problem.precision not in _PRECISIONS:
+    if problem.dtype in FP8_DTYPES:
+        return _illegal_fp8(problem)
+    if problem.dtype == "int8":
+        return _illegal_int8(problem)
+    if problem.rights > 1 or problem.in_parts or problem.precision not in _PRECISIONS:
         return f"torch has no single call for {problem.label}"
     if "strided" in problem.layouts or problem.out_layout != "row":
         return "torch would copy an operand or the result"
@@ -98,31 +118,93 @@ def is_compared(problem: Tiled) -> bool:
     return illegal(problem) is None
 
 
-def product_of(problem: MatmulProblem | QuantizedProblem) -> MatmulProblem:
+def product_of(problem: Product | QuantizedProblem) -> Product:
     """Return the product that torch makes: by a quantized weight once that is unpacked in memory."""
     return problem.product if isinstance(problem, QuantizedProblem) else problem
 
 
-def unpack_us(problem: MatmulProblem | QuantizedProblem, device: Device) -> float:
+def unpack_us(problem: Product | QuantizedProblem, device: Device) -> float:
     """Return predicted microseconds of unpacking a quantized weight for torch; 0 for another product."""
-    if isinstance(problem, MatmulProblem):
+    if not isinstance(problem, QuantizedProblem):
         return 0.0
     moved = problem.weight_bytes + problem.unpacked_bytes
     return moved / (device.memory_gbps * TmaFit.repack_share * 1e3) + TmaFit.repack_us
 
 
+def _illegal_bytes(problem: Product, multiple: int) -> str | None:
+    """Say how operands of one byte an element have to lie, and which sizes torch wants."""
+    if (problem.a_layout, problem.b_layout) != ("row", "column"):
+        return "torch wants rows of a, and columns of b, that are contiguous"
+    if min(problem.a_align, problem.b_align) < 16:
+        return "torch wants rows of a, and columns of b, that start on 16 bytes"
+    if problem.n % multiple or problem.k % multiple:
+        return f"torch wants N and K that are multiples of {multiple}, not {problem.n} and {problem.k}"
+    return None
+
+
+def _illegal_fp8(problem: MatmulProblem) -> str | None:
+    if problem.batch > 1:
+        return "torch multiplies fp8 matrix by matrix"
+    if problem.dtype == "float8_e5m2" and problem.b_dtype != "float8_e4m3fn":
+        return "torch does not multiply float8_e5m2 by float8_e5m2: wanted float8_e4m3fn for a or b"
+    fused = epilogue_of(problem.epilogue)
+    if problem.block_scales:  # what is fused is applied to float32 by torch afterwards
+        return _illegal_bytes(problem, 16)
+    scales = fused.scale_a, fused.scale_b
+    if scales not in _SCALES and not (scales == ("one", "row") and problem.m == 1):
+        return "torch wants scales for a and b as a whole, or for each row and column"
+    bare = Epilogue(*scales)
+    with_bias = replace(bare, bias="row") if scales[0] and problem.out_dtype != "float32" else bare
+    if fused not in (bare, with_bias):
+        return "torch takes another launch for the epilogue"
+    return "torch would copy the result" if problem.out_layout != "row" else _illegal_bytes(problem, 16)
+
+
+def _illegal_int8(problem: MatmulProblem) -> str | None:
+    if problem.epilogue or problem.out_dtype != "int32":
+        return "torch takes another launch for scales"
+    if problem.batch > 1 or problem.m < _LEAST_INT8_ROWS:
+        return f"torch wants one matrix of {_LEAST_INT8_ROWS} rows or more"
+    return "torch would copy the result" if problem.out_layout != "row" else _illegal_bytes(problem, 8)
+
+
+def _illegal_groups(problem: GroupedProblem) -> str | None:
+    if problem.groups > MOST_GROUPS:
+        return f"torch wants at most {MOST_GROUPS} groups"
+    if problem.dtype == "float8_e4m3fn" and problem.out_dtype == "bfloat16":
+        return _illegal_bytes(problem, 16)
+    if problem.is_torchs:
+        return "torch wants float8_e4m3fn, and gives bfloat16"
+    if (problem.dtype, problem.out_dtype) != ("bfloat16", "bfloat16"):
+        return "torch reads offsets on the host for all but bfloat16 and float8_e4m3fn"
+    aligned = min(problem.a_align, problem.b_align) == 16 and problem.n % 8 == 0
+    if problem.a_layout != "row" or problem.b_layout == "strided" or not aligned:
+        return "torch wants rows of a, rows or columns of b, and rows of the result that start on 16 bytes"
+    return None
+
+
 def is_alone(problem: Tiled) -> bool:
     """True if no kernel of tritile's computes a problem: torch's does, or none."""
-    return isinstance(problem, MatmulProblem) and problem.is_complex
+    return isinstance(problem, Product) and problem.is_torchs
 
 
-def kind_of(problem: MatmulProblem) -> str:
-    """Return the kind of a product in a table's `by_aten`: "float32 ieee", "float64 ieee"."""
-    return f"{problem.dtype} {problem.precision}"
+def kind_of(problem: Product) -> str:
+    """Return the kind of a product in a table's `by_aten`: "float32 ieee", "grouped bfloat16".
+
+    "float8_e4m3fn fast rows" has scales for rows and columns.
+    """
+    if isinstance(problem, GroupedProblem):
+        return f"grouped {problem.dtype}"
+    return f"{problem.dtype} {problem.precision}" + " rows" * ("scale_b=row" in problem.epilogue)
 
 
 def is_as_swept(problem: MatmulProblem) -> bool:
-    """True for a product like those that the networks are fitted to: torch is not predicted at others."""
+    """True for a product like those that the networks are fitted to: torch is not predicted at others.
+
+    Sweeps of fp8 hold sums that leave the tensor cores, and no scales or one for each operand.
+    """
+    if problem.dtype in FP8_DTYPES and (problem.precision != "ieee" or "scale_b=row" in problem.epilogue):
+        return False
     plain = problem.batch == 1 and problem.a_layout == problem.out_layout == "row"
     return plain and min(problem.n, problem.k) >= SIDES[0] and problem.flops >= OPERATIONS[0]
 

@@ -39,8 +39,7 @@ def class_of(problem: Tiled) -> str | None:
     """Return the class whose portfolio serves a problem, None where none does.
 
     Products of 16-bit types go by b's layout, whatever a's, and whether or not they are batched, gated or
-    have an epilogue. A result whose rows do not start on 16 bytes counts as odd. No class was measured with
-    scales for each 128 of K.
+    have an epilogue. A result whose rows do not start on 16 bytes counts as odd.
     """
     if isinstance(problem, PermuteProblem):
         return f"turned-{problem.itemsize}" if problem.turns else "kept"
@@ -54,6 +53,6 @@ def class_of(problem: Tiled) -> str | None:
         return "halves-odd" if core.dtype in _HALVES else None
     if core.dtype in _HALVES:
         return "halves-nn" if core.b_layout == "row" else "halves-nt"
-    if core.dtype in FP8_DTYPES and not core.block_scales:
+    if core.dtype in FP8_DTYPES:
         return "fp8"
     return "int8" if core.dtype == "int8" else None

@@ -35,6 +35,7 @@ from tritile.core.problem import (
     KernelProblem,
     MatmulProblem,
     PermuteProblem,
+    Product,
     QuantizedProblem,
     Tiled,
 )
@@ -203,11 +204,7 @@ def logged(plan: Plan, seconds: float | None = None) -> Plan:
 
 def _kind_of_rule(problem: Tiled, device: Device) -> str | None:
     """Return the kind of a problem that torch's kernel makes where nothing is measured, else None."""
-    if (
-        not isinstance(problem, MatmulProblem)
-        or aten.illegal(problem)
-        or gpu_tables.pinned(device) is not None
-    ):
+    if not isinstance(problem, Product) or aten.illegal(problem) or gpu_tables.pinned(device) is not None:
         return None
     kind = aten.kind_of(problem)
     return kind if gpu_tables.is_by_aten(kind, device) else None
@@ -287,7 +284,7 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
     problem, device = plan.problem, plan.device
     if mode == "off" or plan.config == aten.CONFIG:
         return plan
-    if not isinstance(problem, MatmulProblem | QuantizedProblem):
+    if not isinstance(problem, Product | QuantizedProblem):
         return plan
     product = aten.product_of(problem)
     pinned = gpu_tables.pinned(device)
@@ -298,7 +295,7 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
         return _compared(plan, us, source, where, 1.0 if may_run else None)
     if mode == "tune" and pinned is None:
         return plan if (problem, device) in torch_was_timed else None
-    if plan.source == "model" or not aten.is_as_swept(product):
+    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.is_as_swept(product):
         return plan
     found = gpu_tables.aten_times(class_of(product), device)
     if found is None:

@@ -5,13 +5,13 @@ A file holds a `description` and entries `[[cases]]`. An entry stands for every 
 - `op`: one of `OPS`; `dtypes`: names of torch's.
 - `sizes`: as the command line takes them, "4096x4096x1024". `m = [...]` stands for a first size of each.
 - "matmul": sizes MxNxK or BxMxNxK; `layouts`; `precisions` (default: IEEE); `epilogues`, as
-  `core.problem.Epilogue` writes them (default: none); `block_scales` of fp8, as "1x128" (default: none).
+  `core.problem.Epilogue` writes them (default: none).
 - "permute": sizes of x, of any rank. `dims = [[...]]` tells which dimension comes at each place, for each x
   or once for all (default: the last two are exchanged).
 - "linear_quantized": sizes MxNxK. `weights` takes the place of layouts: bits and group size, as "int4/128",
   and with zero points "int4/128 zeros".
-- "grouped": sizes GxMxNxK; `layouts`; `precisions`. `ragged` tells which of m and k the groups share, `loads`
-  how (`tritile.core.problem.ends_of`).
+- "grouped": sizes GxMxNxK; `layouts`; `precisions`. `loads` tells how groups share m
+  (`tritile.core.problem.ends_of`).
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2"
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}
 _WEIGHT: Final = re.compile(r"int(4|8)/(32|64|128)( zeros)?")
 _MATRICES: Final = ("batch", "m", "n", "k")
-_OPTIONAL: Final = {"precisions", "epilogues", "block_scales"}
+_OPTIONAL: Final = {"precisions", "epilogues"}
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class Case:
     A "matmul" is `batch` products of m x k by k x n. The letters of its layout are those of a and b: N is
     stored as it is used, T is stored transposed (NT: b lies in memory as n x k). A "permute" moves dimension
     `dims[i]` of `shape` to place i. A "linear_quantized" is x (m, k) by a weight (n, k) of the kind that its
-    layout names: "int4/128". A "grouped" is of `batch` groups. They share m or k, which `ragged` names, by
-    `load`.
+    layout names: "int4/128". A "grouped" is of `batch` groups, which share m by `load`.
 
     Raises InvalidValueError where a field does not fit its op.
     """
@@ -77,9 +76,7 @@ class Case:
     shape: tuple[int, ...] = ()
     dims: tuple[int, ...] = ()
     epilogue: str = ""
-    ragged: str = ""
     load: str = ""
-    block_scales: str = ""
 
     def __post_init__(self) -> None:
         wanted = _lacking(self)
@@ -145,7 +142,6 @@ def _matmul(case: Case) -> MatmulProblem:
         out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", case.batch, case.m, case.n),
         precision=case.precision,
         epilogue=case.epilogue,
-        block_scales=case.block_scales,
     )
 
 
@@ -156,13 +152,10 @@ def _grouped(case: Case) -> GroupedProblem:
     size, out_dtype = ITEMSIZE[case.dtype], "bfloat16" if fp8 else case.dtype
     a_row = case.k if a_layout == "row" else case.m
     b_row = case.n if b_layout == "row" else case.k
-    b_matrix = case.k * case.n if case.ragged == "m" else 0
-    out_matrix = case.m * case.n if case.ragged == "k" else 0
-    out_size = ITEMSIZE[out_dtype]
     return GroupedProblem(
-        case.ragged, case.batch, case.m, case.n, case.k, case.dtype, out_dtype, a_layout, b_layout, "row",
-        alignment(a_row * size), alignment(b_row * size, b_matrix * size),
-        alignment(case.n * out_size, out_matrix * out_size), case.precision, fp8,
+        case.batch, case.m, case.n, case.k, case.dtype, out_dtype, a_layout, b_layout, "row",
+        alignment(a_row * size), alignment(b_row * size, case.k * case.n * size),
+        alignment(case.n * ITEMSIZE[out_dtype]), case.precision, fp8,
     )  # fmt: skip
 
 
@@ -195,15 +188,13 @@ class _Op(NamedTuple):
 
 _TABLE: Final = {
     "matmul": _Op(
-        {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue",
-         "block_scales": "block_scales"},
+        {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "epilogues": "epilogue"},
         {"dtype": MATMUL_DTYPES, "layout": MATMUL_LAYOUTS},
         _MATRICES, "MxNxK or BxMxNxK", range(3, 5), _matmul,
     ),
     "grouped": _Op(
-        {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "ragged": "ragged",
-         "loads": "load"},
-        {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "ragged": ("m", "k"), "load": LOADS},
+        {"dtypes": "dtype", "layouts": "layout", "precisions": "precision", "loads": "load"},
+        {"dtype": GROUPED_DTYPES, "layout": MATMUL_LAYOUTS, "load": LOADS},
         _MATRICES, "GxMxNxK", range(4, 5), _grouped,
     ),
     "permute": _Op(
@@ -333,5 +324,5 @@ def parse_shape(
     if op == "linear_quantized" and layout in MATMUL_LAYOUTS:
         how["layout"] = "int4/128"
     if op == "grouped":
-        how |= {"ragged": "m", "load": "skewed"}
+        how["load"] = "skewed"
     return Case(suite, op, dtype, **how, **_sized(op, text))

@@ -23,9 +23,8 @@ GROUPED_DTYPES: Final = ("float32", "float16", "bfloat16", *FP8_DTYPES)
 GROUPED_PRECISIONS: Final[dict[str, tuple[Precision, ...]]] = {
     "float32": ("ieee", "tf32"), **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
 }  # fmt: skip
-RAGGED: Final = ("m", "k", "none")
 MAX_GROUPS: Final = 1024  # a program holds the ends of all groups
-MAX_RAGGED: Final = 2**31 - 2**16  # rows, or K, that groups share: offsets have 32 bits
+MAX_RAGGED: Final = 2**31 - 2**16  # rows of all groups: offsets have 32 bits
 LOADS: Final = ("even", "skewed", "sparse")
 
 
@@ -50,25 +49,17 @@ def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class GroupedProblem(Laid):
-    """Describe `groups` products in one call.
+    """Describe `groups` products in one call: of rows of a, m in all, by a k x n matrix b for each group.
 
-    `ragged` names the dimension that groups share, each with a part of its own that only the GPU knows:
-
-    - "m": rows of a and of out; each group has a k x n matrix b.
-    - "k": columns of a and rows of b; each group has an m x n product.
-    - "none": nothing is shared; each group is an m x k by a k x n matrix.
-
-    m, or k, counts all that is shared. `scaled`: for each group, rows of a and columns of b have a scale
-    each. Layouts, alignments and `invariant` are as in `MatmulProblem`; an operand with a matrix for each
-    group has an aligned stride over groups too.
+    Which rows belong to a group only the GPU knows. `scaled`: rows of a, and columns of each b, have a scale
+    each. Layouts, alignments and `invariant` are as in `MatmulProblem`; b has an aligned stride over groups
+    too.
 
     Raises InvalidValueError where a field is out of its range.
     """
 
     op: ClassVar[str] = "grouped"
-    block_scales: ClassVar[str] = ""  # groups have none
     rights: ClassVar[int] = 1  # groups have one b
-    ragged: str
     groups: int
     m: int
     n: int
@@ -87,18 +78,21 @@ class GroupedProblem(Laid):
 
     def __post_init__(self) -> None:
         outs = ("float32", "float16", "bfloat16")
-        check_fields(self, ragged=RAGGED, dtype=GROUPED_DTYPES, out_dtype=outs, scaled=(False, True))
+        check_fields(self, dtype=GROUPED_DTYPES, out_dtype=outs, scaled=(False, True))
         check_fields(self, precision=GROUPED_PRECISIONS.get(self.dtype, ("ieee",)))
         check_sizes(self, self.groups, self.m, self.n, self.k)
         self._check_laid()
-        if self.ragged != "none":
-            check(self.groups <= MAX_GROUPS, self, f"at most {MAX_GROUPS} groups")
-            shared = self.m if self.ragged == "m" else self.k
-            check(shared <= MAX_RAGGED, self, f"{self.ragged} of at most {MAX_RAGGED}")
+        check(self.groups <= MAX_GROUPS, self, f"at most {MAX_GROUPS} groups")
+        check(self.m <= MAX_RAGGED, self, f"m of at most {MAX_RAGGED}")
+
+    @property
+    def is_torchs(self) -> bool:
+        """True if no kernel of tritile's makes it, and torch's does: products of fp8."""
+        return self.scaled or self.dtype in FP8_DTYPES
 
     @property
     def flops(self) -> int:
-        return 2 * self.m * self.n * self.k * (self.groups if self.ragged == "none" else 1)
+        return 2 * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
@@ -108,10 +102,10 @@ class GroupedProblem(Laid):
     @property
     def even(self) -> MatmulProblem:
         """Return the batch of products that it is where groups are as large as each other."""
-        m = -(-self.m // self.groups) if self.ragged == "m" else self.m
-        k = -(-self.k // self.groups) if self.ragged == "k" else self.k
-        dtypes, precision = (self.dtype, self.out_dtype), self.precision
-        return MatmulProblem(self.groups, m, self.n, k, *dtypes, *self.layouts, *self.aligns, precision)
+        dtypes, m = (self.dtype, self.out_dtype), -(-self.m // self.groups)
+        return MatmulProblem(
+            self.groups, m, self.n, self.k, *dtypes, *self.layouts, *self.aligns, self.precision
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -120,32 +114,20 @@ class GroupedProblem(Laid):
     @property
     def kind(self) -> tuple[Any, ...]:
         dtypes = (self.dtype, self.out_dtype, self.precision, self.scaled)
-        return (self.op, self.ragged, *dtypes, *self.layouts, *self.aligns)
-
-    @property
-    def of_groups(self) -> tuple[bool, bool, bool]:
-        return self.ragged == "none", self.ragged != "k", self.ragged != "m"
+        return (self.op, *dtypes, *self.layouts, *self.aligns)
 
     @property
     def operands(self) -> tuple[Operand, Operand, Operand]:
-        """Return a, b and out as tensors that pose this problem, their first dimension for groups."""
-        of_a, of_b, of_out = (self.groups if own else 1 for own in self.of_groups)
+        """Return a, b and out as tensors that pose this problem, the first dimension of b for groups."""
         return (
-            operand_of(self.dtype, self.a_layout, self.a_align, (of_a, self.m, self.k)),
-            operand_of(self.dtype, self.b_layout, self.b_align, (of_b, self.k, self.n)),
-            operand_of(self.out_dtype, self.out_layout, self.out_align, (of_out, self.m, self.n)),
+            operand_of(self.dtype, self.a_layout, self.a_align, (1, self.m, self.k)),
+            operand_of(self.dtype, self.b_layout, self.b_align, (self.groups, self.k, self.n)),
+            operand_of(self.out_dtype, self.out_layout, self.out_align, (1, self.m, self.n)),
         )
 
     @property
-    def scales(self) -> tuple[int, int]:
-        """Tell how many scales a and b have, over all groups."""
-        rows = self.m if self.ragged == "m" else self.groups * self.m
-        return rows, self.groups * self.n
-
-    @property
     def label(self) -> str:
-        sizes = "x".join(f"({size})" if name == self.ragged else str(size)
-                         for name, size in (("m", self.m), ("n", self.n), ("k", self.k)))  # fmt: skip
+        sizes = f"({self.m})x{self.n}x{self.k}"
         precision = f" {self.precision}" if self.dtype == "float32" else ""
         flags = " scaled" * self.scaled + " invariant" * self.invariant
         return f"{self.groups} of {sizes} {self.letters} {self.dtype}{precision}{flags}"

@@ -104,12 +104,11 @@ class MatmulProblem(Laid):
         check(real or linear, self, "complex operands and result of one dtype, and no activation")
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
         check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
-        # In the interpreter, which rounds fp8 wrongly, float32 stands for fp8.
-        scalable = self.dtype in (*FP8_DTYPES, "float32") and self.batch == 1
+        scalable = self.dtype in FP8_DTYPES and self.batch == 1
         check(not self.block_scales or scalable, self, "block scales of fp8, in one product")
         gated = epilogue_of(self.epilogue).gated
         # fp8 needs scales, fp16x3 transforms both matrices: not offered
-        lowered = self.block_scales or self.precision == "fp16x3"
+        lowered = self.precision == "fp16x3"
         gateable = self.dtype in GATED_DTYPES and not lowered
         check(gateable or not gated, self, "gated products of real floating types")
 
@@ -121,6 +120,11 @@ class MatmulProblem(Laid):
     @property
     def is_complex(self) -> bool:
         return self.dtype in COMPLEX_DTYPES
+
+    @property
+    def is_torchs(self) -> bool:
+        """True if torch's kernel alone makes it: complex products, and fp8 with scales within the sum."""
+        return self.is_complex or bool(self.block_scales)
 
     @property
     def flops(self) -> int:

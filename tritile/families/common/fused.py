@@ -4,7 +4,6 @@ from typing import Any
 
 import triton.language as tl
 
-from tritile.core.problem import BLOCK_SCALES
 from tritile.core.views import Fused, MatmulCall
 from tritile.families.common.work import Buffer, buffer_of
 
@@ -29,15 +28,6 @@ def extra(fused: Fused, rank: int, dtype: str = "") -> tuple[Any, ...] | None:
     if dtype == "float64" and epilogue.weighted:
         weights = [tl.constexpr(weight) for weight in weights]  # Triton passes a float as fp32
     return (*found, *weights)
-
-
-def block_scales(call: MatmulCall) -> tuple[tuple[Any, ...] | None, tuple[int, int] | None]:
-    """Return scales within the sum, as `common.tiles.block_scale` takes them, and what shares them."""
-    if call.scales is None:
-        return None, None
-    of_a = (buffer_of(call.scales.a, "block_scale_a"), *call.scales.a_strides)
-    of_b = (buffer_of(call.scales.b, "block_scale_b"), *call.scales.b_strides)
-    return (*of_a, *of_b), BLOCK_SCALES[call.scales.shared]
 
 
 def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:

@@ -80,9 +80,8 @@ def _sums_apart(problem: Product) -> bool:
     if problem.dtype == "float32":
         # Products of groups in IEEE fp32 are not compensated: one multiply-add follows another.
         compensated = problem.precision == "ieee" and isinstance(problem, MatmulProblem)
-        return compensated or bool(problem.block_scales)
-    fp8 = problem.dtype in FP8_DTYPES
-    return bool(problem.block_scales) or (fp8 and problem.precision != "fast")
+        return compensated
+    return problem.dtype in FP8_DTYPES and problem.precision != "fast"
 
 
 def matrix(config: Config) -> str:
@@ -134,7 +133,7 @@ def canonical_product(problem: Product, device: Device) -> Numerics:
         return Numerics(instruction)
     step = 0
     if _sums_apart(problem):
-        step = _STEP if problem.dtype == "float32" and not problem.block_scales else SCALE_K
+        step = _STEP if problem.dtype == "float32" else SCALE_K
     rounding = ""
     if problem.dtype == "float32" and problem.precision == "tf32":
         seen = device.has_tma and not isinstance(problem, GroupedProblem) and problem.n > 1

@@ -55,7 +55,7 @@ def accumulator_words(config: Config, problem: Product, device: Device) -> int:
     threads = config.num_warps * device.warp_size
     # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
     apart = problem.promoted or (problem.totals and device.nvidia == 90)
-    sums = 2 if problem.block_scales or apart else problem.rights
+    sums = 2 if apart else problem.rights
     return sums * config["BLOCK_M"] * config["BLOCK_N"] * accumulator_bytes(problem) // (4 * threads)
 
 

@@ -15,8 +15,6 @@ _GEFORCE = 0.5  # share of it that GeForce reaches with sums in fp32; int8 is no
 _RATE_FMA = {False: 180, True: 88}
 _RATE_FP64 = {90: 210}  # tensor cores, measured on an H200: 47 TFLOP/s of 8192^3
 _RATE_FP64_ELSEWHERE = 128
-_SCALING = 0.025  # clocks of an SM for an element's sum times a scale of 128 columns
-_SCALING_OWN = 0.06  # the same where each column has a scale of its own
 # Peak of fp32 without tensor cores, and of fp64 by the fastest way, in the same unit, by `Device.arch`.
 _PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
 _PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
@@ -79,14 +77,3 @@ def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | 
     across = problem.a_layout == "column", problem.b_layout != "column"
     over = any(own and not copy for own, copy in zip(across, turned or (False, False), strict=True))
     return (2.7 if turned is None else 1.0) * (1.8 if over else 1.0)
-
-
-def scaling(config: Config, problem: MatmulProblem) -> float:
-    """Return the clocks of a K iteration in which a tile's sums are multiplied by scales of blocks of K.
-
-    Measured on an H200, for two warpgroups of 64 rows each.
-    """
-    if not problem.block_scales:
-        return 0.0
-    shared = problem.block_scales.endswith("x128")
-    return (_SCALING if shared else _SCALING_OWN) * float(config["BLOCK_M"] * config["BLOCK_N"])

@@ -11,7 +11,7 @@ from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem
 from tritile.families.common.operands import copied, tiles, turned
 from tritile.families.common.products import warpgroup_mma
-from tritile.families.common.rates import memory_us, rate, scaling, turning
+from tritile.families.common.rates import memory_us, rate, turning
 
 
 class TmaFit:
@@ -47,7 +47,6 @@ class Programs(NamedTuple):
     - `groups`: warpgroups that multiply.
     - `specialised`: other warps load.
     - `split`: programs that share a tile's K.
-    - `added`: clocks of a K iteration in which sums are scaled; None where all are scaled after all products.
     """
 
     pieces: list[tuple[int, int]]
@@ -56,7 +55,6 @@ class Programs(NamedTuple):
     groups: int
     specialised: bool
     split: int
-    added: float | None = None
 
 
 def resident(made: Programs, device: Device) -> int:
@@ -84,12 +82,13 @@ def tma_us(config: Config, problem: MatmulProblem, device: Device, made: Program
     if not whole:
         lone = max(1.0, 4 / config.num_warps)  # each warp has a quarter of the tensor cores
     feed = (m + n * problem.rights) * k * size / TmaFit.l2_bytes
-    beside = TmaFit.turn + (scaling(config, problem) if made.added is None else made.added)
-    turn = max(clocks, feed) + beside
+    turn = max(clocks, feed) + TmaFit.turn
     turns = max(1.0, -(-problem.k // k) / split)
     programs = tiles(config, problem) * split
     together = min(resident(made, device), -(-programs // device.processors))
-    alone = max(max(clocks * lone, feed) + beside, (turn + TmaFit.latency) / max(1, config.num_stages - 1))
+    alone = max(
+        max(clocks * lone, feed) + TmaFit.turn, (turn + TmaFit.latency) / max(1, config.num_stages - 1)
+    )
     start = TmaFit.start_specialised if specialised else TmaFit.start
     store = m * n * ITEMSIZE[problem.out_dtype] / TmaFit.store_bytes
     if problem.out_align < 16 and (specialised or config["PERSISTENT"]):

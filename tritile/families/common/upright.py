@@ -62,7 +62,7 @@ def fault(
     """Say why no kernel for `most` rows of x by w, contiguous `along` a dimension, makes a product."""
     if device.nvidia < 80:
         return f"{device.name} has no asynchronous copies to shared memory"
-    if problem.dtype not in dtypes or problem.precision != "ieee" or problem.block_scales:
+    if problem.dtype not in dtypes or problem.precision != "ieee":
         return f"{problem.dtype} {problem.precision} is not one of {', '.join(dtypes)}"
     if problem.rights > 1:
         return "gated products have kernels of their own"

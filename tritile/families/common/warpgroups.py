@@ -74,7 +74,7 @@ def _sums_fault(config: Config, problem: MatmulProblem) -> str | None:
     words, most = _accumulators(config), REGISTERS[config["CONSUMERS"]]
     fits = most - 56
     if problem.totals:
-        fits = min(fits, (most - (64 if problem.block_scales else 32)) // 2)
+        fits = min(fits, (most - 32) // 2)
     return f"{words} accumulator registers a thread, above {fits}" if words > fits else None
 
 

@@ -43,8 +43,6 @@ def tiles(config: Config, problem: GroupedProblem) -> int:
     Rows of no group count as one more group: they are filled with zeros.
     """
     m, n = config["BLOCK_M"], -(-problem.n // config["BLOCK_N"])
-    if problem.ragged != "m":
-        return problem.groups * -(-problem.m // m) * n
     made = min(problem.groups + 1, problem.m)
     return (problem.m + made * (m - 1)) // m * n
 
@@ -66,10 +64,8 @@ def unreachable(problem: GroupedProblem) -> str | None:
         return "an operand has no contiguous dimension"
     if min(problem.a_align, problem.b_align) < 16:
         return "an operand's rows do not start on 16 bytes"
-    if problem.ragged == "m" and problem.a_layout != "row":
+    if problem.a_layout != "row":
         return "groups begin anywhere along the contiguous dimension of a"
-    if problem.ragged == "k" and (problem.a_layout, problem.b_layout) != ("column", "row"):
-        return "groups begin anywhere along the contiguous dimension of an operand"
     if max(problem.m, problem.n, problem.k, problem.groups) > FAR:
         return f"sizes above {FAR}"
     return None
@@ -130,19 +126,16 @@ def _group_stride(view: View) -> int:
 
 def _args(call: GroupedCall) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
-    offs = None if call.offs is None else Buffer("offs")
-    scales = (None, None) if call.scales is None else (Buffer("scale_a"), Buffer("scale_b"))
-    steps = [own.stride for own in call.scales or ()] or [0, 0]
     return {
-        "a_ptr": Buffer("a"), "b_ptr": Buffer("b"), "out_ptr": Buffer("out"), "offs_ptr": offs,
-        "scale_a_ptr": scales[0], "scale_b_ptr": scales[1],
+        "a_ptr": Buffer("a"), "b_ptr": Buffer("b"), "out_ptr": Buffer("out"), "offs_ptr": Buffer("offs"),
+        "scale_a_ptr": None, "scale_b_ptr": None,
         "groups": call.groups, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1],
         "stride_ag": _group_stride(a), "stride_am": a.strides[0], "stride_ak": a.strides[1],
         "stride_bg": _group_stride(b), "stride_bk": b.strides[0], "stride_bn": b.strides[1],
         "stride_og": _group_stride(out), "stride_om": out.strides[0], "stride_on": out.strides[1],
-        "stride_sa": steps[0], "stride_sb": steps[1],
-        "PRECISION": call.precision, "RAGGED": call.ragged, "SCALED": call.scales is not None,
-        "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()) if offs else _LEAST_LANES,
+        "stride_sa": 0, "stride_sb": 0,
+        "PRECISION": call.precision, "RAGGED": "m", "SCALED": False,
+        "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()),
     }  # fmt: skip
 
 
@@ -161,7 +154,7 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
     values |= {
         "ALIGN_N": grids.unit(values["N"], a.itemsize), "ALIGN_K": grids.unit(values["K"], a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
-        "MASK_N": values["N"] % n != 0, "MASK_K": call.ragged == "k" or values["K"] % k != 0,
+        "MASK_N": values["N"] % n != 0, "MASK_K": values["K"] % k != 0,
         "WIDE": reach >= grids.WIDE_FROM,
     }  # fmt: skip
     grid = (tiles(config, call.problem), 1, 1)
@@ -201,7 +194,7 @@ def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
         whole = _described(out, "out", call.groups, rows, columns)
     except TuningError:
         return None
-    return _cut(whole) if call.ragged == "m" else whole
+    return _cut(whole)
 
 
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
@@ -216,8 +209,6 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
     a = _described(call.a, "a", call.groups, m, k)
     b = _described(call.b, "b", call.groups, k, n)
     rows = call.a.layout != "column", call.b.layout != "column"
-    if call.ragged == "k":
-        a, b = _cut(a), _cut(b)
     a, b = (operand._replace(rounded=call.precision == "tf32") for operand in (a, b))
     out = _stored(call, m, n // config["SUBTILES"])
     values = _args(call) | dict(config.kwargs)

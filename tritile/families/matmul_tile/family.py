@@ -18,7 +18,7 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
-from tritile.families.common.fused import block_scales, extra, verdict
+from tritile.families.common.fused import extra, verdict
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
 from tritile.families.common.products import (
     accumulator_words,
@@ -29,7 +29,7 @@ from tritile.families.common.products import (
     uses_tensor_cores,
     warpgroup_mma,
 )
-from tritile.families.common.rates import memory_us, rate, scaling, turning
+from tritile.families.common.rates import memory_us, rate, turning
 from tritile.families.common.work import Kernel, Work, buffer_of, step_of
 from tritile.families.family import Family
 
@@ -70,8 +70,6 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
             return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
     if not uses_tensor_cores(problem) and config["BLOCK_K"] > MAX_PLAIN_K:
         return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
-    if problem.block_scales and config["BLOCK_K"] > 128:
-        return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     late = late_fault(config, problem, device)
     if late is not None:
         return late
@@ -169,7 +167,7 @@ def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, togethe
     loads = Fit.load * narrow * thread_loads * warps
     held = accumulator_words(config, problem, device) + load_words * thread_loads
     spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + Fit.spared_words) / 64
-    beside = Fit.turn + Fit.turn_warp * warps + scaling(config, problem)
+    beside = Fit.turn + Fit.turn_warp * warps
     return max(multiply, shared, feed, loads) * spilling + beside
 
 
@@ -211,7 +209,6 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
-    scales, shared = block_scales(call)
     word, verdicts = verdict(call)
     spans = [view.span for view in (a, b, out, call.up) if view is not None]
     exact = call.dtype == "float32" and call.precision == "ieee"
@@ -224,7 +221,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
         "stride_om": out.strides[0], "stride_on": out.strides[1],
         "batch": prod(batch_shape), "batch_shape": batch_shape,
         "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
-        "scales": scales, "SCALE_BLOCKS": shared,
+        "scales": None, "SCALE_BLOCKS": None,
         "extra": extra(call.fused, len(batch_shape), call.dtype), "EPILOGUE": call.fused.epilogue.constants,
         "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),

@@ -78,8 +78,6 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     reason = fault(config, problem, device, PARAMETERS) or reachable(problem)
     if reason is not None:
         return reason
-    if problem.block_scales and config["BLOCK_K"] > 128:
-        return f"BLOCK_K = {config['BLOCK_K']} has several scales"
     for name in ("BLOCK_K", "BLOCK_M", "BLOCK_N"):
         if config[name] * problem.itemsize < 16:
             return f"{name} = {config[name]} is under 16 bytes of {problem.dtype}"

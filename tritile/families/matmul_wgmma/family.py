@@ -51,11 +51,6 @@ def _configs() -> Iterator[Config]:
                 yield Config.of(4, stages, NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-def contends(problem: MatmulProblem) -> bool:
-    """Tell whether the family can be the fastest: not where `scaled` makes what has scales within K."""
-    return not problem.block_scales
-
-
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     return fault(config, problem, device) or epilogue_fault(config, problem)
 
@@ -106,6 +101,6 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 FAMILY: Final = Family(
     MatmulProblem.op, NAME, matmul_warpgroups, _configs, illegal, pointless, predicted_us, work,
-    also=(repack,), resident=resident, contends=contends,
+    also=(repack,), resident=resident,
     numerics=functools.partial(of_product, specialised=True),
 )  # fmt: skip

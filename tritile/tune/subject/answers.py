@@ -20,7 +20,6 @@ from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCa
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject.operands import (
-    applied,
     groups_of,
     matrix,
     of_no_group,
@@ -152,8 +151,6 @@ def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Pa
     batch, fused = call.problem.batch, call.fused
     sides = [None if view is None else matrix(view, batch) for view in fused.views]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
-    if call.scales is not None:
-        a, b = (tensor.unsqueeze(0) for tensor in applied(call, wide))
     rights = [b] if call.up is None else [b, matrix(call.up, batch)]
     (m, k), n = call.a.shape, call.b.shape[1]
     grown, step = growth(call.dtype, call.precision, k), step_of(call.dtype)
@@ -178,10 +175,6 @@ def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[P
         right, grown = group.b.to(wide), growth(call.dtype, call.precision, k)
         for rows, first in _rows(m, n + k, sample, group.out.device):
             part = summed(group.a[rows].to(wide), right, grown)
-            if group.scales is not None:
-                by_row, by_column = group.scales
-                scales = [by_row[rows, None], by_column[None], None, None, None]
-                part = with_epilogue([part], scales, step_of(call.dtype))
             yield Part(group.out[rows], *part, (first, 0))
 
 
@@ -249,8 +242,8 @@ def _all_finite(call: Call) -> bool:
     """Tell whether a product has neither infinities nor NaNs, and zeros in rows of no group."""
     batch = getattr(call.problem, "batch", 1)
     if isinstance(call, GroupedCall):
-        batch, rest = call.groups if call.out.batch_strides else 1, of_no_group(call)
-        if rest is not None and bool(rest.any()):
+        batch = 1
+        if bool(of_no_group(call).any()):
             return False
     out = matrix(call.out, batch)
     return out.dtype == torch.int32 or bool(torch.isfinite(out.sum(dtype=torch.float32)))

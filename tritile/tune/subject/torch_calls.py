@@ -1,6 +1,5 @@
 """torch's own calls for what a call of tritile's does, into the same output."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,13 +10,15 @@ from tritile.core.epilogue import composed
 from tritile.core.problem import (
     FP8_DTYPES,
     Epilogue,
+    GroupedProblem,
     MatmulProblem,
     PermuteProblem,
     QuantizedProblem,
     Tiled,
     epilogue_of,
 )
-from tritile.core.views import MatmulCall, PermuteCall, QuantizedCall
+from tritile.core.views import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
+from tritile.families import by_torch as torchs
 from tritile.planning import aten
 from tritile.runtime.unpacked import unpacked
 from tritile.tune.subject import operands
@@ -36,20 +37,18 @@ def in_one_batch(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
     return inputs, out
 
 
-@functools.cache
-def _one(device: torch.device) -> torch.Tensor:
-    return torch.ones((), device=device)
-
-
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     """Return torch's product for the operands' dtype: a function of a, b and optionally `out=`."""
     if call.dtype == "int8":
         return of_torch.int_mm
     if call.dtype in FP8_DTYPES:
-        one, fast = _one(call.a.tensor.device), call.precision == "fast"
-        how = {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": fast}
-        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, **how, **out)
+        one = torchs.one(call.a.tensor.device)
+        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, **_how(call), **out)
     return torch.matmul
+
+
+def _how(call: MatmulCall) -> dict[str, Any]:
+    return {"out_dtype": getattr(torch, call.out_dtype), "use_fast_accum": call.precision == "fast"}
 
 
 def multiply(call: MatmulCall) -> None:
@@ -89,6 +88,24 @@ def unpack_and_multiply(call: QuantizedCall) -> None:
         torch.addmm(operands.matrix(call.fused.bias, 1)[0, 0], x, weight, out=out)
 
 
+def scale(call: MatmulCall) -> None:
+    """Make a product of fp8 matrices with scales, and perhaps a bias, by torch."""
+    of, (inputs, out) = call.fused, in_one_batch(call)
+    assert of.scale_a is not None and of.scale_b is not None  # noqa: PT018
+    scales = operands.matrix(of.scale_a, 1)[0, :, :1], operands.matrix(of.scale_b, 1)[0, :1]
+    if of.epilogue.scale_a == of.epilogue.scale_b == "one":
+        scales = scales[0][:1], scales[1][:, :1]
+    bias = None if of.bias is None else operands.matrix(of.bias, 1)[0, 0]
+    of_torch.scaled_mm(*inputs, *scales, bias, **_how(call), out=out)
+
+
+def groups(call: GroupedCall) -> None:
+    """Make products of groups by torch, into a new matrix."""
+    torchs.of_groups(
+        operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups), call.offs, None, None
+    )
+
+
 def copy(call: PermuteCall) -> None:
     """Make a permutation by torch."""
     problem, kind = call.problem, getattr(torch, OF_ITEMSIZE[call.problem.itemsize])
@@ -101,6 +118,10 @@ RUNS: Final[dict[str, Callable[[Any], None]]] = {MatmulProblem.op: multiply, Per
 
 def run_of(problem: Tiled) -> Callable[[Any], None] | None:
     """Return a function that runs torch's call for a problem; None where torch has no single call for it."""
+    if isinstance(problem, GroupedProblem):
+        return None if aten.illegal(problem) or problem.is_torchs else groups
+    if isinstance(problem, MatmulProblem) and epilogue_of(problem.epilogue).scale_a:
+        return None if aten.illegal(problem) or problem.is_torchs else scale
     if isinstance(problem, MatmulProblem) and problem.epilogue:
         if problem.batch == 1 and epilogue_of(problem.epilogue) == Epilogue(bias="row"):
             return add

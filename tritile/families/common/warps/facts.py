@@ -47,7 +47,6 @@ class How(NamedTuple):
 
     BLOCK_M x BLOCK_N is a program's tile, MAIN_N its columns without the rest. One tile of a in shared memory
     has ROWS of its rows, one of b COLUMNS of its MAIN_N columns.
-    AHEAD: see `matmul_scaled`.
     """
 
     A_ROW: Any
@@ -71,4 +70,3 @@ class How(NamedTuple):
     PROMOTE: Any = 0
     IN_PARTS: Any = False
     SCALE_BLOCKS: Any = None
-    AHEAD: Any = False
