@@ -63,12 +63,13 @@ def parts(
 
 
 def assert_groups(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, precision: str = "ieee"
-) -> None:
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, precision: str = "ieee",
+    *, fp8: bool = False,
+) -> None:  # fmt: skip
     """Each group's product within its bound, and zeros where there is no group."""
     made, rest = parts(a, b, offs, out)
     for got, of_a, of_b in made:
-        assert_product(got, of_a, of_b, precision)
+        assert_product(got, of_a, of_b, precision, fp8=fp8)
     assert not rest.any()  # a NaN is not zero either
 
 

@@ -154,9 +154,10 @@ def product64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def tolerance(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, precision: str, tensor_cores: bool
-) -> torch.Tensor:
-    """The bound at the head of this file, for each element."""
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, precision: str, tensor_cores: bool,
+    fp8: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The bound at the head of this file, for each element; of factors that stand for `fp8` ones, too."""
     k = max(1, a.shape[-1])
     eps_acc = torch.finfo(torch.float64 if a.dtype == torch.float64 else torch.float32).eps
     growth = 4 * math.sqrt(k)
@@ -164,7 +165,7 @@ def tolerance(
     if tensor_cores:
         growth += k / 8
         # fp8 sums keep 13 bits for at most 256 of K, in instructions of 32
-        inputs += 256 / 32 * 2.0**-13 if a.dtype in FP8 else 0.0
+        inputs += 256 / 32 * 2.0**-13 if fp8 or a.dtype in FP8 else 0.0
     facts = torch.finfo(out_dtype)
     magnitude = product64(a.double().abs(), b.double().abs())
     step = facts.smallest_normal * facts.eps
@@ -186,6 +187,7 @@ def assert_product(
     precision: str = "ieee",
     *,
     tensor_cores: bool | None = None,
+    fp8: bool = False,
 ) -> None:
     """The product of two finite tensors, within its bound; exactly for integers."""
     expected = product64(a, b)
@@ -194,7 +196,7 @@ def assert_product(
         assert torch.equal(got.double(), expected)
         return
     on_cores = got.is_cuda if tensor_cores is None else tensor_cores
-    assert_below((got.double() - expected).abs(), tolerance(a, b, got.dtype, precision, on_cores))
+    assert_below((got.double() - expected).abs(), tolerance(a, b, got.dtype, precision, on_cores, fp8))
 
 
 def assert_below(error: torch.Tensor, bound: torch.Tensor) -> None:

@@ -72,7 +72,10 @@ def test_vectors_and_batches_into_any_out(a, b, layout):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 def test_sums_with_complex_weights(dtype):
     a, b, added = (gpu(shape, dtype, i) for i, shape in enumerate([(3, 131, 75), (3, 75, 66), (131, 66)]))
-    words, wide = {"beta": 0.5 - 2j, "alpha": 1 + 3j}, [x.to(torch.complex128) for x in (added, a, b)]
+    words, wide = (
+        {"beta": 0.5 - 2j, "alpha": 1 + 3j},
+        [x.to(torch.complex128, copy=True) for x in (added, a, b)],
+    )
     wanted = (words["beta"] * wide[0].conj() + words["alpha"] * (wide[1] @ wide[2])).to(dtype)
     near = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.complex64 else {"rtol": 1e-12, "atol": 1e-11}
     nothing = torch.full_like(added, math.nan)

@@ -267,7 +267,10 @@ BY_TORCH = [(256, 512, 1024), (1000, 1008, 2000), (4096, 384, 2048), (257, 333, 
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS[::3])
 @pytest.mark.parametrize(("m", "n", "k"), BY_TORCH, ids=str)
-def test_products_by_torch(by_torch, m, n, k, bits, group, zeros, dtype, with_bias):
+def test_products_by_torch(by_torch, cuda_matmul, m, n, k, bits, group, zeros, dtype, with_bias):
+    """Of sums in float32: by default torch also adds parts of sums that were rounded to 16 bits."""
+    cuda_matmul.allow_bf16_reduced_precision_reduction = False
+    cuda_matmul.allow_fp16_reduced_precision_reduction = False
     for seed in (1, 2):  # the second call is a remembered one
         weight, x = weight_of(n, k, dtype, bits, group, zeros, seed), values((m, k), dtype, seed, "cuda")
         bias = values((n,), dtype, seed + 2, "cuda") if with_bias else None
@@ -368,11 +371,11 @@ def test_planned_by_the_table_and_tuned_beside_torch(monkeypatch):
         pytest.skip("no table of this GPU has torch's times")
     weight, x = weight_of(8192, 8192, torch.bfloat16), values((4096, 8192), torch.bfloat16, 0, "cuda")
     plan = tritile.plan(tritile.linear, x, weight)
-    assert "torch's kernel" in plan.why
+    assert plan.other_us, "both are predicted"
     assert plan.workspace == (2 * 8192 * 8192 if plan.config == aten.CONFIG else 0)
     weight, x = weight_of(500, 776, torch.bfloat16), values((700, 776), torch.bfloat16, 0, "cuda")
     with tritile.mode("tune"):
         assert_linear(tritile.linear(x, weight), x, weight)
         plan = tritile.plan(tritile.linear, x, weight)
     assert plan.source == "exact"
-    assert "torch's kernel, measured on this GPU" in plan.why
+    assert plan.other_us, "both were timed"

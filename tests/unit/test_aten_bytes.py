@@ -76,6 +76,7 @@ class Torch:
 
     def by_recipe(self, a, b, scale_a, recipe_a, scale_b, recipe_b, *, output_dtype):
         demand_bytes(a, b, 16)
+        demand(a.dtype == b.dtype == E4M3, "float8_e4m3fn")
         blocks, wide = -(-a.shape[1] // 128), []
         kinds = torch.nn.functional.ScalingType
         demand((recipe_a, recipe_b) != (kinds.BlockWise128x128,) * 2, "one of 1x128")
@@ -309,7 +310,7 @@ def test_int8(torch_is):
 @pytest.mark.parametrize("size", [(130, 160, 304), (1, 16, 640), (64, 128, 512)], ids=str)
 def test_scales_for_each_128_of_k(torch_is, shared, size):
     m, n, k = size
-    a, b = values((m, k), E4M3), placed(values((k, n), E5M2, 1), "column")
+    a, b = values((m, k), E4M3), placed(values((k, n), E4M3, 1), "column")
     scales = blocks_of(m, n, k, shared)
     for layout in ("row", "column", "sparse"):
         lain = [placed(each, layout) for each in scales]
@@ -345,6 +346,8 @@ def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
         (a[:, :500], b[:500], "multiples of 16, not 128 and 500"),
         (a, b.contiguous(), "columns of b, that are contiguous"),
         (a.to(E5M2), b.to(E5M2), "wanted float8_e4m3fn for a or b"),
+        (a, b.to(E5M2), "wants float8_e4m3fn for a and b"),
+        (a.to(E5M2), b, "wants float8_e4m3fn for a and b"),
     ):
         with pytest.raises(UnsupportedError, match=why):
             tritile.scaled_matmul(x, y, *scales)

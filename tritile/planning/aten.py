@@ -149,6 +149,8 @@ def _illegal_fp8(problem: MatmulProblem) -> str | None:
         return "torch does not multiply float8_e5m2 by float8_e5m2: wanted float8_e4m3fn for a or b"
     fused = epilogue_of(problem.epilogue)
     if problem.block_scales:  # what is fused is applied to float32 by torch afterwards
+        if (problem.dtype, problem.b_dtype) != ("float8_e4m3fn", ""):
+            return "torch wants float8_e4m3fn for a and b where each 128 of K have scales"
         return _illegal_bytes(problem, 16)
     scales = fused.scale_a, fused.scale_b
     if scales not in _SCALES and not (scales == ("one", "row") and problem.m == 1):
