@@ -25,7 +25,7 @@ def precision_of(a, b, precision=None):
 
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch, cuda_matmul):
-    monkeypatch.setattr(products, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(products, "capability", lambda device: (9, 0))
     cuda_matmul.fp32_precision = "none"
 
 
@@ -58,7 +58,7 @@ def test_batch_invariant_gated_and_other_gpus_products_have_no_parts(monkeypatch
         assert precision_of(*operands(*LARGE)) == "ieee"
     x, weight = torch.empty(2048, 384, device="meta"), torch.empty(2048, 384, device="meta")
     assert gated_of(x, weight, weight).checked(None)[2] == "ieee"
-    monkeypatch.setattr(products, "_capability", lambda device: (8, 0))
+    monkeypatch.setattr(products, "capability", lambda device: (8, 0))
     assert precision_of(*operands(*LARGE)) == "ieee"
 
 
