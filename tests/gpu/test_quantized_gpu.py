@@ -267,17 +267,14 @@ BY_TORCH = [(256, 512, 1024), (1000, 1008, 2000), (4096, 384, 2048), (257, 333, 
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 @pytest.mark.parametrize(("bits", "group", "zeros"), KINDS[::3])
 @pytest.mark.parametrize(("m", "n", "k"), BY_TORCH, ids=str)
-def test_products_by_torch(by_torch, cuda_matmul, m, n, k, bits, group, zeros, dtype, with_bias):
-    """Of sums in float32: by default torch also adds parts of sums that were rounded to 16 bits."""
-    cuda_matmul.allow_bf16_reduced_precision_reduction = False
-    cuda_matmul.allow_fp16_reduced_precision_reduction = False
+def test_products_by_torch(by_torch, m, n, k, bits, group, zeros, dtype, with_bias):
     for seed in (1, 2):  # the second call is a remembered one
         weight, x = weight_of(n, k, dtype, bits, group, zeros, seed), values((m, k), dtype, seed, "cuda")
         bias = values((n,), dtype, seed + 2, "cuda") if with_bias else None
         out = tritile.linear(x, weight, bias)
         assert (out.shape, out.dtype, out.is_contiguous()) == ((m, n), dtype, True)
         assert_linear(out, x, weight, bias, exact=False)
-    assert len(by_torch) == 2
+    assert len(by_torch) == (2 if n % 8 == 0 or not with_bias else 0)
 
 
 def test_batches_gaps_and_gradients_by_torch(by_torch):

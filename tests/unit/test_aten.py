@@ -317,10 +317,12 @@ CALLS = {
                 + (operand(7, 9, dtype=torch.complex64),)),
     "linear": (tritile.linear, torch.nn.functional.linear, lambda: (operand(4, 5, 7), operand(9, 7))),
     "batch, bias": (
-        tritile.linear, torch.nn.functional.linear, lambda: (operand(2, 5, 7), operand(9, 7), operand(9))
+        tritile.linear, torch.nn.functional.linear, lambda: (operand(2, 5, 16), operand(8, 16), operand(8))
     ),
-    "bias": (tritile.linear, torch.nn.functional.linear, lambda: (operand(5, 7), operand(9, 7), operand(9))),
-    "addmm": (tritile.addmm, torch.addmm, lambda: (operand(9), operand(5, 7), operand(7, 9))),
+    "bias": (
+        tritile.linear, torch.nn.functional.linear, lambda: (operand(5, 16), operand(8, 16), operand(8))
+    ),
+    "addmm": (tritile.addmm, torch.addmm, lambda: (operand(8), operand(5, 16), operand(16, 8))),
 }  # fmt: skip
 
 
@@ -439,7 +441,7 @@ def test_torchs_settings_are_asked_at_every_call(planned, cuda_matmul):
 
 
 def test_what_a_call_gives_is_no_view_and_what_it_writes_is_seen_by_autograd(planned):
-    x, weight, bias = operand(2, 5, 7).requires_grad_(), operand(9, 7), operand(9)
+    x, weight, bias = operand(2, 5, 16).requires_grad_(), operand(8, 16), operand(8)
     y = tritile.linear(x, weight, bias)
     y += 1  # autograd refuses to change a view made by a function of ours
     y.backward(torch.ones_like(y))
@@ -585,7 +587,12 @@ def test_arguments_that_torch_would_copy_or_round_twice_are_not_for_it():
     assert not may(matmul_of(operand(7).expand(5, 7), b)), "torch would copy rows that overlap"
     assert may(matmul_of(operand(5, 9)[:, :7], b))
     assert not may(matmul_of(a, operand(7)))
-    assert may(linear_of(a, operand(9, 7), operand(9)))
+    x, w = operand(5, 16), operand(8, 16)
+    assert may(linear_of(x, w, operand(8)))
+    assert not may(linear_of(a, operand(9, 7), operand(9))), (
+        "torch rounds before it adds to rows off 16 bytes"
+    )
+    assert may(linear_of(a.float(), operand(9, 7).float(), operand(9).float()))
     assert not may(linear_of(a, operand(9, 7), operand(9), "relu"))
     assert not may(linear_of(a, operand(9, 7), operand(9), None, operand(5, 9)))
     assert not may(linear_of(a, operand(9, 7), operand(5, 9)))
@@ -596,12 +603,15 @@ def test_arguments_that_torch_would_copy_or_round_twice_are_not_for_it():
 
 
 def test_what_torch_would_copy_or_round_beside_a_packed_weight_is_not_for_it():
-    x, weight = operand(5, 64), tritile.quantize(operand(9, 64), bits=4, group_size=32)
-    assert may(QuantizedLinear(x, weight, operand(9)))
+    x, weight = operand(5, 64), tritile.quantize(operand(16, 64), bits=4, group_size=32)
+    assert may(QuantizedLinear(x, weight, operand(16)))
+    odd = tritile.quantize(operand(9, 64), bits=4, group_size=32)
+    assert may(QuantizedLinear(x, odd))
+    assert not may(QuantizedLinear(x, odd, operand(9)))
     assert may(QuantizedLinear(operand(2, 5, 80)[..., :64], weight))
-    assert not may(QuantizedLinear(operand(2, 5, 80)[..., :64], weight, operand(9)))
-    assert may(QuantizedLinear(operand(2, 5, 64), weight, operand(9)))
-    assert not may(QuantizedLinear(x, weight, operand(9, dtype=torch.float32)))
+    assert not may(QuantizedLinear(operand(2, 5, 80)[..., :64], weight, operand(16)))
+    assert may(QuantizedLinear(operand(2, 5, 64), weight, operand(16)))
+    assert not may(QuantizedLinear(x, weight, operand(16, dtype=torch.float32)))
     assert not may(QuantizedLinear(operand(64), weight))
     assert not may(QuantizedLinear(operand(64).expand(5, 64), weight))
     assert not may(QuantizedLinear(operand(2, 5, 64).transpose(0, 1), weight))

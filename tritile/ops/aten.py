@@ -13,7 +13,7 @@ import torch
 
 from tritile.core.epilogue import composed, finished
 from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
-from tritile.core.problem import BLOCK_SCALES, Tiled
+from tritile.core.problem import BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.errors import UnsupportedError
 from tritile.families import by_torch as torchs
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
@@ -52,10 +52,20 @@ def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
             )
         if not is_as_set or (of.precision == "ieee" and not alone):
             return None
+    if _rounds_twice(problem):
+        return None
     # Else torch would multiply, and then refuse to view it as matrices.
     whole = out is None or out.ndim <= 2 or out.is_contiguous()
     found = make(of, out) if whole else None
     return multiply_complex(of, out) if alone and found is None else found
+
+
+def _rounds_twice(problem: Tiled) -> bool:
+    """True of a bias for rows off 16 bytes: torch rounds the sums to 16 bits, and then adds it."""
+    product = problem.product if isinstance(problem, QuantizedProblem) else problem
+    if not isinstance(product, MatmulProblem) or product.itemsize != 2:
+        return False
+    return bool(product.epilogue) and min(product.aligns) < 16
 
 
 def _of_bytes(of: Any, out: Any) -> ByTorch | None:

@@ -217,7 +217,8 @@ def _chosen(problem: Tiled, device: Device, mode: str, kind: str | None) -> Plan
     """
     warn_untested()
     known = None if mode == "off" else _known(problem, device, mode)
-    if kind is not None and known is None and mode in ("cached", "strict"):
+    unmeasured = known is None or known.source == "table"
+    if kind is not None and unmeasured and mode in ("cached", "strict"):
         why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
         return Plan(problem, aten.CONFIG, "table", device, None, why)
     if mode == "strict":
