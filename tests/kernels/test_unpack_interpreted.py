@@ -113,7 +113,8 @@ def test_numbers_of_every_pattern():
 
 CALLS = [  # bits, group, zero points, (N, K), the shape of x without K, its dtype, a bias
     (4, 128, False, (40, 136), (20,), HALF[0], True),
-    (4, 32, True, (37, 72), (3, 5), HALF[1], True),
+    (4, 32, True, (48, 72), (3, 5), HALF[1], True),
+    (4, 32, True, (37, 72), (3, 5), HALF[1], False),
     (8, 64, True, (16, 65), (2, 1, 9), HALF[0], False),
     (8, 32, False, (33, 200), (7,), HALF[1], False),
 ]
