@@ -3,8 +3,10 @@
 Calls are made on host tensors that pass for a GPU's, so that torch really computes them.
 """
 
+import gc
 import json
 import math
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -354,6 +356,8 @@ X, W, ROW, FULL = (5, 7), (9, 7), (9,), (5, 9)
 COMPOSED = {
     "activation": (lambda *t, out: tritile.linear(*t, activation="relu", out=out), (X, W, ROW),
                    lambda x, w, b: (x @ w.t() + b).relu()),
+    "relu and residual": (lambda x, w, r, out: tritile.linear(x, w, residual=r, activation="relu", out=out),
+                          (X, W, FULL), lambda x, w, r: (x @ w.t()).relu() + r),
     "residual": (lambda x, w, b, r, out: tritile.linear(x, w, b, residual=r, activation="gelu", out=out),
                  (X, W, ROW, FULL), lambda x, w, b, r: torch.nn.functional.gelu(x @ w.t() + b) + r),
     "no bias": (lambda x, w, r, out: tritile.linear(x, w, residual=r, out=out), ((2, *X), W, ROW),
@@ -704,6 +708,10 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         ("linear", facts(a, b.t(), bias.float(), None), (None, None, None)),
         ("addmm", facts(bias, a, b), (1, 2, None, None, None, int, int)),
         ("permute", facts(a), ((1, 0),)),
+        ("matmul", facts(torch.empty(4096, 4096), torch.empty(4096, 4096)), (None, None)),  # of fp16 parts
+        ("linear", facts(a, b.t(), None, None), ("tanh", None, None)),
+        ("addmm", facts(bias, a, b), (1, 1 + 0j, None, None, None, int, complex)),
+        ("matmul", facts(a.to(torch.complex64), b.to(torch.complex64)), (None, None)),
         ("matmul", facts(eight := operand(32, 32).to(torch.float8_e4m3fn), eight.t()), (None, None)),
     ):
         assert not asked._is_lowered(op, given, options), (op, given, options)
@@ -773,3 +781,40 @@ def test_a_graph_computes_what_the_call_does(lowers, monkeypatch, name):
         torch.autograd.grad(got.sum(), tensors), torch.autograd.grad(wanted.sum(), doubles), strict=True
     ):
         torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_that_a_graph_leaves_open_are_the_operators(lowers, monkeypatch):
+    graphs = []
+
+    def traced(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return lambda *given: (wide(5, 9),)
+
+    monkeypatch.setattr(asked, "_is_lowered", constant_in_graphs(lambda *given: True))
+    call = torch.compile(
+        lambda *given: tritile.addmm(*given[:3], alpha=given[3]), backend=traced, fullgraph=True
+    )
+    for number in (2.0, 3.0, 4.0):
+        call(wide(5, 9), wide(5, 7), wide(7, 9), number)
+    assert any("tritile" in name for name in graphs[-1])
+
+
+def test_a_recalled_call_begins_where_the_first_one_did(planned):
+    """torch makes neither call with a bias, nor one of int8, off 16 bytes."""
+    x, w, bias = operand(5, 16), operand(8, 16), operand(8)
+    tritile.linear(x, w, bias)
+    shifted = torch.empty(81, dtype=torch.bfloat16)[1:].view(5, 16).copy_(x)
+    with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
+        tritile.linear(shifted, w, bias)
+    tritile.matmul(x, w.t())
+    assert torch.equal(tritile.matmul(shifted, w.t()), x @ w.t())
+    assert len(planned) == 2, "of two matrices alone it does not count"
+
+
+def test_a_remembered_call_keeps_no_tensor(planned):
+    x, w, residual = wide(5, 7), wide(9, 7), wide(5, 9)
+    tritile.linear(x, w, residual=residual)
+    seen = [weakref.ref(each) for each in (x, w, residual)]
+    del x, w, residual
+    gc.collect()
+    assert [each() for each in seen] == [None] * 3

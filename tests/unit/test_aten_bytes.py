@@ -4,8 +4,10 @@ Calls are made on host tensors that pass for a GPU's. In the place of torch's op
 refuse what torch refuses on a GPU: strides, alignment and sizes; and leave NaN where torch writes nothing.
 """
 
+import gc
 import itertools
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -338,6 +340,17 @@ def test_scales_that_lie_as_torch_wants_them_are_not_copied(torch_is):
     assert [each.data_ptr() for each in torch_is.calls[0]] == [of_a.data_ptr(), of_b.data_ptr()]
     shifted = torch.empty(64 * 4 + 1)[1:].view(4, 64).t().copy_(of_a)
     assert_block_scaled(tritile.scaled_matmul(a, b, shifted, of_b), a, b, of_a, of_b, (1, 128))
+
+
+def test_scales_of_k_are_not_kept(torch_is):
+    a, b = values((64, 512), E4M3), placed(values((512, 128), E4M3, 1), "column")
+    scales, residual = blocks_of(64, 128, 512, (1, 128)), values((64, 128), BF16, 3)
+    tritile.scaled_matmul(a, b, *scales, residual=residual)
+    seen = [weakref.ref(each) for each in (*scales, residual)]
+    del scales, residual
+    torch_is.calls.clear()
+    gc.collect()
+    assert [each() for each in seen] == [None] * 3
 
 
 def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):

@@ -48,7 +48,7 @@ def composed(
     alpha: complex = 1.0,
     beta: complex = 1.0,
 ) -> torch.Tensor:
-    """Return activation(alpha * sums + beta * bias) + residual in the dtype of sums, whose memory it uses.
+    """Return activation(alpha * sums + beta * bias) + residual in the dtype of sums, which it may change.
 
     A bias with beta = 0 is not read.
     """
@@ -57,4 +57,5 @@ def composed(
     if bias is not None and beta != 0:
         sums.add_(bias, alpha=beta)
     sums = activated(sums, activation)
-    return sums if residual is None else sums.add_(residual)
+    # autograd may have kept the activation for its derivative
+    return sums if residual is None else (sums + residual).to(sums.dtype)

@@ -135,7 +135,7 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[N
         choices.append((_mode, _checked_mode(name, "mode")))
     if backends is not None:
         choices.append((_aten, _checked_backends(backends, "backends")))
-    if name == "off" or backends is not None:
+    if name in ("off", "strict") or backends is not None:
         may_lower = False
     with _choosing(*choices):
         yield

@@ -26,7 +26,8 @@ def one(device: torch.device) -> torch.Tensor | None:
     if device not in _ones:
         if capturing():
             return None
-        _ones[device] = torch.ones((), device=device)
+        with torch.inference_mode(False):
+            _ones[device] = torch.ones((), dtype=torch.float32, device=device)
     return _ones[device]
 
 
@@ -117,8 +118,8 @@ def of_groups(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, fast: bool 
         out: torch.Tensor = grouped_mm(a, b, offs=ends)
     else:
         if scale_a is None:
-            scale_a = torch.ones(a.shape[0], device=a.device)
-            scale_b = torch.ones((b.shape[0], b.shape[2]), device=a.device)
+            scale_a = torch.ones(a.shape[0], dtype=torch.float32, device=a.device)
+            scale_b = torch.ones((b.shape[0], b.shape[2]), dtype=torch.float32, device=a.device)
         how = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
         out = scaled_grouped_mm(a, b, scale_a, scale_b, offs=ends, **how)
     zero_past(out, ends)

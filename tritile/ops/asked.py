@@ -15,6 +15,7 @@ from tritile.core import settings
 from tritile.core.log import log
 from tritile.core.of_torch import constant_in_graphs
 from tritile.core.of_triton import INTERPRETING
+from tritile.core.problem import MatmulProblem, suits
 from tritile.core.settings import rules
 from tritile.core.views import Call
 from tritile.errors import TritileError, UnsupportedError, brief
@@ -97,7 +98,7 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     """Compute what `recall` does not know, at once or through torch's dispatcher."""
-    if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors):
+    if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors, options):
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         if _is_lowered(op, facts, options):
             return LOWERED[op](tensors, options)
@@ -107,10 +108,13 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     return eager(op, tensors, out, options)
 
 
-def _is_static(tensors: Tensors) -> bool:
-    """True of plain tensors, or None, whose sizes and strides torch's compiler takes for constants."""
+def _is_static(tensors: Tensors, options: Key) -> bool:
+    """True of plain tensors, or None, and options whose numbers torch's compiler takes for constants."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to load, and loaded by then
 
+    for option in options:
+        if isinstance(option, int | float) and not has_static_value(option):
+            return False
     for tensor in tensors:
         if tensor is None:
             continue
@@ -129,27 +133,28 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     `facts` has shape, strides, dtype and device of each tensor. What is planned later, after measuring, does
     not change a graph that is compiled.
     """
-    if (
-        op not in LOWERED
-        or facts[0][2] in BYTES
-        or sees_every_call()
-        or not rules().aten
-        or torch.compiler.is_exporting()
-    ):
+    first, real = facts[0][3], not any(isinstance(option, complex) for option in options)
+    is_plain = op in LOWERED and facts[0][2] not in BYTES and not facts[0][2].is_complex and real
+    if not is_plain or sees_every_call() or torch.compiler.is_exporting():
         return False
-    first = facts[0][3]
     if first.type != "cuda" or any(each is not None and each[3] != first for each in facts):
         return False
     tensors = [
         None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
         for each in facts
     ]
-    of = ASKED[op](*joined(op, tensors, options))
     try:
+        if not rules().aten:
+            return False
+        of = ASKED[op](*joined(op, tensors, options))
         shape, dtype, how = of.checked(None)
         problem = of.call(unchanged, torch.empty(shape, dtype=dtype, device="meta"), how).problem
-        may = 0 not in shape and not of.is_empty and by_torch(of, problem, how, None) is not None
-        return may and is_by_aten(problem, first.index)
+        # A precision that nobody names depends on the GPU, which meta tensors do not tell.
+        if not isinstance(problem, MatmulProblem) or 0 in shape or of.is_empty:
+            return False
+        if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):
+            return False
+        return by_torch(of, problem, how, None) is not None and is_by_aten(problem, first.index)
     except TritileError:  # the operator raises it
         return False
 

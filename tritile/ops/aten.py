@@ -90,7 +90,8 @@ def _how(of: Any) -> dict[str, Any]:
 def _scaled(of: Any, out: Any) -> ByTorch | None:
     a, _, scale_a, scale_b, bias, _ = of.tensors
     if of.extras.blocks is not None:
-        return functools.partial(_by_blocks, of.extras, _how(of)["out_dtype"])
+        of_blocks = BLOCK_SCALES[of.extras.shared], of.extras.activation, _how(of)["out_dtype"]
+        return functools.partial(_by_blocks, *of_blocks)
     how = _how(of)
     by_row = scale_a.numel() > 1 or scale_b.numel() > 1
     if by_row and not (scale_a.ndim == 2 and scale_a.is_contiguous() and scale_b.is_contiguous()):
@@ -107,16 +108,14 @@ def _scaled(of: Any, out: Any) -> ByTorch | None:
 
 
 def _by_blocks(
-    extras: Any, dtype: torch.dtype, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any,
-    out: Any = None,
+    shared: Any, activation: str, dtype: torch.dtype, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any,
+    residual: Any, out: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """Multiply fp8 matrices with scales for each 128 of K; what is fused is applied to float32 afterwards."""
-    shared = BLOCK_SCALES[extras.shared]
-    assert shared is not None
-    is_bare = bias is None and residual is None and not extras.activation
+    is_bare = bias is None and residual is None and not activation
     made = torchs.by_blocks(a, b, scale_a, scale_b, shared, dtype if is_bare else torch.float32)
     if not is_bare:
-        made = finished(made, (None, None, bias, residual, None), extras.activation)
+        made = finished(made, (None, None, bias, residual, None), activation)
     return made.to(dtype) if out is None else out.copy_(made)
 
 

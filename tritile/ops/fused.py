@@ -41,7 +41,10 @@ def _number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
             wanted = f"a real number for {name_of(like.dtype)}"
             raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
         return value if like.is_complex() else value.real
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InvalidValueError(f"{op}: {name} is an integer beyond float64") from error
 
 
 def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:

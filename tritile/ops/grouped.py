@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.device import capturing
+from tritile.core.of_torch import is_deterministic
 from tritile.core.of_triton import INTERPRETING
 from tritile.core.precision import explained
 from tritile.core.problem import (
@@ -234,7 +235,7 @@ def _sharing_k(of: Operands, dtype: torch.dtype, precision: str | None) -> torch
     In bfloat16 by torch's grouped product; else group by group, for which the host reads the offsets. Raises
     UnsupportedError where it may not, while a CUDA graph is captured.
     """
-    (a, b, offs, *_), is_torchs = of, uses_aten() and not is_batch_invariant()
+    (a, b, offs, *_), is_torchs = of, uses_aten() and not (is_batch_invariant() or is_deterministic())
     one_launch = is_torchs and capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
     if one_launch and a.dtype == dtype == torch.bfloat16:
         return torchs.sharing_k(a, b, offs)

@@ -52,7 +52,7 @@ class Ready:
 
     - `distinct` takes each tensor once out of all, `alike` is torch's test of these, and `same` are pairs of
       places that have one tensor.
-    - `low`: where each tensor begins within 16 bytes.
+    - `low`: where each tensor begins within 16 bytes; empty where that does not count.
     - `start`: the place of the first tensor that begins where out does, out's own where it alone does.
     - `setting`: torch's precision of fp32; None where it does not count.
     - `run`: the launch, whose `at` takes addresses; or `by_torch`, torch's call, a `ByTorch`.
@@ -148,6 +148,8 @@ def recall(
         if not (ready.setting is None or ready.setting == default_precision()):
             continue
         if ready.by_torch:
+            if ready.low and [at and at & 15 for at in addresses_of(everything)] != ready.low:
+                continue
             if out is not None and not _may_write(ready, op, tensors, out):
                 continue
             try:
@@ -210,8 +212,11 @@ def remember(
     same = tuple((i, places[id(t)]) for i, t in enumerate(everything) if t is not None and i not in firsts)
     first = _FIRST[op]
     by_setting = first is not None and tensors[first].dtype in IN_FP32
+    low = [at and at & 15 for at in addresses]
+    if by_torch and call.problem.itemsize > 1 and sum(tensor is not None for tensor in tensors) == 2:
+        low = []  # a product of two matrices is as good wherever these begin
     ready = Ready(
-        distinct, alike(*distinct(everything)), same, [at and at & 15 for at in addresses],
+        distinct, alike(*distinct(everything)), same, low,
         start,
         default_precision() if by_setting else None,
         how, by_torch, itemgetter(*order), tuple(reaches), read,
