@@ -106,8 +106,8 @@ def scaled_matmul(
 
     Raises:
         TritileError: as `tritile.matmul` raises it.
-        UnsupportedError: scales for each 128 of K where torch does not take the operands; in batch-invariant
-            calls; with `backends="triton"`; for tensors in host memory.
+        UnsupportedError: scales for each 128 of K, on a GPU: where torch does not take the operands; in
+            batch-invariant calls; with `backends="triton"`.
     """
     tensors = (a, b, scale_a, scale_b, bias, residual)
     options = (out_dtype, activation, use_fast_accum)
