@@ -213,7 +213,8 @@ def remember(
     first = _FIRST[op]
     by_setting = first is not None and tensors[first].dtype in IN_FP32
     low = [at and at & 15 for at in addresses]
-    if by_torch and call.problem.itemsize > 1 and sum(tensor is not None for tensor in tensors) == 2:
+    added = tensors[4:] if op == "linear_quantized" else tensors[2:]  # a packed weight has three parts
+    if by_torch and tensors[0].element_size() > 1 and all(tensor is None for tensor in added):
         low = []  # a product of two matrices is as good wherever these begin
     ready = Ready(
         distinct, alike(*distinct(everything)), same, low,
