@@ -558,7 +558,7 @@ def test_what_torch_alone_computes_is_its_own_or_refused(served, planned, monkey
     """As if tritile had no kernel for float64."""
     alone = replace(HALF, dtype="float64", out_dtype="float64")
     for module in (aten, asked, ops_aten):
-        monkeypatch.setattr(module, "is_alone", lambda problem: problem.dtype == "float64")
+        monkeypatch.setattr(module, "is_torch_only", lambda problem: problem.dtype == "float64")
     plans.forget()
     assert plans.plan_for(alone, H200, "strict", True).config == aten.CONFIG
     for problem, by in ((alone, False), (replace(alone, invariant=True), True)):

@@ -136,7 +136,7 @@ def torch_is(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
 
     def is_by_aten(problem, index):
-        if aten.is_alone(problem):
+        if aten.is_torch_only(problem):
             return plans.plan_for(problem, H200, None, True).config == aten.CONFIG
         return aten.illegal(problem) is None
 
@@ -201,7 +201,7 @@ LEGAL = [
 @pytest.mark.parametrize(("why", "problem"), ILLEGAL.items(), ids=str)
 def test_torch_may_not_make(why, problem):
     assert why in aten.illegal(problem)
-    if aten.is_alone(problem):
+    if aten.is_torch_only(problem):
         with pytest.raises(UnsupportedError, match=f"only torch computes .*{why}"):
             plans.plan_for(problem, H200, None, True)
 
@@ -211,7 +211,9 @@ def test_torch_may_make(problem):
     assert aten.illegal(problem) is None
     chosen = plans.plan_for(problem, H200, "cached", True)
     by_rule = gpu_tables.is_by_aten(aten.kind_of(problem), H200)
-    assert (chosen.config == aten.CONFIG) == (aten.is_alone(problem) or by_rule), "or it has to be predicted"
+    assert (chosen.config == aten.CONFIG) == (aten.is_torch_only(problem) or by_rule), (
+        "or it has to be predicted"
+    )
 
 
 def test_torch_is_predicted_at_products_like_those_that_were_swept():
@@ -489,6 +491,27 @@ def test_offsets_that_the_host_reads_are_not_captured(torch_is, monkeypatch):
     monkeypatch.setattr(grouped, "capability", lambda device: (10, 0))  # its empty groups are not zero
     with pytest.raises(UnsupportedError, match="on Hopper"):
         tritile.grouped_matmul(*pair, offs)
+
+
+def test_groups_that_share_k_follow_torchs_settings_and_refusals(torch_is, monkeypatch):
+    offs = offsets("uneven")
+    a, b = posed("k", offs, BF16)
+    monkeypatch.setattr(
+        grouped, "run_plain", lambda op, tensors, out, options: out.copy_(tensors[0] @ tensors[1])
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_groups(tritile.grouped_matmul(a, b, offs), a, b, offs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not torch_is.calls
+
+    def refused(*given, **how):
+        raise RuntimeError("strides should be multiple of 16 bytes")
+
+    monkeypatch.setattr(torchs, "grouped_mm", refused)
+    with pytest.raises(UnsupportedError, match=r"torch refuses groups that share K: .*multiple of 16"):
+        tritile.grouped_matmul(a, b, offs)
 
 
 def test_gradients_of_groups_are_torchs(torch_is):

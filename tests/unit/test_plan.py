@@ -130,7 +130,7 @@ def test_of_host_tensors_the_interpreters_config_is_told(kernel):
 
 def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
     for module in (asked, plan_module):
-        monkeypatch.setattr(module, "is_alone", lambda problem: True)
+        monkeypatch.setattr(module, "is_torch_only", lambda problem: True)
     monkeypatch.setattr(launch, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
     a = torch.arange(12.0).view(3, 4)
     assert torch.equal(tritile.matmul(a, a.mT), a @ a.mT)

@@ -20,7 +20,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.ops.plan import call_of
 from tritile.ops.run import fixed
 from tritile.planning import plans
-from tritile.planning.aten import is_alone
+from tritile.planning.aten import is_torch_only
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now
@@ -104,7 +104,7 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if fixed(call) is not None:
             raise InvalidValueError(f"{who}: a call in place has one kernel and one config: leave out= away")
         problem = call.problem
-    if is_alone(problem):
+    if is_torch_only(problem):
         raise UnsupportedError(f"{who}: only torch computes {problem.label}: nothing of tritile's to measure")
     return problem
 

@@ -24,7 +24,7 @@ from tritile.ops.dispatch import PLAIN, call_operator, needs_dispatch, sees_ever
 from tritile.ops.memo import Key, Tensors, recall, remember
 from tritile.ops.run import interpret_product, is_by_aten, mark_written, on_host, prepared
 from tritile.ops.signatures import joined
-from tritile.planning.aten import is_alone
+from tritile.planning.aten import is_torch_only
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 Result = tuple[tuple[int, ...], torch.dtype, str]
@@ -176,7 +176,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
         if of.is_empty:
             of.fill(result)
         elif on_host(of.first):
-            if INTERPRETING and not is_alone(of.call(unchanged, result, how).problem):
+            if INTERPRETING and not is_torch_only(of.call(unchanged, result, how).problem):
                 of.interpret(result, how)
             else:
                 of.compute(result)
@@ -194,7 +194,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
                     raise
                 except (RuntimeError, ValueError) as error:  # torch says what it does not support
                     why = brief(error)
-                    if is_alone(problem):
+                    if is_torch_only(problem):
                         raise UnsupportedError(f"{op}: torch refuses it: {why}") from error
                     log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
                 result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out

@@ -17,7 +17,7 @@ from tritile.core.problem import BLOCK_SCALES, MatmulProblem, QuantizedProblem, 
 from tritile.errors import UnsupportedError
 from tritile.families import by_torch as torchs
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
-from tritile.planning.aten import is_alone
+from tritile.planning.aten import is_torch_only
 from tritile.runtime.unpacked import unpacked
 
 # Bound now: a program may put tritile's functions in the place of torch's.
@@ -39,25 +39,25 @@ def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
 
     Raises UnsupportedError for complex operands whose precision is named, and is not what torch is set to.
     """
-    make, alone = _MAKES.get(of.op), is_alone(problem)
-    if make is None or (is_deterministic() and not alone):
+    make, only = _MAKES.get(of.op), is_torch_only(problem)
+    if make is None or (is_deterministic() and not only):
         return None
     if of.first.dtype in IN_FP32:
         setting = default_precision()
         is_as_set = how == ("ieee" if setting == "none" else setting)
-        if alone and not is_as_set:
+        if only and not is_as_set:
             raise UnsupportedError(
                 f"{of.op}: precision is {how!r}, but only torch multiplies complex numbers, and its setting "
                 f"torch.backends.cuda.matmul.fp32_precision is {setting!r}: wanted the same, or None"
             )
-        if not is_as_set or (of.precision == "ieee" and not alone):
+        if not is_as_set or (of.precision == "ieee" and not only):
             return None
     if _rounds_twice(problem):
         return None
     # Else torch would multiply, and then refuse to view it as matrices.
     whole = out is None or out.ndim <= 2 or out.is_contiguous()
     found = make(of, out) if whole else None
-    return multiply_complex(of, out) if alone and found is None else found
+    return _complex(of, out) if found is None and of.first.is_complex() else found
 
 
 def _rounds_twice(problem: Tiled) -> bool:
@@ -231,7 +231,7 @@ def _quantized(of: Any, out: Any) -> ByTorch | None:
     return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpacked(packed, scales, zeros, *how), bias)
 
 
-def multiply_complex(of: Any, out: Any) -> ByTorch:
+def _complex(of: Any, out: Any) -> ByTorch:
     """Return torch's call for complex operands of any shapes and strides: torch copies where it has to."""
     make: ByTorch = _MULTIPLY
     if of.op == "linear":

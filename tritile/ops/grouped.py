@@ -20,7 +20,7 @@ from tritile.core.problem import (
 )
 from tritile.core.settings import is_batch_invariant, uses_aten
 from tritile.core.views import Call, GroupedCall, View
-from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, brief
 from tritile.families import by_torch as torchs
 from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed, run_plain, unchanged
@@ -233,22 +233,27 @@ def _sharing_k(of: Operands, dtype: torch.dtype, precision: str | None) -> torch
     """Return the product of each group of columns of a and rows of b, (groups, M, N).
 
     In bfloat16 by torch's grouped product; else group by group, for which the host reads the offsets. Raises
-    UnsupportedError where it may not, while a CUDA graph is captured.
+    UnsupportedError where it may not, while a CUDA graph is captured, and where torch refuses.
     """
-    (a, b, offs, *_), is_torchs = of, uses_aten() and not (is_batch_invariant() or is_deterministic())
-    one_launch = is_torchs and capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
+    (a, b, offs, *_), uses_torch = of, uses_aten() and not (is_batch_invariant() or is_deterministic())
+    one_launch = uses_torch and capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
     if one_launch and a.dtype == dtype == torch.bfloat16:
-        return torchs.sharing_k(a, b, offs)
+        try:
+            return torchs.sharing_k(a, b, offs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise UnsupportedError(f"{OP}: torch refuses groups that share K: {brief(error)}") from error
     if capturing():
         raise UnsupportedError(
             f"{OP}: groups share K, and the host reads offs, which it cannot while a CUDA graph is captured: "
             f"wanted bfloat16, on Hopper, and at most {MOST_GROUPS} groups"
         )
-    total, is_torchs = a.shape[1], is_torchs and precision is None and a.dtype == dtype
+    total, uses_torch = a.shape[1], uses_torch and precision is None and a.dtype == dtype
     ends = list(itertools.accumulate((min(max(end, 0), total) for end in offs.tolist()), max))
     made = a.new_empty((len(ends), a.shape[0], b.shape[1]), dtype=dtype)
     for out, start, end in zip(made, [0, *ends], ends, strict=False):
-        if is_torchs:
+        if uses_torch:
             _MM(a[:, start:end], b[start:end], out=out)
         else:
             run_plain("matmul", (a[:, start:end], b[start:end]), out, (dtype, precision))

@@ -27,7 +27,7 @@ from tritile.ops.run import fixed
 from tritile.ops.scaled import scaled_matmul
 from tritile.ops.signatures import NAMES
 from tritile.planning import plans
-from tritile.planning.aten import is_alone
+from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import KernelPlan, Plan, Plannable
 
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
@@ -162,7 +162,7 @@ def plan(
         call, torchs = _call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
-            if not INTERPRETING or is_alone(problem):
+            if not INTERPRETING or is_torch_only(problem):
                 return plans.on_host(problem)
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found

@@ -185,7 +185,7 @@ def _illegal_groups(problem: GroupedProblem) -> str | None:
     return None
 
 
-def is_alone(problem: Tiled) -> bool:
+def is_torch_only(problem: Tiled) -> bool:
     """True if no kernel of tritile's computes a problem: torch's does, or none."""
     return isinstance(problem, Product) and problem.is_torchs
 

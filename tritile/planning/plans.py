@@ -168,8 +168,8 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     problem of which nothing measured is known, UnsupportedError for one that only torch computes where it may
     not.
     """
-    if aten.is_alone(problem):
-        return _by_torch_alone(problem, device, by_torch)
+    if aten.is_torch_only(problem):
+        return _by_torch_only(problem, device, by_torch)
     by_torch = by_torch and aten.is_compared(problem)
     key = (problem, device, mode or current_mode(), by_torch)
     plan = _memo.get(key)
@@ -184,7 +184,7 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     return plan
 
 
-def _by_torch_alone(problem: Tiled, device: Device, by_torch: bool) -> Plan:
+def _by_torch_only(problem: Tiled, device: Device, by_torch: bool) -> Plan:
     unfit = aten.illegal(problem)
     if unfit is None and not by_torch:
         unfit = "there is no kernel of tritile's to plan, measure or compile"
