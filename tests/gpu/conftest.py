@@ -4,6 +4,8 @@ import pytest
 
 import tritile
 from tests.reference import poison_empty
+from tritile.ops import asked
+from tritile.planning import aten
 
 
 @pytest.fixture
@@ -16,4 +18,22 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def fresh(cuda_matmul):
     """No launch prepared by another test, and torch's own products in full fp32."""
     cuda_matmul.fp32_precision = "ieee"
+    tritile.forget()
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch):
+    """Has torch make what it may; returns a list that grows at each of its calls."""
+    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
+    made = []
+    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    make = asked.by_torch
+
+    def counted(*given):
+        found = make(*given)
+        return found and (lambda *call: made.append(None) or found(*call))
+
+    monkeypatch.setattr(asked, "by_torch", counted)
+    tritile.forget()
+    yield made
     tritile.forget()

@@ -29,30 +29,12 @@ from tritile.core import settings
 from tritile.core.problem import MatmulProblem
 from tritile.families import by_torch as torchs
 from tritile.lab.bench import measured
-from tritile.ops import asked, memo
+from tritile.ops import memo
 from tritile.planning import aten, gpu_tables, plans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 E4M3, E5M2 = FP8
-
-
-@pytest.fixture
-def by_torch(monkeypatch):
-    """Has torch make what it may; returns whether it made all calls since."""
-    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    made = []
-    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
-    make = asked.by_torch
-
-    def counted(*given):
-        found = make(*given)
-        return found and (lambda *call: made.append(None) or found(*call))
-
-    monkeypatch.setattr(asked, "by_torch", counted)
-    tritile.forget()
-    yield made
-    tritile.forget()
 
 
 def check(got, a, b):

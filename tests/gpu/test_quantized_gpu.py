@@ -16,7 +16,6 @@ from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.lab import baselines
-from tritile.ops import asked
 from tritile.ops.linear_quantized import described
 from tritile.planning import aten, gpu_tables, model
 from tritile.runtime import launch
@@ -45,23 +44,6 @@ CONFIGS = [
     tma(64, 128, 128, 8, 4, split=4),
     tma(256, 128, 128, 8, 3),
 ]
-
-
-@pytest.fixture
-def by_torch(monkeypatch):
-    """Has torch make what it may, with weights that our kernel unpacks; returns its calls."""
-    monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
-    make, made = asked.by_torch, []
-
-    def counted(*given):
-        found = make(*given)
-        return found and (lambda *call: made.append(None) or found(*call))
-
-    monkeypatch.setattr(asked, "by_torch", counted)
-    tritile.forget()
-    yield made
-    tritile.forget()
 
 
 def run(config, x, weight, out, bias=None):
@@ -141,10 +123,8 @@ def test_shared_sums_repeat_bit_for_bit(config):
         assert torch.equal(out, wanted)
 
 
-def test_graphs_streams_and_threads():
-    weight = weight_of(4096, 4096, torch.bfloat16)
-    x = values((16, 4096), torch.bfloat16, 0, "cuda")
-    wanted = tritile.linear(x, weight)
+def replayed(x, weight, wanted):
+    """Checks a captured graph's results, and those of four threads on their own streams; returns both."""
     graph, got = captured(lambda: [tritile.linear(x, weight) for _ in range(3)])
     for _ in range(20):
         graph.replay()
@@ -159,6 +139,13 @@ def test_graphs_streams_and_threads():
         assert all(torch.equal(one, wanted) for one in found)
 
     in_threads(*[work] * 4)
+    return graph, got
+
+
+def test_graphs_streams_and_threads():
+    weight = weight_of(4096, 4096, torch.bfloat16)
+    x = values((16, 4096), torch.bfloat16, 0, "cuda")
+    replayed(x, weight, tritile.linear(x, weight))
 
 
 def test_what_follows_sees_the_result():
@@ -337,20 +324,7 @@ def test_graphs_streams_and_threads_by_torch(by_torch):
     weight, other = (weight_of(1024, 2048, torch.bfloat16, seed=seed) for seed in (1, 2))
     x = values((300, 2048), torch.bfloat16, 0, "cuda")
     wanted, after = tritile.linear(x, weight), tritile.linear(x, other)
-    graph, got = captured(lambda: [tritile.linear(x, weight) for _ in range(3)])
-    for _ in range(5):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(one, wanted) for one in got)
-
-    def work():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            found = [tritile.linear(x, weight) for _ in range(50)]
-        stream.synchronize()
-        assert all(torch.equal(one, wanted) for one in found)
-
-    in_threads(*[work] * 4)
+    graph, got = replayed(x, weight, wanted)
     for part in ("packed", "scales"):
         getattr(weight, part).copy_(getattr(other, part))
     graph.replay()

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall, Placed, View
+from tritile.core.views import MatmulCall, View
 from tritile.errors import TuningError
 from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.products import SECTOR
@@ -148,10 +148,10 @@ def storable(seen: Seen, view: View) -> bool:
     """Tell whether a descriptor may store through it: readable, with rows of a multiple of 16 bytes.
 
     The hardware cuts a store off at 16 bytes, not at the element: the rest of 16 bytes in which a row ends
-    becomes zero. In a workspace that is padding.
+    becomes zero.
     """
     stretched = any(size > 1 and step == 0 for size, step in zip(seen.shape, seen.strides, strict=True))
-    whole = seen.shape[3] * view.itemsize % 16 == 0 or isinstance(view.tensor, Placed)
+    whole = seen.shape[3] * view.itemsize % 16 == 0
     return whole and not stretched and readable(seen, view)
 
 
