@@ -18,14 +18,16 @@ class Gpu:
     def __init__(self):
         self.host = self.stream = 0.0
         self.waits = []
+        self.seen = []  # of what is enqueued, in order
 
-    def enqueue(self, us):
+    def enqueue(self, us, what="launch"):
+        self.seen.append(what)
         self.host += ENQUEUE_US
         self.stream = max(self.stream, self.host) + us
 
     def wait(self, cycles):
         self.waits.append(cycles)
-        self.enqueue(cycles / CYCLES_A_US)
+        self.enqueue(cycles / CYCLES_A_US, "wait")
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def gpu(monkeypatch):
             assert enable_timing
 
         def record(self):
-            made.enqueue(0.0)
+            made.enqueue(0.0, "event")
             self.at = made.stream
 
         def query(self):
@@ -51,7 +53,7 @@ def gpu(monkeypatch):
 
     class Neutral:
         def add_(self, value):
-            made.enqueue(NEUTRAL_US)
+            made.enqueue(NEUTRAL_US, "neutral")
 
     monkeypatch.setattr(timing, "wait_on_gpu", made.wait)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -68,6 +70,14 @@ def test_launches_that_wait_for_the_last_take_what_the_gpu_takes(gpu):
     assert calls == [0]
     assert clock.time_us() == pytest.approx(LAUNCH_US)
     assert calls == [0, *range(5)]
+
+
+def test_an_event_ahead_of_each_launch_keeps_it_from_starting_early(gpu):
+    clock = timing.Queued(lambda call: gpu.enqueue(LAUNCH_US), range(2))
+    clock.time_us()
+    gpu.seen.clear()
+    clock.time_us()
+    assert gpu.seen == ["wait", "event", *["neutral", "event", "launch"] * 2, "event"]
 
 
 def test_a_wait_that_ends_too_soon_is_made_longer(gpu):
