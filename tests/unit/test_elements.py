@@ -78,6 +78,24 @@ def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
         answers.check_elements(call)
 
 
+@pytest.mark.parametrize("rounds", [True, False], ids=["rounded", "exact"])
+def test_weights_are_rounded_in_all_elements_or_in_none(monkeypatch, rounds):
+    problem = QuantizedProblem(64, 256, 128, "bfloat16", 8, 128, True)
+    call = answered(problem, monkeypatch)
+    scale = 1e-2 + 1e-2 * torch.rand(call.scales.numel(), generator=torch.Generator().manual_seed(8))
+    call.scales.view(-1).copy_(scale)
+    right = {
+        how: torch.cat([part.wanted for part in answers._of_weights(call, torch.float64, False, how)])
+        for how in (True, False)
+    }
+    out = operands.matrix(call.out, 1)[0]
+    out.copy_(right[rounds])
+    answers.check_elements(call)
+    out[:8] = right[not rounds][:8]
+    with pytest.raises(TuningError, match="wrong answer"):
+        answers.check_elements(call)
+
+
 def test_a_row_that_no_sample_has_is_looked_at_too(monkeypatch):
     call = answered(PROBLEMS[1], monkeypatch)
     sampled = operands.sampled(M, torch.device("cpu")).tolist()

@@ -203,7 +203,8 @@ def _linear_inputs(call: QuantizedCall) -> Inputs:
 
 
 def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
-    weight = once(call.words, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]))
+    dtype = getattr(torch, call.dtype)
+    weight = once(call.words, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]).to(dtype))
     return {"weight": weight, **_linear_inputs(call)}
 
 

@@ -9,7 +9,7 @@ truncate as they add, which is a drift: a step for each 8 of K. Inputs in TF32 a
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -178,14 +178,16 @@ def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[P
             yield Part(group.out[rows], *part, (first, 0))
 
 
-def _of_weights(call: Any, wide: torch.dtype, sample: bool) -> Iterator[Part]:
+def _of_weights(call: Any, wide: torch.dtype, sample: bool, rounds: bool = True) -> Iterator[Part]:
+    """`rounds`: weights are rounded to the dtype of x, as they are where sums of a group are not scaled."""
     (m, n), k = call.out.shape, call.x.shape[1]
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
     bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
     grown, step = growth(call.dtype, "ieee", k), step_of(call.dtype)
     for start in range(0, n, _SLAB):
         columns = slice(start, min(n, start + _SLAB))
-        weight = weight_rows(call, start, columns.stop).to(wide).mT
+        weight = weight_rows(call, start, columns.stop).to(getattr(torch, call.dtype) if rounds else wide)
+        weight = weight.to(wide).mT
         for rows, first in _rows(m, columns.stop - start + k, sample, out.device):
             part = summed(x[rows].to(wide), weight, grown)
             if bias is not None:
@@ -205,14 +207,28 @@ def parts_of(call: Any, sample: bool = False) -> Iterator[Part]:
     return _PARTS[call.op](call, torch.float64 if sample else _wider(call.dtype), sample)
 
 
+def _first_wrong(parts: Iterable[Part]) -> TuningError | None:
+    try:
+        for part in parts:
+            compare(*part)
+    except TuningError as error:
+        return error
+    return None
+
+
 def check_elements(call: Any) -> None:
     """Raise TuningError where any element of a product is off by more than rounding explains.
 
     This makes the product by torch, block by block of rows: in float32 for 16-bit operands, else in float64.
+    All elements of a product by packed weights are of rounded weights, or all of exact ones.
     """
     with torch_fp32():
-        for part in parts_of(call) if call.op in _PARTS else ():
-            compare(*part)
+        wrong = _first_wrong(parts_of(call)) if call.op in _PARTS else None
+        if wrong is not None and call.op == "linear_quantized":
+            exact = _of_weights(call, _wider(call.dtype), sample=False, rounds=False)
+            wrong = wrong if _first_wrong(exact) else None
+    if wrong is not None:
+        raise wrong
 
 
 def allowed_error(call: Any) -> float:

@@ -189,10 +189,10 @@ def of_no_group(call: GroupedCall) -> torch.Tensor:
 
 
 def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
-    """Return unpacked rows of a weight in the dtype of its scales; `start` is a multiple of 16."""
+    """Return unpacked rows of a weight, not rounded, as float32; `start` is a multiple of 16."""
     problem, end = call.problem, -(-stop // 16) * 16
     words = call.words.view(problem.words)[start // 8 : end // 8]
     scales = call.scales.view(problem.scales)[:, start:end]
     zeros = None if call.zeros is None else call.zeros.view(problem.scales)[:, start:end]
     shape = (stop - start, problem.k)
-    return meaning(words, scales, zeros, shape, call.bits, call.group_size).to(scales.dtype)
+    return meaning(words, scales, zeros, shape, call.bits, call.group_size)
