@@ -167,25 +167,18 @@ def told(text):
     return found[-1] if found else (text.strip().splitlines() or ["nothing said"])[-1][:150]
 
 
-# Of a family that specialises warps: its folder and its kernel.
-SPECIALISED = {
-    "warpgroups": ("matmul_wgmma", "matmul_warpgroups"),
-}
+KERNEL = ROOT / "tritile" / "families" / "matmul_wgmma" / "kernel.py"  # whose warps are specialised
+NAME = "matmul_warpgroups"
 
 
-def dispatches(family="warpgroups"):
-    """Return the lines that belong to Triton's dispatch of warps: the kernel's first, and the way to it."""
-    folder, kernel = SPECIALISED.get(family, SPECIALISED["warpgroups"])
-    found = set()
-    for room, name, step in ((folder, kernel, "start_warps("), ("common/warps", "start_warps", "warp_spec")):
-        path = ROOT / "tritile" / "families" / room / ("kernel.py" if name == kernel else "consume.py")
-        tops = {getattr(top, "name", ""): top for top in ast.parse(path.read_text(encoding="utf-8")).body}
-        nodes = [node for node in tops[name].body if step in ast.unparse(node)]
-        lines = {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
-        if name == kernel:
-            lines |= {tops[name].lineno, *(decorator.lineno for decorator in tops[name].decorator_list)}
-        found |= {(kernel, path.name, line) for line in lines}
-    return found
+def dispatch():
+    """Return the lines of Triton's dispatch of warps: the head of the kernel and its last statement."""
+    tops = {getattr(top, "name", ""): top for top in ast.parse(KERNEL.read_text(encoding="utf-8")).body}
+    start = tops[NAME].body[-1]
+    assert "warp_specialize(" in ast.unparse(start)
+    lines = {tops[NAME].lineno, *(decorator.lineno for decorator in tops[NAME].decorator_list)}
+    lines |= {*range(start.lineno, start.end_lineno + 1)}
+    return {(NAME, KERNEL.name, line) for line in lines}
 
 
 def races(text):
@@ -215,7 +208,7 @@ def checked(name, tool, log):
     (log / f"{name}-{tool}.txt").write_text(text)
     good, said = code == 0, told(text)
     if tool == "racecheck" and code in (0, FOUND):  # warnings leave the exit code as it is
-        found, allowed = races(text), dispatches(CASES[name].family)
+        found, allowed = races(text), dispatch()
         ours = [race for race in found if not race or not race <= allowed]
         good = "RACECHECK SUMMARY" in text and not ours and bool(found) == (code == FOUND)
         said += f", {len(found) - len(ours)} of Triton's dispatch" if found else ""

@@ -12,7 +12,7 @@ from tests.launched import captured, launched
 from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import DATA, assert_bounded
 from tritile.core.problem import error_bound, suits
-from tritile.families.common.verdict import EXTREME, UNFIT
+from tritile.families.common.fallback import EXTREME, UNFIT
 from tritile.families.work import lowered
 from tritile.ops.described import described
 from tritile.runtime import launch

@@ -265,7 +265,7 @@ def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
     """A second one would add to what the first has stored, where a residual is overwritten in place."""
     call = posed(OPERATIONS[4])
     parts = lowered(call, False)
-    ranges = [parts.core.verdict[1:], *(step.args["VERDICTS"] for step in parts.after)]
+    ranges = [parts.core.verdict[1:], *(step.args["FLAGS"] for step in parts.after)]
     assert ranges[0][0] == 0
     assert all(one[1] == following[0] for one, following in itertools.pairwise(ranges))
     assert all(least < end for least, end in ranges)

@@ -6,7 +6,6 @@ import pytest
 
 from tests.gpu import sanitize
 from tritile.core.device import target_device
-from tritile.families.common.warps.consume import start_warps
 from tritile.families.registry import FAMILIES
 from tritile.families.work import work_of
 
@@ -31,7 +30,7 @@ def test_every_family_has_a_case():
 REPORT = """\
 ========= Error: Race reported between Read access at matmul_warpgroups+0x120 in kernel.py:{read}
 =========     and Write access at matmul_warpgroups+0xe00 in kernel.py:{first} [6 hazards]
-=========     and Write access at matmul_warpgroups+0x28e0 in consume.py:{second} [2 hazards]
+=========     and Write access at matmul_warpgroups+0x28e0 in kernel.py:{second} [2 hazards]
 =========
 ========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
 """
@@ -45,8 +44,8 @@ def said(monkeypatch, code, report):
 
 @pytest.mark.parametrize("moved", ["read", "first", "second", None])
 def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypatch, capsys):
-    lines = {file: line for _, file, line in sorted(sanitize.dispatches())}
-    at = {"read": lines["kernel.py"], "first": lines["kernel.py"], "second": lines["consume.py"]}
+    *_, first, last = sorted(line for *_, line in sanitize.dispatch())
+    at = {"read": first, "first": first, "second": last}
     if moved:
         at[moved] = 1  # a line of something else
     said(monkeypatch, sanitize.FOUND, REPORT.format(**at))
@@ -54,22 +53,13 @@ def test_only_races_of_the_dispatch_alone_are_left_out(moved, tmp_path, monkeypa
     assert ("FOUND" in capsys.readouterr().out) == (moved is not None)
 
 
-@pytest.mark.parametrize("family", sanitize.SPECIALISED)
-def test_the_dispatch_of_every_family_is_from_its_kernel_to_the_warps(family):
-    kernel, places = FAMILIES["matmul"][family].kernel.jitted, sanitize.dispatches(family)
-    assert {name for name, *_ in places} == {kernel.__name__}
-    modules = {"kernel.py": kernel.__module__, "consume.py": start_warps.__module__}
-    told = [
-        (sanitize.ROOT / modules[file].replace(".", "/"))
-        .with_suffix(".py")
-        .read_text()
-        .splitlines()[line - 1]
-        for _, file, line in sorted(places)
-    ]
-    assert sum("gl.warp_specialize(" in line for line in told) == 1
-    assert sum(line.startswith("    start_warps(") for line in told) == 1
-    assert sum("def " in line for line in told) == 1
-    assert not any("tma" in line for line in told)
+def test_the_dispatch_is_the_head_of_the_kernel_and_the_start_of_its_warps():
+    source = sanitize.KERNEL.read_text().splitlines()
+    lines = [source[line - 1] for _, _, line in sorted(sanitize.dispatch())]
+    assert FAMILIES["matmul"]["warpgroups"].kernel.jitted.__name__ == sanitize.NAME
+    assert sum("gl.warp_specialize(" in line for line in lines) == 1
+    assert [line for line in lines if "def " in line] == ["def matmul_warpgroups("]
+    assert not any("tma" in line for line in lines)
 
 
 @pytest.mark.parametrize(

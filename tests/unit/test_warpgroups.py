@@ -12,7 +12,7 @@ from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
 from tritile.families import numerics
 from tritile.families.common.warpgroups import REGISTERS
-from tritile.families.common.warps import order
+from tritile.families.matmul_wgmma import kernel
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of
@@ -127,19 +127,19 @@ def test_copies_come_first_and_results_that_no_descriptor_stores_have_a_pointer_
 
 def order_of(monkeypatch, step, tiles_m, tiles_n, batch):
     """(matrix, row, column) of tiles as they start, by the kernel's own functions."""
-    walk = SimpleNamespace(
+    grid = SimpleNamespace(
         tiles_m=tiles_m, tiles_n=tiles_n, tiles=tiles_m * tiles_n * batch, inner_batch=batch,
-        flag=None,
+        flag_ptr=None,
     )  # fmt: skip
-    how = SimpleNamespace(FLAT=step.args["FLAT"], GROUP_M=step.args["GROUP_M"], BATCHED=batch > 1)
+    meta = SimpleNamespace(FLAT=step.args["FLAT"], GROUP_M=step.args["GROUP_M"], BATCHED=batch > 1)
     made = []
     for place in itertools.product(*map(range, step.grid[::-1])):
         language = SimpleNamespace(
             program_id=place[::-1].__getitem__, num_programs=step.grid.__getitem__, minimum=min
         )
-        monkeypatch.setattr(order, "gl", language)
-        for index in range(*order.tiles_of.fn(walk, how)):
-            outer, inner, row, column = order.tile_at.fn(index, walk, how)
+        monkeypatch.setattr(kernel, "gl", language)
+        for index in range(*kernel.tiles_of.fn(grid, meta)):
+            outer, inner, row, column = kernel.tile_at.fn(index, grid, meta)
             made.append((outer * batch + inner, row, column))
     return made
 

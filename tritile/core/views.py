@@ -134,7 +134,7 @@ UNFUSED: Final = Fused()
 class Verdict(NamedTuple):
     """Hold the GPU's fallback flag, an int32 word: make the product where it is in `least` .. `end` - 1.
 
-    See `tritile.families.common.verdict`.
+    See `tritile.families.common.fallback`.
     """
 
     word: Any

@@ -4,7 +4,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.views import MatmulCall
-from tritile.families.common.fused import extra, verdict
+from tritile.families.common.fused import extra, fallback_flag
 from tritile.families.common.operands import Inputs, Seen, batch_of, described, storable
 from tritile.families.common.work import buffer_of
 
@@ -56,13 +56,13 @@ def grid_of(
 def arguments(call: MatmulCall, config: Config, read: Inputs, out: Output, early: bool) -> dict[str, Any]:
     """Return the arguments that all kernels share whose tiles travel by TMA, by name."""
     m, n, k, batch, inner = sizes_of(call)
-    word, verdicts = verdict(call)
+    flag, flags = fallback_flag(call)
     names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
     return {
         "out_ptr": buffer_of(call.out.tensor, "out"),
         "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
         **dict(zip(names, out.strides, strict=True)),
-        "scales": None, "SCALE_BLOCKS": None, "verdict_ptr": word, "VERDICTS": verdicts,
+        "flag_ptr": flag, "FLAGS": flags,
         "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
         "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "UP_ROW": not read.up.transposed,
         "BY_DESCRIPTOR": out.by_descriptor, "WAIT": early, "BATCHED": batch > 1, **dict(config.kwargs),

@@ -30,7 +30,7 @@ def extra(fused: Fused, rank: int, dtype: str = "") -> tuple[Any, ...] | None:
     return (*found, *weights)
 
 
-def verdict(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
+def fallback_flag(call: MatmulCall) -> tuple[Buffer | None, tuple[int, int] | None]:
     if call.verdict is None:
         return None, None
     return buffer_of(call.verdict.word, "verdict"), (call.verdict.least, call.verdict.end)

@@ -66,10 +66,10 @@ def load_tile(ptrs, outer_mask, inner_mask, MASK_OUTER: tl.constexpr, MASK_INNER
 @triton.jit
 def compensated_sum(total, lost, part):
     """total + part, and what rounding lost of it: Kahan's summation, which infinities pass unharmed."""
-    wanted = part - lost
-    summed = total + wanted
+    corrected = part - lost
+    summed = total + corrected
     finite = tl.abs(summed) < float("inf")
-    return summed, tl.where(finite, (summed - total) - wanted, 0.0)
+    return summed, tl.where(finite, (summed - total) - corrected, 0.0)
 
 
 @triton.jit
@@ -80,20 +80,6 @@ def carried_sum(total, part):
     """
     added = (total + part) - total
     return total + added, part - added
-
-
-@triton.jit
-def block_scale(scales, rows, columns, M, N, block, SCALE_BLOCKS: tl.constexpr):
-    """By what the product of block `block` of K is multiplied: see `tritile.problem.BLOCK_SCALES`.
-
-    `scales` holds for a a pointer and the strides of its blocks of rows and of K, then the same for b, of K
-    and of columns. SCALE_BLOCKS: rows of a, and columns of b, that share a scale.
-    """
-    of_rows = scales[0] + rows // SCALE_BLOCKS[0] * scales[1] + block * scales[2]
-    of_columns = scales[3] + block * scales[4] + columns // SCALE_BLOCKS[1] * scales[5]
-    a = tl.load(of_rows, mask=rows < M, other=0.0)
-    b = tl.load(of_columns, mask=columns < N, other=0.0)
-    return a[:, None] * b[None, :]
 
 
 @triton.jit

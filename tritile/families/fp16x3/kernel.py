@@ -10,8 +10,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.families.common.constants import constant
+from tritile.families.common.fallback import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.common.tiles import batch_offset, multiple
-from tritile.families.common.verdict import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 
 STAGES = constant(4)  # of the loop for peaks: with stages, loads in flight take no registers
 LEAST_UNIT = constant(4)  # elements copied together for that: copies of 4 bytes are slow
@@ -43,14 +43,14 @@ def row_scale(exponent):
 
 @triton.jit
 def load_rows(
-    source, row, column, rows, columns, stride_r, stride_c, TURNED: tl.constexpr, UNIT: tl.constexpr
+    source, row, column, rows, columns, stride_r, stride_c, TRANSPOSED: tl.constexpr, UNIT: tl.constexpr
 ):
     """Load a tile of a matrix, zero past its edges.
 
     UNIT divides the strides that are not 1, and the size of the matrix along the other dimension, the
-    contiguous one: rows where it is TURNED, else columns.
+    contiguous one: rows where it is TRANSPOSED, else columns.
     """
-    if TURNED:
+    if TRANSPOSED:
         rows, stride_c = multiple(rows, UNIT), multiple(stride_c, UNIT)
     else:
         columns, stride_r = multiple(columns, UNIT), multiple(stride_r, UNIT)
@@ -73,7 +73,7 @@ def store_parts(to, mask, step, scaled, SECOND: tl.constexpr):
 @triton.jit
 def chunk_peaks(
     source, words, index, matrices, batch_shape, batch_strides, rows, columns, stride_r, stride_c, chunks,
-    TURNED: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    TRANSPOSED: tl.constexpr, UNIT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Return the largest magnitude of BLOCK_R rows within a chunk: every one of `chunks` blocks of columns.
 
@@ -88,7 +88,7 @@ def chunk_peaks(
     largest = tl.zeros((BLOCK_R, BLOCK_C), tl.int32)
     DEEP: tl.constexpr = STAGES if UNIT >= LEAST_UNIT else 1
     for start in tl.range(0, columns - chunk * BLOCK_C, chunks * BLOCK_C, num_stages=DEEP):
-        x = load_rows(source, row, start + column, rows, columns, stride_r, stride_c, TURNED, UNIT)
+        x = load_rows(source, row, start + column, rows, columns, stride_r, stride_c, TRANSPOSED, UNIT)
         largest = tl.maximum(largest, magnitude(x))
     of_all = tl.cast(blocks, tl.int64) * BLOCK_R
     place = words + block.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -103,13 +103,13 @@ def chunk_peaks(
 def find_peaks(
     a_ptr, a_matrices, a_batch_shape, a_batch_strides, a_rows, stride_ar, stride_ac, a_words, a_chunks,
     b_ptr, b_matrices, b_batch_shape, b_batch_strides, b_rows, stride_br, stride_bc, b_words, b_chunks,
-    verdict_ptr, words_ptr, columns,
-    A_TURNED: tl.constexpr, A_UNIT: tl.constexpr, A_BLOCK_R: tl.constexpr, A_BLOCK_C: tl.constexpr,
+    flag_ptr, words_ptr, columns,
+    A_TRANSPOSED: tl.constexpr, A_UNIT: tl.constexpr, A_BLOCK_R: tl.constexpr, A_BLOCK_C: tl.constexpr,
     A_ONCE: tl.constexpr,
-    B_TURNED: tl.constexpr, B_UNIT: tl.constexpr, B_BLOCK_R: tl.constexpr, B_BLOCK_C: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr, B_UNIT: tl.constexpr, B_BLOCK_R: tl.constexpr, B_BLOCK_C: tl.constexpr,
     B_ONCE: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
-    """Find the peaks of the operands that have chunks, and let the verdict be good to begin with.
+    """Find the peaks of the operands that have chunks, and clear the fallback flag.
 
     Where an operand's words begin is `a_words` and `b_words`.
     WAIT: launched before the kernel ahead of it is done, so wait for that one.
@@ -119,19 +119,19 @@ def find_peaks(
         gdc_launch_dependents()
     index = tl.program_id(0)
     if index == 0:
-        tl.store(verdict_ptr, 0)
+        tl.store(flag_ptr, 0)
     of_a = a_matrices * tl.cdiv(a_rows, A_BLOCK_R) * a_chunks
     if not A_ONCE:
         if index < of_a:
             chunk_peaks(
                 a_ptr, words_ptr + a_words, index, a_matrices, a_batch_shape, a_batch_strides, a_rows,
-                columns, stride_ar, stride_ac, a_chunks, A_TURNED, A_UNIT, A_BLOCK_R, A_BLOCK_C,
+                columns, stride_ar, stride_ac, a_chunks, A_TRANSPOSED, A_UNIT, A_BLOCK_R, A_BLOCK_C,
             )  # fmt: skip
     if not B_ONCE:
         if index >= of_a:
             chunk_peaks(
                 b_ptr, words_ptr + b_words, index - of_a, b_matrices, b_batch_shape, b_batch_strides, b_rows,
-                columns, stride_br, stride_bc, b_chunks, B_TURNED, B_UNIT, B_BLOCK_R, B_BLOCK_C,
+                columns, stride_br, stride_bc, b_chunks, B_TRANSPOSED, B_UNIT, B_BLOCK_R, B_BLOCK_C,
             )  # fmt: skip
 
 
@@ -144,16 +144,16 @@ def counted(place, count):
 
 @triton.jit
 def split_tile(
-    source, verdict_ptr, words, index, matrices, batch_shape, batch_strides, rows, columns, part, chunks,
+    source, flag_ptr, words, index, matrices, batch_shape, batch_strides, rows, columns, part, chunks,
     stride_r, stride_c, parts, scales, stride_pm, stride_pr, stride_pc,
-    SECOND: tl.constexpr, TURNED: tl.constexpr, UNIT: tl.constexpr,
+    SECOND: tl.constexpr, TRANSPOSED: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """Scale a tile, split it, and say how well that went.
 
     Rows run along K, `columns` long; in `parts` each is three parts of `part` elements, filled up with zeros.
     What undoes a row's scale goes to `scales`. ONCE: rows are whole. Where they are not, their counts grow
-    tile by tile: whichever of them takes one past its limit tells the verdict.
+    tile by tile: whichever of them takes one past its limit sets the flag.
     """
     LANE: tl.constexpr = 2 * UNIT  # elements that a thread stores at once; more would scatter its loads
     across = tl.cdiv(rows, BLOCK_R)
@@ -163,7 +163,7 @@ def split_tile(
     row = block % across * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
     column = start + tl.arange(0, BLOCK_C)
     source += batch_offset(matrix, batch_shape, batch_strides, UNIT)
-    x = load_rows(source, row, column, rows, columns, stride_r, stride_c, TURNED, UNIT)
+    x = load_rows(source, row, column, rows, columns, stride_r, stride_c, TRANSPOSED, UNIT)
 
     if ONCE:
         most = tl.max(magnitude(x), 1)  # [BLOCK_R]
@@ -190,7 +190,7 @@ def split_tile(
     to += row[:, None].to(tl.int64) * stride_pr
     to += column[None, :].to(tl.int64) * stride_pc
     # Where rows lie next to each other there is room for whole blocks of them.
-    stored = (column[None, :] < part) & (TURNED | (row[:, None] < rows))
+    stored = (column[None, :] < part) & (TRANSPOSED | (row[:, None] < rows))
     step = tl.cast(part, tl.int64) * stride_pc
     store_parts(to, stored, step, scaled, SECOND)
 
@@ -210,7 +210,7 @@ def split_tile(
     bits |= tl.where((lost > columns // 64) | (in_range == 0), UNFIT, 0)
     bits |= tl.where((most >= MOST) | (tiny > 0), EXTREME, 0)
     bits = tl.where(row < rows, bits, 0)
-    tl.atomic_or(verdict_ptr + row * 0, bits, mask=bits != 0, sem="relaxed")
+    tl.atomic_or(flag_ptr + row * 0, bits, mask=bits != 0, sem="relaxed")
 
 
 @triton.jit
@@ -219,10 +219,10 @@ def split(
     a_parts, a_scales, stride_apm, stride_apr, stride_apc,
     b_ptr, b_matrices, b_batch_shape, b_batch_strides, b_rows, stride_br, stride_bc, b_words, b_chunks,
     b_parts, b_scales, stride_bpm, stride_bpr, stride_bpc,
-    verdict_ptr, words_ptr, columns, part,
-    A_TURNED: tl.constexpr, A_UNIT: tl.constexpr, A_BLOCK_R: tl.constexpr, A_BLOCK_C: tl.constexpr,
+    flag_ptr, words_ptr, columns, part,
+    A_TRANSPOSED: tl.constexpr, A_UNIT: tl.constexpr, A_BLOCK_R: tl.constexpr, A_BLOCK_C: tl.constexpr,
     A_ONCE: tl.constexpr,
-    B_TURNED: tl.constexpr, B_UNIT: tl.constexpr, B_BLOCK_R: tl.constexpr, B_BLOCK_C: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr, B_UNIT: tl.constexpr, B_BLOCK_R: tl.constexpr, B_BLOCK_C: tl.constexpr,
     B_ONCE: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Split the rows of a and the columns of b, which run along K, in one launch: see `split_tile`.
@@ -236,15 +236,15 @@ def split(
     of_a = a_matrices * tl.cdiv(a_rows, A_BLOCK_R) * tl.cdiv(part, A_BLOCK_C)
     if index < of_a:
         split_tile(
-            a_ptr, verdict_ptr, words_ptr + a_words, index, a_matrices, a_batch_shape, a_batch_strides,
+            a_ptr, flag_ptr, words_ptr + a_words, index, a_matrices, a_batch_shape, a_batch_strides,
             a_rows, columns, part, a_chunks, stride_ar, stride_ac,
             a_parts, a_scales, stride_apm, stride_apr, stride_apc,
-            False, A_TURNED, A_UNIT, A_BLOCK_R, A_BLOCK_C, A_ONCE,
+            False, A_TRANSPOSED, A_UNIT, A_BLOCK_R, A_BLOCK_C, A_ONCE,
         )  # fmt: skip
     else:
         split_tile(
-            b_ptr, verdict_ptr, words_ptr + b_words, index - of_a, b_matrices, b_batch_shape, b_batch_strides,
+            b_ptr, flag_ptr, words_ptr + b_words, index - of_a, b_matrices, b_batch_shape, b_batch_strides,
             b_rows, columns, part, b_chunks, stride_br, stride_bc,
             b_parts, b_scales, stride_bpm, stride_bpr, stride_bpc,
-            True, B_TURNED, B_UNIT, B_BLOCK_R, B_BLOCK_C, B_ONCE,
+            True, B_TRANSPOSED, B_UNIT, B_BLOCK_R, B_BLOCK_C, B_ONCE,
         )  # fmt: skip

@@ -29,7 +29,7 @@ With what is carried the error does not grow with K: simulated, it is 1.4e-7 of 
 2.0e-7 for uniform and 2.3e-7 for log-normal ones. Without it, log-normal numbers of 8404 terms are off by
 2.9e-7. Torch's fp32 errs by 4.8e-7 to 1.3e-6, and less where cuBLAS shares K among programs (`suits`).
 
-Data that do not suit, found as they are split, without the host (`common.verdict`): elements with 0 < |x|
+Data that do not suit, found as they are split, without the host (`common.fallback`): elements with 0 < |x|
 < 2^-8, some 2^-22 of their row's largest, lose up to 1.5 2^-30 times the other operand's largest, 2^15.
 They do no harm where at most K / 64 in each row are such, and rows are dense: 13/16 of each row of one
 operand, and 5/16 of the other's, have |x| >= 4. Then K / 8 terms or so are at least 16, which makes the
@@ -51,12 +51,12 @@ from tritile.core.config import Config
 from tritile.core.problem.parts import PART_UNIT, part_length
 from tritile.core.views import MatmulCall, Placed, Verdict, View
 from tritile.errors import TuningError
+from tritile.families.common.fallback import END, UNFIT
 from tritile.families.common.lowered import Lowered, copied_batch
-from tritile.families.common.verdict import END, UNFIT
 from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of, step_of
 from tritile.families.matmul_tile import family as tile
 
-reset: Final = Kernel("tritile.families.common.verdict", "reset")
+reset: Final = Kernel("tritile.families.common.fallback", "reset")
 find_peaks: Final = Kernel("tritile.families.fp16x3.kernel", "find_peaks")
 split: Final = Kernel("tritile.families.fp16x3.kernel", "split")
 
@@ -89,7 +89,7 @@ class _Blocks(NamedTuple):
     once: bool
 
     def constants(self, side: str) -> dict[str, Any]:
-        names = (f"{side}_TURNED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
+        names = (f"{side}_TRANSPOSED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
         return dict(zip(names, self, strict=True))
 
 
@@ -172,7 +172,7 @@ def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: 
     simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
     most = _REGISTERS if simple else _MORE_REGISTERS
     options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
-    args = {"verdict_ptr": verdict, "words_ptr": words, "columns": k, "WAIT": early}
+    args = {"flag_ptr": verdict, "words_ptr": words, "columns": k, "WAIT": early}
     args |= {**a.operand, **b.operand}
     if a.peaks + b.peaks:
         begin = Step(find_peaks.jitted, (a.peaks + b.peaks, 1, 1), args, options)

@@ -18,7 +18,7 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
-from tritile.families.common.fused import extra, verdict
+from tritile.families.common.fused import extra, fallback_flag
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
 from tritile.families.common.products import (
     accumulator_words,
@@ -209,7 +209,7 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
-    word, verdicts = verdict(call)
+    flag, flags = fallback_flag(call)
     spans = [view.span for view in (a, b, out, call.up) if view is not None]
     exact = call.dtype == "float32" and call.precision == "ieee"
     return {
@@ -221,13 +221,12 @@ def _args(call: MatmulCall) -> dict[str, Any]:
         "stride_om": out.strides[0], "stride_on": out.strides[1],
         "batch": prod(batch_shape), "batch_shape": batch_shape,
         "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
-        "scales": None, "SCALE_BLOCKS": None,
         "extra": extra(call.fused, len(batch_shape), call.dtype), "EPILOGUE": call.fused.epilogue.constants,
         "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
         "WIDE": max(*spans, m, n, k, prod(batch_shape)) >= WIDE_FROM,
         "PRECISION": input_precision(call), "COMPENSATED": exact, "PROMOTE": in_parts(call),
-        "verdict_ptr": word, "VERDICTS": verdicts,
+        "flag_ptr": flag, "FLAGS": flags,
     }  # fmt: skip
 
 

@@ -4,17 +4,16 @@ import triton
 import triton.language as tl
 
 from tritile.families.common.epilogue import finished
+from tritile.families.common.fallback import is_enabled
 from tritile.families.common.tiles import (
     added,
     batch_index,
     batch_offset,
-    block_scale,
     carried_sum,
     grouped_tile,
     load_tile,
     multiple,
 )
-from tritile.families.common.verdict import wanted
 
 
 @triton.jit(do_not_specialize=("M",))
@@ -22,12 +21,12 @@ def matmul_tile(
     a_ptr, b_ptr, out_ptr,
     M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_om, stride_on,
-    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides, scales, extra, verdict_ptr,
+    batch, batch_shape, a_batch_strides, b_batch_strides, out_batch_strides, extra, flag_ptr,
     ALIGN_M: tl.constexpr, ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
     MASK_M: tl.constexpr, MASK_N: tl.constexpr, MASK_K: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr, COMPENSATED: tl.constexpr,
-    PROMOTE: tl.constexpr, VERDICTS: tl.constexpr, SCALE_BLOCKS: tl.constexpr, EPILOGUE: tl.constexpr,
+    PROMOTE: tl.constexpr, FLAGS: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """out[i] = a[i] @ b[i]: each program makes one BLOCK_M x BLOCK_N tile of one product of the batch.
@@ -36,15 +35,15 @@ def matmul_tile(
     which edges the tiles overhang. ALIGN_* are facts about extents, and about the row, column and
     batch strides of an operand (see `multiple`).
     WIDE: offsets or sizes need 64 bits. COMPENSATED: sum each BLOCK_K of K apart and add the sums by Kahan's
-    method, so that the rounding error does not grow with K. SCALE_BLOCKS, `scales`: each block of K is
-    multiplied by scales of its own (see `block_scale`). EPILOGUE, `extra`: what is done to the sums, and
-    with what (see `finished`).
+    method, so that the rounding error does not grow with K. EPILOGUE, `extra`: what is done to the sums,
+    and with what (see `finished`).
     PROMOTE: in the last third of K the sum of each block goes from tensor cores to a total in fp32 (see
     `carried_sum`).
-    `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
+    `flag_ptr`, FLAGS: None, or the fallback flag and what it says where there is something to do (see
+    `is_enabled`).
     """
-    if verdict_ptr is not None:
-        if not wanted(verdict_ptr, VERDICTS):
+    if flag_ptr is not None:
+        if not is_enabled(flag_ptr, FLAGS):
             return
     matrix = batch_index(WIDE)
     if matrix >= batch:
@@ -85,17 +84,14 @@ def matmul_tile(
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     lost = acc
-    for third in tl.static_range(2 if PROMOTE else 1):
-        start = K // 3 * 2 // BLOCK_K * BLOCK_K if third else 0
-        end = K // 3 * 2 // BLOCK_K * BLOCK_K if PROMOTE and not third else K
+    for last_third in tl.static_range(2 if PROMOTE else 1):
+        start = K // 3 * 2 // BLOCK_K * BLOCK_K if last_third else 0
+        end = K // 3 * 2 // BLOCK_K * BLOCK_K if PROMOTE and not last_third else K
         for k in range(start, end, BLOCK_K):
             in_k = ks < K - k
             a = load_tile(a_ptrs, row_mask, in_k[None, :], MASK_M, MASK_K)  # [BLOCK_M, BLOCK_K]
             b = load_tile(b_ptrs, column_mask, in_k[:, None], MASK_N, MASK_K)  # [BLOCK_K, BLOCK_N]
-            if SCALE_BLOCKS is not None:
-                part = tl.dot(a, b, out_dtype=tl.float32)
-                acc += part * block_scale(scales, rows, columns, M, N, k // 128, SCALE_BLOCKS)
-            elif third:
+            if last_third:
                 acc, lost = carried_sum(acc, tl.dot(a, b, lost))
             else:
                 acc, lost = added(acc, lost, a, b, PRECISION, COMPENSATED)

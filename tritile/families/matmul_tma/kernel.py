@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tritile.families.common.fallback import is_enabled
 from tritile.families.common.shared_k import share_parts, store_part
-from tritile.families.common.tiles import add_product, block_scale, carried_sum, grouped_tile
-from tritile.families.common.verdict import wanted
+from tritile.families.common.tiles import add_product, carried_sum, grouped_tile
 
 
 @triton.jit
@@ -25,11 +25,10 @@ def load_operand(desc, outer, inner, row, column, ROW_MAJOR: tl.constexpr):
 def multiply(
     a_desc, b_desc, acc, outer, inner, m, n, part, blocks,
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
-    PRECISION: tl.constexpr, PROMOTE: tl.constexpr, scales, M, N, SCALE_BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr, PROMOTE: tl.constexpr,
 ):  # fmt: skip
     """acc plus the product of a's rows from m and b's columns from n, over every SPLIT_K-th block of K.
 
-    SCALE_BLOCKS, `scales`: each block is multiplied by scales of its own (see `block_scale`).
     Programs that share a tile then read side by side in memory, and not each in a far place of its own.
     There is a block for each of them. Unless told so, ptxas serialises the products of some layouts.
     PROMOTE: in the last third the sum of each block goes from tensor cores to a total in fp32 (see
@@ -39,25 +38,18 @@ def multiply(
     BLOCK_N: tl.constexpr = acc.shape[1]
     tl.assume(blocks > part)
     lost = tl.zeros((BLOCK_M, BLOCK_N), acc.dtype)
-    for third in tl.static_range(2 if PROMOTE else 1):
+    for last_third in tl.static_range(2 if PROMOTE else 1):
         small = (blocks * 2 - 2) // 3  # blocks before the last third, none of it among them
         start = part
         end = blocks
-        if third:
+        if last_third:
             start = part + tl.cdiv(tl.maximum(small - part, 0), SPLIT_K) * SPLIT_K
         elif PROMOTE:
             end = small
         for block in range(start, end, SPLIT_K):
             a = load_operand(a_desc, outer, inner, m, block * BLOCK_K, A_ROW)
             b = load_operand(b_desc, outer, inner, block * BLOCK_K, n, B_ROW)
-            if SCALE_BLOCKS is not None:
-                rows = m + tl.arange(0, BLOCK_M)
-                columns = n + tl.arange(0, BLOCK_N)
-                product = tl.dot(a, b, out_dtype=tl.float32)
-                acc += product * block_scale(
-                    scales, rows, columns, M, N, block * BLOCK_K // 128, SCALE_BLOCKS
-                )
-            elif third:
+            if last_third:
                 acc, lost = carried_sum(acc, tl.dot(a, b, lost))
             else:
                 acc = add_product(acc, a, b, PRECISION, False)
@@ -91,10 +83,10 @@ def store_tile(
 @triton.jit(do_not_specialize=("M", "K"))
 def matmul_descriptor(
     a_desc, b_desc, out_desc, out_ptr, parts_ptr, counters_ptr,
-    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, scales, extra, verdict_ptr,
+    M, N, K, batch, inner_batch, stride_oo, stride_oi, stride_om, stride_on, extra, flag_ptr,
     A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
     WAIT: tl.constexpr, POLLS: tl.constexpr, FLAT: tl.constexpr, BATCHED: tl.constexpr,
-    PROMOTE: tl.constexpr, VERDICTS: tl.constexpr, SCALE_BLOCKS: tl.constexpr, EPILOGUE: tl.constexpr,
+    PROMOTE: tl.constexpr, FLAGS: tl.constexpr, EPILOGUE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PERSISTENT: tl.constexpr, SPLIT_K: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
@@ -106,10 +98,10 @@ def matmul_descriptor(
     FLAT: the grid has an axis each for rows and columns of tiles, and one for matrices or parts of K.
     BATCHED: there are several matrices.
     WAIT: launched before the kernel ahead of it is done, so wait for that one before touching memory.
-    SCALE_BLOCKS, `scales`: each block of K is multiplied by scales of its own (see `block_scale`).
     EPILOGUE, `extra`: what is done to the sums, and with what (see `finished`).
     PROMOTE: see `multiply`.
-    `verdict_ptr`, VERDICTS: None, or a word that says whether there is anything to do (see `wanted`).
+    `flag_ptr`, FLAGS: None, or the fallback flag and what it says where there is something to do (see
+    `is_enabled`).
     """
     if a_desc.dtype == tl.int8:
         DTYPE: tl.constexpr = tl.int32
@@ -122,8 +114,8 @@ def matmul_descriptor(
     if WAIT:
         gdc_wait()
         gdc_launch_dependents()
-    if verdict_ptr is not None:
-        if not wanted(verdict_ptr, VERDICTS):
+    if flag_ptr is not None:
+        if not is_enabled(flag_ptr, FLAGS):
             return
     if PERSISTENT:
         for index in tl.range(tl.program_id(0), tiles * batch, tl.num_programs(0), flatten=True):
@@ -135,7 +127,7 @@ def matmul_descriptor(
             acc = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
             acc = multiply(
                 a_desc, b_desc, acc, outer, inner, m, n, 0, blocks, A_ROW, B_ROW, BLOCK_K, 1, PRECISION,
-                PROMOTE, scales, M, N, SCALE_BLOCKS,
+                PROMOTE,
             )  # fmt: skip
             store_tile(
                 out_desc, out_ptr, stride_oo, stride_oi, stride_om, stride_on, outer, inner, m, n, M, N, acc,
@@ -163,7 +155,7 @@ def matmul_descriptor(
         acc = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
         acc = multiply(
             a_desc, b_desc, acc, outer, inner, m, n, part, blocks, A_ROW, B_ROW, BLOCK_K, SPLIT_K, PRECISION,
-            PROMOTE, scales, M, N, SCALE_BLOCKS,
+            PROMOTE,
         )  # fmt: skip
         if SPLIT_K > 1:
             share_parts(

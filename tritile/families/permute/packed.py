@@ -81,8 +81,8 @@ def permute_packed(
 ):  # fmt: skip
     """`permute_tile` of elements of 1 or 2 bytes, out contiguous along m, in words of 4 bytes.
 
-    A thread reads elements of the rows that make a word and packs them; words, not elements, are turned
-    over in shared memory and written. A word starts where memory has one: up to three rows further down,
+    A thread reads elements of the rows that make a word and packs them; words, not elements, are transposed
+    in shared memory and written. A word starts where memory has one: up to three rows further down,
     another number in each column where rows of out are odd. A group is as many columns as a word has
     elements: over a group these numbers recur, so that threads side by side read one row.
     M is at least twice the elements of a word, less one.

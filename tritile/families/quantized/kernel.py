@@ -65,10 +65,10 @@ def rounded(weight):
 
 
 @triton.jit
-def brought(value, scales):
-    """`value`, one for each of `scales`, as if it took them: at no instruction.
+def keep_live(value, scales):
+    """`value`, one for each of `scales`, as if it depended on them: at no instruction.
 
-    Triton brings ahead of time, by asynchronous copies, only what a product's operands are made of.
+    Triton loads ahead of time, by asynchronous copies, only what a product's operands are made of.
     """
     return tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r,r", [value, scales], tl.int32, is_pure=True, pack=1
@@ -84,7 +84,7 @@ def dequantized(
 ):  # fmt: skip
     """Return the weight tile [BLOCK_N, BLOCK_K] = (number - zero point) * scale, rounded once, to DTYPE.
 
-    Not SCALED: without the scales, and so exact; AHEAD: they are brought with the words all the same.
+    Not SCALED: without the scales, and so exact; AHEAD: they are loaded ahead with the words all the same.
 
     words: [BLOCK_N / 8, BLOCK_K * BITS / 4] int32. scales and zeros: [groups, BLOCK_N / 2] int32, each two
     16-bit values, of rows n and n + 8.
@@ -96,7 +96,7 @@ def dequantized(
     words = words[:, :, :, None] >> (tl.arange(0, PAIRS) * BITS)[None, None, None, :]
     pattern = magic
     if AHEAD:
-        pattern = spread(brought(magic, by_row(tl.join(scales, scales), BLOCK_N, SCALES)), COUNT)
+        pattern = spread(keep_live(magic, by_row(tl.join(scales, scales), BLOCK_N, SCALES)), COUNT)
     if BITS == 4 or DTYPE.is_fp16():
         BASE: tl.constexpr = 1024.0 if DTYPE.is_fp16() else 128.0
         numbers = words & (LEVELS - 1) * 0x10001
@@ -166,7 +166,7 @@ def linear_quantized(
     MASK_*: tiles overhang that edge. ALIGN_*: units of x's row stride, N and K (see `multiple`).
     magic: the pattern of 1024 (fp16) or 128 (bf16) in both halves. It is an argument, and so in a register,
     as one instruction takes one immediate.
-    SCALES: how many scales of a row are brought for a block, some of them several times: loads of less
+    SCALES: how many scales of a row are loaded for a block, some of them several times: loads of less
     than an element a thread are not pipelined.
     SCALE_SUMS: a block of K is of one group, whose sums are scaled, in fp32, in the place of weights.
     SPLIT_K > 1: that many programs share a tile (see `share_parts`).

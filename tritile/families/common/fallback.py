@@ -16,16 +16,16 @@ END = constant(16)
 
 
 @triton.jit
-def reset(verdict_ptr, WAIT: tl.constexpr):
-    """Let the verdict be good to begin with: one program."""
+def reset(flag_ptr, WAIT: tl.constexpr):
+    """Clear the flag: one program."""
     if WAIT:
         gdc_wait()
         gdc_launch_dependents()
-    tl.store(verdict_ptr, 0)
+    tl.store(flag_ptr, 0)
 
 
 @triton.jit
-def wanted(verdict_ptr, VERDICTS: tl.constexpr):
-    """Tell whether the verdict is from the first of VERDICTS on and below the second."""
-    verdict = tl.load(verdict_ptr, cache_modifier=".cg")
-    return (verdict >= VERDICTS[0]) & (verdict < VERDICTS[1])
+def is_enabled(flag_ptr, FLAGS: tl.constexpr):
+    """True if the flag is from the first of FLAGS on and below the second."""
+    flag = tl.load(flag_ptr, cache_modifier=".cg")
+    return (flag >= FLAGS[0]) & (flag < FLAGS[1])
