@@ -3,19 +3,19 @@
 import pytest
 
 from tests.unit.helpers_for_ranks import H200, PROBLEMS, enter_rank
-from tritile.cli.tune import _Ranks
+from tritile.cli.tune import ranks
 from tritile.errors import InvalidValueError
 from tritile.planning.store import Store
 
 
 def test_two_ranks_share_a_list_and_one_store(server, tmp_path):
-    ranks = [server.Process(target=enter_rank, args=(rank, 2, tmp_path)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    processes = [server.Process(target=enter_rank, args=(rank, 2, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
     told = [(tmp_path / f"told-{rank}").read_text() for rank in range(2)]
-    assert [rank.exitcode for rank in ranks] == [0, 0], told
+    assert [process.exitcode for process in processes] == [0, 0], told
     store = Store(H200, tmp_path)
     checked = {trial.problem for _, trial in store.everything() if trial.error is not None}
     assert checked == set(PROBLEMS)
@@ -31,17 +31,17 @@ def environment(monkeypatch, **values):
         monkeypatch.setenv(name, value)
 
 
-def test_one_process_is_no_rank(monkeypatch):
-    environment(monkeypatch)
-    assert _Ranks.from_environment() == _Ranks(0, 1, 0, 1)
-    environment(monkeypatch, WORLD_SIZE="1", RANK="0")
-    assert str(_Ranks.from_environment()) == ""
-
-
-def test_a_rank_is_as_torchrun_says(monkeypatch):
-    environment(monkeypatch, WORLD_SIZE="16", RANK="9", LOCAL_RANK="1", LOCAL_WORLD_SIZE="8")
-    assert _Ranks.from_environment() == _Ranks(9, 16, 1, 8)
-    assert str(_Ranks.from_environment()) == "rank 9: "
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, (0, 1, 0, 1)),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, (0, 1, 0, 1)),
+        ({"WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}, (9, 16, 1, 8)),
+    ],
+)
+def test_a_rank_is_as_torchrun_says(monkeypatch, given, found):
+    environment(monkeypatch, **given)
+    assert ranks() == found
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_what_torchrun_never_says_is_refused(monkeypatch, wrong):
     given = {"WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
     environment(monkeypatch, **given | wrong)
     with pytest.raises(InvalidValueError, match="variables that torchrun sets"):
-        _Ranks.from_environment()
+        ranks()

@@ -1,4 +1,4 @@
-"""Run the command line: a module for each command, or for few that belong together.
+"""The command line: a module for each command, or for few that belong together.
 
 A command's module is imported when the command is used: help for all of them takes neither torch nor Triton.
 """
@@ -42,14 +42,10 @@ class Commands(TyperGroup):
     """List all commands, and import the module of one when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, None for an unknown name; for help one that has no more than a summary.
-
-        Raises InvalidValueError for a name that is nearly a command's.
-        """
+        """Return a command, None for an unknown name; for help one that has no more than a summary."""
         if cmd_name not in COMMANDS:
             near = get_close_matches(cmd_name, COMMANDS)
             if near and not ctx.resilient_parsing:  # as a shell completes
@@ -61,20 +57,15 @@ class Commands(TyperGroup):
         return typer.main.get_group(module.app).commands[cmd_name]  # of those imported so far
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of all commands."""
         ctx.meta[_LISTING] = True
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Return the commands, or options of this group, that begin so; import none of them."""
         ctx.meta[_LISTING] = True
         return super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Print an error of ours, or of a file, as one line on standard error.
-
-        The status is then 2 for wrong usage, and 1 for what failed.
-        """
+        """Run a command; an error of ours, or of a file, is one line and status 2 (wrong usage) or 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -94,8 +85,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(shown: bool) -> None:
+    if shown:
         print(f"tritile {__version__}")
         raise typer.Exit
 
@@ -109,7 +100,7 @@ def _options(
     pass
 
 
-def _tell_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+def _print_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
     print(f"tritile: {category.__name__}: {' '.join(str(message).split())}", file=sys.stderr)
 
 
@@ -120,7 +111,7 @@ def main() -> None:
     """
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _tell_warning  # type: ignore[assignment]
+            warnings.showwarning = _print_warning  # type: ignore[assignment]
             try:
                 app()
             finally:

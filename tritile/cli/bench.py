@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from tritile.cli import shared
-from tritile.cli.shared import app, console, number, progress, say, table
+from tritile.cli.shared import app, console, number, print_table, progress, say
 from tritile.core import device as devices
 from tritile.lab import bench as benchmark
 from tritile.lab import drawn
@@ -24,18 +25,17 @@ from tritile.lab.results import (
 )
 
 
-def _ratio(value: float | None) -> Any:
-    """Return a ratio as a cell, red below 1, where tritile is behind."""
+def _ratio(value: float | None) -> Text:
+    """A ratio, red below 1, where tritile is behind."""
     return number(value, ".3f", bad=value is not None and value < 1)
 
 
 def print_results(results: Iterable[Result], to: Console = console) -> None:
-    """Print the last result of each case, one a row; on standard output by default."""
+    """Print the last result of each case, one a row."""
     lines = of_cases(results)
     if not lines:
-        to.print("no results")
-        return
-    rows = [
+        return to.print("no results")
+    rows: list[dict[str, str | Text]] = [
         {
             "problem": sizes_label(line),
             **{name: str(line[name] or "") for name in ("suite", "layout")},
@@ -47,15 +47,17 @@ def print_results(results: Iterable[Result], to: Console = console) -> None:
         }
         for line in lines
     ]
-    to.print(table(rows, shared.measured_on(lines), ("suite", "dtype", "layout")))
+    print_table(rows, shared.measured_on(lines), ("suite", "dtype", "layout"), to=to)
 
 
 def print_summary(results: Iterable[Result], to: Console = console, baseline: str = "torch") -> None:
     """Print counts, geometric means and worst ratios against a baseline."""
     lines = list(results)
-    rows = [
+    rows: list[dict[str, str | Text]] = [
         {
-            **{name: getattr(row, name) for name in ("suite", "dtype", "layout")},
+            "suite": row.suite,
+            "dtype": row.dtype,
+            "layout": row.layout,
             "cases": number(row.count),
             "mean": _ratio(row.geomean),
             "under 1": number(row.behind),
@@ -65,24 +67,9 @@ def print_summary(results: Iterable[Result], to: Console = console, baseline: st
         for row in summary(lines, baseline)
     ]
     if not rows:
-        to.print("no results")
-        return
+        return to.print("no results")
     title = f"{shared.measured_on(of_cases(lines))}, against {baseline}"
-    to.print(table(rows, title, ("suite", "dtype", "layout")))
-
-
-def print_host(lines: Iterable[Result]) -> None:
-    """Print what calls cost the host, one a row."""
-    rows = [
-        {
-            "host cost of": line["call"],
-            "tritile us": number(line["tritile_us"], ".1f"),
-            "torch us": number(line["torch_us"], ".1f"),
-        }
-        for line in lines
-    ]
-    if rows:
-        console.print(table(rows))
+    print_table(rows, title, ("suite", "dtype", "layout"), to=to)
 
 
 @app.command()
@@ -140,6 +127,12 @@ def bench(
         print_results(run.lines)
         for baseline in ("torch", *baselines_of(run.lines)):
             print_summary(run.lines, baseline=baseline)
-        print_host(host)
+        costs = [
+            {"host cost of": line["call"]}
+            | {f"{side} us": number(line[f"{side}_us"], ".1f") for side in ("tritile", "torch")}
+            for line in host
+        ]
+        if costs:
+            print_table(costs)
     if run.failed:
         raise typer.Exit(1)

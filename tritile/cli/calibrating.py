@@ -1,4 +1,4 @@
-"""Measure portfolios of classes: `tritile tune --calibrate`."""
+"""tritile tune --calibrate: measure portfolios of classes."""
 
 import json
 import time
@@ -53,68 +53,44 @@ def calibrate(
     if old.device["name"] != device.name:
         raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    known, atens = old.current_portfolios(), list(old.aten)
-    wanted = [name for name in names if _runs(name, device)]
-    if not wanted:
+    portfolios, atens, classes = old.current_portfolios(), list(old.aten), []
+    for name in names:
+        try:
+            legal_configs(drawn(name, 1, "candidates")[0], device)
+            classes.append(name)
+        except UnsupportedError as error:
+            say(f"{name} is left out: {error}")
+    if not classes:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
     with interruptible() as keep_on, ThreadPoolExecutor(1) as ahead:
 
         def prepare(place: int) -> Future[_Rows]:
-            return ahead.submit(_prepared, wanted[place], device, sizes, count)
+            return ahead.submit(_prepared, classes[place], device, sizes, count)
 
         coming = prepare(0)
-        for place, name in enumerate(wanted):
+        for place, name in enumerate(classes):
             timing = coming.result()
-            if place + 1 < len(wanted):  # the next class is compiled while this one is timed
+            if place + 1 < len(classes):  # the next class is compiled while this one is timed
                 coming = prepare(place + 1)
             begun = time.monotonic()
             rows = _timed(name, timing(), sizes, seconds, keep_on, sweeps, device)
-            before = known.get(name)
+            before = portfolios.get(name)
             if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
                 say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                found, aten = _fitted(name, rows, device)
-                if found is not None:
-                    known[name] = found
+                portfolio, aten = _fitted(name, rows, device)
+                if portfolio is not None:
+                    portfolios[name] = portfolio
                 if aten is not None:  # the first that knows a class serves it
                     atens = [aten, *(each for each in atens if each.classes != (name,))]
-                made = replace(old, kernels=digests(), portfolios=known, aten=tuple(atens))
+                made = replace(old, kernels=digests(), portfolios=portfolios, aten=tuple(atens))
                 table.write(made, path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")
             if not keep_on():
                 ahead.shutdown(cancel_futures=True)
                 break
     plans.forget()
-    console.print(f"portfolios are in {path}", soft_wrap=True)
-
-
-def _runs(name: str, device: Device) -> bool:
-    try:
-        legal_configs(drawn(name, 1, "candidates")[0], device)
-    except UnsupportedError as error:
-        say(f"{name} is left out: {error}")
-        return False
-    return True
-
-
-def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, AtenTimes | None]:
-    """Return portfolio and torch's times of what was measured, None of few sizes; say how they err."""
-    try:
-        measured = run.Measured(name, rows, device)
-    except TuningError as error:
-        say(str(error))
-        return None, None
-    left_out = measured.left_out()
-    found, aten = measured.portfolio(left_out), measured.aten(left_out)
-    loss = found.loss
-    console.print(
-        f"{name}: {len(found.configs)} configs; at {loss.sizes} sizes left out picks lost {loss.median:.2%} "
-        f"(median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)",
-        soft_wrap=True,
-    )
-    if aten is not None:
-        console.print(f"{name}: torch's times are predicted within {aten.error:.1%}", soft_wrap=True)
-    return found, aten
+    console.print(f"portfolios are in {path}")
 
 
 def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:
@@ -124,7 +100,7 @@ def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:
     """
     likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
     configs = run.candidates(name, likely, device, gpu_tables.shipped(device), count)
-    console.print(f"{name}: {len(configs)} configs at {sizes} sizes", soft_wrap=True)
+    console.print(f"{name}: {len(configs)} configs at {sizes} sizes")
     chooser = ready(problems, configs, device, say)
     return lambda: sweep(problems, chooser, device, say)
 
@@ -138,7 +114,10 @@ def _timed(
     sweeps: Path | None,
     device: Device,
 ) -> list[Row]:
-    """Return the rows timed within so many seconds; write them to the folder `sweeps` even at an error."""
+    """Return the rows timed within so many seconds; write them to the folder `sweeps` even at an error.
+
+    A sweep has a line of the GPU and the configs, then a line a size with the place of each config.
+    """
     done, begun = list[Row](), time.monotonic()
     try:
         with progress() as bar:
@@ -148,20 +127,32 @@ def _timed(
                     break
     finally:
         if sweeps is not None and done:
-            keep(sweeps / f"{name}.jsonl", device, done)
+            places = {c: i for i, c in enumerate(dict.fromkeys(c for row in done for c in row.times))}
+            lines: list[dict[str, object]] = [
+                {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
+            ]
+            for row in done:
+                us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
+                lines.append({"problem": problem_to_dict(row.problem), "us": us, "torch_us": row.torch_us})
+            sweeps.mkdir(parents=True, exist_ok=True)
+            (sweeps / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return done
 
 
-def keep(path: Path, device: Device, rows: Sequence[Row]) -> None:
-    """Write what was measured: the GPU and the configs, then a line a size with the place of each config."""
-    places = {
-        config: place for place, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))
-    }
-    lines: list[dict[str, object]] = [
-        {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
-    ]
-    for row in rows:
-        us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
-        lines.append({"problem": problem_to_dict(row.problem), "us": us, "torch_us": row.torch_us})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, AtenTimes | None]:
+    """Return portfolio and torch's times of what was measured, None of few sizes; say how they err."""
+    try:
+        measured = run.Measured(name, rows, device)
+    except TuningError as error:
+        say(str(error))
+        return None, None
+    left_out = measured.left_out()
+    portfolio, aten = measured.portfolio(left_out), measured.aten(left_out)
+    loss = portfolio.loss
+    console.print(
+        f"{name}: {len(portfolio.configs)} configs; at {loss.sizes} sizes left out picks lost "
+        f"{loss.median:.2%} (median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)"
+    )
+    if aten is not None:
+        console.print(f"{name}: torch's times are predicted within {aten.error:.1%}")
+    return portfolio, aten

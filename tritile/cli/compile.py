@@ -58,8 +58,9 @@ def compile_(
         problems = shared.problems_of(cases, device)
     else:
         table = gpu_tables.pinned(device)
-        entries = table.entries if table is not None else ()
-        problems = [entry.problem for entry in entries if isinstance(entry.problem, Tiled)]
+        problems = (
+            [each.problem for each in table.entries if isinstance(each.problem, Tiled)] if table else []
+        )
         if not problems:
             raise InvalidValueError(
                 f"nothing to compile: name shapes, a --suite, or in TRITILE_TABLE a table of {device.name}"
@@ -75,10 +76,7 @@ def compile_(
             calls, device, jobs or None, lambda label: bar.update(task, advance=1, description=label)
         )
     for reason in reasons:
-        console.print(reason, style="red", soft_wrap=True)
-    console.print(
-        f"{knobs.cache.dir}: {len(kernels)} kernels of {len(problems)} problems on {device.name}",
-        soft_wrap=True,
-    )
+        console.print(reason, style="red")
+    console.print(f"{knobs.cache.dir}: {len(kernels)} kernels of {len(problems)} problems on {device.name}")
     if reasons:
         raise typer.Exit(1)

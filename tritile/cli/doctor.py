@@ -1,4 +1,4 @@
-"""Show what tritile needs, what was found, and what to do about what is missing: `tritile doctor`."""
+"""tritile doctor: what tritile needs, what was found, and what to do about what is missing."""
 
 import importlib.util
 import os
@@ -7,8 +7,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -30,9 +29,8 @@ from tritile.planning.classes import MEASURED
 from tritile.planning.store import store_of
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Hold what was found of one thing; `advice` is "" if there is nothing to do."""
+class Finding(NamedTuple):
+    """What was found of one thing; `advice` is "" if there is nothing to do."""
 
     name: str
     found: str
@@ -49,13 +47,11 @@ def _versions() -> list[Finding]:
         Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding("triton", triton.__version__, not old, advice),
     ]
-    return found + [_extra(*each) for each in EXTRAS.items()]
-
-
-def _extra(name: str, modules: Sequence[str]) -> Finding:
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    found = f"missing {', '.join(missing)}" if missing else "there"
-    return Finding(f"extra {name}", found, True, extra_advice(missing[0]) if missing else "")
+    for name, modules in EXTRAS.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        text = f"missing {', '.join(missing)}" if missing else "there"
+        found.append(Finding(f"extra {name}", text, True, extra_advice(missing[0]) if missing else ""))
+    return found
 
 
 def _settings() -> list[Finding]:
@@ -101,7 +97,7 @@ def _table(gpu: devices.Device) -> Finding:
 
 
 def _portfolios(gpu: devices.Device | None) -> list[Finding]:
-    """List the classes of problems that have a portfolio, by its source."""
+    """The classes of problems that have a portfolio, by its source."""
     if gpu is None:
         return []
     names: dict[str, list[str]] = {}
@@ -135,20 +131,16 @@ def _kernel() -> Finding:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             error = float((matmul_op.matmul(a, a.mT, precision="ieee") - a @ a.mT).abs().max())
+    except TritileError as failure:  # its message says what to do
+        return Finding("a kernel", brief(failure), False)
     except Exception as failure:  # whatever stops a kernel is the finding
-        return Finding("a kernel", brief(failure), False, _advice(failure))
+        compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        advice = "see the message; the GPU's driver, Triton and torch have to fit each other"
+        if compiler is None or shutil.which(compiler) is None:
+            advice = "install a C compiler, or name one in CC: Triton builds its launcher with it"
+        return Finding("a kernel", brief(failure), False, advice)
     what = "runs on cuda" if place == "cuda" else "interpreted" if INTERPRETING else "none: torch on the CPU"
     return Finding("a kernel", f"{what}, off torch by {error:.1e}", error < 1e-3, "")
-
-
-def _advice(failure: Exception) -> str:
-    """Return what to do about a kernel that does not run, "" where its message says all."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if isinstance(failure, TritileError):
-        return ""
-    if compiler is None or shutil.which(compiler) is None:
-        return "install a C compiler, or name one in CC: Triton builds its launcher with it"
-    return "see the message; the GPU's driver, Triton and torch have to fit each other"
 
 
 @app.command()
@@ -159,12 +151,12 @@ def doctor(as_json: Json = False) -> None:
         findings = [*_versions(), *_gpu(), *([] if wrong else _portfolios(devices.current_gpu())), _cache()]
         findings += wrong or [_kernel()]  # it would say the same once more
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([finding._asdict() for finding in findings])
     else:
         lines = Table.grid(Column(width=20), Column(overflow="fold"), padding=(0, 1))
         for finding in findings:
             advice = f"\n-> {finding.advice}" if finding.advice else ""
             lines.add_row(finding.name, Text(finding.found + advice), style="" if finding.good else "red")
-        console.print(lines)
+        console.print(lines, soft_wrap=False)
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ def explain(
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
-    config: shared.Wanted = "",
+    config: shared.ConfigText = "",
     target: shared.Target = None,
     as_json: shared.Json = False,
 ) -> None:
@@ -29,4 +29,4 @@ def explain(
     if as_json:
         shared.print_json(found.to_dict())
     else:
-        console.print(str(found), soft_wrap=True)
+        console.print(str(found))

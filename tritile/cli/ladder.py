@@ -7,9 +7,8 @@ import typer
 from rich.text import Text
 
 from tritile.cli import shared
-from tritile.cli.shared import app, console, number, progress
+from tritile.cli.shared import app, console, number, print_table, progress
 from tritile.core import device as devices
-from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environment
 from tritile.lab.ladder import results
@@ -18,40 +17,22 @@ from tritile.lab.ladder.rungs import ITEMSIZE, LADDERS
 from tritile.lab.traffic import bytes_text
 
 
-def _readings(n: int, ops: list[str], here: Device | None, device: Device) -> list[Reading]:
-    """Time rungs on the GPU that is here; without one, or for a target, compile them."""
-    rungs = [rung for op in ops for rung in LADDERS[op]]
-    with progress() as bar:
-        task = bar.add_task("ladder", total=len(rungs))
-        if here:
-            return results.timed(rungs, n, here, lambda name: bar.update(task, advance=1, description=name))
-        found = []
-        for reading in results.compiled(rungs, n, device):
-            found.append(reading)
-            bar.update(task, advance=1, description=reading.name)
-        return found
-
-
 def _row(reading: Reading, times: list[float], n: int, timed: bool) -> dict[str, str | Text]:
-    """Return the row of a rung; `times` has those of its ladder, from the first rung up."""
+    """The row of a rung; `times` has those of its ladder, from the first rung up."""
     product = reading.op == "matmul"
-    cells: dict[str, str] = {}
+    cells: dict[str, str | None] = {}
     if timed:
-        cells = dict.fromkeys(("ms", "TFLOP/s" if product else "GB/s", "x first", "of best"), "-")
-        if reading.us:
+        cells = dict.fromkeys(("ms", "TFLOP/s" if product else "GB/s", "x first", "of best"))
+        if us := reading.us:
             work = 2 * n**3 / 1e6 if product else 2 * n**2 * ITEMSIZE[reading.dtype] / 1e3
-            texts = (
-                f"{reading.us / 1e3:,.4g}", f"{work / reading.us:,.4g}", f"{times[0] / reading.us:,.3g}",
-                f"{min(times) / reading.us:.1%}",
-            )  # fmt: skip
+            texts = f"{us / 1e3:,.4g}", f"{work / us:,.4g}", f"{times[0] / us:,.3g}", f"{min(times) / us:.1%}"
             cells = dict(zip(cells, texts, strict=True))
-    cells["requested"] = bytes_text(reading.requested) if reading.requested else "-"
+    cells["requested"] = bytes_text(reading.requested) if reading.requested else None
     if not timed:  # with times there is no room for them in a narrow terminal: see --json
-        for name in ("registers", "spills", "shared"):
-            value = getattr(reading, name)
-            cells[name] = "-" if value is None else str(value)
+        cells |= {name: getattr(reading, name) for name in ("registers", "spills", "shared")}
     idea = reading.idea + (f" ({reading.note})" if reading.note else "")
-    return {"rung": reading.name, "what is new": idea, **{k: number(v) for k, v in cells.items()}}
+    numbers = {name: number("-" if cell is None else cell) for name, cell in cells.items()}
+    return {"rung": reading.name, "what is new": idea, **numbers}
 
 
 @app.command()
@@ -72,7 +53,11 @@ def ladder(
     ops = [op] if op else list(LADDERS)
     here = None if target else devices.current_gpu()
     device = here or devices.target_device(target or "h200")
-    found = _readings(n, ops, here, device)
+    rungs = [rung for each in ops for rung in LADDERS[each]]
+    with progress() as bar:
+        task = bar.add_task("ladder", total=len(rungs))
+        read = results.timed if here else results.compiled
+        found = read(rungs, n, device, lambda name: bar.update(task, advance=1, description=name))
     if as_json:
         facts = {"n": n, "device": device.name, "timed": here is not None, "env": environment(here)}
         shared.print_json(facts | {"readings": [dataclasses.asdict(each) for each in found]})
@@ -83,7 +68,7 @@ def ladder(
             rows = [_row(reading, times, n, here is not None) for reading in readings]
             styles = ["red" if each.failed else "dim" if each.baseline else "" for each in readings]
             title = f"{name}, {n} x {n}, {'on' if here else 'compiled for'} {device.name}"
-            console.print(shared.table(rows, title, styles=styles))
+            print_table(rows, title, styles=styles)
             console.print()
         console.print("requested: bytes of global memory; of a transpose, of whole 32-byte sectors")
     if any(reading.failed for reading in found):

@@ -7,8 +7,7 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console
-from tritile.core.config import Config
-from tritile.core.device import Device, target_device
+from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.explain import config_like
@@ -18,23 +17,13 @@ from tritile.planning import model, plans
 from tritile.tune import suites
 
 
-def _config(text: str, problem: MatmulProblem | PermuteProblem, device: Device) -> Config:
-    """Return the config that is named, else a call's; where that has no tiles to draw, the next one."""
-    if text:
-        return config_like(text, problem, device)
-    plan = plans.plan_for(problem, device, "cached")
-    assert plan is not None
-    own = plan.config
-    return own if own.family in DRAWN else next(c for c in model.ranked(problem, device) if c.family in DRAWN)
-
-
 @app.command()
 def picture(
     sizes: shared.Shape,
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
-    config: shared.Wanted = "",
+    config: shared.ConfigText = "",
     target: shared.Target = None,
     output: Annotated[Path, typer.Option(help="What to write (.svg).")] = Path("tiling.svg"),
     tile: Annotated[
@@ -53,6 +42,12 @@ def picture(
     problem = suites.parse_shape(shared.joined(sizes), op, dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     with shared.working("drawing"):
-        chosen = _config(config, problem, device)
+        if config:
+            chosen = config_like(config, problem, device)
+        else:  # a call's; where that has no tiles to draw, the next one
+            plan = plans.plan_for(problem, device, "cached")
+            assert plan is not None
+            ranked = (plan.config, *model.ranked(problem, device))
+            chosen = next(each for each in ranked if each.family in DRAWN)
         shared.write(output, draw(problem, chosen, device, tile, step))
-    console.print(f"{output}: {problem.label} on {device.name} by {chosen}", soft_wrap=True)
+    console.print(f"{output}: {problem.label} on {device.name} by {chosen}")

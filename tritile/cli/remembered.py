@@ -1,4 +1,4 @@
-"""Show, export and merge what is remembered: `tritile show`, `export` and `merge`."""
+"""tritile show, export and merge: what is remembered."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tritile.cli import shared
-from tritile.cli.shared import app, console, device_of, number, print_json
+from tritile.cli.shared import app, console, device_of, number, print_json, print_table
 from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
@@ -37,13 +37,26 @@ def show(
     if not trials:
         remembered = _bests(remembered)
     if as_json:
-        told = {"gpu": device.name, "store": store.path, "remembered": list(map(_fields, remembered))}
-        print_json(told | {"tables": [_numbers(made, where) for made, where in tables]})
-        return
+        listed = [
+            {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict()}
+            | {name: getattr(trial, name) for name in _FACTS}
+            for trial in remembered
+        ]
+        served = [
+            {
+                "from": where,
+                "gpu": made.device["name"],
+                "triton": made.triton,
+                "entries": len(made.entries),
+                "portfolios": shared.portfolios(made),
+            }
+            for made, where in tables
+        ]
+        return print_json({"gpu": device.name, "store": store.path, "remembered": listed, "tables": served})
     rows: dict[str, dict[str, Any]] = {}  # of each class, from the first table that has its portfolio
     for made, where in tables:
         by = f", by triton {made.triton}" if made.triton else ""
-        console.print(f"table {where}{by}: {len(made.entries)} entries", soft_wrap=True)
+        console.print(f"table {where}{by}: {len(made.entries)} entries")
         for name, own in made.portfolios.items():
             row = {
                 "class": name,
@@ -55,37 +68,22 @@ def show(
             }
             rows.setdefault(name, row)
     if rows:
-        console.print(shared.table(list(rows.values()), "portfolios", ("from",)))
+        print_table(list(rows.values()), "portfolios", ("from",))
         console.print("loss: how much slower than the fastest config picks are, median and 95%")
     if not tables:
         console.print(f"no table serves {device.name}")
-    if remembered:
-        lines = [
-            {
-                "problem": trial.problem.label,
-                "us": number(trial.us, ".1f") if trial.us else trial.failure or "",
-                "config": str(trial.config),
-                "measured": trial.measured_utc[:10],
-            }
-            for trial in remembered
-        ]
-        console.print(shared.table(lines, "remembered"))
-    console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}", soft_wrap=True)
-
-
-def _fields(trial: Trial) -> dict[str, Any]:
-    named = {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict()}
-    return named | {name: getattr(trial, name) for name in _FACTS}
-
-
-def _numbers(made: table.Table, where: str) -> dict[str, Any]:
-    return {
-        "from": where,
-        "gpu": made.device["name"],
-        "triton": made.triton,
-        "entries": len(made.entries),
-        "portfolios": shared.portfolios(made),
-    }
+    lines = [
+        {
+            "problem": trial.problem.label,
+            "us": number(trial.us, ".1f") if trial.us else trial.failure or "",
+            "config": str(trial.config),
+            "measured": trial.measured_utc[:10],
+        }
+        for trial in remembered
+    ]
+    if lines:
+        print_table(lines, "remembered")
+    console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}")
 
 
 def _current(device: Device) -> list[tuple[str, Trial]]:
@@ -103,7 +101,7 @@ def _current(device: Device) -> list[tuple[str, Trial]]:
 
 
 def _bests(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the best trial of each problem, by its text: to Python those of 1 and 1.0 are equal."""
+    """The best trial of each problem, by its text: to Python those of 1 and 1.0 are equal."""
     best: dict[str, Trial] = {}
     for trial in sorted(trials, key=rank):
         best.setdefault(problem_key(trial.problem), trial)
@@ -111,7 +109,7 @@ def _bests(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def _winners(device: Device) -> dict[str, dict[str, list[Trial]]]:
-    """Return the trials of decorated kernels that work, by name and digest, the newest digest last."""
+    """The trials of decorated kernels that work, by name and digest, the newest digest last."""
     found: dict[str, dict[str, list[Trial]]] = {}
     for digest, trial in sorted(_current(device), key=lambda pair: moment(pair[1].measured_utc)):
         if isinstance(trial.problem, KernelProblem) and trial.works:
@@ -150,15 +148,10 @@ def export(
     shared.check_output(output)
     device = device_of(target)
     path = output or Path("kernels.json" if kernel else f"{device.slug}.json")
-    if not kernel:
-        _export_own(device, path, replace)
-    elif replace:
-        raise InvalidValueError("--replace is for tritile's own operations, not for --kernel")
-    else:
-        _export_kernels(kernel, device, path)
-
-
-def _export_own(device: Device, path: Path, replace: bool) -> None:
+    if kernel:
+        if replace:
+            raise InvalidValueError("--replace is for tritile's own operations, not for --kernel")
+        return _export_kernels(kernel, device, path)
     made = from_store(store_of(device), device, families.digests())
     own = gpu_tables.calibrated(device)
     if own is not None:
@@ -177,8 +170,7 @@ def _export_own(device: Device, path: Path, replace: bool) -> None:
         raise InvalidValueError(f"nothing is remembered of {device.name}{advice or ': tune it first'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
-    written = f"{len(made.entries)} entries and {len(made.portfolios)} portfolios"
-    console.print(f"{written} written to {path}", soft_wrap=True)
+    console.print(f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}")
 
 
 def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
@@ -186,8 +178,8 @@ def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
     winners = _winners(device)
     missing = [name for name in names if name not in winners]
     if missing:
-        known = f"there is {', '.join(sorted(winners))}" if winners else 'call it once in mode "tune"'
-        raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {known}")
+        there = f"there is {', '.join(sorted(winners))}" if winners else 'call it once in mode "tune"'
+        raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {there}")
     made = kernel_table.read(path) if path.exists() else kernel_table.KernelTable(path, {})
     lines = []
     for name in dict.fromkeys(names):
@@ -197,8 +189,7 @@ def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
         lines.append(f"{name}: {count} problems of {device.name} written to {path}{left_out}")
     made.write()
     lines.append(f'@tritile.autotune(..., table=Path(__file__).with_name("{path.name}"))')
-    for line in lines:
-        console.print(line, soft_wrap=True)
+    console.print("\n".join(lines))
 
 
 @app.command()
@@ -215,4 +206,4 @@ def merge(
     for path in files:
         with shared.working(str(path)):
             count = store.merge(path)
-        console.print(f"{path}: {count} trials added to {store.path}", soft_wrap=True)
+        console.print(f"{path}: {count} trials added to {store.path}")

@@ -19,7 +19,7 @@ _RESULTS = Path(__file__).parents[2] / "tuning" / "results"  # of a checkout
 
 
 def _gpu_of(target: str | None, results: list[Result]) -> str:
-    """Return the name of the GPU to report: the one named, the current one, or the one of most results."""
+    """The name of the GPU to report: the one named, the current one, or the one of most results."""
     counts = Counter(line["env"]["gpu"] for line in results)
     here = devices.current_gpu()
     if target is not None:
@@ -64,7 +64,7 @@ def report(
         env = shared.measured_on([line for line in lines if line["env"]["gpu"] == gpu])
         drawn = charts.page(rows, gpu, env) if output.suffix == ".html" else charts.picture(rows)
         shared.write(output, drawn)
-    console.print(f"{output}: {len(rows)} comparisons on {gpu}", soft_wrap=True)
+    console.print(f"{output}: {len(rows)} comparisons on {gpu}")
     for other, count in Counter(line["env"]["gpu"] for line in of_cases(lines)).items():
         if other != gpu:
-            console.print(f"{count} results of {other} are left out: --target shows them", soft_wrap=True)
+            console.print(f"{count} results of {other} are left out: --target shows them")

@@ -1,4 +1,4 @@
-"""Hold what the commands share: options, what they print by, progress, stopping, and files they write."""
+"""What the commands share: options, tables, progress, stopping, and checks of what they read and write."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -32,27 +32,28 @@ from tritile.tune import suites
 SUITES = suites.SHIPPED
 
 app = typer.Typer()  # takes the commands of the modules that are imported
-console = Console(markup=False, highlight=False)  # brackets in data are no markup
-notes = Console(markup=False, highlight=False, stderr=True)  # progress, and what went wrong meanwhile
-
-
-def _json(context: typer.Context, wanted: bool) -> bool:
-    """Have the console print to standard error while a command runs whose result is JSON."""
-    if wanted:
-        console.stderr = True
-        context.call_on_close(lambda: setattr(console, "stderr", False))
-    return wanted
-
-
-def _torchs_name(dtype: str) -> str:
-    name = dtype.strip().lower().removeprefix("torch.")
-    return _DTYPES.get(name, name)
-
+console = Console(markup=False, highlight=False, soft_wrap=True)  # brackets in data are no markup
+notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # progress and failures
 
 _DTYPES: Final = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
     "fp64": "float64", "double": "float64", "fp8": "float8_e4m3fn",
 }  # fmt: skip
+
+
+def _dtype_name(dtype: str) -> str:
+    name = dtype.strip().lower().removeprefix("torch.")
+    return _DTYPES.get(name, name)
+
+
+def _json(context: typer.Context, on: bool) -> bool:
+    """With --json, what the command prints besides the JSON goes to standard error."""
+    if on:
+        console.stderr = True
+        context.call_on_close(lambda: setattr(console, "stderr", False))
+    return on
+
+
 Shapes = Annotated[
     list[str] | None,
     typer.Argument(
@@ -73,7 +74,7 @@ Op = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Of explicit shapes: torch's name, or as bf16.", callback=_torchs_name)
+    str, typer.Option(help="Of explicit shapes: torch's name, or as bf16.", callback=_dtype_name)
 ]
 Only = Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')]
 Layout = Annotated[
@@ -83,7 +84,7 @@ Layout = Annotated[
         callback=lambda layout: layout.upper() if layout.isalpha() else layout,
     ),
 ]
-Wanted = Annotated[
+ConfigText = Annotated[
     str,
     typer.Option("--config", help='Some parameters of a config, as "tile BLOCK_M=64". Default: a call\'s.'),
 ]
@@ -103,30 +104,24 @@ Json = Annotated[
 
 def print_json(value: object) -> None:
     """Print a value as JSON on standard output. What is not finite is null."""
-    print(json.dumps(_finite(value), indent=1, allow_nan=False, default=str))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(value, default=str), parse_constant=lambda name: None)
+    print(json.dumps(finite, indent=1))
 
 
 def number(value: object, form: str = "", bad: bool = False) -> Text:
-    """Return a cell that stands to the right; empty for None, red where `bad`."""
+    """A cell that stands to the right; empty for None, red where `bad`."""
     text = "" if value is None else format(value, form)
     return Text(text, style="bold red" if bad else "", justify="right")
 
 
-def table(
+def print_table(
     rows: Sequence[Mapping[str, str | Text]],
     title: str = "",
     same: Iterable[str] = (),
     styles: Sequence[str] = (),
-) -> Group:
-    """Return rows, one or more, of cells by column; `styles` has the style of each row.
+    to: Console = console,
+) -> None:
+    """Print rows, one or more, of cells by column; `styles` has the style of each row.
 
     Columns of `same` whose value is the same in all rows move to the title.
     """
@@ -136,26 +131,27 @@ def table(
     for name in names:
         made.add_column(name, justify=getattr(rows[0][name], "justify", "left"), overflow="fold")
     for row, style in zip_longest(rows, styles):
-        cells = (row[name] for name in names)
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells), style=style)
-    heading = Text(", ".join(filter(None, (title, *in_title.values()))), style="bold")
-    return Group(heading, made) if heading else Group(made)
+        made.add_row(*(Text(c) if isinstance(c := row[name], str) else c for name in names), style=style)
+    heading = ", ".join(filter(None, (title, *in_title.values())))
+    if heading:
+        to.print(Text(heading, style="bold"), soft_wrap=False)
+    to.print(made, soft_wrap=False)
 
 
 def portfolios(made: gpu_table.Table) -> dict[str, dict[str, Any]]:
-    """Return how many configs a table's portfolios have and what their picks lose, by class, for JSON."""
+    """How many configs a table's portfolios have and what their picks lose, by class, for JSON."""
     return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
 
 
 def measured_on(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the GPUs and versions of results."""
+    """The GPUs and versions of results."""
     names = ("gpu", "torch", "triton")
     found = [" / ".join(dict.fromkeys(line["env"][name] for line in results)) for name in names]
     return f"{found[0] or 'no GPU'}, torch {found[1]}, triton {found[2]}"
 
 
 def joined(sizes: Sequence[str]) -> str:
-    """Return one shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
+    """One shape of words written apart or together: 64 32 16 and 64 x 32 x 16 are 64x32x16."""
     return re.sub(r" *[xX] *| +", "x", " ".join(sizes).strip())
 
 
@@ -170,13 +166,13 @@ def cases_of(
     texts = shapes or []
     if texts and all(text.isdecimal() or text in "xX" for text in texts):
         texts = [" ".join(texts)]  # one shape, written with spaces
-    given = [suites.parse_shape(joined([text]), op, dtype, layout) for text in texts]
-    wanted = names or ([] if given else ["quick"])
-    if wanted and not folder.is_dir():
+    cases = [suites.parse_shape(joined([text]), op, dtype, layout) for text in texts]
+    names = names or ([] if cases else ["quick"])
+    if names and not folder.is_dir():
         raise InvalidValueError(
             f"there is no folder of suites at {folder}: name one with --suites, or give shapes"
         )
-    cases = [case for case in given + suites.find(wanted, folder) if only in case.problem.label]
+    cases = [case for case in cases + suites.find(names, folder) if only in case.problem.label]
     if only and not cases:
         raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     return cases
@@ -211,7 +207,7 @@ def problems_of(cases: Iterable[suites.Case], device: Device) -> list[Tiled]:
 
 
 def progress(shown: bool = True) -> Progress:
-    """Return a bar on standard error of how many are done, of how many, and how long; only on a terminal."""
+    """A bar on standard error of how many are done, of how many, and how long; only on a terminal."""
     columns = (
         TextColumn("{task.description}", justify="left", markup=False),
         BarColumn(20),
@@ -231,7 +227,7 @@ def working(on: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print on standard error what went wrong without ending a command, above a bar that is shown."""
-    notes.print(text, style="red", soft_wrap=True)
+    notes.print(text, style="red")
 
 
 @contextmanager
@@ -242,14 +238,14 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
     """
     stopping, end = False, math.inf if budget_s is None else time.monotonic() + budget_s
 
-    def ask(number: int, frame: object) -> None:
+    def stop(number: int, frame: object) -> None:
         nonlocal stopping
         if stopping:
             raise KeyboardInterrupt
         stopping = True
         say("stopping after this problem; Ctrl-C again to stop now")
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield lambda: not stopping and time.monotonic() < end
     finally:
@@ -283,19 +279,19 @@ def check_output(path: Path | None, *suffixes: str) -> None:
     check_folder(path.parent, path)
 
 
-def check_folder(folder: Path | None, wanted: Path | None = None) -> None:
-    """Raise InvalidValueError before any work where `wanted`, by default the folder, cannot be made there."""
+def check_folder(folder: Path | None, path: Path | None = None) -> None:
+    """Raise InvalidValueError before any work where `path`, by default the folder, cannot be made there."""
     if folder is None:
         return
     folder = folder.absolute()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise InvalidValueError(
-            f"{wanted or folder} cannot be written: {there} is not a folder that can be written to"
+            f"{path or folder} cannot be written: {there} is not a folder that can be written to"
         )
 
 
-def write(path: Path, data: bytes | str) -> None:
+def write(path: Path, data: str) -> None:
     """Write a file whole, with the folders that it lies in. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data)

@@ -1,4 +1,4 @@
-"""Measure configs and remember the best: `tritile tune`. `calibrating` has what --calibrate asks for."""
+"""tritile tune: measure configs and remember the best. `calibrating` measures the classes of --calibrate."""
 
 import math
 import os
@@ -8,7 +8,6 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -31,40 +30,24 @@ from tritile.tune.measure.workshop import Workshop
 from tritile.tune.subject import is_tuned
 
 
-@dataclass(frozen=True)
-class _Ranks:
-    """Hold the place of this process among those that torchrun started: by itself 0 of 1.
+def ranks() -> tuple[int, int, int, int]:
+    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE of torchrun, or 0, 1, 0, 1 without it.
 
-    Rank i takes every n-th problem of the list. Ranks need not know of each other: those of one host write to
-    its one store.
+    Raises InvalidValueError where they make no sense.
     """
-
-    rank: int = 0
-    size: int = 1
-    on_host: int = 0
-    of_host: int = 1
-
-    @classmethod
-    def from_environment(cls) -> "_Ranks":
-        """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises InvalidValueError for nonsense."""
-        if os.environ.get("WORLD_SIZE", "1") == "1":
-            return cls()
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        given = {name: os.environ.get(name, "") for name in names}
-        numbers = [int(text) if text.isdecimal() else -1 for text in given.values()]
-        rank, size, on_host, of_host = numbers
-        if not (0 <= rank < size and 0 <= on_host < of_host):
-            raise InvalidValueError(
-                f"{given}: wanted the variables that torchrun sets, or no WORLD_SIZE for one process"
-            )
-        return cls(rank, size, on_host, of_host)
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}: " if self.size > 1 else ""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return 0, 1, 0, 1
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    texts = {name: os.environ.get(name, "") for name in names}
+    rank, size, on_host, of_host = (int(each) if each.isdecimal() else -1 for each in texts.values())
+    if not (0 <= rank < size and 0 <= on_host < of_host):
+        raise InvalidValueError(
+            f"{texts}: wanted the variables that torchrun sets, or no WORLD_SIZE for one process"
+        )
+    return rank, size, on_host, of_host
 
 
 def _remembered(store: Store) -> str:
-    """Say where trials are, or how many could not be written."""
     lost = f"{store.lost} trials are lost: {store.path} cannot be written"
     return lost if store.lost else f"remembered in {store.path}"
 
@@ -74,20 +57,8 @@ def _torch_us(problem: Problem, device: Device) -> float | None:
     return None if found is None else found.us
 
 
-def _print_tuned(found: Tuned, device: Device, ranks: _Ranks) -> None:
-    if found.best is None:
-        return shared.say(f"{ranks}{found.problem.label}: {found.failure}")
-    torch_us = _torch_us(found.problem, device)
-    torchs = f", torch {torch_us:.1f} us" if torch_us else ""
-    console.print(
-        f"{ranks}{found.problem.label}: {found.best.time:.1f} us{torchs}, {found.best.config} "
-        f"({found.trials} configs, {found.seconds:.1f} s)",
-        soft_wrap=True,
-    )
-
-
 def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
-    """Return one line on what was tuned, and how it compares with torch."""
+    """One line on what was tuned, and how it compares with torch."""
     best = {found.problem: found.best.time for found in done if found.best is not None}
     text = f"{len(best)} problem{'s' * (len(best) != 1)} in {seconds:.0f} s"
     ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
@@ -100,14 +71,13 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
 
 
 def _tune_here(
-    problems: list[Tiled], device: Device, ranks: _Ranks, rules: Rules, budget: float | None, force: bool,
+    problems: list[Tiled], device: Device, rank: str, rules: Rules, budget: float | None, force: bool,
     jobs: int, as_json: bool,
 ) -> int:  # fmt: skip
-    """Tune on the current GPU; return how many problems are left."""
+    """Tune on the current GPU; return how many problems are left. `rank` precedes what a rank prints."""
     todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     console.print(
-        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered",
-        soft_wrap=True,
+        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered"
     )
     index, store, begun = devices.current_index(), store_of(device), time.monotonic()
     remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
@@ -118,13 +88,19 @@ def _tune_here(
             reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
             failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
 
-    with interruptible(budget) as keep_on, shared.progress(ranks.size == 1) as bar:
+    with interruptible(budget) as keep_on, shared.progress(not rank) as bar:
         task = bar.add_task("tuning", total=len(todo))
-        with Workshop(index, jobs or processes_for(ranks.of_host)) as shop:
+        with Workshop(index, jobs) as shop:
             for found in now.tune(todo, device, shop, keep, rules, force, keep_on):
                 done.append(found)
-                _print_tuned(found, device, ranks)
-                bar.update(task, advance=1, description=found.problem.label)
+                label, best, torch_us = found.problem.label, found.best, _torch_us(found.problem, device)
+                if best is None:
+                    shared.say(f"{rank}{label}: {found.failure}")
+                else:
+                    torchs = f", torch {torch_us:.1f} us" if torch_us else ""
+                    tried = f"({found.trials} configs, {found.seconds:.1f} s)"
+                    console.print(f"{rank}{label}: {best.time:.1f} us{torchs}, {best.config} {tried}")
+                bar.update(task, advance=1, description=label)
         bar.update(task, description="timing torch")
         for problem in (found.problem for found in done if found.best is not None):
             if isinstance(problem, Tiled) and _torch_us(problem, device) is None and keep_on():
@@ -132,8 +108,8 @@ def _tune_here(
     left = sum(not is_tuned(problem, device) for problem in todo)
     stopped = left - sum(found.best is None for found in done)
     if stopped > 0:
-        console.print(f"{ranks}{stopped} problems are left: the same command goes on with them")
-    where, seconds = _remembered(store), time.monotonic() - begun
+        console.print(f"{rank}{stopped} problems are left: the same command goes on with them")
+    seconds = time.monotonic() - begun
     if as_json:
         listed = [
             {
@@ -146,13 +122,13 @@ def _tune_here(
             }
             for found in done
         ]
-        told = {"gpu": device.name, "seconds": seconds, "left": left, "store": store.path}
-        shared.print_json(told | {"problems": listed})
+        facts = {"gpu": device.name, "seconds": seconds, "left": left, "store": store.path}
+        shared.print_json(facts | {"problems": listed})
         return left
     if failures:
         reasons = ", ".join(f"{count} {reason}" for reason, count in failures.most_common(4))
-        console.print(f"configs that failed: {reasons}", soft_wrap=True)
-    console.print(f"{ranks}{_summary(done, device, seconds)}; {where}", soft_wrap=True)
+        console.print(f"configs that failed: {reasons}")
+    console.print(f"{rank}{_summary(done, device, seconds)}; {_remembered(store)}")
     return left
 
 
@@ -202,8 +178,8 @@ def tune(
     The exit status is 1 where problems are left untuned: out of time, stopped, or no config works. That of a
     rank is 0 then, as torchrun would stop the other ranks.
     """
-    ranks = _Ranks.from_environment()
-    if ranks.size > 1 and (model or calibrate or as_json):
+    rank, size, on_host, of_host = ranks()
+    if size > 1 and (model or calibrate or as_json):
         raise InvalidValueError(
             "--model, --calibrate and --json are for one process, not for ranks of torchrun"
         )
@@ -224,11 +200,11 @@ def tune(
         raise InvalidValueError("--output is for --calibrate; what is measured is remembered")
     rules = whole(Rules(problem_s=math.inf)) if exhaustive else Rules()
     cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
-    if ranks.size > 1:
-        devices.use(ranks.on_host)
+    if size > 1:
+        devices.use(on_host)
     device = shared.gpu_here()
-    problems = shared.problems_of(cases, device)
-    problems = problems[ranks.rank :: ranks.size]
-    left = _tune_here(problems, device, ranks, rules, budget, force, jobs, as_json)
-    if left and ranks.size == 1:
+    problems = shared.problems_of(cases, device)[rank::size]
+    prefix, jobs = f"rank {rank}: " if size > 1 else "", jobs or processes_for(of_host)
+    left = _tune_here(problems, device, prefix, rules, budget, force, jobs, as_json)
+    if left and size == 1:
         raise typer.Exit(1)

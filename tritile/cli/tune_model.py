@@ -1,4 +1,4 @@
-"""Measure a step of a model: `tritile tune --model`."""
+"""tritile tune --model: measure a step of a model."""
 
 import pkgutil
 import statistics
@@ -21,16 +21,12 @@ ROUNDS = 9  # of both sides, after the run that measures
 
 
 def step_of(name: str) -> Callable[[], Any]:
-    """Return the function that `module:function` names, of a module in the current folder or installed.
-
-    Raises InvalidValueError where there is none.
-    """
+    """Return the function that `module:function` names. Raises InvalidValueError where there is none."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise InvalidValueError(f"--model {name!r}: wanted module:function")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         step = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -48,23 +44,18 @@ def _seconds(step: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def _layers_of(step: Callable[[], Any]) -> torch.nn.ModuleList:
-    """Return the linear layers that a step calls, of whatever models."""
-    found: dict[torch.nn.Module, None] = {}
-    handle = register_module_forward_pre_hook(lambda layer, args: found.setdefault(layer))
-    try:
-        step()
-    finally:
-        handle.remove()
-    return torch.nn.ModuleList(layer for layer in found if is_linear(layer))
-
-
 def tune_model(name: str, as_json: bool = False) -> None:
     """Measure the linear layers that a step calls, and time the step with those that win exchanged."""
     gpu_here()
     step = step_of(name)
+    called: dict[torch.nn.Module, None] = {}
     with working("measuring"):
-        layers = _layers_of(step)  # the first call, which also loads what the model needs
+        handle = register_module_forward_pre_hook(lambda layer, args: called.setdefault(layer))
+        try:
+            step()  # the first call, which also loads what the model needs
+        finally:
+            handle.remove()
+        layers = torch.nn.ModuleList(layer for layer in called if is_linear(layer))
         with mode("tune"):
             conversion = convert(layers, forward=step)
         exchanged = [layers.get_submodule(each) for each in conversion.exchanged]

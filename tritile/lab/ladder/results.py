@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -113,37 +113,25 @@ def described(rung: Rung, n: int, config: Config | None, device: Device) -> Read
     return replace(reading, registers=found.registers, spills=found.spills, shared=found.shared)
 
 
-def compiled(rungs: Iterable[Rung], n: int, device: Device) -> Iterator[Reading]:
-    """Yield readings without times of all rungs but torch's calls, for a GPU that need not be here."""
-    return (described(rung, n, rung.config(n, device), device) for rung in rungs if not rung.is_baseline)
+def compiled(
+    rungs: Iterable[Rung], n: int, device: Device, done: Callable[[str], None] = lambda name: None
+) -> list[Reading]:
+    """Return readings without times of all rungs but torch's calls, for a GPU that need not be here."""
+    found = []
+    for rung in rungs:
+        if not rung.is_baseline:
+            found.append(described(rung, n, rung.config(n, device), device))
+        done(rung.name)
+    return found
 
 
-def _tuned(rung: Rung, given: Matrices, device: Device) -> Config | None:
-    """Return the config that a rung runs with: of several, the fastest by `tritile.autotune`."""
-    n = given[0].shape[0]
-    if len(rung.configs) < 2:
-        return rung.config(n, device)
+def _tuned(rung: Rung, given: Matrices, device: Device) -> Config:
+    """Return the fastest of a rung's configs, by `tritile.autotune`."""
+    n, grid, processors = given[0].shape[0], rung.grid, device.processors  # all that is sent to a process
     tuner = autotune([config.to_triton() for config in rung.configs], key=["n"])(rung.kernel)
-    grid, processors = rung.grid, device.processors  # all that the measuring process is sent
     with mode("tune"):
         tuner[lambda values: grid(n, values, processors)](*given, n)
     return Config.from_triton(tuner.best_config)
-
-
-def _checked(rung: Rung, calls: Sequence[Matrices], device: Device) -> tuple[Reading, Eager]:
-    """Run a rung and check its answer; return its reading, and the graph that times it."""
-    config = _tuned(rung, calls[0], device)
-    reading = described(rung, calls[0][0].shape[0], config, device)
-
-    def run(given: Matrices) -> None:
-        rung.run(given, config, device.processors)
-
-    calls[0][-1].fill_(math.nan)
-    run(calls[0])
-    torch.cuda.synchronize()
-    if rung.checked:
-        reading = replace(reading, error=error_of(rung.op, calls[0]))
-    return reading, graph_of(run, calls)
 
 
 def timed(
@@ -160,10 +148,22 @@ def timed(
         own, graphs = list[Reading](), dict[int, Eager]()
         for rung in group:
             try:
-                if rung.unfit(device, n) is None:
-                    reading, graphs[len(own)] = _checked(rung, calls, device)
-                else:
-                    reading = described(rung, n, rung.config(n, device), device)
+                config = rung.config(n, device)
+                unfit = rung.unfit(device, n)
+                if unfit is None and len(rung.configs) > 1:
+                    config = _tuned(rung, calls[0], device)
+                reading = described(rung, n, config, device)
+                if unfit is None:
+
+                    def run(given: Matrices, rung: Rung = rung, config: Config | None = config) -> None:
+                        rung.run(given, config, device.processors)
+
+                    calls[0][-1].fill_(math.nan)
+                    run(calls[0])
+                    torch.cuda.synchronize()
+                    if rung.checked:
+                        reading = replace(reading, error=error_of(op, calls[0]))
+                    graphs[len(own)] = graph_of(run, calls)
             except Exception as error:  # a rung that raises costs itself alone
                 reading = replace(described(rung, n, None, device), note=brief(error), failed=True)
             own.append(reading)

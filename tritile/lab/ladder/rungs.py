@@ -52,7 +52,7 @@ class Rung:
     kernel: Any = None
     configs: tuple[Config, ...] = ()
     grid: Callable[[int, Values, int], tuple[int, ...]] = lambda n, config, processors: (n,)
-    requested: Callable[[int, int, Values], int] = lambda n, itemsize, config: 2 * n * n * itemsize
+    requested: Callable[[int, int, Values], int] = lambda n, itemsize, config: 0
     blocks: Callable[[Values], tuple[tuple[int, int], ...]] | None = None
     unfit: Callable[[Device, int], str | None] = lambda device, n: None
     call: Callable[..., object] | None = None
@@ -124,24 +124,6 @@ def _sectors(n: int, itemsize: int, run: int) -> int:
     return found * SECTOR
 
 
-def _scattered(n: int, itemsize: int, config: Values) -> int:
-    """Rows of x, and a sector for each element of out."""
-    return _sectors(n, itemsize, n) + n * n * SECTOR
-
-
-def _scattered_flat(n: int, itemsize: int, config: Values) -> int:
-    """The same with programs that go on from row to row of x."""
-    return cdiv(n * n * itemsize, SECTOR) * SECTOR + n * n * SECTOR
-
-
-def _square_tiles(n: int, itemsize: int, config: Values) -> int:
-    return 2 * _sectors(n, itemsize, transposes.TILE.value)
-
-
-def _any_tiles(n: int, itemsize: int, config: Values) -> int:
-    return _sectors(n, itemsize, config["BLOCK_N"]) + _sectors(n, itemsize, config["BLOCK_M"])
-
-
 def _without_tma(device: Device, n: int) -> str | None:
     if n % 8:
         return f"TMA wants rows that start on 16 bytes: n a multiple of 8, and it is {n}"
@@ -175,8 +157,9 @@ _LARGE: Final = (
 _SHAPES: Final = ((32, 32, 4), (64, 64, 4), (64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 128, 4), (128, 32, 4))
 _SHARED: Final[dict[str, Any]] = {
     "grid": lambda n, config, processors: (cdiv(n, transposes.TILE.value),) * 2,
-    "requested": _square_tiles, "unfit": _warps_of_32,
-}  # fmt: skip
+    "requested": lambda n, itemsize, config: 2 * _sectors(n, itemsize, transposes.TILE.value),
+    "unfit": _warps_of_32,
+}
 
 MATMUL: Final = (
     Rung("matmul", "naive", "each thread fetches a row and a column of its own", "float32",
@@ -203,9 +186,11 @@ MATMUL: Final = (
 
 TRANSPOSE: Final = (
     Rung("transpose", "row by row", "a program reads a row and writes a column", "float32",
-         transposes.transpose_rows, (Config.of(1, 1, BLOCK=32),), requested=_scattered),
+         transposes.transpose_rows, (Config.of(1, 1, BLOCK=32),),
+         requested=lambda n, itemsize, config: _sectors(n, itemsize, n) + n * n * SECTOR),
     Rung("transpose", "element by element", "a thread an element: far more of them under way", "float32",
-         transposes.transpose_elements, (Config.of(4, 1, BLOCK=128),), _by_element, _scattered_flat),
+         transposes.transpose_elements, (Config.of(4, 1, BLOCK=128),), _by_element,
+         lambda n, itemsize, config: cdiv(n * n * itemsize, SECTOR) * SECTOR + n * n * SECTOR),
     Rung("transpose", "shared tiles", "transposed in shared memory: writes fill whole sectors", "float32",
          transposes.transpose_shared, (Config.of(4, 1, SWIZZLE=False),), **_SHARED),
     Rung("transpose", "no bank conflicts", "swizzled: a column of the tile is in 32 banks, not one",
@@ -213,7 +198,8 @@ TRANSPOSE: Final = (
     Rung("transpose", "autotuned", "tile shapes, square or not, by tritile.autotune", "float32",
          transposes.transpose_tiles,
          tuple(Config.of(warps, 1, BLOCK_M=m, BLOCK_N=n) for m, n, warps in _SHAPES),
-         lambda n, config, processors: (cdiv(n, config["BLOCK_M"]), cdiv(n, config["BLOCK_N"])), _any_tiles),
+         lambda n, config, processors: (cdiv(n, config["BLOCK_M"]), cdiv(n, config["BLOCK_N"])),
+         lambda n, size, c: _sectors(n, size, c["BLOCK_N"]) + _sectors(n, size, c["BLOCK_M"])),
     Rung("transpose", "tritile.transpose", "the library's kernels and its choice", "float32",
          call=lambda x, out: transpose(x, out=out), problem=lambda n: PermuteProblem.turned(1, n, n, 4)),
     Rung("transpose", "torch", "x.t().contiguous()", "float32", call=lambda x, out: out.copy_(x.t())),
