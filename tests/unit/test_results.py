@@ -39,7 +39,7 @@ def line(text="64x64x64", ratio=2.0, us=100.0, measured=(), env=(), **case):
     """Return the result of a case; `ratio` is torch's time by tritile's."""
     rest = {
         "inductor_us": None, "spread": 0.01, "error": 1e-3, "torch_error": 2e-3, "copy_gbps": None,
-        "config": CONFIG, "plan_source": "exact",
+        "config": CONFIG, "source": "exact",
     }  # fmt: skip
     found = Measurement(us, us * ratio, **(rest | dict(measured)))
     return result(parse_shape(text, **({"suite": "square"} | case)), found, ENV | dict(env))

@@ -38,13 +38,12 @@ EVEN: Final = 32  # bytes: two words of a copy
 
 @dataclass(frozen=True)
 class Product:
-    """Describe a way to make an answer: the tensors of a call, by name, and a function of them."""
+    """A way to make an answer: the tensors of a call, by name, and a function of them."""
 
     inputs: Callable[[Any], Inputs]
     make: Callable[..., torch.Tensor]
 
     def __call__(self, call: Any) -> torch.Tensor:
-        """Return the answer to a call in a new tensor."""
         return self.make(**self.inputs(call))
 
 
@@ -57,31 +56,6 @@ def once(tensor: torch.Tensor, name: str, make: Callable[[], T]) -> T:
     if name not in found:
         found[name] = make()
     return found[name]
-
-
-def result(call: Call) -> torch.Tensor:
-    """Return the tensor that an answer is written to, of the shape that torch gives it."""
-    if isinstance(call, GroupedCall):
-        return operands.matrix(call.out, 1)[0]
-    if isinstance(call, MatmulCall):
-        return torch_calls.in_one_batch(call)[1]
-    return answers.permuted(call)[1] if isinstance(call, PermuteCall) else operands.matrix(call.out, 1)[0]
-
-
-def in_general(call: Call) -> Product:
-    """Return a product or permutation as one function, which torch.compile takes."""
-    if isinstance(call, PermuteCall):
-        contiguous = torch.contiguous_format
-        return Product(lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous))
-    if isinstance(call, GroupedCall):
-        return _grouped(call)
-    assert isinstance(call, MatmulCall)
-    if call.up is not None:
-        return merged(call)
-    if call.fused == UNFUSED:
-        multiply = torch_calls.product(call)
-        return Product(_fused_inputs, lambda a, b: multiply(a, b))
-    return fused(call)
 
 
 # Products with an epilogue.
@@ -146,15 +120,6 @@ def fused(call: MatmulCall) -> Product:
     return Product(_fused_inputs, run)
 
 
-def in_one_call(call: MatmulCall) -> Product | None:
-    """Return the product with its epilogue by `_addmm_activation`, None where that has no such epilogue."""
-    wanted = (Epilogue(bias="row", activation=name) for name in ("relu", "gelu_tanh"))
-    if call.problem.batch > 1 or call.fused.epilogue not in wanted:
-        return None
-    gelu = call.fused.activation == "gelu_tanh"
-    return Product(_fused_inputs, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu))
-
-
 def _merged_inputs(call: MatmulCall) -> Inputs:
     """Return x, both weights of a gated product side by side, and both biases, zeros for a missing one."""
     assert call.up is not None
@@ -180,18 +145,6 @@ def merged(call: MatmulCall) -> Product:
         return activated(left, activation) * right
 
     return Product(_merged_inputs, linear)
-
-
-# Products of groups.
-
-
-def _grouped_inputs(call: GroupedCall) -> Inputs:
-    a, b = operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups)
-    return {"a": a, "b": b, "offs": call.offs}
-
-
-def _grouped(call: GroupedCall) -> Product:
-    return Product(_grouped_inputs, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
 
 
 # Products by packed weights.
@@ -257,23 +210,25 @@ def compiled(way: Product, **options: Any) -> Product:
     return Product(way.inputs, lambda **given: made()(**given))
 
 
-def _of_matmul(call: MatmulCall) -> dict[str, Way]:
+def in_general(call: Call) -> Product:
+    """Return a product or permutation as one function, which torch.compile takes."""
+    if isinstance(call, PermuteCall):
+        contiguous = torch.contiguous_format
+        return Product(lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous))
+    if isinstance(call, GroupedCall):
+        return Product(
+            lambda c: {
+                "a": operands.matrix(c.a, 1)[0], "b": operands.matrix(c.b, c.groups), "offs": c.offs,
+            },
+            lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs),
+        )  # fmt: skip
+    assert isinstance(call, MatmulCall)
     if call.up is not None:
-        one = merged(call)
-        by_compiler = {f"{COMPILED}, one product": compiled(one)}
-        return {"two products": fused(call), "one product": one, **by_compiler}
-    fp8, bare = call.dtype in FP8_DTYPES, call.fused == UNFUSED
-    if fp8:  # sums are kept where tritile keeps them
-        name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
-    else:
-        name = "_int_mm" if call.dtype == "int8" else "matmul"
-    found: dict[str, Way] = {name: torch_calls.multiply if bare else fused(call)}
-    if bare or fp8:
-        return found
-    one_call = in_one_call(call)
-    if one_call is not None:
-        found["_addmm_activation"] = one_call
-    return {**found, COMPILED: compiled(fused(call))}
+        return merged(call)
+    if call.fused == UNFUSED:
+        multiply = torch_calls.product(call)
+        return Product(_fused_inputs, lambda a, b: multiply(a, b))
+    return fused(call)
 
 
 def torch_ways(call: Call) -> dict[str, Way]:
@@ -281,17 +236,34 @@ def torch_ways(call: Call) -> dict[str, Way]:
 
     The fastest of them is what tritile is compared with.
     """
-    if isinstance(call, MatmulCall):
-        return _of_matmul(call)
     if isinstance(call, PermuteCall):
         return {"copy_": torch_calls.copy}
     if isinstance(call, GroupedCall):
         return {"_grouped_mm": in_general(call)}
-    (_, n), k = call.out.shape, call.x.shape[1]
-    found: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight_inputs, F.linear)}
-    if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
-        found[PACKED_WEIGHT] = by_packed_weight(call)
-    return found
+    if isinstance(call, QuantizedCall):
+        (_, n), k = call.out.shape, call.x.shape[1]
+        ways: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight_inputs, F.linear)}
+        if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
+            ways[PACKED_WEIGHT] = by_packed_weight(call)
+        return ways
+    if call.up is not None:
+        one = merged(call)
+        return {"two products": fused(call), "one product": one, f"{COMPILED}, one product": compiled(one)}
+    if call.dtype in FP8_DTYPES:  # sums are kept where tritile keeps them
+        name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
+        return {name: torch_calls.multiply if call.fused == UNFUSED else fused(call)}
+    name = "_int_mm" if call.dtype == "int8" else "matmul"
+    if call.fused == UNFUSED:
+        return {name: torch_calls.multiply}
+    ways = {name: fused(call)}
+    activation = call.fused.activation
+    alone = call.problem.batch == 1 and call.fused.epilogue == Epilogue(bias="row", activation=activation)
+    if alone and activation in ("relu", "gelu_tanh"):
+        gelu = activation == "gelu_tanh"
+        ways["_addmm_activation"] = Product(
+            _fused_inputs, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu)
+        )
+    return {**ways, COMPILED: compiled(fused(call))}
 
 
 def into_out(way: Way) -> Callable[[Call], None]:
@@ -299,8 +271,14 @@ def into_out(way: Way) -> Callable[[Call], None]:
 
     def run(call: Call) -> None:
         answer = way(call)
-        if answer is not None:
-            result(call).copy_(answer)
+        if answer is None:
+            return
+        if isinstance(call, MatmulCall):
+            torch_calls.in_one_batch(call)[1].copy_(answer)
+        elif isinstance(call, PermuteCall):
+            answers.permuted(call)[1].copy_(answer)
+        else:
+            operands.matrix(call.out, 1)[0].copy_(answer)
 
     return run
 

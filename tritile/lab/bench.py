@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 
 from tritile.core import device as devices
 from tritile.core import of_torch
-from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem, Problem, Tiled
@@ -63,17 +61,6 @@ def _graphs(problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way]
     return graphs
 
 
-def _torch_graphs(problem: Tiled, calls: list[Call], tell: Tell) -> Graphs:
-    """Capture torch's ways. The plainest must run, and its error is told; the others must answer rightly."""
-    (name, plainest), *others = baselines.torch_ways(calls[0]).items()
-    operands.poison(calls[0])
-    baselines.into_out(plainest)(calls[0])
-    torch.cuda.synchronize()
-    error = answers.error_of(calls[0])
-    found = {name: (baselines.graph_of(plainest, calls), error)}
-    return found | _graphs(problem, calls, dict(others), tell)
-
-
 def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.warn) -> Measurement:
     """Time tritile, torch and, if asked, torch.compile's search on a case or problem, with a call's config.
 
@@ -93,7 +80,12 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
-        ways = _torch_graphs(problem, calls, tell)
+        (plainest, way), *others = baselines.torch_ways(calls[0]).items()  # the plainest has to run
+        operands.poison(calls[0])
+        baselines.into_out(way)(calls[0])
+        torch.cuda.synchronize()
+        ways = {plainest: (baselines.graph_of(way, calls), answers.error_of(calls[0]))}
+        ways |= _graphs(problem, calls, dict(others), tell)
         taken = inductor and problem.op != "linear_quantized"
         if chosen.config == aten.CONFIG:
             run = torch_calls.run_of(problem)
@@ -123,7 +115,7 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
         torch_error=ways[fastest][1],
         copy_gbps=problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if "copy" in us else None,
         config=chosen.config,
-        plan_source=chosen.source,
+        source=chosen.source,
         torch_call=fastest,
         torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
     )
@@ -181,10 +173,10 @@ def host_us(*calls: Act, batches: int = 200, size: int = 20) -> list[float]:
 
 @dataclass
 class Run:
-    """Run a benchmark, and hold its results and how many cases failed.
+    """A benchmark: its results, and how many cases failed.
 
-    If there is a folder, each result is appended at once to its suite's file there. `tell` is told what went
-    wrong, `done` the name of each finished case.
+    Each result is appended at once to its suite's file in `folder`, if given. `tell` is called with what went
+    wrong, `done` with the name of each finished case.
     """
 
     folder: Path | None
@@ -232,8 +224,8 @@ def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
 
 
 @dataclass(frozen=True, repr=False)
-class BenchResult(Tabular):
-    """Tell how long a call takes, and torch's.
+class BenchResult(Tabular, Measurement):
+    """How long a call takes, and torch's.
 
     - `tritile_us`, `torch_us`: microseconds on the GPU, medians, on cold operands, by turns; `torch_us` is of
       the fastest of torch's ways, which `torch_call` names; of a decorated kernel, its reference or None.
@@ -242,20 +234,12 @@ class BenchResult(Tabular):
     - `error`, `torch_error`: relative norms against a reference in float64; None of a decorated kernel.
     """
 
-    problem: Problem
-    device: Device
-    tritile_us: float
-    torch_us: float | None
-    spread: float
-    config: Config | triton.Config
-    source: str
-    torch_call: str = ""
-    error: float | None = None
-    torch_error: float | None = None
+    problem: Problem = field(kw_only=True)
+    device: Device = field(kw_only=True)
 
     @property
     def ratio(self) -> float | None:
-        """Return torch's time by tritile's: above 1 tritile is faster; None where torch was not timed."""
+        """torch's time by tritile's: above 1 tritile is faster; None where torch was not timed."""
         return None if self.torch_us is None else self.torch_us / self.tritile_us
 
     @property
@@ -296,14 +280,13 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
                 shop.end(sent)
     own, *referred = map(timing.timing_of, samples)
     torch_us, way = (referred[0].us, "the kernel's reference") if referred else (None, "")
-    return BenchResult(plan.problem, device, own.us, torch_us, own.spread, plan.config, plan.source, way)
+    return BenchResult(
+        own.us, torch_us, None, own.spread, None, None, None, plan.config, plan.source, way,
+        problem=plan.problem, device=device,
+    )  # fmt: skip
 
 
-def bench(
-    what: Callable[..., Any] | str | Tiled | Autotuner,
-    *args: Any,
-    **kwargs: Any,
-) -> BenchResult:
+def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwargs: Any) -> BenchResult:
     """Time a call beside torch on the GPU, with the config that the call would run.
 
     It is timed as `tritile bench` does: in CUDA graphs, by turns with each of torch's ways, on random
@@ -331,7 +314,4 @@ def bench(
     device, gpu = gpu_for("bench", (*args, *kwargs.values()))
     with torch.cuda.device(gpu):
         found = measured(problem, tell=lambda text: warnings.warn(text, stacklevel=2))
-    return BenchResult(
-        problem, device, found.tritile_us, found.torch_us, found.spread, found.config, found.plan_source,
-        found.torch_call, found.error, found.torch_error,
-    )  # fmt: skip
+    return BenchResult(**vars(found), problem=problem, device=device)

@@ -60,23 +60,20 @@ class CheckResult(Tabular):
     def __bool__(self) -> bool:
         return bool(self.configs) and all(each.outcome == "right" for each in self.configs)
 
-    def _of(self, outcome: Outcome) -> tuple[CheckedConfig, ...]:
-        return tuple(each for each in self.configs if each.outcome == outcome)
-
     @property
     def right(self) -> tuple[CheckedConfig, ...]:
         """The configs that were right on every call."""
-        return self._of("right")
+        return tuple(each for each in self.configs if each.outcome == "right")
 
     @property
     def wrong(self) -> tuple[CheckedConfig, ...]:
         """The configs that gave a wrong answer, or wrote outside their memory."""
-        return self._of("wrong")
+        return tuple(each for each in self.configs if each.outcome == "wrong")
 
     @property
     def failed(self) -> tuple[CheckedConfig, ...]:
         """The configs that did not compile or run."""
-        return self._of("failed")
+        return tuple(each for each in self.configs if each.outcome == "failed")
 
     @property
     def _title(self) -> str:
@@ -89,13 +86,6 @@ class CheckResult(Tabular):
             (each.outcome, str(each.config), each.reason or f"relative error {each.error or 0.0:.2g}")
             for each in (*self.wrong, *self.failed, *self.right)
         ]
-
-
-def _sizes(sizes: Sequence[Any]) -> Iterator[tuple[int, ...]]:
-    """Yield sizes, and sizes one less: one of two neighbours is no multiple of the tile."""
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
-        raise InvalidValueError(f"check: with make= the arguments are sizes, not {tuple(sizes)!r}")
-    yield from dict.fromkeys((tuple(sizes), tuple(max(1, size - 1) for size in sizes)))
 
 
 def _here(call: KernelCall, configs: list[triton.Config], device: Device) -> Results:
@@ -185,8 +175,14 @@ def check(
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
     found: dict[str, CheckedConfig] = {}
-    labels = []
-    for given in [args] if make is None else [make(*sizes) for sizes in _sizes(args)]:
+    labels: list[str] = []
+    calls: list[Sequence[Any] | Mapping[str, Any]] = [args]
+    if make is not None:
+        if not all(type(size) is int and size > 0 for size in args):
+            raise InvalidValueError(f"check: with make= the arguments are sizes, not {args!r}")
+        smaller = tuple(max(1, size - 1) for size in args)  # of two neighbours one is no multiple of a tile
+        calls = [make(*sizes) for sizes in dict.fromkeys((args, smaller))]
+    for given in calls:
         by_name = dict(given) if isinstance(given, Mapping) else {}
         own = () if by_name else tuple(given)
         named = {"warmup": False, "grid": grid} | kwargs | by_name

@@ -20,11 +20,10 @@ from typing import Final
 from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environ
+from tritile.lab.warm import Calls, compile_calls
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
-from tritile.runtime.ahead import compiled_for
 from tritile.tune.calibrate.draw import log_uniform, permutation, sized
-from tritile.tune.measure.pool import CompilePool
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
 SUITE: Final = "unseen"
@@ -35,42 +34,33 @@ _PACKAGE: Final = Path(__file__).parents[2]
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
 
-def _of_files() -> str:
-    """Return a hash of the package's files: their names and what is in them."""
-    made = hashlib.sha1(usedforsecurity=False)
-    for path in sorted(path for path in _PACKAGE.rglob("*") if path.is_file()):
-        name = path.relative_to(_PACKAGE)
-        if "__pycache__" not in name.parts:
-            made.update(f"{name.as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
-    return made.hexdigest()
-
-
 def seed_of(draw: int = 1) -> str:
     """Return the seed of a draw, counted from 1: of the first, `TRITILE_SEED`, else the code's.
 
     The code's is a hash of the package's files; each further seed is that of the first and its number.
     """
-    first = os.environ.get("TRITILE_SEED", "") or _of_files()
+    first = os.environ.get("TRITILE_SEED", "")
+    if not first:
+        hashed = hashlib.sha1(usedforsecurity=False)
+        for path in sorted(path for path in _PACKAGE.rglob("*") if path.is_file()):
+            name = path.relative_to(_PACKAGE)
+            if "__pycache__" not in name.parts:
+                hashed.update(f"{name.as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
+        first = hashed.hexdigest()
     return first if draw == 1 else hashlib.sha1(f"{first} {draw}".encode(), usedforsecurity=False).hexdigest()
-
-
-def _product(dice: random.Random) -> tuple[int, int, int]:
-    """Draw M, N and K."""
-    while True:
-        unit = dice.choices(*_UNITS)[0]
-        m = log_uniform(dice, 1, ROWS)
-        n, k = sized(dice, *SIDES, unit), sized(dice, *SIDES, unit)
-        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
-            return m, n, k
 
 
 def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) -> list[Case]:
     """Return the cases of a seed."""
     dice = random.Random(seed)
-    cases = []
-    for turn in range(products):
-        m, n, k = _product(dice)
-        cases.append(Case(SUITE, "matmul", "bfloat16", ("NN", "NT")[turn % 2], m=m, n=n, k=k))
+    cases = list[Case]()
+    while len(cases) < products:
+        unit = dice.choices(*_UNITS)[0]
+        m = log_uniform(dice, 1, ROWS)
+        n, k = sized(dice, *SIDES, unit), sized(dice, *SIDES, unit)
+        if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
+            layout = ("NN", "NT")[len(cases) % 2]
+            cases.append(Case(SUITE, "matmul", "bfloat16", layout, m=m, n=n, k=k))
     for _ in range(permutations):
         size = dice.choice(tuple(OF_ITEMSIZE))
         shape, dims = permutation(dice, size, dice.choices(*_UNITS)[0])
@@ -105,17 +95,14 @@ def nothing_remembered() -> Iterator[None]:
         yield
 
 
-def _compiled(case: Case, device: Device) -> None:
-    chosen = plans.plan_for(case.problem, device, "cached")
-    assert chosen is not None
-    compiled_for(case.problem, chosen.config, device)
-
-
 def compile_all(cases: Iterable[Case], device: Device) -> None:
     """Compile what calls of the cases would launch, in parallel, into Triton's cache.
 
     A kernel that does not compile fails where it is measured.
     """
-    with CompilePool() as pool:
-        for future in [pool.submit(_compiled, case, device) for case in cases]:
-            future.exception()
+    calls: Calls = {}
+    for case in cases:
+        plan = plans.plan_for(case.problem, device, "cached")
+        assert plan is not None
+        calls.setdefault(plan.config, []).append(case.problem)
+    compile_calls(calls, device)

@@ -39,7 +39,7 @@ text { fill: #e8ecf2 } .small { fill: #9aa5b5 } .edge { fill: #ff7aa8 } .paper {
 
 @dataclass(frozen=True)
 class Tiling:
-    """Say how a config cuts a problem into tiles, and the order in which programs take them.
+    """How a config cuts a problem into tiles, and the order in which programs take them.
 
     `tile` has the rows and columns of a tile, `rows` and `columns` count the tiles of a matrix. Tiles go down
     bands of `group` tile rows, column by column, matrix after matrix.
@@ -54,21 +54,20 @@ class Tiling:
 
     @property
     def tiles(self) -> int:
-        """Count the tiles of all matrices."""
         return self.rows * self.columns * self.problem.batch
 
     @property
     def steps(self) -> int:
-        """Count the K iterations of a tile; 1 of a permutation."""
+        """K iterations of a tile; 1 of a permutation."""
         return -(-self.problem.k // self.block_k) if isinstance(self.problem, MatmulProblem) else 1
 
     def place(self, index: int) -> tuple[int, int, int]:
-        """Return the matrix, tile row and tile column of a tile, by its place in the order."""
+        """The matrix, tile row and tile column of a tile, by its place in the order."""
         matrix, within = divmod(index, self.rows * self.columns)
         return matrix, *grouped_tile.fn(within, self.rows, self.columns, self.group)  # as kernels do
 
     def corner(self, index: int) -> tuple[int, int]:
-        """Return the first row and column of a tile; a permutation's last tiles end where the matrix does."""
+        """The first row and column of a tile; a permutation's last tiles end where the matrix does."""
         (height, width), (_, row, column) = self.tile, self.place(index)
         if isinstance(self.problem, MatmulProblem):
             return row * height, column * width
@@ -92,15 +91,16 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
         of = traffic.covers(problem, config)
         return Tiling(problem, (of.m, of.n), of.tiles_m, of.tiles_n, config["GROUP_M"], 0)
     work = work_of(posed(problem), config, device.processors, False)
-    problem, (m, n) = problem.core, (config["BLOCK_M"], config["BLOCK_N"])
-    rows, columns = -(-problem.m // m), -(-problem.n // n)
+    problem = problem.core
+    rows, columns = traffic.tile_counts(config, problem)
     # FLAT kernels take the tile from the axes of their grid, whose first one is of tile rows.
     flat = work.steps[work.main].args.get("FLAT", False)
-    return Tiling(problem, (m, n), rows, columns, rows if flat else config["GROUP_M"], config["BLOCK_K"])
+    tile = traffic.tile_of(config, problem)
+    return Tiling(problem, tile, rows, columns, rows if flat else config["GROUP_M"], config["BLOCK_K"])
 
 
 class Block(NamedTuple):
-    """Hold a block of `height` x `width` elements, of which `rows` x `columns` lie inside its matrix."""
+    """A block of `height` x `width` elements, of which `rows` x `columns` lie inside its matrix."""
 
     top: int
     left: int
@@ -129,17 +129,16 @@ def blocks_of(tiling: Tiling, index: int, step: int) -> tuple[Block, Block, Bloc
 
 
 class _Frame(NamedTuple):
-    """Say where a matrix is drawn, and the pixels of a row and of a column; `turned`: transposed."""
+    """Where a matrix is drawn, and the pixels of a row and of a column."""
 
     x: float
     y: float
     down: float
     across: float
-    turned: bool = False
+    transposed: bool = False
 
     def rect(self, kind: str, top: float, left: float, rows: float, columns: float, least: float = 0) -> str:
-        """Draw rows and columns of the matrix, at least `least` pixels wide and high."""
-        if self.turned:
+        if self.transposed:
             top, left, rows, columns = left, top, columns, rows
         if rows <= 0 or columns <= 0:
             return ""
@@ -148,7 +147,7 @@ class _Frame(NamedTuple):
 
     def matrix(self, rows: int, columns: int, height: int, width: int) -> str:
         """Draw a matrix, and the lines between its blocks where they are 4 pixels apart or more."""
-        down, across = (self.across, self.down) if self.turned else (self.down, self.across)
+        down, across = (self.across, self.down) if self.transposed else (self.down, self.across)
         drawn = [self.rect("matrix", 0, 0, rows, columns)]
         if height * down >= 4:
             drawn += [self.rect("grid", top, 0, 0.8 / down, columns) for top in range(height, rows, height)]
@@ -182,11 +181,6 @@ def _span(first: int, count: int) -> str:
     return f"{first:,}" if count == 1 else f"{first:,} to {first + count - 1:,}"
 
 
-def _sides(*lengths: int) -> list[float]:
-    """Return lengths to draw, none of them too thin to see."""
-    return [max(length, max(lengths) / _THIN) for length in lengths]
-
-
 def _made(tiling: Tiling, frame: _Frame, index: int) -> str:
     """Shade the tiles of the same matrix that were made before: at most three rectangles."""
     (height, width), problem = tiling.tile, tiling.problem
@@ -206,17 +200,16 @@ def _made(tiling: Tiling, frame: _Frame, index: int) -> str:
     return drawn
 
 
-Panel = list[tuple[str, str]]  # lines next to the matrices: how a line is written, and its words
-Bar = tuple[str, float]
-Bars = tuple[str, Bar, Bar]  # a title, then what tiles request and what none would
+Line = tuple[str, str]  # how a line next to the matrices is written, and its words
+Bars = tuple[str, tuple[str, float], tuple[str, float]]  # a title, what tiles request and what none would
 
 
-def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, Panel, Bars]:
+def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, list[Line], Bars]:
     problem, (height, width), depth = tiling.problem, tiling.tile, tiling.block_k
     assert isinstance(problem, MatmulProblem)
     one, two, out = blocks_of(tiling, index, step)
     tall, wide, deep = tiling.rows * height, tiling.columns * width, tiling.steps * depth
-    m, n, k = _sides(tall, wide, deep)
+    m, n, k = (max(side, max(tall, wide, deep) / _THIN) for side in (tall, wide, deep))
     scale = min((_WIDTH - _GAP) / (k + n), (_HEIGHT - _GAP) / (k + m))
     down, across, along = m * scale / tall, n * scale / wide, k * scale / deep
     x, y = _LEFT + k * scale + _GAP, _TOP + k * scale + _GAP
@@ -256,10 +249,12 @@ def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, Panel, 
     return drawn, low, lines, bars
 
 
-def _transpose(tiling: Tiling, index: int, config: Config, device: Device) -> tuple[str, float, Panel, Bars]:
+def _transpose(
+    tiling: Tiling, index: int, config: Config, device: Device
+) -> tuple[str, float, list[Line], Bars]:
     problem, (height, width) = tiling.problem, tiling.tile
     assert isinstance(problem, PermuteProblem)
-    m, n = _sides(problem.m, problem.n)
+    m, n = (max(side, max(problem.m, problem.n) / _THIN) for side in (problem.m, problem.n))
     scale = min((_WIDTH - _GAP) / (n + m), _HEIGHT / max(m, n))
     down, across = m * scale / problem.m, n * scale / problem.n
     x, left = _Frame(_LEFT, _TOP, down, across), _LEFT + n * scale + _GAP
@@ -291,7 +286,7 @@ def _transpose(tiling: Tiling, index: int, config: Config, device: Device) -> tu
     return drawn, low, lines, bars
 
 
-def _panel(lines: Panel, title: str, *sides: tuple[str, float]) -> tuple[str, float]:
+def _panel(lines: list[Line], title: str, *sides: tuple[str, float]) -> tuple[str, float]:
     """Draw the lines and bars beside the matrices; return them, and where they end."""
     drawn = ""
     y = _TOP + 4

@@ -22,13 +22,15 @@ A result of op "host" has the time that a call keeps the host busy: `op, suite` 
 """
 
 import json
-import math
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import triton
 
 from tritile.core.config import Config
 from tritile.core.problem import PermuteProblem
@@ -54,12 +56,11 @@ _CASE_FIELDS: Final = {
     "permute": ("op", "suite", "dtype", "shape", "dims"),
     "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
-_LATER_FIELDS: Final = ("epilogue",)  # of a case; written where not ""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Hold what was measured of one case, in the words of the lines of results.
+    """What was measured of one case, by the names of the lines of results; `source` is their `plan_source`.
 
     Times are medians in microseconds, None for a baseline that was not run. `tritile_us` is as a call is
     made, `triton_us` by tritile's own kernel. A spread is that of times over their median. Errors are
@@ -68,14 +69,14 @@ class Measurement:
     """
 
     tritile_us: float
-    torch_us: float
+    torch_us: float | None
     inductor_us: float | None
     spread: float
-    error: float
-    torch_error: float
+    error: float | None
+    torch_error: float | None
     copy_gbps: float | None
-    config: Config
-    plan_source: str
+    config: Config | triton.Config
+    source: str
     torch_call: str = ""
     torch_calls: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
@@ -90,18 +91,14 @@ def _rounded(values: Mapping[str, float | None]) -> dict[str, float | None]:
 
 def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     """Return the result of one measured case; `env` is as `environment.environment` returns it."""
+    assert isinstance(measured.config, Config)
     named = dict.fromkeys(("op", "suite", "dtype", "precision", "layout"))
-    named |= {name: getattr(case, name) for name in _CASE_FIELDS[case.op]}
-    named |= {name: value for name in _LATER_FIELDS if (value := getattr(case, name))}
-    named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+    for name in (*_CASE_FIELDS[case.op], *(("epilogue",) if case.epilogue else ())):
+        value = getattr(case, name)
+        named[name] = list(value) if isinstance(value, tuple) else value
+    sides = {name: getattr(measured, name) for name in ("torch_call", "samples", "launches")}
+    sides |= {name: _rounded(getattr(measured, name)) for name in ("torch_calls", "spreads")}
     problem, ours = case.problem, measured.tritile_us
-    sides = {
-        "torch_call": measured.torch_call,
-        "torch_calls": _rounded(measured.torch_calls),
-        "spreads": _rounded(measured.spreads),
-        "samples": measured.samples,
-        "launches": measured.launches,
-    }
     times = {"torch": measured.torch_us, "inductor": measured.inductor_us}
     rates = {
         "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
@@ -118,7 +115,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         "error": measured.error,
         "torch_error": measured.torch_error,
     }
-    chosen = {"config": measured.config.to_dict(), "plan_source": measured.plan_source, "env": dict(env)}
+    chosen = {"config": measured.config.to_dict(), "plan_source": measured.source, "env": dict(env)}
     return {**named, **{name: value for name, value in sides.items() if value}, **_rounded(numbers), **chosen}
 
 
@@ -135,8 +132,7 @@ def case_of(line: Mapping[str, Any]) -> Case:
         raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_CASE_FIELDS)}")
     found = {name: line.get(name) for name in _CASE_FIELDS[op]}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-    fields |= {name: line.get(name, "") for name in _LATER_FIELDS}
-    return Case(**fields)
+    return Case(**fields, epilogue=line.get("epilogue", ""))
 
 
 def _is_positive(value: Any) -> bool:
@@ -151,38 +147,39 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _check(line: Result, names: Iterable[str], fits: Callable[[Any], bool], wanted: str) -> None:
-    for name in names:
-        if name not in line or not fits(line[name]):
-            raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: wanted {wanted}")
-
-
 def _checked(line: Any) -> Result:
     """Return a value if it is a result, else raise InvalidValueError."""
     if not isinstance(line, dict):
         raise InvalidValueError("wanted an object")
-    env = line.get("env")
-    if not (isinstance(env, dict) and all(isinstance(env.get(name), str) for name in ENV_FIELDS)):
-        raise InvalidValueError(f"env = {str(env)[:80]}: wanted texts {', '.join(ENV_FIELDS)}")
-    _check(line, ("tritile_us", "torch_us", "ratio_torch"), _is_positive, "a number above 0")
+
+    def check(fits: Callable[[Any], bool], wanted: str, *names: str) -> None:
+        for name in names:
+            if name not in line or not fits(line[name]):
+                raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: wanted {wanted}")
+
+    def by_name(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+    def are_texts(env: Any) -> bool:
+        return isinstance(env, dict) and all(isinstance(env.get(name), str) for name in ENV_FIELDS)
+
+    check(are_texts, f"texts {', '.join(ENV_FIELDS)}", "env")
+    check(_is_positive, "a number above 0", "tritile_us", "torch_us", "ratio_torch")
     if line.get("op") == HOST:
-        _check(line, ("suite",), lambda value: value == HOST, HOST)
-        _check(line, ("call",), _is_text, "a text")
+        check(lambda value: value == HOST, HOST, "suite")
+        check(_is_text, "a text", "call")
         return line
-    _check(line, ("spread", "error", "torch_error"), _is_share, "a number of 0 or more")
-    _check(line, ("plan_source",), _is_text, "a text")
-    _check(line, ("precision", "layout"), lambda value: value is None or _is_text(value), "a text or null")
-    case = case_of(line)
-    needed = {*_RATES[case.op]} - {"copy_gbps"}
-    needed |= {f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us") is not None}
+    check(_is_share, "a number of 0 or more", "spread", "error", "torch_error")
+    check(_is_text, "a text", "plan_source")
+    check(lambda value: value is None or _is_text(value), "a text or null", "precision", "layout")
+    rates = set(_RATES[case_of(line).op]) - {"copy_gbps"}
+    ratios = (f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us") is not None)
     optional = ("triton_us", "copy_gbps", "samples", "launches", *(f"{name}_us" for name in BASELINES))
-    _check(line, needed, _is_positive, "a number above 0")
     there = (name for name in optional if line.get(name) is not None)
-    _check(line, there, _is_positive, "a number above 0, or null")
+    check(_is_positive, "a number above 0", *rates, *ratios, *there)
     for name, fits in (("torch_calls", _is_positive), ("spreads", _is_share)):
-        times = line.get(name, {})
-        if not (isinstance(times, dict) and all(map(fits, times.values()))):
-            raise InvalidValueError(f"{name} = {str(times)[:80]}: wanted numbers by name")
+        if name in line:
+            check(by_name(fits), "numbers by name", name)
     Config.from_dict(line.get("config"))
     return line
 
@@ -238,23 +235,21 @@ def stored(places: Iterable[Path], tell: Tell) -> list[Result]:
 
     `tell` is told of lines that are no results. Raises FileError if there is no file to read.
     """
-    places = list(places)
-    files: list[Path] = []
+    places, files = list(places), list[Path]()
     for place in places:
-        found = [*place.glob("*.jsonl"), *place.glob("*/*.jsonl")] if place.is_dir() else [place]
-        files += sorted(found)
+        files += sorted([*place.glob("*.jsonl"), *place.glob("*/*.jsonl")]) if place.is_dir() else [place]
     if not files:
         raise FileError(f"no .jsonl file of results in {', '.join(map(str, places))}")
     return [line for path in dict.fromkeys(files) for line in read(path, tell)]
 
 
-def _subject(line: Result) -> tuple[Case | str, str]:
-    return line["call"] if line["op"] == HOST else case_of(line), line["env"]["gpu"]
-
-
 def latest(results: Iterable[Result]) -> list[Result]:
     """Return the last result of each case or call on each GPU, in the order of their first results."""
-    return list({_subject(line): line for line in results}.values())
+
+    def subject(line: Result) -> tuple[Case | str, str]:
+        return line["call"] if line["op"] == HOST else case_of(line), line["env"]["gpu"]
+
+    return list({subject(line): line for line in results}.values())
 
 
 def of_cases(results: Iterable[Result]) -> list[Result]:
@@ -269,13 +264,12 @@ def baselines_of(results: list[Result]) -> list[str]:
 
 def geomean(values: Iterable[float]) -> float:
     """Return the geometric mean of one value or more, all above 0."""
-    logs = [math.log(value) for value in values]
-    return math.exp(math.fsum(logs) / len(logs))
+    return statistics.geometric_mean(values)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Hold how tritile compares with a baseline over one suite, dtype and layout on one GPU.
+    """How tritile compares with a baseline over one suite, dtype and layout on one GPU.
 
     `geomean` and `worst` are of the baseline's time by tritile's: above 1, tritile is faster. `behind` counts
     the cases below 1. `worst_label` names the case with the worst ratio. `layout` is "" for permutes.

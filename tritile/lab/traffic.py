@@ -37,7 +37,6 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Both together."""
         return self.read + self.written
 
     def __add__(self, other: "Traffic") -> "Traffic":

@@ -34,7 +34,7 @@ _REMEMBERED: Final = "remembered"
 
 @dataclass(frozen=True, repr=False)
 class TuneResult(Tabular):
-    """Tell what tuning a call found.
+    """What tuning a call found.
 
     - `config`: the best config; of a decorated kernel a `triton.Config`.
     - `us`: its microseconds; None where they were not kept.
@@ -56,7 +56,7 @@ class TuneResult(Tabular):
 
     @property
     def ratio(self) -> float | None:
-        """Return torch's time by tritile's: above 1 tritile is faster; None where either is not known."""
+        """torch's time by tritile's: above 1 tritile is faster; None where either is not known."""
         return self.torch_us / self.us if self.torch_us and self.us else None
 
     @property
@@ -109,15 +109,6 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return problem
 
 
-def _bounded(rules: Rules, exhaustive: bool, budget: Any) -> Rules:
-    number = isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0
-    if budget is not None and not number:
-        raise InvalidValueError(f"tune: budget is {budget!r}: wanted seconds above 0, or None")
-    if exhaustive:
-        rules = whole(replace(rules, problem_s=math.inf))
-    return rules if budget is None else replace(rules, problem_s=budget)
-
-
 def _counter(trials: Callable[[], list[Trial]]) -> Callable[[], tuple[int, int, float]]:
     """Return a function that counts the new trials, those of them that failed, and the seconds since."""
     before, begun = set(trials()), time.perf_counter()
@@ -127,20 +118,6 @@ def _counter(trials: Callable[[], list[Trial]]) -> Callable[[], tuple[int, int, 
         return len(fresh), sum(not trial.works for trial in fresh), time.perf_counter() - begun
 
     return count
-
-
-def _of_problem(problem: Tiled, device: Device, gpu: int, rules: Rules, force: bool) -> TuneResult:
-    store, count = store_of(device), _counter(lambda: plans.trials(problem, device))
-    how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"
-    if how == "searched":
-        now.searched_now(problem, device, gpu, rules, force)
-    counts = count()
-    if store.best(TORCH, problem) is None:
-        now.time_torch(problem, device, gpu)
-    torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
-    if best is None:
-        raise TuningError(f"{problem.label}: no config of it is remembered")
-    return TuneResult(problem, device, best.config, best.us, how, *counts, torchs.us if torchs else None)
 
 
 def _of_kernel(
@@ -194,11 +171,28 @@ def tune(
         UnsupportedError: there is no GPU here, or a CUDA graph is being captured.
         TuningError: no config works.
     """
+    if budget is not None and (
+        isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0
+    ):
+        raise InvalidValueError(f"tune: budget is {budget!r}: wanted seconds above 0, or None")
+    rules = rules_of(what) if isinstance(what, Autotuner) else Rules(problem_s=tune_budget_s(Rules.problem_s))
+    if exhaustive:
+        rules = whole(replace(rules, problem_s=math.inf))
+    if budget is not None:
+        rules = replace(rules, problem_s=budget)
     if isinstance(what, Autotuner):
-        return _of_kernel(what, args, kwargs, _bounded(rules_of(what), exhaustive, budget), force)
-    rules = _bounded(Rules(problem_s=tune_budget_s(Rules.problem_s)), exhaustive, budget)
+        return _of_kernel(what, args, kwargs, rules, force)
     problem = problem_of("tune", what, args, kwargs)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
-    found = _of_problem(problem, device, gpu, rules, force)
+    store, count = store_of(device), _counter(lambda: plans.trials(problem, device))
+    how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"
+    if how == "searched":
+        now.searched_now(problem, device, gpu, rules, force)
+    counts = count()
+    if store.best(TORCH, problem) is None:
+        now.time_torch(problem, device, gpu)
+    torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
+    if best is None:
+        raise TuningError(f"{problem.label}: no config of it is remembered")
     forget()  # calls that were prepared with another config are planned anew
-    return found
+    return TuneResult(problem, device, best.config, best.us, how, *counts, torchs.us if torchs else None)

@@ -50,7 +50,6 @@ from tritile.tune.decorated import compile_ahead
 from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
 from tritile.tune.measuring import call_of
 
-_ON_HOST: Final = "warm: tensors are in host memory, where no kernel runs: name a GPU with device="
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
 # the blocks divide them, whether the tiles run at once, which operands are copied first.
 _MORE: Final = 16, 24, 40, 64, 72, 120, 128, 248, 256, 301, 512, 640, 1000, 2048, 4096, 5003, 20008
@@ -104,20 +103,6 @@ def _at_rows(problem: Any, m: int) -> Any:
     )
 
 
-def _remembered(alike: Sequence[Any], device: Device) -> Iterator[Tiled]:
-    """Yield the stored and tabled problems that are one of these but for the number of rows."""
-    first, among = alike[0], {replace(each, m=1) for each in alike}
-    digests = [family.digest for family in FAMILIES[first.op].values()]
-    cached = [trial.problem for each in digests for trial in store_of(device).bests(each, first.op)]
-    for table in (gpu_tables.pinned(device), *gpu_tables.shipped(device)):
-        cached += [entry.problem for entry in table.entries] if table is not None else []
-    for other in dict.fromkeys(cached):
-        if isinstance(other, type(first)):
-            called = numerics.in_one_way(other) if invariant(first) else other
-            if replace(called, m=1) in among:
-                yield called
-
-
 def _planned(problem: Tiled, device: Device, mode: str) -> Config:
     chosen = plans.plan_for(problem, device, mode)
     assert chosen is not None  # only mode "tune" returns None
@@ -130,13 +115,22 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
     That is a config of their class's portfolio, one that no portfolio holds, or the config that is
     remembered for just their size.
     """
-    alike = [_at_rows(problem, m) for m in ROWS]
+    alike: list[Any] = [_at_rows(problem, m) for m in ROWS]
     for each in alike:
         name = class_of(each)
         found = gpu_tables.portfolio(name, device) if name is not None else None
         configs = (*(found[0].configs if found else ()), *model.beside(each, device)[:1])
         yield from ((config, each) for config in configs if illegal(config, each, device) is None)
-    yield from ((_planned(other, device, "cached"), other) for other in _remembered(alike, device))
+    first, among = alike[0], {replace(each, m=1) for each in alike}
+    digests = [family.digest for family in FAMILIES[first.op].values()]
+    remembered = [trial.problem for each in digests for trial in store_of(device).bests(each, first.op)]
+    for table in (gpu_tables.pinned(device), *gpu_tables.shipped(device)):
+        remembered += [entry.problem for entry in table.entries] if table is not None else []
+    for other in dict.fromkeys(remembered):
+        if isinstance(other, type(first)):
+            called = numerics.in_one_way(other) if invariant(first) else other
+            if replace(called, m=1) in among:
+                yield _planned(called, device, "cached"), called
 
 
 def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
@@ -220,23 +214,6 @@ def compile_calls(
     return kernels, sorted(reasons)
 
 
-def _kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> int:
-    """Compile a decorated kernel with the config of a call, in this process."""
-    chosen = plan(kernel, *args, device=device, **kwargs)
-    if chosen.device == HOST:
-        raise InvalidValueError(_ON_HOST)
-    check_nvidia(chosen.device)
-    label = f"{chosen.problem.label}, {chosen.config}"
-    try:
-        with as_mode_asks(label, "run this in another mode"):
-            compile_ahead(call_of(kernel, args, kwargs, {}), chosen.config, chosen.device)
-    except TritileError:
-        raise
-    except Exception as error:
-        raise TuningError(f"warm: {label}: {brief(error)}") from error
-    return 1
-
-
 def warm(
     what: Callable[..., Any] | str | Tiled | Autotuner,
     *args: Any,
@@ -269,13 +246,24 @@ def warm(
         NotCompiledError: a kernel is not in the cache, in mode "strict".
         TuningError: the compiler refuses a kernel; all others are there.
     """
-    if isinstance(what, Autotuner):
-        if any_rows:
-            raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
-        return _kernel(what, args, kwargs, device)
+    if isinstance(what, Autotuner) and any_rows:
+        raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
     chosen = plan(what, *args, device=device, **kwargs)
     if chosen.device == HOST:
-        raise InvalidValueError(_ON_HOST)
+        raise InvalidValueError(
+            "warm: tensors are in host memory, where no kernel runs: name a GPU with device="
+        )
+    if isinstance(what, Autotuner):
+        check_nvidia(chosen.device)
+        label = f"{chosen.problem.label}, {chosen.config}"
+        try:
+            with as_mode_asks(label, "run this in another mode"):
+                compile_ahead(call_of(what, args, kwargs, {}), chosen.config, chosen.device)
+        except TritileError:
+            raise
+        except Exception as failure:
+            raise TuningError(f"warm: {label}: {brief(failure)}") from failure
+        return 1
     if chosen.why == IN_PLACE:
         raise InvalidValueError("warm: calls in place are not compiled ahead: leave out= away")
     kernels, reasons = compile_calls(calls_of(chosen.problem, chosen.device, any_rows), chosen.device)

@@ -1,4 +1,4 @@
-"""Offer `tritile.nn.convert` and `restore`: exchange a model's linear layers, in place, and undo it."""
+"""`tritile.nn.convert` and `restore`: exchange a model's linear layers, in place, and undo it."""
 
 import contextlib
 import re
@@ -37,7 +37,7 @@ _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True)
 class ConversionRow:
-    """Say what became of layers that are alike, at one number of rows.
+    """What became of layers that are alike, at one number of rows.
 
     - `layers`: their name in the model, numbers in it as *; `count`: how many they are.
     - `features`: K and N.
@@ -65,7 +65,7 @@ class ConversionRow:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Tabular):
-    """Show what `convert` did as a table: `print` it, or look at it in a notebook.
+    """What `convert` did; it prints as a table.
 
     - `kind`: as given. `exchanged`: names of the layers that were exchanged.
     - `device`: name of the GPU that was decided for; "" if nothing was compared.
@@ -87,17 +87,20 @@ class Conversion(Tabular):
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
-        cells: list[tuple[str, ...]] = []
-        for row in self.rows:
-            rows, passes = str(row.rows), "training" if row.training else "forward"
-            if row.rows is None:
-                rows = passes = ""
-            features = "{} -> {}".format(*row.features)
-            ratio = "" if row.ratio is None else f"{row.ratio:.2f} {row.source}"
-            cells.append(
-                (row.layers, str(row.count), features, rows, row.dtype, passes, row.by, ratio, row.why)
+        return [
+            (
+                row.layers,
+                str(row.count),
+                "{} -> {}".format(*row.features),
+                "" if row.rows is None else str(row.rows),
+                row.dtype,
+                "" if row.rows is None else "training" if row.training else "forward",
+                row.by,
+                "" if row.ratio is None else f"{row.ratio:.2f} {row.source}",
+                row.why,
             )
-        return cells
+            for row in self.rows
+        ]
 
 
 @contextlib.contextmanager
@@ -170,31 +173,6 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
     return ""
 
 
-def _quantized(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
-    """Quantize a layer, which stays the same object; return why that failed, "" if it did not."""
-    try:
-        new = QuantizedLinear.from_linear(
-            layer, bits=_BITS[kind], group_size=group_size, zero_points=zero_points
-        )
-    except TritileError as error:
-        return brief(error)
-    layer.__class__ = QuantizedLinear
-    own = {name for name in vars(layer) if "hook" in name} | {"training"}
-    vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
-    return ""
-
-
-def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
-    """Return the GPU to decide for, and its number if it is here. InvalidValueError if there is none."""
-    if given is not None:
-        return gpu_of("convert", given), None
-    used = {each.device.index for each in model.parameters() if each.device.type == "cuda"}
-    index = min(used) if used else devices.current_index()
-    if index is None:
-        raise InvalidValueError("convert: there is no GPU here: name one with device=, as 'nvidia-h200'")
-    return devices.gpu(index), index
-
-
 def _decided(row: ConversionRow, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
     """Yield what becomes of a layer at each of its calls, by comparing tritile with torch."""
     for call in calls:
@@ -211,14 +189,19 @@ def _decided(row: ConversionRow, calls: Iterable[LayerCall], gpu: Any) -> Iterat
         yield replace(row, by=by, ratio=found.ratio, source=found.source, why=found.why)
 
 
-def _checked_rows(rows: Any) -> list[int]:
-    found = [] if rows is None else list(rows) if isinstance(rows, Iterable) else [rows]
-    if not all(type(each) is int and each > 0 for each in found) or (rows is not None and not found):
-        raise InvalidValueError(f"convert: rows is {rows!r}: wanted a whole number above 0, or several")
-    return list(dict.fromkeys(found))
+def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
+    """Return the GPU to decide for, and its number if it is here. InvalidValueError if there is none."""
+    if given is not None:
+        return gpu_of("convert", given), None
+    used = {each.device.index for each in model.parameters() if each.device.type == "cuda"}
+    index = min(used) if used else devices.current_index()
+    if index is None:
+        raise InvalidValueError("convert: there is no GPU here: name one with device=, as 'nvidia-h200'")
+    return devices.gpu(index), index
 
 
-def _check(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> None:
+def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> list[int]:
+    """Check the arguments of `convert`, and return its rows. Raises InvalidValueError."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidValueError(f"convert: model is a {type(model).__name__}: wanted a torch.nn.Module")
     if kind not in get_args(WeightKind):
@@ -229,13 +212,17 @@ def _check(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_si
         wanted = "a function without arguments that calls the model"
         raise InvalidValueError(f"convert: forward is a {type(forward).__name__}: wanted {wanted}")
     given = [rows is not None, forward is not None, bool(always)]
+    if kind != "linear" and any(given):
+        raise InvalidValueError(f"convert: rows, forward and always are for kind 'linear', not {kind!r}")
     if kind == "linear" and sum(given) != 1:
         raise InvalidValueError(
             "convert: wanted one of rows=, the numbers of rows that matter; forward=, a function that calls "
             "the model once; and always=True"
         )
-    if kind != "linear" and any(given):
-        raise InvalidValueError(f"convert: rows, forward and always are for kind 'linear', not {kind!r}")
+    numbers = [] if rows is None else list(rows) if isinstance(rows, Iterable) else [rows]
+    if not all(type(each) is int and each > 0 for each in numbers) or (rows is not None and not numbers):
+        raise InvalidValueError(f"convert: rows is {rows!r}: wanted a whole number above 0, or several")
+    return list(dict.fromkeys(numbers))
 
 
 def convert(
@@ -292,10 +279,8 @@ def convert(
     Raises:
         InvalidValueError: an argument does not fit, or there is no GPU to decide for. Nothing is changed.
     """
-    _check(model, kind, rows, forward, always, group_size)
-    numbers = _checked_rows(rows)
-    compares = kind == "linear" and not always
-    gpu = _target(model, device) if compares else None
+    numbers = _checked_rows(model, kind, rows, forward, always, group_size)
+    gpu = _target(model, device) if kind == "linear" and not always else None
     calls: dict[torch.nn.Module, Counter[LayerCall]] = {}
     if forward is not None:
         with recorded(model) as calls:
@@ -315,13 +300,22 @@ def convert(
         why = "it is inside an adapter" if id(layer) in adapters else _unfit(layer, kind, always)
         why = why or bound.get(id(layer), "")
         if not why and kind != "linear":
-            why = _quantized(layer, kind, group_size, zero_points)
+            how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
+            try:
+                new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
+            except TritileError as error:
+                why = brief(error)
+            else:  # the same object, with its own hooks
+                layer.__class__ = QuantizedLinear
+                own = {each for each in vars(layer) if "hook" in each} | {"training"}
+                vars(layer).update({each: value for each, value in vars(new).items() if each not in own})
         rows_of = [replace(row, why=why, by="torch" if why else "tritile")]
         if not why and gpu is not None:
             grad = trains and layer.training
-            how = (layer.weight.dtype, grad, grad and layer.weight.requires_grad)
-            seen: Iterable[LayerCall] = [LayerCall.of(layer, each, *how) for each in numbers]
-            seen = seen if forward is None else calls.get(layer, ())
+            grads = grad, grad and layer.weight.requires_grad
+            seen: Iterable[LayerCall] = calls.get(layer, ())
+            if forward is None:
+                seen = [LayerCall.of(layer, each, layer.weight.dtype, *grads) for each in numbers]
             rows_of = list(_decided(row, seen, gpu)) or [replace(row, why="forward did not call it")]
         wins = any(each.by == "tritile" for each in rows_of)
         if kind == "linear":

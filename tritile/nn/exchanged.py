@@ -40,7 +40,7 @@ PARTS_AHEAD: Final = 2.0
 
 
 class LayerCall(NamedTuple):
-    """Describe a call of a layer, by all that decides who multiplies.
+    """A call of a layer, by all that decides who multiplies.
 
     `dtype` is the input's; None under autocast, which casts it. `weight` is the (shape, strides, dtype) of a
     weight (N, K), `bias` a dtype, None without one. `grad_input` and `grad_weight` say which gradients a
@@ -101,7 +101,7 @@ class Comparison(NamedTuple):
 
 
 def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans.Plan:
-    """Return the plan with torch's kernel as a candidate; mode "tune" measures on GPU `index`."""
+    """The plan with torch's kernel as a candidate; mode "tune" measures on GPU `index`."""
     tunes = current_mode() == "tune"
     if index is not None and not (tunes and class_of(problem) is None):
         return planned(problem, index, True)
@@ -202,29 +202,26 @@ def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 
 class ConvertedLinear(torch.nn.Linear):
-    """Multiply as `torch.nn.Linear`, by tritile or torch, whichever is faster."""
+    """`torch.nn.Linear`, multiplied by tritile or torch, whichever is faster."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
         weight, bias = self.weight, self.bias
         return (linear if by_tritile(input, weight, bias) else torch_linear)(input, weight, bias)
 
 
 class AlwaysLinear(torch.nn.Linear):
-    """Multiply as `torch.nn.Linear`, by tritile at every call."""
+    """`torch.nn.Linear`, multiplied by tritile at every call."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return input @ weight^T + bias, (..., N), for an input (..., K)."""
         return linear(input, self.weight, self.bias)
 
 
 class _Conv1D:
-    """Multiply as `transformers.pytorch_utils.Conv1D`, a linear layer with a weight (K, N)."""
+    """`transformers.pytorch_utils.Conv1D`, a linear layer with a weight (K, N)."""
 
     always = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight + bias, (..., N), for an x (..., K)."""
         weight, bias = weight_of(self), self.bias  # type: ignore[attr-defined]
         if self.always or by_tritile(x, weight, bias):
             return linear(x, weight, bias)
@@ -249,13 +246,12 @@ def __getattr__(name: str) -> type:
 
 
 def is_conv1d(layer: Any) -> bool:
-    """True for transformers' Conv1D, exchanged or not."""
     cls = type(layer)
     return issubclass(cls, _Conv1D) or (cls.__module__, cls.__qualname__) == _CONV1D
 
 
 def weight_of(layer: Any) -> torch.Tensor:
-    """Return the weight of a linear layer as an (N, K) matrix."""
+    """The weight of a linear layer as an (N, K) matrix."""
     weight: torch.Tensor = layer.weight
     return weight.t() if is_conv1d(layer) else weight
 
