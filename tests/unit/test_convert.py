@@ -9,6 +9,7 @@ import importlib
 import pickle
 import sys
 import types
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -155,11 +156,10 @@ def test_what_is_not_torchs_plain_layer_is_left_alone(wins, make, why, how):
 
 
 def test_a_filter_and_tritiles_own_kind_leave_layers_out(wins):
-    (row,) = convert(tritile.nn.Linear(8, 8), always=True).rows
-    assert "it is a tritile.nn.Linear" in row.why
-    model = nn.Sequential(layer_of(), layer_of())
-    assert convert(model, rows=8, device=H200, filter=lambda name, layer: name == "1").exchanged == ("1",)
-    assert [type(each) for each in model] == [nn.Linear, ConvertedLinear]
+    model = nn.Sequential(layer_of(), layer_of(), tritile.nn.Linear(8, 8))
+    found = convert(model, rows=8, device=H200, filter=lambda name, layer: name != "0")
+    assert found.exchanged == ("1",)
+    assert [row.why for row in found.rows if row.why] == ["it is a tritile.nn.Linear"]
 
 
 def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
@@ -250,15 +250,14 @@ def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins, copied):
 
 def test_loading_moving_and_casting(net, wins):
     other = Net()
-    convert(other, rows=6, device=H200)
+    for each in (net, other):
+        convert(each, rows=6, device=H200)
     other.load_state_dict(net.state_dict(), strict=True)
     assert_same(other(TOKENS), net(TOKENS))
-    convert(net, rows=6, device=H200)
     assert net.float()(TOKENS).dtype == FP32
     assert {each.device.type for each in net.to("meta").parameters()} == {"meta"}
+    assert net.to_empty(device="cpu")(TOKENS).shape == (2, 3, 11)
     assert type(net.up) is ConvertedLinear
-    empty = net.to_empty(device="cpu")
-    assert empty(TOKENS).shape == (2, 3, 11)
 
 
 def test_a_model_inside_another_or_compiled_is_converted(net, wins):
@@ -407,18 +406,19 @@ def test_autocast_leaves_layers_to_torch(net, wins):
 # Who multiplies in a call.
 
 
-class Runs(list):
-    """Who multiplied, call by call."""
+@pytest.fixture
+def decided():
+    """The calls that were decided."""
+    return []
 
 
 @pytest.fixture
-def runs(monkeypatch):
-    """Calls on a GPU that is not there; `judged` counts decisions: tritile wins from 100 rows on."""
-    made = Runs()
-    made.judged = []
+def runs(monkeypatch, decided):
+    """Who multiplied, call by call, on a GPU that is not there; `decided`: tritile wins from 100 rows on."""
+    made = []
 
     def judged(call, device, index):
-        made.judged.append(call)
+        decided.append(call)
         return WINS if call.rows >= 100 else LOSES
 
     monkeypatch.setattr(exchanged, "judged", judged)
@@ -439,7 +439,7 @@ def on_meta(*shape, dtype=BF16, **how):
     return torch.empty(*shape, dtype=dtype, device="meta", **how)
 
 
-def test_each_number_of_rows_is_decided_once(runs):
+def test_each_number_of_rows_is_decided_once(runs, decided):
     layer = exchanged_layer()
     with torch.no_grad():
         for _ in range(3):
@@ -447,35 +447,35 @@ def test_each_number_of_rows_is_decided_once(runs):
             layer(on_meta(3, 8))
             layer(on_meta(2, 100, 8))
     assert runs == ["tritile", "torch", "tritile"] * 3
-    assert [call.rows for call in runs.judged] == [200, 3, 200]
+    assert [call.rows for call in decided] == [200, 3, 200]
     tritile.forget()
     layer(on_meta(200, 8))
-    assert len(runs.judged) == 4
+    assert len(decided) == 4
 
 
-def test_gradients_modes_and_settings_are_decided_apart(runs, cuda_matmul):
+def test_gradients_modes_and_settings_are_decided_apart(runs, decided, cuda_matmul):
     layer, x = exchanged_layer(), on_meta(200, 8)
     layer(x)
     layer(on_meta(200, 8, requires_grad=True))
     with torch.no_grad():
         layer(x)
-    assert [(call.grad_input, call.grad_weight) for call in runs.judged] == [
+    assert [(call.grad_input, call.grad_weight) for call in decided] == [
         (False, True),
         (True, True),
         (False, False),
     ]
     with torch.no_grad(), tritile.mode("off"):
         layer(x)
-    assert len(runs.judged) == 4
+    assert len(decided) == 4
     layer.float()
     with torch.no_grad():
         for setting in ("ieee", "tf32", "ieee"):
             cuda_matmul.fp32_precision = setting
             layer(x.float())
-    assert len(runs.judged) == 6
+    assert len(decided) == 6
 
 
-def test_torch_multiplies_what_is_not_a_plain_call(runs):
+def test_torch_multiplies_what_is_not_a_plain_call(runs, decided):
     layer, x = exchanged_layer(), on_meta(200, 8)
 
     class Mine(torch.Tensor):
@@ -489,23 +489,16 @@ def test_torch_multiplies_what_is_not_a_plain_call(runs):
     layer(on_meta(8, 200).mT)
     layer(on_meta(200, 9))
     assert runs == ["torch"] * 5
-    assert runs.judged == []
+    assert decided == []
 
 
-def test_what_tritile_does_not_compute_is_torchs(runs, monkeypatch):
-    def refuse(*call):
-        raise NotTunedError("no")
-
-    monkeypatch.setattr(exchanged, "judged", refuse)
-    exchanged_layer()(on_meta(200, 8))
-    assert runs == ["torch"]
-
-
-def test_batch_invariant_calls_are_always_tritiles(runs):
+def test_batch_invariant_calls_are_tritiles_and_what_it_does_not_compute_is_torchs(runs, monkeypatch):
     layer = exchanged_layer()
     with tritile.batch_invariant():
         layer(on_meta(3, 8))
-    assert runs == ["tritile"]
+    monkeypatch.setattr(exchanged, "judged", MagicMock(side_effect=NotTunedError("no")))
+    layer(on_meta(200, 8))
+    assert runs == ["tritile", "torch"]
 
 
 def test_a_call_in_host_memory_is_torchs(monkeypatch):
@@ -519,12 +512,12 @@ def test_a_call_in_host_memory_is_torchs(monkeypatch):
     assert inside.shape == (3, 7)
 
 
-def test_what_mode_tune_finds_during_a_capture_is_not_kept(runs, monkeypatch):
+def test_what_mode_tune_finds_during_a_capture_is_not_kept(runs, decided, monkeypatch):
     monkeypatch.setattr(exchanged, "may_be_kept", lambda: False)
     layer = exchanged_layer()
     for _ in range(2):
         layer(on_meta(200, 8))
-    assert len(runs.judged) == 2
+    assert len(decided) == 2
 
 
 # How a call is compared.
@@ -584,22 +577,24 @@ def test_a_prediction_has_to_win_by_more_than_it_errs(monkeypatch, source, torch
 @pytest.mark.parametrize(
     ("plan", "ratio", "source", "why"),
     [
-        ({"us": 50.0, "other_us": 100.0}, 0.5, "predicted", "torch is as fast, or faster"),
-        ({"us": 50.0, "other_us": 100.0, "source": "exact"}, 0.5, "measured", "torch is as fast, or faster"),
-        ({"why": "by a rule", "source": "table"}, None, "", "by a rule"),
+        ({"config": aten.CONFIG, "us": 50.0, "other_us": 100.0}, 0.5, "predicted", "torch is as fast"),
+        (
+            {"config": aten.CONFIG, "us": 50.0, "other_us": 100.0, "source": "exact"},
+            0.5,
+            "measured",
+            "torch is",
+        ),
+        ({"config": aten.CONFIG, "why": "by a rule", "source": "table"}, None, "", "by a rule"),
+        ({"us": 100.0}, None, "", "is not known on NVIDIA H200"),
     ],
 )
-def test_where_torchs_kernel_is_planned_a_layer_stays_torchs(monkeypatch, plan, ratio, source, why):
-    planned_as(monkeypatch, {"config": aten.CONFIG} | plan)
+def test_where_torchs_kernel_is_planned_or_its_time_unknown_a_layer_stays_torchs(
+    monkeypatch, plan, ratio, source, why
+):
+    planned_as(monkeypatch, plan)
     found = exchanged.judged(CALL, HERE)
-    assert (found.ratio, found.source, found.why, found.wins) == (ratio, source, why, False)
-
-
-def test_of_torchs_time_nothing_is_known(monkeypatch):
-    planned_as(monkeypatch, {"us": 100.0})
-    found = exchanged.judged(CALL, HERE)
-    assert (found.ratio, found.wins) == (None, False)
-    assert "is not known on NVIDIA H200" in found.why
+    assert (found.ratio, found.source, found.wins) == (ratio, source, False)
+    assert why in found.why
 
 
 def test_fp16_parts_are_faster_by_what_was_measured_or_by_the_rule_that_they_are_the_default(monkeypatch):
@@ -664,14 +659,11 @@ def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monk
     assert done == [("bfloat16", 0, True)]
 
 
-def test_mode_off_knows_nothing_of_torch():
-    with tritile.mode("off"):
-        assert exchanged.judged(CALL, HERE).ratio is None
-
-
-def test_mode_strict_refuses_no_decision():
-    with tritile.mode("strict"):
-        assert exchanged.judged(CALL, HERE).wins
+@pytest.mark.parametrize(("mode", "known"), [("off", False), ("strict", True)])
+def test_mode_off_knows_nothing_of_torch_and_strict_refuses_no_decision(mode, known):
+    with tritile.mode(mode):
+        found = exchanged.judged(CALL, HERE)
+    assert (found.ratio is not None) == found.wins == known
 
 
 def test_fp32_follows_torchs_setting(cuda_matmul):

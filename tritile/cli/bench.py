@@ -105,7 +105,7 @@ def bench(
     as_json: shared.Json = False,
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
-    shared.check_folder(output)
+    shared.check_output(output, folder=True)
     draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
     plain = []

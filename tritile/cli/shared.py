@@ -265,30 +265,21 @@ def gpu_here(advice: str = "nothing can be measured") -> Device:
     return device
 
 
-def check_output(path: Path | None, *suffixes: str) -> None:
-    """Raise InvalidValueError before any work where a file cannot be written, or has none of these suffixes.
+def check_output(path: Path | None, *suffixes: str, folder: bool = False) -> None:
+    """Raise InvalidValueError before any work where a file, or a folder, cannot be written.
 
-    Folders that are not there are made by `write`.
+    `suffixes` are those that a file may have. Folders that are not there are made by `write`.
     """
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:
         raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(suffixes)}")
-    if path.is_dir():
+    if path.is_dir() and not folder:
         raise InvalidValueError(f"{path} cannot be written: it is a folder")
-    check_folder(path.parent, path)
-
-
-def check_folder(folder: Path | None, path: Path | None = None) -> None:
-    """Raise InvalidValueError before any work where `path`, by default the folder, cannot be made there."""
-    if folder is None:
-        return
-    folder = folder.absolute()
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    place = path.absolute() if folder else path.absolute().parent
+    there = next(each for each in (place, *place.parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise InvalidValueError(
-            f"{path or folder} cannot be written: {there} is not a folder that can be written to"
-        )
+        raise InvalidValueError(f"{path} cannot be written: {there} is not a folder that can be written to")
 
 
 def write(path: Path, data: str) -> None:

@@ -187,7 +187,7 @@ def tune(
     if model:
         return tune_model.tune_model(model, as_json)
     if calibrate:
-        shared.check_folder(sweeps)
+        shared.check_output(sweeps, folder=True)
         names = calibrating.classes_of(calibrate)
         device = shared.gpu_here()
         path = output or gpu_tables.calibrated_path(device)

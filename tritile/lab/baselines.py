@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
-from tritile.core.epilogue import activated
+from tritile.core.epilogue import activated, composed
 from tritile.core.problem import FP8_DTYPES, Epilogue
 from tritile.core.quantized import by_row, unpacked
 from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
@@ -78,44 +78,29 @@ def _fused_inputs(call: MatmulCall) -> Inputs:
     return found
 
 
-def _scaled(call: MatmulCall) -> Callable[..., torch.Tensor]:
-    """Return a @ b with its scales, in the result's dtype, as a function."""
-    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
-    one = torch.ones((), device=call.a.tensor.device)
+def fused(call: MatmulCall) -> Product:
+    """Return the product with its epilogue, an operation after the other."""
+    of, kind, fast = call.fused, getattr(torch, call.out_dtype), call.precision == "fast"
+    fp8, one = call.dtype in FP8_DTYPES, torch.ones((), device=call.a.tensor.device)
 
-    def multiply(a: torch.Tensor, b: torch.Tensor, given: Inputs) -> torch.Tensor:
-        scales = [given[name] for name in ("scale_a", "scale_b") if name in given]
-        if call.dtype in FP8_DTYPES:
+    def multiplied(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
+        if fp8:
             of_a, of_b = scales if len(scales) == 2 else (one, one)
             return of_torch.scaled_mm(a, b, of_a, of_b, out_dtype=kind, use_fast_accum=fast)
         if call.dtype == "int8":
-            sums = of_torch.int_mm(a, b).float()
-            for scale in scales:
-                sums.mul_(scale)
-            return sums.to(kind)
+            return functools.reduce(torch.Tensor.mul_, scales, of_torch.int_mm(a, b).float()).to(kind)
         return functools.reduce(torch.mul, scales, torch.matmul(a, b))
-
-    return multiply
-
-
-def fused(call: MatmulCall) -> Product:
-    """Return the product with its epilogue, an operation after the other."""
-    of, multiply = call.fused, _scaled(call)
-    plain = call.dtype not in (*FP8_DTYPES, "int8")
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: Side = None, **given: torch.Tensor) -> torch.Tensor:
         if "up" in given:
             left, right = F.linear(a, b.t(), bias), F.linear(a, given["up"].t(), given.get("bias_up"))
             return activated(left, of.activation) * right
-        if plain and bias is not None and "scale_a" not in given and "scale_b" not in given:
-            add = torch.addmm if a.ndim == 2 else torch.baddbmm
-            made = add(bias, a, b, beta=of.beta, alpha=of.alpha)
-        else:
-            made = multiply(a, b, given)
-            made = made if of.alpha == 1 else made * of.alpha
-            made = made if bias is None else torch.add(made, bias, alpha=of.beta)
-        made = activated(made, of.activation)
-        return made + given["residual"] if "residual" in given else made
+        residual = given.pop("residual", None)
+        if bias is None or given or fp8 or call.dtype == "int8":
+            sums = multiplied(a, b, list(given.values()))
+            return composed(sums, bias, residual, of.activation, of.alpha, of.beta)
+        add = torch.addmm if a.ndim == 2 else torch.baddbmm
+        return composed(add(bias, a, b, beta=of.beta, alpha=of.alpha), None, residual, of.activation)
 
     return Product(_fused_inputs, run)
 

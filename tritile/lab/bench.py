@@ -296,8 +296,6 @@ def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwar
         what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`
             takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
             arguments and `grid=`, which is timed on copies of its arguments, by turns with its `reference`.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
 
     Returns:
         A `BenchResult`, which prints as a table.

@@ -153,12 +153,10 @@ def check(
     Args:
         kernel: a kernel that `tritile.autotune` decorates, with a `reference`. Of a list of configs those are
             checked that its pruning leaves for the call; of a `tritile.Space`, which may have thousands, all.
-        args: the call's positional arguments; with `make`, whole numbers, its sizes.
         grid: the grid of the launch, as `kernel[grid]` takes it. A function is given all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes given and with each one less, of which one at
             least is no multiple of a tile.
-        kwargs: the call's keyword arguments.
 
     Returns:
         A `CheckResult`, true where every config was right, which prints as a table.

@@ -44,10 +44,8 @@ _ALTERNATIVES: Final = 4
 _UNEXPLAINED: Final = 1.5  # no unit explains a time that is longer than its longest part by this factor
 # Most warps and blocks of one SM, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
 # Programming Guide. A compute unit of AMD's CDNA has 4 SIMDs of 8 waves each: "CDNA3 ISA", AMD.
-_MOST = {
-    70: (64, 32), 72: (64, 32), 75: (32, 16), 80: (64, 32), 86: (48, 16), 87: (48, 16), 89: (48, 24),
-    90: (64, 32), 100: (64, 32), 101: (64, 32), 103: (64, 32), 120: (48, 32), 121: (48, 32),
-}  # fmt: skip
+_MOST = dict.fromkeys((70, 72, 80, 90, 100, 101, 103), (64, 32))
+_MOST |= {75: (32, 16), 86: (48, 16), 87: (48, 16), 89: (48, 24), 120: (48, 32), 121: (48, 32)}
 _MOST_ELSEWHERE = (48, 16)  # the least of recent GPUs, except 7.5
 _AMD_WAVES = 32
 _REGISTERS = 65536  # of an SM, in four partitions; a warp takes them in units of 256
@@ -161,52 +159,58 @@ class Explanation(Tabular, Cost):
     @property
     def _rows(self) -> list[tuple[str, str]]:
         product, work = isinstance(self.problem, MatmulProblem), self.tiling
-        idle = math.floor(100 * self.idle)
         how = "each element reads a row and a column" if product else "sectors, element by element along x"
         fewer = f"{self.reuse:.3g} times fewer" if self.reuse >= 1.005 else "tiling saves none here"
         if self.reuse < 0.995:
             fewer = f"{1 / self.reuse:.3g} times as many: sectors at edges of tiles, or copies"
         shared = f", each shared by {work.programs // work.tiles} programs" * (work.programs > work.tiles)
+        idle = f"{math.floor(100 * self.idle)}% of the last one is idle"
         rows = [
             ("bytes without tiles", f"{bytes_text(self.untiled.total)}: {how}"),
             ("bytes with these tiles", f"{bytes_text(self.tiled.total)}: {fewer}"),
             ("unique bytes", f"{bytes_text(self.unique.total)}: inputs once, output once"),
+        ]
+        if product:
+            text = "the peak rate of this GPU is not known: memory is the only roof"
+            if self.ridge is not None:
+                roof, peak = "memory" if self.intensity < self.ridge else "multiplying", self.peak_tflops
+                text = f"{roof} is the roof: the ridge is at {self.ridge:.0f} ({peak:.0f} TFLOP/s)"
+            rows.append(("intensity", f"{self.intensity:.1f} op/byte; {text}"))
+        rows += [
             ("roof", f"{self.roof_us:.1f} us: no kernel is faster on this GPU"),
             ("tiles", f"{work.tiles}{shared}{self._lost(work)}"),
-            ("waves", f"{self.waves} of {self.at_once} programs; {idle}% of the last one is idle"),
+            ("waves", f"{self.waves} of {self.at_once} programs; {idle}"),
         ]
-        if isinstance(self.problem, MatmulProblem):
-            text = "; the peak rate of this GPU is not known: memory is the only roof"
-            if self.ridge is not None:
-                roof = "memory" if self.intensity < self.ridge else "multiplying"
-                text = (
-                    f"; {roof} is the roof: the ridge is at {self.ridge:.0f} ({self.peak_tflops:.0f} TFLOP/s)"
-                )
-            rows.insert(3, ("intensity", f"{self.intensity:.1f} op/byte{text}"))
-        used, held = self.resources, self.occupancy
-        if used is None or held is None:
+        used, resident = self.resources, self.occupancy
+        if used is None or resident is None:
             rows.append(("kernel", self.failure))
         else:
             spilled = f", {used.spills} bytes spilled to memory" * (used.spills > 0)
             room = self.device.shared_memory / 1024
-            rows.append(("registers", f"{used.registers} a thread{spilled}"))
-            rows.append(("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"))
-            programs = "1 program" if held.programs == 1 else f"{held.programs} programs"
-            of_sm = f"{programs}, {held.warps} of {held.most_warps} warps on an SM"
-            rows.append(("occupancy", f"{of_sm}; limited by {held.limit}"))
+            programs = f"{resident.programs} program{'s' * (resident.programs != 1)}"
+            of_sm = f"{programs}, {resident.warps} of {resident.most_warps} warps on an SM"
+            rows += [
+                ("registers", f"{used.registers} a thread{spilled}"),
+                ("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"),
+                ("occupancy", f"{of_sm}; limited by {resident.limit}"),
+            ]
         parts = ", ".join(f"{name} {us:.1f} us" for name, us in self.parts_us.items())
-        rows.append(("bound by", f"{self.bound}; each unit by itself: {parts}"))
-        rows.append(("predicted", f"{self.predicted_us:.1f} us"))
-        if self.measured_us is None:
-            rows.append(("measured", "never on this GPU: see `tritile tune`"))
-        else:
+        measured = "never on this GPU: see `tritile tune`"
+        if self.measured_us is not None:
             ratio, share = self.measured_us / self.predicted_us, self.roof_us / self.measured_us
-            text = f"{self.measured_us:.1f} us, {ratio:.2f} of the prediction; {share:.0%} of the roof's rate"
-            rows.append(("measured", text))
+            measured = (
+                f"{self.measured_us:.1f} us, {ratio:.2f} of the prediction; {share:.0%} of the roof's rate"
+            )
+        rows += [
+            ("bound by", f"{self.bound}; each unit by itself: {parts}"),
+            ("predicted", f"{self.predicted_us:.1f} us"),
+            ("measured", measured),
+        ]
         for one in self.alternatives:
-            times = f"predicted {one.predicted_us:.1f} us" if one.measured_us is None else (
-                f"measured {one.measured_us:.1f} us, predicted {one.predicted_us:.1f}"
-            )  # fmt: skip
+            times = f"predicted {one.predicted_us:.1f}"
+            times = (
+                f"{times} us" if one.measured_us is None else f"measured {one.measured_us:.1f} us, {times}"
+            )
             part = "" if one.bound == LATENCY else f" {one.parts_us[one.bound]:.1f} us"
             cost = f"{bytes_text(one.tiled.total)}{self._lost(one.tiling)}"
             rows.append(("or", f"{one.config}: {times}; {one.bound}{part}; {cost}"))
@@ -250,31 +254,25 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
     if isinstance(problem, PermuteProblem):
         box = config.family == boxes.BOX
         found = (boxes.parts_us if box else permute.parts_us)(config, problem, device)
-        named = dict(zip((MEMORY, SHARED if box else L2, INSTRUCTIONS, LATENCY), found, strict=True))
+        parts = dict(zip((MEMORY, SHARED if box else L2, INSTRUCTIONS, LATENCY), found, strict=True))
     else:
-        named = _product_us(problem.core, config, device)
-    return dict(sorted(named.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _product_us(problem: MatmulProblem, config: Config, device: Device) -> dict[str, float]:
-    clocks_us = device.clock_ghz * 1e3
-    m, n = traffic.tile_of(config, problem)
-    work, iterations = traffic.tiling(problem, config, device), -(-problem.k // config["BLOCK_K"])
-    busiest = -(-work.programs // device.processors) * iterations / (work.programs / work.tiles)
-    # tl.dot without tensor cores sums in float32.
-    summed = replace(problem, dtype="float32") if config.family in upright.FAMILIES else problem
-    known = peak_tflops(summed, device)
-    peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
-    requested = traffic.tiled(problem, config, device).total
-    passed = 2 * (m + n) * config["BLOCK_K"] * problem.itemsize * busiest
-    return {
-        MEMORY: traffic.unique(problem).total / (device.memory_gbps * 1e3),
-        L2: requested / (TmaFit.l2_bytes * device.processors * clocks_us),
-        TENSOR_CORES if uses_tensor_cores(summed) else FMA: (
-            2.0 * m * n * config["BLOCK_K"] * busiest / peak / clocks_us
-        ),
-        SHARED: passed / _SHARED_BYTES / clocks_us,
-    }
+        problem, clocks_us, k = problem.core, device.clock_ghz * 1e3, config["BLOCK_K"]
+        m, n = traffic.tile_of(config, problem)
+        work = traffic.tiling(problem, config, device)
+        iterations = -(-problem.k // k) / (work.programs / work.tiles)
+        busiest = -(-work.programs // device.processors) * iterations
+        # tl.dot without tensor cores sums in float32.
+        summed = replace(problem, dtype="float32") if config.family in upright.FAMILIES else problem
+        known = peak_tflops(summed, device)
+        peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
+        requested = traffic.tiled(problem, config, device).total
+        parts = {
+            MEMORY: traffic.unique(problem).total / (device.memory_gbps * 1e3),
+            L2: requested / (TmaFit.l2_bytes * device.processors * clocks_us),
+            TENSOR_CORES if uses_tensor_cores(summed) else FMA: 2.0 * m * n * k * busiest / peak / clocks_us,
+            SHARED: 2 * (m + n) * k * problem.itemsize * busiest / _SHARED_BYTES / clocks_us,
+        }
+    return dict(sorted(parts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def bound_of(parts: dict[str, float], us: float) -> str:
@@ -334,12 +332,10 @@ def explain(
     Args:
         what: an operation, as `tritile.matmul`, or its name, followed by the arguments of the call, which may
             be on the meta device; or a problem alone.
-        args: the call's positional arguments.
         device: the GPU to explain for, as `tritile.plan` takes it. Default: the GPU of the tensors, else the
             current one.
         config: the config to explain, or a text that names some of its parameters, of which the fastest
             predicted config is taken. Default: the plan's config.
-        kwargs: the call's keyword arguments.
 
     Raises:
         TritileError: as `tritile.plan` raises it.

@@ -29,12 +29,7 @@ text { font: 13px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-se
 .a { fill: #2563eb } .b { fill: #d97706 } .c { fill: #0f9d76 } .made { opacity: 0.25 } .band { opacity: 0.11 }
 .masked { fill: url(#masked); stroke: #b4235a; stroke-width: 0.8 } #masked path { stroke: #b4235a }
 .track { fill: #e6eaf0 } .bad { fill: #7b8494 }
-@media (prefers-color-scheme: dark) {
-text { fill: #e8ecf2 } .small { fill: #9aa5b5 } .edge { fill: #ff7aa8 } .paper { fill: #171b22 }
-.a, .a-ink { fill: #6ea0ff } .b, .b-ink { fill: #f5b04c } .c, .c-ink { fill: #3fcf9f }
-.matrix { fill: #12161c; stroke: #9aa5b5 } .grid, .track { fill: #262d38 } .bad { fill: #9aa5b5 }
-.masked { stroke: #ff7aa8 } #masked path { stroke: #ff7aa8 }
-}"""
+@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }"""
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,9 @@ _MOST_LOSSES: Final = 40
 _FONT: Final = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TYPES: Final = ("bfloat16", "float16", "float32", "float64", "complex", "8-bit", "int16 to int64")
 _RATIOS: Final = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 8, 12, 20, 50]
-# The palette of Okabe and Ito, adapted for a contrast of 3:1 or more with each background, and the colours
-# that take their places where the reader asks for a dark scheme. Paper, ink, muted, lines, accent.
-_LIGHT: Final = ("white", "#16202b", "#4b5866", "#e3e7ec", "#b3261e")
-_DARK: Final = ("#12181f", "#eef2f6", "#a9b6c3", "#2b3641", "#ff8a80")
+_PAPER, _INK, _MUTED, _LINE, _ACCENT = "white", "#16202b", "#4b5866", "#e3e7ec", "#b3261e"
+# The palette of Okabe and Ito, adapted for a contrast of 3:1 or more with the background.
 _POINTS: Final = ("#0072b2", "#d55e00", "#00845f", "#c2408f", "#967000", "#66727e", "#5b3fb0")
-_POINTS_DARK: Final = ("#56b4e9", "#ff9a4d", "#2fc99a", "#ee9fcb", "#f0d24a", "#94a2b1", "#b79bf0")
-_PAPER, _INK, _MUTED, _LINE, _ACCENT = _LIGHT
 _TEXT: Final = {"labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal"}
 _CONFIG: Final[dict[str, Any]] = {
     "background": _PAPER,
@@ -44,21 +40,17 @@ _CONFIG: Final[dict[str, Any]] = {
 
 
 _STYLE: Final = f"""<meta name="viewport" content="width=device-width"><style>
-body {{ font: 14px/1.5 {_FONT}; margin: 16px; background: {_PAPER}; color: {_INK}; color-scheme: light dark }}
+body {{ font: 14px/1.5 {_FONT}; margin: 16px; background: Canvas; color: CanvasText; color-scheme: light dark }}
 h1 {{ font-size: 20px }} h2 {{ font-size: 16px }} p {{ margin: 2px 0 }} svg {{ max-width: none }}
 .rows {{ overflow-x: auto }} td, th {{ padding: 1px 12px 1px 0; text-align: left; white-space: nowrap }}
 .vega-embed, .chart-wrapper {{ display: flex !important; flex-direction: column; overflow-x: auto }}
 .vega-bindings {{ order: -1; padding: 12px 0 }} .vega-bind {{ display: inline-block; margin-right: 14px }}
-@media (prefers-color-scheme: dark) {{ body {{ background: {_DARK[0]}; color: {_DARK[1]} }} }}
 </style>"""
 
-# Exchanges the colours of an SVG picture where its reader asks for a dark scheme.
-_RULES: Final = "".join(
-    f'[{side}="{light}"]{{{side}:{dark}}}'
-    for light, dark in zip((*_LIGHT, *_POINTS), (*_DARK, *_POINTS_DARK), strict=True)
-    for side in ("fill", "stroke")
+# Lightness is reversed, and hues stay, where a reader asks for a dark scheme.
+_DARK_STYLE: Final = (
+    "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
-_DARK_STYLE: Final = f"<style>@media (prefers-color-scheme: dark){{{_RULES}}}</style>"
 
 
 def rows_of(results: Iterable[Result], gpu: str) -> list[Row]:

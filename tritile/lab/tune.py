@@ -155,12 +155,10 @@ def tune(
         what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`
             takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
             arguments and `grid=`.
-        args: positional arguments of the call.
         exhaustive: try every config. Default: a search that ends where it expects no more gain.
         budget: seconds after which no more configs are tried, once one works. Default:
             `TRITILE_TUNE_BUDGET`, or 15; no limit if `exhaustive`.
         force: measure again what is remembered.
-        kwargs: keyword arguments of the call.
 
     Returns:
         A `TuneResult`, which prints as a table.

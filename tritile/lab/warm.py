@@ -230,13 +230,11 @@ def warm(
         what: the operation or its name, followed by the arguments of the call, or a problem alone, as
             `tritile.plan` takes them; or a kernel that `tritile.autotune` decorates, followed by its
             arguments. Such a kernel is compiled in this process: not while another thread launches kernels.
-        args: the call's positional arguments.
         any_rows: compile for any number of rows (M) of a product, with the N and K of this call: each config
             of its class's portfolio, and configs that are remembered. For a class without a portfolio (plain
             float32, say), and other operations, only the kernel of this call. A result of one column is
             computed as one row, and needs a call of its own.
         device: compile for this GPU, which need not be here, as `tritile.plan` takes it.
-        kwargs: the call's keyword arguments.
 
     Raises:
         TritileError: as `tritile.plan` raises it.
