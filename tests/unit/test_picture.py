@@ -135,14 +135,6 @@ def test_the_longest_sides_are_drawn_without_a_line_for_each_tile():
     assert text.count("<rect") < 500
 
 
-@pytest.mark.parametrize("given", [("300x200x150",), ("300x200", "--op", "transpose")], ids=str)
-def test_the_command_writes_a_picture(tmp_path, given):
-    result = commands.run("picture", *given, "--output", tmp_path / "tiling.svg")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "tiling.svg").read_text().startswith("<svg")
-    assert "NVIDIA H200" in result.output
-
-
 def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     output = tmp_path / "tiling.svg"
     words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 2, "--output", output)

@@ -40,7 +40,8 @@ _CONFIG: Final[dict[str, Any]] = {
 
 
 _STYLE: Final = f"""<meta name="viewport" content="width=device-width"><style>
-body {{ font: 14px/1.5 {_FONT}; margin: 16px; background: Canvas; color: CanvasText; color-scheme: light dark }}
+body {{ font: 14px/1.5 {_FONT}; margin: 16px }}
+body {{ color-scheme: light dark; background: Canvas; color: CanvasText }}
 h1 {{ font-size: 20px }} h2 {{ font-size: 16px }} p {{ margin: 2px 0 }} svg {{ max-width: none }}
 .rows {{ overflow-x: auto }} td, th {{ padding: 1px 12px 1px 0; text-align: left; white-space: nowrap }}
 .vega-embed, .chart-wrapper {{ display: flex !important; flex-direction: column; overflow-x: auto }}

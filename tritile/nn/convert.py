@@ -126,29 +126,26 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[L
             handle.remove()
 
 
-def _in_adapters(model: torch.nn.Module) -> set[int]:
-    """Return the ids of the modules inside adapters such as PEFT's, which read and merge weights."""
-    found: set[int] = set()
-    for module in model.modules():
-        if any(name == "base_layer" or name.startswith("lora_") for name, _ in module.named_children()):
-            found.update(id(inner) for child in module.children() for inner in child.modules())
-    return found
-
-
-def _bound(model: torch.nn.Module) -> dict[int, str]:
-    """Return, by the id of a layer, why it must keep its weight: something else reads it too."""
-    owners: dict[int, dict[str, torch.nn.Module]] = {}
+def _read_elsewhere(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
+    """Return, by the id of a layer, what reads its weight too, so that the layer must stay as it is."""
     found: dict[int, str] = {}
+    owners: dict[int, dict[str, torch.nn.Module]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.TransformerEncoderLayer):  # its fused path
+        if any(each == "base_layer" or each.startswith("lora_") for each, _ in module.named_children()):
+            inner = (layer for child in module.children() for layer in child.modules())
+            found |= dict.fromkeys(
+                map(id, inner), "it is inside an adapter"
+            )  # as PEFT's, which merge weights
+        if isinstance(module, torch.nn.TransformerEncoderLayer) and kind != "linear":  # its fused path
             reason = "torch.nn.TransformerEncoderLayer reads its weight"
             found |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
         for _, parameter in module.named_parameters(recurse=False):
             owners.setdefault(id(parameter), {})[name or "the model itself"] = module
-    for shared in (each for each in owners.values() if len(each) > 1):
+    for shared in owners.values() if kind != "linear" else ():
         for name, module in shared.items():
             others = ", ".join(other for other in shared if other != name)
-            found[id(module)] = f"it shares a parameter with {others}"
+            if others:
+                found.setdefault(id(module), f"it shares a parameter with {others}")
     return found
 
 
@@ -286,7 +283,7 @@ def convert(
         with recorded(model) as calls:
             forward()
     trains = any(parameter.requires_grad for parameter in model.parameters())
-    adapters, bound = _in_adapters(model), {} if kind == "linear" else _bound(model)
+    elsewhere = _read_elsewhere(model, kind)
     names, found, total = list[str](), Counter[ConversionRow](), 0
     for name, layer in list(model.named_modules()):
         if not (isinstance(layer, torch.nn.Linear) or is_conv1d(layer)):
@@ -297,8 +294,7 @@ def convert(
         label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
         features = layer.weight.shape if is_conv1d(layer) else (layer.in_features, layer.out_features)
         row = ConversionRow(label, (features[0], features[1]))
-        why = "it is inside an adapter" if id(layer) in adapters else _unfit(layer, kind, always)
-        why = why or bound.get(id(layer), "")
+        why = elsewhere.get(id(layer), "") or _unfit(layer, kind, always)
         if not why and kind != "linear":
             how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
             try:
