@@ -98,6 +98,20 @@ def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
     assert chosen.source == "predicted"
 
 
+def test_what_calls_of_drawn_cases_launch_is_compiled(monkeypatch):
+    compiled, device = [], TARGETS["nvidia-h200"]
+    monkeypatch.setattr(drawn, "compile_calls", lambda calls, device: compiled.append(calls))
+    cases = drawn.draw("a tree", 3, 2)
+    drawn.compile_all(cases, device)
+    (calls,) = compiled
+    pairs = [(config, problem) for config, problems in calls.items() for problem in problems]
+    assert {problem: config for config, problem in pairs} == {
+        case.problem: plans.plan_for(case.problem, device, "cached").config for case in cases
+    }
+    drawn.compile_all(cases, TARGETS["gfx942"])  # whose kernels are not compiled ahead
+    assert len(compiled) == 1
+
+
 def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
     compiled, asked = [], {}
 

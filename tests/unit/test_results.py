@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -110,6 +111,11 @@ def test_lines_come_back(tmp_path):
     assert len(path.read_text().splitlines()) == 3
     assert read(path, pytest.fail) == lines
     assert case_of(lines[1]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
+    fused = replace(parse_shape("64x64x64"), epilogue="bias=row relu")
+    measured = Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, CONFIG, "exact")
+    append(path, [result(fused, measured, ENV)])
+    assert case_of(read(path, pytest.fail)[-1]) == fused
+    assert "epilogue" not in lines[0]
 
 
 def test_a_truncated_last_line_costs_only_itself(tmp_path):
