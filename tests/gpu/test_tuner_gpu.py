@@ -13,8 +13,8 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import IsolationWarning
 from tritile.planning.store import store_of
 from tritile.tune import now
-from tritile.tune.measure.tasks import Rules
-from tritile.tune.measure.workshop import Workshop
+from tritile.tune.measure.engine import Rules
+from tritile.tune.measure.workers import Workshop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 

@@ -1,14 +1,15 @@
 """Fork servers that are there at once, and programs that test_engine ends amid a request."""
 
+import contextlib
+import functools
 import math
 import multiprocessing
 import os
 import runpy
-import socket
+import stat
 import subprocess
 import sys
 import warnings
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -16,55 +17,62 @@ import pytest
 from tests.unit.fake_subjects import Fake, config
 from tritile.core.device import HOST
 from tritile.planning.store import Store
-from tritile.tune.measure.child import START_S, Child, ForkServer, fork_on_request
-from tritile.tune.measure.engine import tune
-from tritile.tune.measure.tasks import Rules, Task
-from tritile.tune.measure.workshop import Workshop
+from tritile.tune.measure import workers
+from tritile.tune.measure.engine import Rules, Task, tune
+from tritile.tune.measure.workers import Workers, Workshop
 from tritile.tune.spaces import Listed
 
 LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
 
 
-def expire_when_hung(monkeypatch, folder):
-    """Time requests out when the subject notes in `folder` that it hangs, and never by the clock."""
-    poll, notes = Connection.poll, {SCREEN_S: folder / "hung", COMPILE_S: folder / "compiler hung"}
+class QuickWorkers(Workers):
+    """Fork the server from the tests' own, or this process: a program of its own takes seconds to start.
 
-    def answered(connection, limit_s=0.0):
-        note = notes.get(limit_s)
-        while not poll(connection, 0.01):
-            if note is not None and note.exists():
-                note.unlink()
-                return False
-        return True
+    Requests time out when the subject notes in `folder` that it hangs, and never by the clock.
+    """
 
-    monkeypatch.setattr(Connection, "poll", answered)
+    def __init__(self, compilers=None, folder=None, server=None):
+        super().__init__(compilers)
+        self.folder, self._context = folder, server or multiprocessing.get_context("fork")
 
-
-class QuickForkServer(ForkServer):
-    """Fork the server from the tests' own, or this process: a program of its own takes seconds to start."""
-
-    def __init__(self, server=None):
-        super().__init__()
-        self._server = server or multiprocessing.get_context("fork")
-
-    def _start(self):
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = self._server.Process(
-                target=_fork_on_request, args=(theirs, ours, dict(os.environ)), daemon=True
-            )
-            process.start()
+    def _started(self, theirs):
+        arguments = theirs, self._compilers, dict(os.environ), self.folder
+        process = self._context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
         process.wait = process.join
-        ours.settimeout(START_S)
-        self._process, self._control = process, ours
-        return ours
+        return process
 
 
-def _fork_on_request(control, callers, environment):
-    callers.close()
+def _serve(connection, compilers, environment, folder):
+    os.setpgid(0, 0)
+    for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # of the folder itself
+            if stat.S_ISSOCK(os.fstat(file).st_mode) and file != connection.fileno():
+                os.close(file)  # the caller's end, say: a program of its own inherits none
     os.environ.clear()
     os.environ.update(environment)
-    fork_on_request(control)
+    multiprocessing.current_process()._config["daemon"] = False  # as a program of its own: it may fork
+    notes = {SCREEN_S: "hung", COMPILE_S: "compiler hung"} if folder else {}
+
+    def is_late(worker):
+        note = notes.get(worker.request.limit_s)
+        if note is None or not (Path(folder) / note).exists():
+            return False
+        (Path(folder) / note).unlink()
+        return True
+
+    wait = workers.wait
+    workers.wait = lambda objects, limit: wait(objects, None if limit is None else 0.01)
+    workers._Worker.is_late = is_late
+    workers.serve(connection, compilers)
+
+
+def quick_workshop(*arguments, folder=None, server=None, **limits):
+    """Return a workshop of QuickWorkers."""
+    with pytest.MonkeyPatch.context() as patch:
+        quick = functools.partial(QuickWorkers, folder=folder, server=server)
+        patch.setattr(workers, "Workers", quick)
+        return Workshop(*arguments, **limits)
 
 
 def run_script(script, argument, environment, told):
@@ -87,17 +95,16 @@ def _wait_for_another(name):
 
 
 def program(how, told, name):
-    """Be a program with a fork server and one child: tell their pids, then end, or ask what never ends."""
+    """Be a program with workers: tell the pids of two and their server, then end, or ask what never ends."""
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", ResourceWarning)  # it ends amid what it does
-    fork_server = QuickForkServer()
-    child = Child(fork_server)
-    pid, parent, group = child.ask(_look, limit_s=LONG_S)
-    assert (pid, parent, group) == (child.pid, fork_server._process.pid, pid)
-    assert os.getpgid(fork_server._process.pid) == fork_server._process.pid != os.getpid()
-    told.send([fork_server._process.pid, child.pid])
+    own = QuickWorkers(1)
+    pid, parent, group = own.measure(_look, limit_s=LONG_S)
+    assert (parent, group) == (own._server.pid, pid)
+    assert os.getpgid(parent) == parent != os.getpid()
+    told.send([parent, pid, own.submit(os.getpid).result()])
     if how != "ended":
-        child.ask(_wait_for_another, name, limit_s=LONG_S)
+        own.measure(_wait_for_another, name, limit_s=LONG_S)
 
 
 def tuner(folder, expires):
@@ -107,9 +114,6 @@ def tuner(folder, expires):
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
     task = Task(Fake(str(folder)), Listed(configs), known)
     rules = Rules(exhaustive=True, batch=1, problem_s=math.inf)
-    with pytest.MonkeyPatch.context() as patch:
-        if expires:
-            expire_when_hung(patch, folder)
-        with Workshop(None, jobs=1, limit_s=SCREEN_S, fork_server=QuickForkServer()) as shop:
-            (tuned,) = tune([task], shop, rules, store.add)
+    with quick_workshop(None, jobs=1, limit_s=SCREEN_S, folder=folder if expires else None) as shop:
+        (tuned,) = tune([task], shop, rules, store.add)
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")

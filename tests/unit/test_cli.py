@@ -29,7 +29,7 @@ from tritile.families import registry as families
 from tritile.planning import aten, plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import TORCH, Trial
-from tritile.tune.measure.tasks import Tuned
+from tritile.tune.measure.engine import Tuned
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")

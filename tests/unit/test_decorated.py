@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 import tritile
-from tests.unit.helpers_for_fork_servers import LONG_S, QuickForkServer
+from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, quick_workshop
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
@@ -30,11 +30,10 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.tune import measuring
 from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject
-from tritile.tune.measure import workshop
+from tritile.tune.measure import workers
 from tritile.tune.measure.answers import poison
-from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.engine import Rules, Task
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
-from tritile.tune.measure.tasks import Rules, Task
 from tritile.tune.measuring import tuned_elsewhere
 from tritile.tune.spaces import Listed
 
@@ -132,7 +131,7 @@ def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(serv
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     shipment = pack(call_of(torch.randn(90), torch.zeros(77)), tmp_path, LIMIT, host_too=True)
     subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
-    with CompilePool(1, QuickForkServer(server)) as pool:
+    with QuickWorkers(1, server=server) as pool:
         assert pool.submit(subject.compile, GOOD, limit_s=LONG_S).result() is None
         bad = pool.submit(subject.compile, Config.of(BLOCK=33, STRAY=0), limit_s=LONG_S)
         assert "power of 2" in str(bad.exception())
@@ -214,8 +213,8 @@ def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, mon
 
 def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monkeypatch):
     """As where a module that it needs is not found there: it can be measured here all the same."""
-    quick = functools.partial(workshop.Workshop, jobs=1, fork_server=QuickForkServer(server))
-    monkeypatch.setattr(workshop, "Workshop", quick)
+    quick = functools.partial(quick_workshop, jobs=1, server=server)
+    monkeypatch.setattr(workers, "Workshop", quick)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
     call, kept = call_of(torch.randn(90), torch.zeros(77)), []
@@ -318,7 +317,7 @@ import triton.language as tl
 from pathlib import Path
 from tritile.tune.decorated import KernelCall, KernelSubject
 from tritile.core.device import target_device
-from tritile.tune.measure.pool import CompilePool
+from tritile.tune.measure.workers import Workers
 from tritile.tune.measure.shipping import pack
 from tritile.core.problem import KernelProblem
 import tempfile
@@ -339,7 +338,7 @@ call = KernelCall(kernel, ("x",), (torch.zeros(64),), {"grid": grid}, {})
 with tempfile.TemporaryDirectory() as folder:
     shipment = pack(call, Path(folder), 1 << 20, host_too=True)
     subject = KernelSubject(KernelProblem("kernel", (), ()), target_device("sm_90"), "0" * 16, shipment)
-    with CompilePool(1) as pool:
+    with Workers(1) as pool:
         print(pool.submit(subject.compile, tritile.Config.of(BLOCK=64), limit_s=600).result())
 """
 

@@ -10,65 +10,46 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import wait
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tests.unit import helpers_for_fork_servers as helpers
 from tests.unit.fake_subjects import Fake, config
-from tests.unit.helpers_for_fork_servers import LONG_S, QuickForkServer
+from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, quick_workshop
 from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.errors import UnsupportedError
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
-from tritile.tune.measure.child import Child, ChildError, ForkServer
-from tritile.tune.measure.engine import tune
-from tritile.tune.measure.pool import CompilePool
-from tritile.tune.measure.tasks import Rules, Task, has_more
+from tritile.tune.measure.engine import Rules, Task, has_more, tune
 from tritile.tune.measure.timing import settled, slower
-from tritile.tune.measure.workshop import Workshop
+from tritile.tune.measure.workers import WorkerError, Workers, Workshop
 from tritile.tune.spaces import Listed
 
 RULES = Rules(exhaustive=True, problem_s=math.inf)
 
 
 @pytest.fixture(scope="module")
-def shop(server):
+def shared(server, tmp_path_factory):
+    """A workshop, and the folder where subjects note that they hang."""
+    folder = tmp_path_factory.mktemp("hung")
     limits = {"limit_s": helpers.SCREEN_S, "compile_s": helpers.COMPILE_S}
-    with Workshop(None, jobs=1, **limits, fork_server=QuickForkServer(server)) as shop:
-        yield shop
-
-
-@pytest.fixture(scope="module")
-def fork_server(server):
-    fork_server = QuickForkServer(server)
-    yield fork_server
-    fork_server.close()
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    """Start a fork server as a program of its own, where a file and a path could mislead it."""
-    folder, fork_server = tmp_path_factory.mktemp("misleading"), ForkServer()
-    (folder / "json.py").write_text("raise SystemExit('imported')")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", [*sys.path, folder])  # a Path, which Python passes over
-        first = Child(fork_server)
-        assert first.ask(len, "ab", limit_s=LONG_S) == 2
-        first.close()
-    yield fork_server
-    fork_server.close()
+    with quick_workshop(None, jobs=1, folder=folder, server=server, **limits) as shop:
+        yield shop, folder
 
 
 @pytest.fixture
-def child(fork_server):
-    child = Child(fork_server)
-    yield child
-    child.close()
+def shop(shared):
+    return shared[0]
+
+
+@pytest.fixture(scope="module")
+def workers(server):
+    with QuickWorkers(1, server=server) as workers:
+        yield workers
 
 
 def run(shop, folder, *configs, rules=RULES, **rest):
@@ -106,10 +87,9 @@ def test_the_fastest_wins_and_is_checked(shop, tmp_path):
         ("crashes when checked", "the process died: SIGABRT: an illegal memory access"),
     ],
 )
-def test_a_fault_costs_its_config_alone_and_says_why(shop, tmp_path, monkeypatch, fault, reason):
-    helpers.expire_when_hung(monkeypatch, tmp_path)
+def test_a_fault_costs_its_config_alone_and_says_why(shared, fault, reason):
     bad, good, slow = config(1, fault), config(2), config(3)
-    tuned, kept = run(shop, tmp_path, slow, bad, good)
+    tuned, kept = run(*shared, slow, bad, good)
     assert tuned.best.config == good
     assert kept[bad].failure == reason
     assert kept[bad].us is None
@@ -187,12 +167,34 @@ def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypat
     assert "no process can be started" in tuned.failure
 
 
-def test_a_process_that_compiled_much_is_replaced(monkeypatch, server):
+def test_a_process_that_compiled_much_is_replaced(monkeypatch):
     """Triton keeps what it compiled in memory."""
-    monkeypatch.setattr("tritile.tune.measure.pool._WORN", 3)
-    with CompilePool(1, QuickForkServer(server)) as pool:
-        pids = [pool.submit(os.getpid).result() for _ in range(7)]
+    monkeypatch.setattr("tritile.tune.measure.workers._WORN", 3)
+    with QuickWorkers(1) as workers:
+        pids = [workers.submit(os.getpid).result() for _ in range(7)]
     assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]
+
+
+def test_the_most_urgent_request_is_served_first(workers, tmp_path):
+    """Wait for a process that is busy, and leave out what is cancelled."""
+    os.mkfifo(tmp_path / "go")
+    first = workers.submit(_read_text, tmp_path / "go")
+    served = tmp_path / "served"
+    rest = [workers.submit(_add_line, served, urgency, urgency=urgency) for urgency in (3, 1, 2, 4)]
+    rest[2].cancel()
+    (tmp_path / "go").write_text("go")
+    assert first.result() == "go"
+    wait([rest[0], rest[1], rest[3]])
+    assert served.read_text().split() == ["1", "3", "4"]
+
+
+def _read_text(path):
+    return path.read_text()
+
+
+def _add_line(path, line):
+    with path.open("a") as file:
+        file.write(f"{line}\n")
 
 
 def test_a_remembered_time_that_no_launch_takes_is_no_winner(shop, tmp_path):
@@ -228,37 +230,35 @@ def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
     assert settled(dict(reversed(tied.items())))[0] == a
 
 
-def test_a_child_answers_and_survives_what_it_is_asked(program):
-    """Also with a json.py in the folder that its program was started in."""
-    child = Child(program)
-    assert child.ask(len, [1, 2, 3], limit_s=LONG_S) == 3
-    assert child.ask(lambda x: x + 1, 4, limit_s=LONG_S) == 5  # a function that cannot be imported
-    pid = child.pid
-    # Ctrl-C and SIGTERM to all of a job's processes are the caller's: those that measure wait for it.
-    assert os.getpgid(0) not in (os.getpgid(pid), os.getpgid(program._process.pid))
-    with pytest.raises(ChildError, match="ZeroDivisionError") as raised:
-        child.ask(divmod, 1, 0, limit_s=LONG_S)
-    assert not raised.value.lost
-    assert child.pid == pid
-    with pytest.raises(ChildError, match="status 3") as raised:
-        child.ask(os._exit, 3, limit_s=LONG_S)
-    assert raised.value.lost
-    assert child.ask(len, "ab", limit_s=LONG_S) == 2
-    assert child.pid != pid
-    child.close()
+def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
+    """Start the server as a program of its own, where a file and a path could mislead it."""
+    (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, which Python passes over
+    with Workers(1) as workers:
+        assert workers.measure(len, [1, 2, 3], limit_s=LONG_S) == 3
+        assert workers.measure(lambda x: x + 1, 4, limit_s=LONG_S) == 5  # it cannot be imported
+        pid = workers.measure(os.getpid)
+        # Ctrl-C and SIGTERM to all of a job's processes are the caller's: those that measure wait for it.
+        assert os.getpgid(0) not in (os.getpgid(pid), os.getpgid(workers._server.pid))
+        with pytest.raises(WorkerError, match="ZeroDivisionError"):
+            workers.measure(divmod, 1, 0, limit_s=LONG_S)
+        assert workers.measure(os.getpid) == pid
+        with pytest.raises(WorkerError, match="status 3"):
+            workers.measure(os._exit, 3, limit_s=LONG_S)
+        assert workers.measure(os.getpid) != pid
 
 
 def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(server, tmp_path):
-    """Kill the fork server too, as where memory runs out."""
-    fork_server, slow = QuickForkServer(server), config(1, "takes long once")
-    with Workshop(None, jobs=1, limit_s=LONG_S, fork_server=fork_server) as shop:
+    """Kill the server too, as where memory runs out."""
+    slow = config(1, "takes long once")
+    with quick_workshop(None, jobs=1, limit_s=LONG_S, server=server) as shop:
 
         def killer():
             noted = tmp_path / "killed"
             while not (noted.exists() and noted.read_text()):  # else it is not noted that it was
                 time.sleep(0.01)
-            os.kill(fork_server._process.pid, signal.SIGKILL)
-            os.kill(shop._measuring.pid, signal.SIGKILL)
+            os.kill(shop.workers._server.pid, signal.SIGKILL)
 
         thread = threading.Thread(target=killer)
         thread.start()
@@ -274,14 +274,13 @@ def starts_another(pipe):
     process.wait()
 
 
-def test_what_a_process_started_ends_with_it(child, tmp_path, monkeypatch):
+def test_what_a_process_started_ends_with_it(workers, tmp_path):
     """End an assembler that hangs, say: else it would go on when its compiler was given up."""
-    pids = []
     os.mkfifo(tmp_path / "pid")
-    monkeypatch.setattr(Connection, "poll", lambda *_: pids.append(int((tmp_path / "pid").read_text())))
-    with pytest.raises(ChildError, match="hung: no answer in 600 s"):
-        child.ask(starts_another, str(tmp_path / "pid"), limit_s=LONG_S)
-    wait_for_the_end(pids)
+    future = workers.submit(starts_another, str(tmp_path / "pid"))
+    pid = int((tmp_path / "pid").read_text())
+    future.cancel()
+    wait_for_the_end([pid])
 
 
 @pytest.fixture
@@ -330,7 +329,7 @@ def interrupted(answer, pid, stopped):
     return answer
 
 
-def test_an_answer_never_goes_to_another_request(child, tmp_path):
+def test_an_answer_never_goes_to_another_request(workers, tmp_path):
     """Who stops waiting for one, and asks again, gets the answer to what was asked then."""
 
     class Stopped(Exception):
@@ -341,31 +340,14 @@ def test_an_answer_never_goes_to_another_request(child, tmp_path):
 
     before = signal.signal(signal.SIGINT, stop)
     try:
-        assert child.ask(len, "ab", limit_s=LONG_S) == 2
-        first = child.pid
+        first = workers.measure(os.getpid)
         with pytest.raises(Stopped):
-            child.ask(interrupted, "first", os.getpid(), tmp_path / "stopped", limit_s=LONG_S)
+            workers.measure(interrupted, "first", os.getpid(), tmp_path / "stopped", limit_s=LONG_S)
         (tmp_path / "stopped").touch()
-        assert child.ask(str, "second", limit_s=LONG_S) == "second"
-        assert child.pid != first
+        assert workers.measure(str, "second", limit_s=LONG_S) == "second"
+        assert workers.measure(os.getpid) != first
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_fork_server_whose_answer_was_not_read_is_not_asked_again(fork_server, child, monkeypatch):
-    """Read no number for another: it would be that of a process to kill."""
-    assert child.ask(len, "ab", limit_s=LONG_S) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr("tritile.tune.measure.child._line", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            fork_server.status(child.pid)
-    assert child.close() is None  # nobody knows
-    assert child.ask(len, "abc", limit_s=LONG_S) == 3
-    os.kill(child.pid, 0)
-
-
-def stopped(control):
-    raise KeyboardInterrupt
 
 
 class Broken:
@@ -373,27 +355,24 @@ class Broken:
         return divmod, (1, 0)
 
 
-def test_an_answer_that_cannot_be_read_costs_its_request_alone(child):
-    assert child.ask(len, "ab", limit_s=LONG_S) == 2
-    pid = child.pid
-    with pytest.raises(ChildError, match="garbled: its answer cannot be read") as raised:
-        child.ask(Broken, limit_s=LONG_S)
-    assert (raised.value.lost, raised.value.blameless) == (True, False)
-    assert child.ask(len, "abc", limit_s=LONG_S) == 3
-    assert child.pid != pid
+def test_an_answer_that_cannot_be_read_costs_its_request_alone(workers):
+    with pytest.raises(WorkerError, match="garbled: its answer cannot be read") as raised:
+        workers.measure(Broken, limit_s=LONG_S)
+    assert not raised.value.blameless
+    assert workers.measure(len, "abc", limit_s=LONG_S) == 3
 
 
-def test_a_pool_that_is_closed_leaves_no_process(server):
-    with CompilePool(1, QuickForkServer(server)) as pool:
-        pid = pool.submit(os.getpid).result()
-        slow = pool.submit(time.sleep, 600)
-        waiting = pool.submit(time.sleep, 600)
-        while not slow.running():
-            time.sleep(0.01)
-    assert waiting.cancelled()
-    assert slow.exception() is not None
+def test_workers_that_are_closed_leave_no_process(server, tmp_path):
+    os.mkfifo(tmp_path / "pid")
+    with QuickWorkers(1, server=server) as workers:
+        pid = workers.submit(os.getpid).result()
+        slow = workers.submit(starts_another, str(tmp_path / "pid"))
+        started = int((tmp_path / "pid").read_text())
+        waiting = workers.submit(time.sleep, 600)
+    assert [slow.cancelled(), waiting.cancelled()] == [True, True]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    wait_for_the_end([started])
 
 
 def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, tmp_path):

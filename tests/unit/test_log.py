@@ -2,6 +2,7 @@
 
 import io
 import logging
+import multiprocessing
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from tritile.ops import asked, memo, run
 from tritile.planning import plans
 from tritile.planning.trial import Trial
 from tritile.runtime import ahead, compiles, launch
-from tritile.tune.measure import child, tasks
+from tritile.tune.measure import engine, workers
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 192, 128, "bfloat16", "bfloat16")
@@ -138,7 +139,7 @@ def test_a_warm_call_does_not_even_ask_whether_to_log(records, on_hopper, monkey
 
 def test_a_measurement_says_why_it_failed_and_a_check_of_it_nothing_more(records):
     kept = []
-    keep = tasks.logged(lambda digest, trial: kept.append(trial))
+    keep = engine.logged(lambda digest, trial: kept.append(trial))
     trial = Trial(PROBLEM, tile(16, 16, 16), None, failure="no room")
     keep("digest", trial)
     keep("digest", trial)
@@ -275,8 +276,9 @@ def test_processes_whose_last_lines_are_read_log_nothing(monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "debug")
     monkeypatch.setenv("TRITILE_MODE", "off")
     given = []
-    monkeypatch.setattr(child.subprocess, "Popen", lambda command, **how: given.append(how["env"]))
-    child.ForkServer()._start().close()
+    monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **how: given.append(how["env"]))
+    with multiprocessing.Pipe()[1] as theirs:
+        workers.Workers()._started(theirs)
     (environment,) = given
     assert "TRITILE_LOG" not in environment
     assert environment["TRITILE_MODE"] == "off"

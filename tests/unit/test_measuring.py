@@ -28,8 +28,7 @@ from tritile.tune import measuring
 from tritile.tune.identity import identified, identity
 from tritile.tune.measure.answers import OUTSIDE
 from tritile.tune.measure.bench import Screened, Taken
-from tritile.tune.measure.engine import tune
-from tritile.tune.measure.tasks import Rules, Task
+from tritile.tune.measure.engine import Rules, Task, tune
 from tritile.tune.measure.timing import Timing
 from tritile.tune.spaces import Listed
 

@@ -16,7 +16,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.space import illegal
 from tritile.planning import model
-from tritile.tune.measure.tasks import Rules, proposed
+from tritile.tune.measure.engine import Rules, proposed
 from tritile.tune.search import NEIGHBOURS, OPENING, exhaustive, expected_gain, leaders, screening
 from tritile.tune.spaces import Listed
 from tritile.tune.subject.problem import ProblemSpace
@@ -228,7 +228,7 @@ def replay(space, recorded, rules=Rules()):  # noqa: B008
 @pytest.fixture
 def untiring(monkeypatch):
     """Let a search go on, however little gain it expects."""
-    monkeypatch.setattr("tritile.tune.measure.tasks.ENOUGH", 0.0)
+    monkeypatch.setattr("tritile.tune.measure.engine.ENOUGH", 0.0)
 
 
 @pytest.mark.parametrize("strategy", [screening, exhaustive])
@@ -316,5 +316,5 @@ def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
         return all(have <= most for have, most in zip(found, SCREENING, strict=True))
 
     assert is_within()
-    monkeypatch.setattr("tritile.tune.measure.tasks.screening", exhaustive)
+    monkeypatch.setattr("tritile.tune.measure.engine.screening", exhaustive)
     assert not is_within()

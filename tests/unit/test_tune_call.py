@@ -18,7 +18,7 @@ from tritile.lab import tune as tuning
 from tritile.planning import aten, model, plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
-from tritile.tune.measure.tasks import Tuned
+from tritile.tune.measure.engine import Tuned
 
 pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")

@@ -24,9 +24,8 @@ from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
-from tritile.tune.measure.pool import processes_for
-from tritile.tune.measure.tasks import Rules, Tuned, logged, whole
-from tritile.tune.measure.workshop import Workshop
+from tritile.tune.measure.engine import Rules, Tuned, logged, whole
+from tritile.tune.measure.workers import Workshop, processes_for
 from tritile.tune.subject import is_tuned
 
 

@@ -39,7 +39,7 @@ from tritile.tune.decorated import REFERENCE, KernelSubject
 from tritile.tune.identity import identity
 from tritile.tune.measure import timing
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measure.workers import borrowed
 from tritile.tune.measuring import call_of, room_of
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32

@@ -25,7 +25,7 @@ from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import identified
 from tritile.tune.measure.answers import OUTSIDE, WRONG
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measure.workers import borrowed
 from tritile.tune.measuring import call_of, room_of
 
 Outcome = Literal["right", "wrong", "failed"]

@@ -25,7 +25,7 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.measure.tasks import Rules, whole
+from tritile.tune.measure.engine import Rules, whole
 from tritile.tune.measuring import rules_of
 from tritile.tune.subject import is_tuned
 

@@ -47,7 +47,7 @@ from tritile.runtime.compiles import as_mode_asks, compiles_refused
 from tritile.runtime.offline import compiling_for
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import compile_ahead
-from tritile.tune.measure.pool import COMPILE_LIMIT_S, CompilePool
+from tritile.tune.measure.workers import COMPILE_LIMIT_S, Workers
 from tritile.tune.measuring import call_of
 
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
@@ -198,7 +198,7 @@ def compile_calls(
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     folder, strict = str(knobs.cache.dir), current_mode() == "strict"
     kernels, reasons = set[str](), list[str]()
-    with CompilePool(jobs) as pool:
+    with Workers(jobs) as pool:
         futures = {}
         for config, problems in calls.items():
             asked = (list(dict.fromkeys(problems)), config, device, folder, strict)

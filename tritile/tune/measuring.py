@@ -31,10 +31,21 @@ from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, WRONG
-from tritile.tune.measure.engine import HOPELESS, tune
+from tritile.tune.measure.engine import (
+    HOPELESS,
+    Keep,
+    Rules,
+    Task,
+    has_more,
+    logged,
+    now,
+    proposed,
+    tried_of,
+    tune,
+    whole,
+)
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.tasks import Keep, Rules, Task, has_more, logged, now, proposed, tried_of, whole
-from tritile.tune.measure.workshop import borrowed
+from tritile.tune.measure.workers import borrowed
 from tritile.tune.search import fastest_first
 from tritile.tune.spaces import Listed
 

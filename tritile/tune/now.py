@@ -4,6 +4,7 @@ import contextlib
 import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Final
 
@@ -25,9 +26,9 @@ from tritile.runtime import launch
 from tritile.runtime.compiles import asking, compiles_heard
 from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
 from tritile.tune.measure import engine
-from tritile.tune.measure.tasks import Keep, Rules, Tuned, logged, now
+from tritile.tune.measure.engine import Keep, Rules, Tuned, logged, now
 from tritile.tune.measure.timing import Queued, settled, timing_of
-from tritile.tune.measure.workshop import Workshop, borrowed
+from tritile.tune.measure.workers import Workshop, borrowed
 from tritile.tune.subject import answers, task_of, torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
 
@@ -143,7 +144,6 @@ def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> Non
             launch.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:
-                rest = [shop.pool.submit(compile_at, c, [call.problem], device) for c in configs[index + 1 :]]
-                for future in rest:
-                    future.exception()
+                rest = configs[index + 1 :]
+                wait([shop.workers.submit(compile_at, each, [call.problem], device) for each in rest])
             return

@@ -22,8 +22,8 @@ from tritile.families.space import unbanded, worthwhile
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.runtime.ahead import compiled_for
-from tritile.tune.measure.pool import CompilePool
 from tritile.tune.measure.timing import Graph, Queued
+from tritile.tune.measure.workers import Workers
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.subject.operands import copies_of, run_of
@@ -112,7 +112,7 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
 def compile_all(wanted: dict[Config, list[Tiled]], device: Device, tell: Tell) -> set[Config]:
     """Compile configs at sizes in parallel; return the configs that were refused."""
     refused, longest_first = set(), sorted(wanted.items(), key=lambda item: -len(item[1]))
-    with CompilePool() as pool:
+    with Workers() as pool:
         futures = {pool.submit(compile_at, config, at, device): config for config, at in longest_first}
         for future in as_completed(futures):
             if error := future.exception():

@@ -1,9 +1,10 @@
 """Hold operands of a few subjects in the measuring process, and graphs of their fastest configs.
 
-The process that tunes calls the functions at the end by name; they return plain values.
+The process that tunes has the functions at the end called; they return plain values.
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -13,7 +14,6 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.of_triton import driver
 from tritile.core.problem import Problem
-from tritile.errors import TuningError
 from tritile.tune.measure.timing import Eager, Run, Timing, interleaved, screen_us
 
 T = TypeVar("T")
@@ -166,21 +166,24 @@ _benches: dict[int, Bench] = {}
 
 
 def begin(number: int, subject: Subject, gpu: int | None) -> None:
-    """Make the operands of a subject on a GPU; later calls name the subject by its number."""
+    """Make the operands of a subject on a GPU, unless they are there; later calls name it by its number."""
+    if number in _benches:
+        return
     if gpu is not None:
         torch.cuda.set_device(gpu)
         _utils = driver.active.utils  # Triton may have to compile these in C, which takes seconds
     _benches[number] = Bench(subject)
 
 
-def ask(number: int, method: str, *arguments: Any) -> Any:
-    """Call a method of a subject's `Bench`. Raises TuningError where the subject was not begun here."""
-    if number not in _benches:
-        raise TuningError(f"subject {number} was not begun here")
-    return getattr(_benches[number], method)(*arguments)
+def ask(number: int, method: str, *arguments: Any) -> tuple[bool, Any]:
+    """Return whether a subject was begun here, and what a method of its `Bench` returns."""
+    is_begun = number in _benches
+    return is_begun, getattr(_benches[number], method)(*arguments) if is_begun else None
 
 
-def end(number: int) -> None:
-    """Free a subject's operands."""
+def end(number: int, is_worn: bool) -> None:
+    """Free a subject's operands, or end the process."""
+    if is_worn:
+        os._exit(0)
     if _benches.pop(number, None) is not None:
         torch.cuda.empty_cache()

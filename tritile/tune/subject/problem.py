@@ -22,7 +22,7 @@ from tritile.runtime.ahead import compiled_for
 from tritile.runtime.native import loaded
 from tritile.runtime.offline import check_fits
 from tritile.tune.measure.bench import Stage, Taken
-from tritile.tune.measure.tasks import Task
+from tritile.tune.measure.engine import Task
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
