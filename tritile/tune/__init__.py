@@ -31,7 +31,6 @@ class _Tune(ModuleType):
     """Be this package and, where it is called, the function of the same name."""
 
     def __call__(self, what: Any, *args: Any, **options: Any) -> Any:
-        """Call `tritile.lab.tune.tune`."""
         from tritile.lab.tune import tune
 
         return tune(what, *args, **options)

@@ -255,7 +255,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return self._digest[1]
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all arguments of a call by name."""
         return {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:

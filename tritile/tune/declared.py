@@ -57,7 +57,6 @@ def layers_of(fn: Any) -> list[Any]:
 
 
 def constants_of(fn: Any) -> set[str]:
-    """Return the names of a kernel's constexprs."""
     layers = layers_of(fn)
     found = {p.name for layer in layers for p in getattr(layer, "params", ()) if p.is_constexpr}
     # An interpreted function has no parameters; annotations are types, or text that names them.
@@ -68,7 +67,6 @@ def constants_of(fn: Any) -> set[str]:
 
 
 def set_by(configs: Any) -> set[str]:
-    """Return names of the arguments and options that configs set."""
     if isinstance(configs, Space):
         return {*configs.parameters, *triton.Config({}).all_kwargs()}
     return {name for config in configs or () for name in config.all_kwargs()}
@@ -99,7 +97,6 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
 
 
 def check_grid(who: str, grid: Any) -> None:
-    """Raise InvalidValueError unless `grid` is what `kernel[grid]` takes."""
     listed = isinstance(grid, tuple | list) and 0 < len(grid) <= 3
     if not callable(grid) and not (listed and all(isinstance(n, Integral) and int(n) >= 0 for n in grid)):
         came = "there is no grid" if grid is None else f"grid is {grid!r}"
@@ -108,7 +105,6 @@ def check_grid(who: str, grid: Any) -> None:
 
 
 def _checked_names(parameter: str, names: Any, offered: Iterable[str], kernel: str) -> None:
-    """Raise InvalidValueError unless `names` is a list of names out of `offered`."""
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InvalidValueError(f"{parameter} is {names!r}: wanted a list of names of arguments of {kernel}")
     if unknown := ", ".join(repr(name) for name in names if name not in offered):

@@ -49,7 +49,6 @@ class KernelCall:
 
     @property
     def named(self) -> Named:
-        """Return the arguments by name."""
         given = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
         return {name: value for name, value in given.items() if name != "grid"}
 
@@ -61,13 +60,11 @@ class KernelCall:
         return replace(self, args=args, kwargs=kwargs)
 
     def config(self, config: Config | triton.Config) -> triton.Config:
-        """Return the config of an identity."""
         if not isinstance(config, Config):
             return config
         return self.configs.get(config.key) or config.to_triton()
 
     def launch(self, config: Config | triton.Config, **options: Any) -> Any:
-        """Launch with a config; return the compiled kernel."""
         own = self.config(config)
         settings = own.all_kwargs()
         if own.pre_hook is not None:
@@ -92,7 +89,6 @@ class KernelSubject:
     shipment: Shipment = _NOTHING  # of a call that is measured in this process
 
     def digest(self, config: Config) -> str:
-        """Return the digest of the kernel's source."""
         return self.source
 
     def compile(self, config: Config) -> None:
@@ -104,11 +100,9 @@ class KernelSubject:
 
     @property
     def copies(self) -> int:
-        """Return how many copies of its memory leave the L2 cache cold."""
         return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
 
     def stage(self, copies: int) -> Stage:
-        """Put copies of the call on the current GPU."""
         return _Stage(self, copies)
 
 
@@ -145,7 +139,6 @@ class _Stage:
 
     @functools.cached_property
     def _right(self) -> KernelCall:
-        """Return the call on memory that no kernel touches."""
         return self._call(self._pristine)
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:

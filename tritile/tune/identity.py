@@ -42,7 +42,6 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def zero(named: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Zero the tensors of arguments."""
     for name in names:
         for tensor in tensors_of(named.get(name)):
             tensor.zero_()
@@ -60,7 +59,6 @@ def dtypes_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _code(code: CodeType) -> list[Any]:
-    """Return what a code object does, without its name and place."""
     consts = [_code(each) if isinstance(each, CodeType) else described(each) for each in code.co_consts]
     return [code.co_code.hex(), consts, code.co_names]
 

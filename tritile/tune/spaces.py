@@ -70,7 +70,6 @@ class Listed:
             raise InvalidValueError("no configs are listed: wanted one or more")
 
     def configs(self) -> list[Config]:
-        """Return every config, in the order given."""
         return list(self._configs)
 
     def __contains__(self, config: object) -> bool:
@@ -111,7 +110,6 @@ class Space:
         return f"Space({self.parameters!r}, where={self.where!r})"
 
     def configs(self) -> Iterator[Config]:
-        """Yield every config, in the order of the values given; the last parameter changes first."""
         return map(from_parameters, filter(self._meets, self._combinations()))
 
     def opening(self, count: int) -> list[Config]:

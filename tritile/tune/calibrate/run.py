@@ -105,12 +105,10 @@ class LeftOut(NamedTuple):
 
     @property
     def earned(self) -> bool:
-        """Tell whether corrections make picks enough faster."""
         return float((self.corrected / self.alone).log().nanmean()) < -_EARNED
 
     @property
     def picks(self) -> torch.Tensor:
-        """Return the times of the picks, with corrections where these are earned."""
         return self.corrected if self.earned else self.alone
 
 

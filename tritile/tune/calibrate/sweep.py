@@ -73,7 +73,6 @@ class Chooser:
         return self._times[problem]
 
     def leave_out(self, configs: Iterable[Config]) -> None:
-        """Choose these configs no more."""
         out = set(configs)
         self._configs = [config for config in self._configs if config not in out]
         self._times = {p: {c: us for c, us in own.items() if c not in out} for p, own in self._times.items()}
@@ -87,7 +86,6 @@ class Chooser:
         return [config for config, us in times.items() if us <= limit]
 
     def learn(self, problem: Tiled, times: Times) -> None:
-        """Learn from the times at a size."""
         predicted = self._predicted(problem)
         kinds: dict[Any, list[float]] = {}
         for config, us in times.items():

@@ -77,12 +77,10 @@ class Tuned:
 
 
 def has_more(space: SearchSpace | Listed, known: Mapping[Config, Trial], rules: Rules) -> bool:
-    """True if a search would measure anything beyond the known trials."""
     return bool(proposed(space, tried_of(known.values()), rules))
 
 
 def proposed(space: SearchSpace | Listed, tried: Tried, rules: Rules) -> list[Config]:
-    """Return the next batch of a search; none where the search ends."""
     if rules.exhaustive or isinstance(space, Listed):
         return exhaustive(space, tried, rules.batch)
     room = rules.batch if rules.most is None else min(rules.batch, rules.most - len(tried))
@@ -96,7 +94,6 @@ def tried_of(trials: Iterable[Trial]) -> dict[Config, float]:
 
 
 def now() -> str:
-    """Return the time in UTC, as trials record it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -145,7 +142,6 @@ class _Search:
         self._remember(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, reason: str) -> None:
-        """Remember that a config does not work, and why."""
         failed = Trial(self.subject.problem, config, None, failure=reason, measured_utc=now())
         known = self.trials.get(config)
         self.keep(replace(known, us=None, failure=reason, measured_utc=now()) if known else failed)
@@ -160,7 +156,6 @@ class _Search:
         )
 
     def propose(self) -> list[Config]:
-        """Return the next configs to compile; none where the search ends."""
         tried, incumbent = self.tried, self.task.incumbent
         first = [incumbent] if incumbent is not None and incumbent not in tried and not self.new else []
         return list(dict.fromkeys([*first, *proposed(self.task.space, tried, self.rules)]))
@@ -202,7 +197,6 @@ class _Search:
         self.compiles = {}
 
     def abandon(self) -> None:
-        """Compile no more, and free the operands."""
         self.give_up()
         self.shop.end(self.subject)
 

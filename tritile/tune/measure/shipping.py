@@ -42,12 +42,10 @@ class Place:
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of an element."""
         return getattr(torch, self.dtype).itemsize
 
     @property
     def end(self) -> int:
-        """Return the byte at which the last element ends."""
         if 0 in self.shape:
             return self.offset
         steps = sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
@@ -211,7 +209,6 @@ class _Unpacker(pickle.Unpickler):
 
 
 def unpack(shipment: Shipment, tensor_of: Callable[[Place], Any]) -> Any:
-    """Return the packed value, each tensor replaced by `tensor_of` its place."""
     return _Unpacker(shipment.data, tensor_of).load()
 
 
@@ -256,14 +253,12 @@ class Memory:
             self._buffers.append(buffer)
 
     def contents(self) -> list[torch.Tensor]:
-        """Return the bytes of each block."""
         return [
             buffer[buffer.numel() - GUARD - block.size : buffer.numel() - GUARD]
             for block, buffer in zip(self._blocks, self._buffers, strict=True)
         ]
 
     def tensor(self, place: Place) -> torch.Tensor:
-        """Return the tensor at a place."""
         block, buffer = self._blocks[place.storage], self._buffers[place.storage]
         offset = buffer.numel() - GUARD - block.size + place.offset - block.start
         return torch.empty(0, dtype=getattr(torch, place.dtype), device=buffer.device).set_(
@@ -271,7 +266,6 @@ class Memory:
         )
 
     def whole(self) -> bool:
-        """True if every guard is unchanged."""
         return all(
             bool((buffer[: buffer.numel() - GUARD - block.size] == self._pattern).all())
             and bool((buffer[-GUARD:] == self._pattern).all())

@@ -50,7 +50,6 @@ class Timing(NamedTuple):
 
 
 def timing_of(samples: Sequence[float]) -> Timing:
-    """Return the median and spread of several times in microseconds."""
     ordered = sorted(samples)
     low, high = ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5]
     median = statistics.median(ordered)

@@ -163,7 +163,6 @@ class _Worker:
         return outcome
 
     def end(self) -> int | None:
-        """Kill the process and what it started; return its exit status."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
@@ -346,7 +345,6 @@ class Workers:
             future.set_exception(outcome)
 
     def close(self) -> None:
-        """End every process, and cancel the requests that are not answered."""
         while self._pending:
             future, _ = self._pending.popitem()[1]
             if future.cancel():
@@ -440,7 +438,6 @@ class Workshop:
             self.begin(subject)
 
     def end(self, subject: Subject) -> None:
-        """Free a subject's operands."""
         number, is_worn = self._numbers.pop(subject, None), self._screened > _WORN_BENCH
         if number is not None:
             with contextlib.suppress(TuningError):
@@ -449,7 +446,6 @@ class Workshop:
             self._screened = 0
 
     def close(self) -> None:
-        """End every process."""
         self.workers.close()
 
     def __enter__(self) -> "Workshop":

@@ -63,7 +63,6 @@ def _wider(dtype: str) -> torch.dtype:
 
 
 def step_of(dtype: str) -> float:
-    """Return the epsilon of the arithmetic that sums this dtype."""
     return torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
 
 
@@ -82,7 +81,6 @@ def growth(dtype: str, precision: str, k: int) -> float:
 
 
 def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a @ b, and the allowed error of each element."""
     norms = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
         b, dim=-2, keepdim=True
     )
@@ -307,7 +305,6 @@ def check(run: Run, call: Call, every: bool = True) -> float:
 
 
 def check_permuted(call: PermuteCall) -> None:
-    """Raise TuningError where out is not x, bit for bit."""
     x, out = permuted(call)
     if not torch.equal(x, out):
         raise TuningError("wrong answer: elements differ")

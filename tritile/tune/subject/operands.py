@@ -78,7 +78,6 @@ def shared(call: Call, load: str = "skewed") -> Call:
 
 
 def run_of(launch: Any) -> Run:
-    """Return a function that runs a prepared launch on any call of the same problem."""
     return lambda call: launch(*call.tensors)
 
 

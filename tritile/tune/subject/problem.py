@@ -83,7 +83,6 @@ class ProblemSpace:
         self.known = [config for config in dict.fromkeys(known) if config in self]
 
     def configs(self) -> Sequence[Config]:
-        """Return every config worth running, the fastest predicted first."""
         return self._ranked
 
     @functools.cached_property
@@ -113,7 +112,6 @@ class ProblemSubject:
     device: Device
 
     def digest(self, config: Config) -> str:
-        """Return the digest of the source of the config's family."""
         return FAMILIES[self.problem.op][config.family].digest
 
     def compile(self, config: Config) -> None:
@@ -131,11 +129,9 @@ class ProblemSubject:
 
     @property
     def copies(self) -> int:
-        """Return how many copies of the operands leave the L2 cache cold."""
         return copies_wanted(self.problem.bytes, self.device.l2_bytes)
 
     def stage(self, copies: int) -> Stage:
-        """Put copies of random operands on the current GPU."""
         return _Stage(self.problem, self.device, copies)
 
 

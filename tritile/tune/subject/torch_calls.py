@@ -52,7 +52,6 @@ def _how(call: MatmulCall) -> dict[str, Any]:
 
 
 def multiply(call: MatmulCall) -> None:
-    """Make a product without an epilogue by torch."""
     inputs, out = in_one_batch(call)
     product(call)(*inputs, out=out)
 
@@ -107,7 +106,6 @@ def groups(call: GroupedCall) -> None:
 
 
 def copy(call: PermuteCall) -> None:
-    """Make a permutation by torch."""
     problem, kind = call.problem, getattr(torch, OF_ITEMSIZE[call.problem.itemsize])
     x = call.x.view(kind).as_strided(problem.shape, problem.x_strides)
     call.out.view(kind).as_strided(problem.shape, problem.out_strides).copy_(x)
