@@ -307,7 +307,7 @@ def test_the_budget_stops_measuring_once_something_works(monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1.5")
     bench = Bench({64: RuntimeError("no"), 128: 1.0, 256: 0.1})
     clock = SimpleNamespace(monotonic=lambda: len(bench.measured))  # each config takes a second
-    monkeypatch.setattr("tritile.tune.measuring.time", clock)
+    monkeypatch.setattr("tritile.tune.measure.engine.time", clock)
     with tritile.mode("tune"):
         assert run(tuned(bench), bench.used) == 128
     assert bench.measured == [64, 128]

@@ -4,7 +4,6 @@ In processes of their own configs run on copies of the call's memory, and one th
 itself alone. Otherwise they run in this process on the call's own arguments, one after the other.
 """
 
-import itertools
 import logging
 import math
 import sys
@@ -12,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,22 +31,11 @@ from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, WRONG
-from tritile.tune.measure.engine import (
-    HOPELESS,
-    Keep,
-    Rules,
-    Task,
-    has_more,
-    logged,
-    now,
-    proposed,
-    tried_of,
-    tune,
-    whole,
-)
+from tritile.tune.measure.bench import Screened, Subject, Taken
+from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
 from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workers import borrowed
-from tritile.tune.search import fastest_first
+from tritile.tune.measure.timing import Timing
+from tritile.tune.measure.workers import WorkerError, borrowed
 from tritile.tune.spaces import Listed
 
 if TYPE_CHECKING:
@@ -191,53 +180,63 @@ def _failed_in_running(failure: str) -> bool:
     return not is_settled(failure) or OUTSIDE in failure or WRONG in failure
 
 
+class _InThisProcess:
+    """Time configs as Triton does, one after the other, and check them on copies of the call."""
+
+    benches = 1
+
+    def __init__(self, session: _Session, call: KernelCall) -> None:
+        self.session, self.call = session, call
+        self.bench = session.tuner.holding(call.args)
+        self.bench.pre_hook, self.bench.post_hook = _hooks(session.tuner)
+        self.timings: dict[triton.Config, list[float]] = {}  # milliseconds, as the benchmark gave them
+
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
+        """Leave compiling to the first launch, which is not timed."""
+        compiled = Future[None]()
+        compiled.set_result(None)
+        return compiled
+
+    def begin(self, subject: Subject) -> None:
+        pass
+
+    def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened:
+        own = self.session.config_of(config)
+        try:
+            found = time_config(self.bench, *self.call.args, config=own, **self.call.kwargs)
+            times = [float(ms) for ms in (found if isinstance(found, list | tuple) else [found])]
+            self.timings[own] = times
+            if not 0 <= times[0] < math.inf:
+                what = "it does not run here, or the benchmark gave"
+                raise TuningError(f"{what} {times}: wanted milliseconds")
+        except Exception as error:  # whatever one config raises, the others still deserve their turn
+            raise WorkerError(brief(error)) from error
+        us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
+        return Screened(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), Taken())
+
+    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
+        raise WorkerError("each config is timed once")
+
+    def check(self, subject: Subject, config: Config) -> float | None:
+        try:
+            own = self.session.config_of(config)
+            return None if self.call.reference is None else checked_here(self.call, own)
+        except TuningError as wrong:
+            raise WorkerError(str(wrong)[:200]) from wrong
+
+    def end(self, subject: Subject) -> None:
+        pass
+
+
 def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict[triton.Config, list[float]]:
     """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
-    bench, timings, keep, since = session.tuner.holding(call.args), {}, session.keep, time.monotonic()
-    bench.pre_hook, bench.post_hook = _hooks(session.tuner)
     known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
-
-    before = len(known)
-
-    def note(trial: Trial) -> None:
-        known[trial.config] = trial
-        keep(session.tuner.digest, trial)
-
-    def late() -> bool:  # not before one more config was tried
-        limit = rules.problem_s * (1 if any(trial.works for trial in known.values()) else HOPELESS)
-        return len(known) > before and time.monotonic() - since > limit
-
-    while not late() and (batch := proposed(task.space, tried_of(known.values()), rules)):
-        for config in itertools.takewhile(lambda _: not late(), batch):
-            own = session.config_of(config)
-            trial = Trial(session.problem, config, None, measured_utc=now())
-            try:
-                found = time_config(bench, *call.args, config=own, **call.kwargs)
-                times = timings[own] = [
-                    float(ms) for ms in (found if isinstance(found, list | tuple) else [found])
-                ]
-                if not 0 <= times[0] < math.inf:
-                    raise TuningError(
-                        f"it does not run here, or the benchmark gave {times}: wanted milliseconds"
-                    )
-                us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
-                note(replace(trial, us=us, spread=max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us))
-            except Exception as error:  # whatever one config raises, the others still deserve their turn
-                note(replace(trial, failure=brief(error)))
-    for config in fastest_first(tried_of(known.values())):
-        try:
-            worst = None if call.reference is None else checked_here(call, session.config_of(config))
-        except TuningError as wrong:
-            note(replace(known[config], us=None, failure=str(wrong)[:200]))
-            continue
-        if worst is not None:
-            note(replace(known[config], error=worst))
-        break
-    best = best_of(session.known.values())
-    if best is not None:
-        named = session.tuner.named(call.args, call.kwargs)
-        bench.pre_hook({**named, **session.config_of(best.config).all_kwargs()}, reset_only=True)
-    return timings
+    shop = _InThisProcess(session, call)
+    (tuned,) = tune([replace(task, known=known)], shop, rules, session.keep)
+    if tuned.best is not None:
+        settings = session.config_of(tuned.best.config).all_kwargs()
+        shop.bench.pre_hook({**session.tuner.named(call.args, call.kwargs), **settings}, reset_only=True)
+    return shop.timings
 
 
 def _hooks(tuner: "Autotuner") -> tuple[Callable[..., Any], Callable[..., Any]]:

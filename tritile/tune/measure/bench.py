@@ -6,6 +6,7 @@ The process that tunes has the functions at the end called; they return plain va
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -81,6 +82,22 @@ class Subject(Protocol):
 
     def stage(self, copies: int) -> Stage:
         """Make copies of the operands on the current GPU."""
+
+
+class Shop(Protocol):
+    """Compile and measure subjects: a `Workshop` does so in processes of its own.
+
+    All raise WorkerError where a config is at fault, and TuningError where the subject is.
+    """
+
+    benches: int  # subjects whose operands are on the GPU at a time
+
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]: ...
+    def begin(self, subject: Subject) -> None: ...
+    def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened: ...
+    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]: ...
+    def check(self, subject: Subject, config: Config) -> float | None: ...
+    def end(self, subject: Subject) -> None: ...
 
 
 class Bench:

@@ -17,14 +17,14 @@ from tritile.core.log import log
 from tritile.core.problem import Problem
 from tritile.errors import TuningError, UnsupportedError
 from tritile.planning.trial import Trial
-from tritile.tune.measure.bench import Subject
+from tritile.tune.measure.bench import Shop, Subject
 from tritile.tune.measure.timing import settled, timing_of
-from tritile.tune.measure.workers import WorkerError, Workshop
+from tritile.tune.measure.workers import WorkerError
 from tritile.tune.search import ENOUGH, exhaustive, expected_gain, fastest_first, screening
 from tritile.tune.spaces import Listed, SearchSpace, Tried
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
-HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
+_HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
 _FINALISTS = 4  # configs in the final race
 _WHOLE = 256  # configs in a batch of a search through all
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
@@ -115,7 +115,7 @@ def logged(keep: Keep) -> Keep:
 class _Search:
     """Search the configs of one problem, step by step."""
 
-    def __init__(self, task: Task, shop: Workshop, rules: Rules, keep: Keep) -> None:
+    def __init__(self, task: Task, shop: Shop, rules: Rules, keep: Keep) -> None:
         self.task, self.shop, self.rules, self._remember = task, shop, rules, keep
         self.subject = task.subject
         self.trials: dict[Config, Trial] = dict(task.known)
@@ -151,7 +151,7 @@ class _Search:
     def late(self) -> bool:
         """True if this problem's time is over, which is much longer where no config works yet."""
         waited = time.monotonic() - self.since
-        return waited > HOPELESS * self.rules.problem_s or (
+        return waited > _HOPELESS * self.rules.problem_s or (
             waited > self.rules.problem_s and bool(self.ranked())
         )
 
@@ -264,7 +264,7 @@ class _Search:
 
 def tune(
     tasks: Iterable[Task],
-    shop: Workshop,
+    shop: Shop,
     rules: Rules,
     keep: Keep,
     keep_on: Callable[[], bool] = lambda: True,
