@@ -554,9 +554,8 @@ def autotune(
     decorator raises it where `reset_to_zero`, `restore_value`, a space or the reference names anything but an
     argument of the kernel, or `bucket` a name that is not in `key`.
     """
-    declared.check_choices(configs, prune_configs_by, mode)
-    declared.check_tolerance(tolerance, reference)
-    declared.warn_deprecated(warmup=warmup, rep=rep, use_cuda_graph=use_cuda_graph)
+    deprecated = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph}
+    declared.check_options(configs, prune_configs_by, mode, reference, tolerance, **deprecated)
 
     def decorator(fn: Any) -> Autotuner:
         declared.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket)

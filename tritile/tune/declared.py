@@ -5,7 +5,7 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Final
 
@@ -20,18 +20,10 @@ _LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
 
 
-def warn_deprecated(**values: Any) -> None:
-    """Warn where a deprecated argument of Triton's is given: none has an effect here."""
-    given = ", ".join(name for name, value in values.items() if value)
-    if given:
-        text = f"{given}: deprecated in triton.autotune, and without effect in tritile.autotune"
-        warnings.warn(
-            f"{text}: do_bench= sets another timing", DeprecationWarning, stacklevel=callers_level()
-        )
-
-
-def check_choices(configs: Any, prune_configs_by: Any, mode: str | None) -> None:
-    """Raise InvalidValueError unless these are what `autotune` chooses among, and how."""
+def check_options(
+    configs: Any, prune_configs_by: Any, mode: str | None, reference: Any, tolerance: Any, **deprecated: Any
+) -> None:
+    """Raise InvalidValueError for options of `autotune` that no kernel takes; warn of deprecated ones."""
     if mode is not None and mode not in MODES:
         raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
     if isinstance(configs, Space) and prune_configs_by:
@@ -39,6 +31,15 @@ def check_choices(configs: Any, prune_configs_by: Any, mode: str | None) -> None
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
     if not (configs is None or listed or isinstance(configs, Space)):
         raise InvalidValueError(f"configs is {configs!r}: wanted a list of triton.Config, or a tritile.Space")
+    number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
+        raise InvalidValueError(f"tolerance is {tolerance!r}: wanted a relative error, 0 or above")
+    if tolerance is not None and reference is None:
+        raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
+    if given := ", ".join(name for name, value in deprecated.items() if value):
+        text = f"{given}: deprecated in triton.autotune, and without effect in tritile.autotune"
+        text += ": do_bench= sets another timing"
+        warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
 
 
 def _options() -> set[str]:
@@ -125,15 +126,6 @@ def _check_reference(reference: Any, given: Iterable[str], kernel: str) -> None:
     except TypeError as error:
         who = f"Callers give {', '.join(given)}, each by name: others are tuned, or set by a heuristic"
         raise InvalidValueError(f"reference of {kernel}: {error}. {who}") from error
-
-
-def check_tolerance(tolerance: Any, reference: Callable[..., Any] | None) -> None:
-    """Raise InvalidValueError unless `tolerance` is None, or a relative error that a reference allows."""
-    number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
-        raise InvalidValueError(f"tolerance is {tolerance!r}: wanted a relative error, 0 or above")
-    if tolerance is not None and reference is None:
-        raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
 
 
 def check_kernel(
