@@ -200,7 +200,7 @@ def _add_line(path, line):
 def test_a_remembered_time_that_no_launch_takes_is_no_winner(shop, tmp_path):
     bad, good = config(1), config(2)
     known = {bad: Trial(Fake("").problem, bad, -1.0)}
-    tuned, _ = run(shop, tmp_path, bad, good, known=known)
+    tuned, _ = run(shop, tmp_path, bad, good, trials=known)
     assert tuned.best.config == good
 
 
@@ -210,7 +210,7 @@ def test_what_is_known_is_not_measured_again(shop, tmp_path):
     known = {first: Trial(problem, first, 4.0), second: Trial(problem, second, None, failure="hung: once")}
     assert not has_more(Listed([first, second]), known, RULES)
     assert has_more(Listed([first, second, config(7)]), known, RULES)
-    tuned, kept = run(shop, tmp_path, first, second, config(7), known=known)
+    tuned, kept = run(shop, tmp_path, first, second, config(7), trials=known)
     assert second not in kept  # it hung once, and is not asked again
     assert tuned.trials == 1
     assert tuned.best.config == first

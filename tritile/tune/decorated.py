@@ -195,14 +195,14 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         got = type(found).__name__ if tensors else "no tensors"
         raise InvalidValueError(f"reference returned {got}: wanted right tensors by name of argument")
-    wanted = {name: tensor.clone() for name, tensor in found.items()}
-    for name, tensor in wanted.items():
+    answers = {name: tensor.clone() for name, tensor in found.items()}
+    for name, tensor in answers.items():
         if not isinstance(named.get(name), torch.Tensor):
             raise InvalidValueError(f"the reference names {name!r}, which is not a tensor of the call")
         if named[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
             raise InvalidValueError(f"the reference of {name} has shape {shapes}")
-    return wanted
+    return answers
 
 
 def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
@@ -211,17 +211,17 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     Outputs are poisoned ahead of resets and hooks, unless the kernel reads them, or another argument shares
     their memory. Raises TuningError for an answer that is wrong or not written whole.
     """
-    named, wanted, poisoned = call.named, referred(call), set()
-    for name in wanted:
+    named, answers, poisoned = call.named, referred(call), set()
+    for name in answers:
         others = [tensor for n, v in named.items() if n != name for tensor in tensors_of(v)]
         read = name in (*call.reset_to_zero, *call.restore_value)
         if not read and not any(overlap(named[name], other) for other in others):
-            poison(named[name], wanted[name])
+            poison(named[name], answers[name])
             poisoned.add(name)
     call.reset(config)
     call.launch(config)
     errors = []
-    for name, right in wanted.items():
+    for name, right in answers.items():
         try:
             errors.append(error_of(name, named[name], right, call.tolerance))
         except TuningError as wrong:

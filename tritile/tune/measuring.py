@@ -47,16 +47,16 @@ _LEAST_US: Final = 1e-6
 
 
 class _Session:
-    """Measure one problem: hold its trials in `known`, store them, and say what happens.
+    """Measure one problem: hold its trials in `trials`, store them, and say what happens.
 
     What it says goes to a terminal, in one line that shows how far it is, else to the log "tritile.tune".
     """
 
     def __init__(
         self, tuner: "Autotuner", problem: KernelProblem, listed: Mapping[Config, triton.Config],
-        device: Device, known: dict[Config, Trial],
+        device: Device, trials: dict[Config, Trial],
     ) -> None:  # fmt: skip
-        self.tuner, self.problem, self.listed, self.known = tuner, problem, listed, known
+        self.tuner, self.problem, self.listed, self.trials = tuner, problem, listed, trials
         self._store, self._waiting, self._count = store_of(device), list[Trial](), 0
         self._since = self._flushed = time.monotonic()
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -69,8 +69,8 @@ class _Session:
         return self.listed.get(config) or config.to_triton()
 
     def _add(self, digest: str, trial: Trial) -> None:
-        self._count += trial.config not in self.known
-        self.known[trial.config] = trial
+        self._count += trial.config not in self.trials
+        self.trials[trial.config] = trial
         self._waiting.append(trial)
         if time.monotonic() > self._flushed + _FLUSH_S:
             self.flush()
@@ -91,14 +91,14 @@ class _Session:
             log("tune", level, text, problem=self.problem.label, **facts)
 
     def report(self, call: KernelCall, rules: Rules) -> None:
-        best, seconds = best_of(self.known.values()), time.monotonic() - self._since
+        best, seconds = best_of(self.trials.values()), time.monotonic() - self._since
         self.tuner.bench_time = seconds
         if best is None:
             return
         won, what = self.config_of(best.config), self.problem.label
         how = f"in {seconds:.1f} s, {self._count} configs: {won}, {best.us:.1f} us"
         self._say(f"tuned {what} {how}", logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
-        if left := len(self.listed.keys() - self.known.keys()):
+        if left := len(self.listed.keys() - self.trials.keys()):
             text = f"{what}: {left} configs were not measured within {rules.problem_s:g} s"
             self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
         if triton.knobs.autotuning.print:  # in the words that programs look for
@@ -121,15 +121,15 @@ def measured(
     """
     rules = replace(rules or rules_of(tuner), by_trials=tuner.reference is None)
     space = tuner.space or Listed(listed)
-    trials = [] if force else store_of(device).trials(tuner.digest, problem)
-    known = {t.config: t for t in trials if t.settled and t.config in space}
-    if best_of(known.values()) is None:
-        known = {}
-    session, exact = _Session(tuner, problem, listed, device, known), {}
-    unchecked = tuner.reference is not None and not any(trial.right for trial in known.values())
-    if unchecked or has_more(space, known, rules):
+    stored = [] if force else store_of(device).trials(tuner.digest, problem)
+    trials = {t.config: t for t in stored if t.settled and t.config in space}
+    if best_of(trials.values()) is None:
+        trials = {}
+    session, exact = _Session(tuner, problem, listed, device, trials), {}
+    unchecked = tuner.reference is not None and not any(trial.right for trial in trials.values())
+    if unchecked or has_more(space, trials, rules):
         call = call_of(tuner, args, kwargs, {own.key: config for own, config in listed.items()})
-        task = Task(KernelSubject(problem, device, tuner.digest), space, dict(known))
+        task = Task(KernelSubject(problem, device, tuner.digest), space, dict(trials))
         try:
             if not _elsewhere(session, call, task, rules):
                 exact = _here(session, call, task, rules)
@@ -137,11 +137,11 @@ def measured(
             session.flush()
         session.report(call, rules)
         tuner.guess_anew()
-    best = best_of(known.values())
+    best = best_of(trials.values())
     if best is None:
-        reasons = "; ".join(sorted({t.failure for t in known.values() if t.failure})[:4])
+        reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])
         raise TuningError(f"no config works for {problem.label}: {reasons or 'none was tried'}")
-    times = {session.config_of(config): [trial.time / 1e3] * 3 for config, trial in known.items()}
+    times = {session.config_of(config): [trial.time / 1e3] * 3 for config, trial in trials.items()}
     tuner.configs_timings = times | exact
     return session.config_of(best.config)
 
@@ -162,10 +162,10 @@ def _elsewhere(session: _Session, call: KernelCall, task: Task, rules: Rules) ->
         return False
     try:
         tuned_elsewhere(call, task, rules, session.keep)
-        failures = [trial.failure for trial in session.known.values() if trial.failure]
+        failures = [trial.failure for trial in session.trials.values() if trial.failure]
         in_running = [text for text in failures if _failed_in_running(text)]
         hung = any(text.startswith("hung:") for text in failures)
-        if best_of(session.known.values()) is not None or not in_running or hung:
+        if best_of(session.trials.values()) is not None or not in_running or hung:
             return True
         why = f"every config fails in another process: {in_running[0]}"
     except UnsupportedError as error:
@@ -230,9 +230,9 @@ class _InThisProcess:
 
 def _here(session: _Session, call: KernelCall, task: Task, rules: Rules) -> dict[triton.Config, list[float]]:
     """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
-    known = {c: t for c, t in session.known.items() if t.works or not _failed_in_running(t.failure or "")}
+    trials = {c: t for c, t in session.trials.items() if t.works or not _failed_in_running(t.failure or "")}
     shop = _InThisProcess(session, call)
-    (tuned,) = tune([replace(task, known=known)], shop, rules, session.keep)
+    (tuned,) = tune([replace(task, trials=trials)], shop, rules, session.keep)
     if tuned.best is not None:
         settings = session.config_of(tuned.best.config).all_kwargs()
         shop.bench.pre_hook({**session.tuner.named(call.args, call.kwargs), **settings}, reset_only=True)

@@ -83,9 +83,9 @@ def searched_now(
 
 
 def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
-    """Time torch and a problem's fastest known config by turns, and remember torch's time.
+    """Time torch and a problem's fastest measured config by turns, and remember torch's time.
 
-    Nothing is remembered where torch has no single call for the problem, or no config of it is known.
+    Nothing is remembered where torch has no single call for the problem, or no config of it was measured.
     """
     run, best = torch_calls.run_of(problem), best_of(plans.trials(problem, device))
     if run is None or best is None or not best.us:
@@ -113,7 +113,7 @@ def _alone(gpu: int) -> Iterator[None]:
 
 def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
     """Time configs side by side in this process; None where none is right."""
-    keep, known = logged(store_of(device).add), FAMILIES[problem.op]
+    keep, families = logged(store_of(device).add), FAMILIES[problem.op]
     calls = copies_of(problem, device, launches(problem))
     _compile(calls[0], likely, device, gpu)
     samples = raced(calls, likely, flusher(device), Queued)
@@ -131,7 +131,7 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
         winner, trials[config] = config, replace(trials[config], error=error)
         break
     for config, trial in trials.items():
-        keep(known[config.family].digest, trial)
+        keep(families[config.family].digest, trial)
     return winner
 
 
@@ -139,8 +139,8 @@ def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> Non
     """Put all kernels into Triton's cache: once one is missing, the rest are compiled in parallel."""
     for index, config in enumerate(configs):
         # A config that does not compile is reported by the race.
-        asked = asking(call.problem.label, str(config))
-        with asked, compiles_heard() as seconds, contextlib.suppress(TuningError):
+        at = asking(call.problem.label, str(config))
+        with at, compiles_heard() as seconds, contextlib.suppress(TuningError):
             launch.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:

@@ -28,12 +28,12 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
 
 
-def poison(out: torch.Tensor, wanted: torch.Tensor) -> None:
+def poison(out: torch.Tensor, right: torch.Tensor) -> None:
     """Fill an output with values that are wrong everywhere, so that elements left unwritten show."""
     if out.is_floating_point():
         out.fill_(float("nan"))
     else:
-        _bits(out).copy_(~_bits(wanted.to(out.dtype)))
+        _bits(out).copy_(~_bits(right.to(out.dtype)))
 
 
 def allowed_error(dtype: torch.dtype) -> float:
@@ -50,26 +50,26 @@ def allowed_error(dtype: torch.dtype) -> float:
     return min({1: 1, 2: 4}.get(dtype.itemsize, 256) * torch.finfo(dtype).eps, 0.5)
 
 
-def error_of(name: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float | None) -> float:
+def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float | None) -> float:
     """Return the largest relative error of an element: see `_errors` for what it is relative to.
 
-    `wanted` is rounded to the dtype of `got` first. Infinities and NaNs must be the same. Raises TuningError,
+    `right` is rounded to the dtype of `got` first. Infinities and NaNs must be the same. Raises TuningError,
     which names the first wrong element, where an error is above `tolerance`, by default `allowed_error`.
     """
-    wanted = wanted.to(got.dtype)
+    right = right.to(got.dtype)
     allowed = allowed_error(got.dtype) if tolerance is None else tolerance
-    errors = _errors(got, wanted)
+    errors = _errors(got, right)
     error = float(errors.amax()) if errors.numel() else 0.0
     if error > allowed:
         place = int((errors > allowed).flatten().int().argmax())
         at = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)] if got.ndim else []
-        values = got[tuple(at)].item(), wanted[tuple(at)].item()
+        values = got[tuple(at)].item(), right[tuple(at)].item()
         first = f"{name}{at or ''} is {values[0]:.6g}, and {values[1]:.6g} is right"
         raise TuningError(f"{WRONG}: relative error of {name} {error:.3g}, above {allowed:.3g}; {first}")
     return error
 
 
-def _errors(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _errors(got: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return the relative error of each element, in float64; infinity where infinities or NaNs differ.
 
     An element in which terms cancel has errors of the size of these terms, which the result does not show.
@@ -82,7 +82,7 @@ def _errors(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
       epsilons of fp32 sums (of fp64 for fp64): as much as K = 4,096 explains in rows that cancel as a whole;
     - the smallest normal number, below which the steps of the type stay the same.
     """
-    kind, mine, wide = got.dtype, got.double(), wanted.double()
+    kind, mine, wide = got.dtype, got.double(), right.double()
     if not wide.numel():
         return wide
     finite = wide.where(wide.isfinite(), 0.0)
@@ -99,7 +99,7 @@ def _errors(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     errors = ((mine - wide) / unit).abs_().div_(scale).nan_to_num_(nan=math.inf, posinf=math.inf)
     errors[(mine == wide) | (mine.isnan() & wide.isnan())] = 0.0
     if not kind.is_floating_point:  # float64 does not tell all 64-bit integers apart
-        errors[(errors == 0) & (_bits(got) != _bits(wanted))] = math.ulp(0.0)
+        errors[(errors == 0) & (_bits(got) != _bits(right))] = math.ulp(0.0)
     return errors
 
 

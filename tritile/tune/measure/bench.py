@@ -192,7 +192,7 @@ def begin(number: int, subject: Subject, gpu: int | None) -> None:
     _benches[number] = Bench(subject)
 
 
-def ask(number: int, method: str, *arguments: Any) -> tuple[bool, Any]:
+def call(number: int, method: str, *arguments: Any) -> tuple[bool, Any]:
     """Return whether a subject was begun here, and what a method of its `Bench` returns."""
     is_begun = number in _benches
     return is_begun, getattr(_benches[number], method)(*arguments) if is_begun else None

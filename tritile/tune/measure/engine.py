@@ -54,11 +54,11 @@ def whole(rules: Rules) -> Rules:
 
 @dataclass(frozen=True)
 class Task:
-    """Hold a subject, its search space, the trials known already, and the config to beat."""
+    """Hold a subject, its search space, its earlier trials, and the config to beat."""
 
     subject: Subject
     space: SearchSpace | Listed
-    known: Mapping[Config, Trial] = field(default_factory=dict)
+    trials: Mapping[Config, Trial] = field(default_factory=dict)
     incumbent: Config | None = None
 
 
@@ -76,8 +76,8 @@ class Tuned:
     failure: str | None = None
 
 
-def has_more(space: SearchSpace | Listed, known: Mapping[Config, Trial], rules: Rules) -> bool:
-    return bool(proposed(space, tried_of(known.values()), rules))
+def has_more(space: SearchSpace | Listed, trials: Mapping[Config, Trial], rules: Rules) -> bool:
+    return bool(proposed(space, tried_of(trials.values()), rules))
 
 
 def proposed(space: SearchSpace | Listed, tried: Tried, rules: Rules) -> list[Config]:
@@ -118,16 +118,14 @@ class _Search:
     def __init__(self, task: Task, shop: Shop, rules: Rules, keep: Keep) -> None:
         self.task, self.shop, self.rules, self._remember = task, shop, rules, keep
         self.subject = task.subject
-        self.trials: dict[Config, Trial] = dict(task.known)
-        self.fastest_us = min(tried_of(task.known.values()).values(), default=math.inf)
+        self.trials: dict[Config, Trial] = dict(task.trials)
+        self.fastest_us = min(tried_of(task.trials.values()).values(), default=math.inf)
         self.new = 0
         self.foreseen: set[Config] = set()  # configs whose checks were compiled ahead
         self.begun = False
         self.since = time.monotonic()  # when measuring could begin
         self.compiles: dict[Future[None], Config] = {}
         self.compile(self.propose())
-
-    # Known trials
 
     @property
     def tried(self) -> Tried:
@@ -143,8 +141,8 @@ class _Search:
 
     def fail(self, config: Config, reason: str) -> None:
         failed = Trial(self.subject.problem, config, None, failure=reason, measured_utc=now())
-        known = self.trials.get(config)
-        self.keep(replace(known, us=None, failure=reason, measured_utc=now()) if known else failed)
+        earlier = self.trials.get(config)
+        self.keep(replace(earlier, us=None, failure=reason, measured_utc=now()) if earlier else failed)
 
     # Steps
 
@@ -257,8 +255,8 @@ class _Search:
 
     def _outcome(self, winner: Trial | None) -> Tuned:
         texts = {trial.failure for trial in self.trials.values() if trial.failure}
-        told = "; ".join(sorted(texts)[:4]) or "none was tried"
-        failure = None if winner else f"no config works: {told}"
+        reasons = "; ".join(sorted(texts)[:4]) or "none was tried"
+        failure = None if winner else f"no config works: {reasons}"
         return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure)
 
 

@@ -155,7 +155,7 @@ def _net_us(us: float, between_us: float) -> float:
 
 
 class Eager:
-    """Time launches on several calls, one after the other; may be asked again and again.
+    """Time launches on several calls, one after the other, as often as one likes.
 
     `before` runs ahead of them, and is not timed.
     """

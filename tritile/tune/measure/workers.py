@@ -276,8 +276,8 @@ class Workers:
                         self._server = self._started(theirs)
                 except OSError as error:
                     raise TuningError(f"no process can be started: {brief(error)}") from error
-                self._connection, known = ours, (self._server, ours)
-                self._reader = threading.Thread(target=self._read, args=known, daemon=True)
+                self._connection, arguments = ours, (self._server, ours)
+                self._reader = threading.Thread(target=self._read, args=arguments, daemon=True)
                 self._reader.start()
 
     def _started(self, theirs: Connection) -> Any:
@@ -289,7 +289,7 @@ class Workers:
             stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
             pass_fds=(number,),
             process_group=0,  # signals to all of a terminal's, or a job's, processes are the caller's
-            # The last lines that a process writes tell why it died: nothing is logged there.
+            # The last lines that a process writes say why it died: nothing is logged there.
             env={name: value for name, value in os.environ.items() if name != "TRITILE_LOG"},
         )
 
@@ -389,7 +389,7 @@ class Workshop:
         return self._numbers[subject]
 
     def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
-        """Start compiling a config; or what a check of it runs beside, so that the check need not wait.
+        """Start compiling a config; or what else a check of it runs, so that the check need not wait.
 
         Subjects that came first are served first. The future raises WorkerError where the compiler refuses,
         dies or hangs, TuningError where no process can be started.
@@ -428,7 +428,7 @@ class Workshop:
         while True:
             request = self._number(subject), method, *arguments
             try:
-                is_begun, value = self.workers.measure(bench.ask, *request, limit_s=limit_s)
+                is_begun, value = self.workers.measure(bench.call, *request, limit_s=limit_s)
                 if is_begun:
                     return value
             except WorkerError as error:
