@@ -18,19 +18,15 @@ _DRAWS: Final = 50  # points of a space that an opening looks at for each config
 
 
 class SearchSpace(Protocol):
-    """Tell a search about the configs it chooses among."""
+    """The legal configs that a search chooses among; the likeliest to be fast come first.
 
-    def configs(self) -> Iterable[Config]:
-        """Return every config, the likeliest to be fast first."""
+    `opening` returns the configs to try first, likely and varied, `neighbours` those one step away.
+    """
 
-    def opening(self, count: int) -> list[Config]:
-        """Return the `count` configs to try first: likely, and varied."""
-
-    def neighbours(self, config: Config) -> list[Config]:
-        """Return the legal configs one step away, the likeliest to be fast first."""
-
-    def __contains__(self, config: object) -> bool:
-        """Tell whether a config is legal."""
+    def configs(self) -> Iterable[Config]: ...
+    def opening(self, count: int) -> list[Config]: ...
+    def neighbours(self, config: Config) -> list[Config]: ...
+    def __contains__(self, config: object) -> bool: ...
 
 
 def parameters(config: Config) -> dict[str, Any]:

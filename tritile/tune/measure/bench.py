@@ -37,51 +37,40 @@ class Screened(NamedTuple):
 
 
 class Stage(Protocol):
-    """Hold a subject's operands on the GPU, in the process that measures."""
+    """A subject's operands on the GPU, in the process that measures: copies of one call, each with its own.
+
+    `prepared` returns a function that launches a config on a copy; it raises where the config does not
+    compile or load. `timed` returns a timer over every copy, each restored before a launch. `check` returns
+    the relative error of an answer, None where there is no reference; it raises TuningError for a wrong
+    answer, and for writes outside the kernel's memory.
+    """
 
     @property
-    def calls(self) -> Sequence[Any]:
-        """Return copies of one call, each with operands of its own."""
-
-    def prepared(self, config: Config) -> tuple[Run, Taken]:
-        """Return a function that launches a config on a copy. Raises where it does not compile or load."""
-
-    def timed(self, config: Config, run: Run) -> Eager:
-        """Return a timer of a config over every copy, each restored before a launch."""
-
-    def check(self, config: Config, run: Run) -> float | None:
-        """Return the relative error of a config's answer, None where there is no reference.
-
-        Raises TuningError for a wrong answer, and for writes outside the kernel's memory.
-        """
+    def calls(self) -> Sequence[Any]: ...
+    def prepared(self, config: Config) -> tuple[Run, Taken]: ...
+    def timed(self, config: Config, run: Run) -> Eager: ...
+    def check(self, config: Config, run: Run) -> float | None: ...
 
 
 class Subject(Protocol):
-    """Describe one problem to tune, in values that can be sent to another process."""
+    """A problem to tune on a device, in values that can be sent to another process.
+
+    Trials are remembered under `problem` and the `digest` of the kernel that a config runs. `copies` of the
+    operands leave the L2 cache cold; `stage` makes them on the current GPU. `compile` compiles into Triton's
+    cache, with no GPU, and raises where the compiler refuses. `compile_check` compiles the other kernels that
+    a check of a config runs; the check repeats a refusal.
+    """
 
     @property
-    def problem(self) -> Problem:
-        """Return the problem that trials are remembered under."""
-
+    def problem(self) -> Problem: ...
     @property
-    def device(self) -> Device:
-        """Return the GPU that the subject is tuned for."""
-
+    def device(self) -> Device: ...
     @property
-    def copies(self) -> int:
-        """Return how many copies of the operands leave the L2 cache cold."""
-
-    def digest(self, config: Config) -> str:
-        """Return the digest of the kernel that a config runs."""
-
-    def compile(self, config: Config) -> None:
-        """Compile into Triton's cache, with no GPU. Raises where the compiler refuses."""
-
-    def compile_check(self, config: Config) -> None:
-        """Compile the other kernels that a check of a config runs. The check repeats a refusal."""
-
-    def stage(self, copies: int) -> Stage:
-        """Make copies of the operands on the current GPU."""
+    def copies(self) -> int: ...
+    def digest(self, config: Config) -> str: ...
+    def compile(self, config: Config) -> None: ...
+    def compile_check(self, config: Config) -> None: ...
+    def stage(self, copies: int) -> Stage: ...
 
 
 class Shop(Protocol):

@@ -41,15 +41,11 @@ class Place:
     strides: tuple[int, ...]
 
     @property
-    def itemsize(self) -> int:
-        return getattr(torch, self.dtype).itemsize
-
-    @property
     def end(self) -> int:
         if 0 in self.shape:
             return self.offset
         steps = sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
-        return self.offset + (1 + steps) * self.itemsize
+        return self.offset + (1 + steps) * getattr(torch, self.dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -235,39 +231,33 @@ def stood_in(value: Any) -> Any:
 
 
 class Memory:
-    """Hold the blocks of a call on the current GPU, aligned as they were, each between guards."""
+    """Hold the blocks of a call on a device, aligned as they were, each between guards of a byte."""
 
     def __init__(
-        self,
-        blocks: Sequence[Block],
-        contents: Sequence[torch.Tensor],
-        device: str = "cuda",
+        self, blocks: Sequence[Block], contents: Sequence[torch.Tensor], device: str = "cuda",
         pattern: int = _PATTERN,
-    ) -> None:
-        self._blocks, self._buffers, self._pattern = blocks, [], pattern
+    ) -> None:  # fmt: skip
+        self._pattern, self._parts = pattern, list[tuple[Block, int, torch.Tensor]]()
         for block, content in zip(blocks, contents, strict=True):
             ahead = GUARD + block.start % _ALIGNMENT
-            buffer = torch.empty(ahead + block.size + GUARD, dtype=torch.uint8, device=device)
-            buffer[:ahead] = buffer[ahead + block.size :] = pattern
+            buffer = torch.full((ahead + block.size + GUARD,), pattern, dtype=torch.uint8, device=device)
             buffer[ahead : ahead + block.size] = content
-            self._buffers.append(buffer)
+            self._parts.append((block, ahead, buffer))
 
     def contents(self) -> list[torch.Tensor]:
-        return [
-            buffer[buffer.numel() - GUARD - block.size : buffer.numel() - GUARD]
-            for block, buffer in zip(self._blocks, self._buffers, strict=True)
-        ]
+        return [buffer[ahead : ahead + block.size] for block, ahead, buffer in self._parts]
 
     def tensor(self, place: Place) -> torch.Tensor:
-        block, buffer = self._blocks[place.storage], self._buffers[place.storage]
-        offset = buffer.numel() - GUARD - block.size + place.offset - block.start
-        return torch.empty(0, dtype=getattr(torch, place.dtype), device=buffer.device).set_(
-            buffer.untyped_storage(), offset // place.itemsize, place.shape, place.strides
-        )
+        block, ahead, buffer = self._parts[place.storage]
+        dtype = getattr(torch, place.dtype)
+        start = (ahead + place.offset - block.start) // dtype.itemsize
+        whole = torch.empty(0, dtype=dtype, device=buffer.device)
+        return whole.set_(buffer.untyped_storage(), start, place.shape, place.strides)
 
     def whole(self) -> bool:
+        """True if every guard is unchanged."""
         return all(
-            bool((buffer[: buffer.numel() - GUARD - block.size] == self._pattern).all())
-            and bool((buffer[-GUARD:] == self._pattern).all())
-            for block, buffer in zip(self._blocks, self._buffers, strict=True)
+            bool((guard == self._pattern).all())
+            for block, ahead, buffer in self._parts
+            for guard in (buffer[:ahead], buffer[ahead + block.size :])
         )
