@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from tritile.lab.warm import warm
     from tritile.tune import kernels
     from tritile.tune.autotuner import autotune
-    from tritile.tune.spaces import Space
+    from tritile.tune.search import Space
 
 # Resolved when asked for (PEP 562): a process that only launches loads no tuner.
 _LAZY = {
-    "Space": "tritile.tune.spaces",
+    "Space": "tritile.tune.search",
     "autotune": "tritile.tune.autotuner",
     "bench": "tritile.lab.bench",
     "check": "tritile.lab.check",

@@ -20,7 +20,7 @@ from tritile.planning.store import Store
 from tritile.tune.measure import workers
 from tritile.tune.measure.engine import Rules, Task, tune
 from tritile.tune.measure.workers import Workers, Workshop
-from tritile.tune.spaces import Listed
+from tritile.tune.search import Listed
 
 LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
 

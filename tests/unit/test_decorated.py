@@ -35,7 +35,7 @@ from tritile.tune.measure.answers import poison
 from tritile.tune.measure.engine import Rules, Task
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.measuring import tuned_elsewhere
-from tritile.tune.spaces import Listed
+from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
 PROBLEM = KernelProblem("scale", (("N", 77),), (("x", "float32"),))

@@ -27,7 +27,7 @@ from tritile.planning.trial import Trial
 from tritile.tune.measure.engine import Rules, Task, has_more, tune
 from tritile.tune.measure.timing import settled, slower
 from tritile.tune.measure.workers import WorkerError, Workers, Workshop
-from tritile.tune.spaces import Listed
+from tritile.tune.search import Listed
 
 RULES = Rules(exhaustive=True, problem_s=math.inf)
 

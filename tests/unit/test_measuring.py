@@ -30,7 +30,7 @@ from tritile.tune.measure.answers import OUTSIDE
 from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import Rules, Task, tune
 from tritile.tune.measure.timing import Timing
-from tritile.tune.spaces import Listed
+from tritile.tune.search import Listed
 
 pytestmark = pytest.mark.interpreted
 

@@ -17,8 +17,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.tune.measure.engine import Rules, proposed
-from tritile.tune.search import NEIGHBOURS, OPENING, exhaustive, expected_gain, leaders, screening
-from tritile.tune.spaces import Listed
+from tritile.tune.search import NEIGHBOURS, OPENING, Listed, exhaustive, expected_gain, leaders, screening
 from tritile.tune.subject.problem import ProblemSpace
 
 H200 = target_device("nvidia-h200")

@@ -15,7 +15,7 @@ How a problem of tritile's own gets one:
     subject       makes a problem's operands and checks answers
     calibrate     makes the portfolio of a class of problems
 
-Both share `search`, which proposes the configs of a space (`spaces`), and `measure`, which compiles them in
+Both share `search`, which proposes the configs of a space, and `measure`, which compiles them in
 parallel and times them in processes that may be killed.
 
 The package can be called, as `tritile.tune`: see `tritile.lab.tune.tune`.

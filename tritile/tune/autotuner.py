@@ -46,7 +46,7 @@ from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tune import declared, measuring, traced
 from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
 from tritile.tune.measure.timing import do_bench as default_bench
-from tritile.tune.spaces import Space
+from tritile.tune.search import Space
 
 _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
 _MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text

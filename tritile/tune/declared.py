@@ -14,7 +14,7 @@ import triton
 from tritile.core.of_triton import InterpretedFunction, backends
 from tritile.core.settings import MODES
 from tritile.errors import InvalidValueError, callers_level
-from tritile.tune.spaces import Space
+from tritile.tune.search import Space
 
 _LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes

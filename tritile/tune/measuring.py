@@ -36,7 +36,7 @@ from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tun
 from tritile.tune.measure.shipping import pack
 from tritile.tune.measure.timing import Timing
 from tritile.tune.measure.workers import WorkerError, borrowed
-from tritile.tune.spaces import Listed
+from tritile.tune.search import Listed
 
 if TYPE_CHECKING:
     from tritile.tune.autotuner import Autotuner

@@ -20,8 +20,16 @@ from tritile.planning.trial import Trial
 from tritile.tune.measure.bench import Shop, Subject
 from tritile.tune.measure.timing import settled, timing_of
 from tritile.tune.measure.workers import WorkerError
-from tritile.tune.search import ENOUGH, exhaustive, expected_gain, fastest_first, screening
-from tritile.tune.spaces import Listed, SearchSpace, Tried
+from tritile.tune.search import (
+    ENOUGH,
+    Listed,
+    SearchSpace,
+    Tried,
+    exhaustive,
+    expected_gain,
+    fastest_first,
+    screening,
+)
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
@@ -140,11 +148,8 @@ class _Search:
         self._remember(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, reason: str) -> None:
-        failed = Trial(self.subject.problem, config, None, failure=reason, measured_utc=now())
-        earlier = self.trials.get(config)
-        self.keep(replace(earlier, us=None, failure=reason, measured_utc=now()) if earlier else failed)
-
-    # Steps
+        trial = self.trials.get(config) or Trial(self.subject.problem, config, None)
+        self.keep(replace(trial, us=None, failure=reason, measured_utc=now()))
 
     def late(self) -> bool:
         """True if this problem's time is over, which is much longer where no config works yet."""
@@ -197,8 +202,6 @@ class _Search:
     def abandon(self) -> None:
         self.give_up()
         self.shop.end(self.subject)
-
-    # Measuring
 
     def _screen(self, config: Config, compiled: Future[None]) -> None:
         try:
