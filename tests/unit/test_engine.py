@@ -283,6 +283,25 @@ def test_what_a_process_started_ends_with_it(workers, tmp_path):
     wait_for_the_end([pid])
 
 
+def hangs_once(noted):
+    if noted.exists():
+        return "again"
+    noted.with_suffix(".new").write_text(str(os.getpid()))
+    noted.with_suffix(".new").rename(noted)
+    time.sleep(600)
+
+
+def test_workers_end_with_their_server_and_what_they_were_at_is_done_by_another(server, tmp_path):
+    """Kill the server amid a compile."""
+    with QuickWorkers(1, server=server) as workers:
+        future, noted = workers.submit(hangs_once, tmp_path / "noted"), tmp_path / "noted"
+        while not noted.exists():
+            time.sleep(0.01)
+        workers._server.kill()
+        wait_for_the_end([int(noted.read_text())])
+        assert future.result() == "again"
+
+
 @pytest.fixture
 def programs(server, tmp_path):
     """Starts a program, and gives its process, and what it tells of others."""
