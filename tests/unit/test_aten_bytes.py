@@ -344,15 +344,15 @@ def test_scales_that_lie_as_torch_wants_them_are_not_copied(torch_is):
     assert_block_scaled(tritile.scaled_matmul(a, b, shifted, of_b), a, b, of_a, of_b, (1, 128))
 
 
-def test_scales_of_k_are_not_kept(torch_is):
+def test_a_remembered_call_keeps_no_tensor(torch_is):
     a, b = values((64, 512), E4M3), placed(values((512, 128), E4M3, 1), "column")
     scales, residual = blocks_of(64, 128, 512, (1, 128)), values((64, 128), BF16, 3)
     tritile.scaled_matmul(a, b, *scales, residual=residual)
-    seen = [weakref.ref(each) for each in (*scales, residual)]
-    del scales, residual
+    seen = [weakref.ref(each) for each in (a, b, *scales, residual)]
+    del a, b, scales, residual
     torch_is.calls.clear()
     gc.collect()
-    assert [each() for each in seen] == [None] * 3
+    assert [each() for each in seen] == [None] * 5
 
 
 def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):

@@ -3,14 +3,14 @@
 Calls are made on host tensors that pass for a GPU's, so that torch really computes them.
 """
 
-import functools
+import contextlib
 import random
 
 import pytest
 import torch
 
 import tritile
-from tests.reference import LAYOUTS, frame, guard_intact, placed
+from tests.drawn import linear, product, weighted, whole, wide
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_dict
 from tritile.errors import InvalidValueError, OverlapError, UnsupportedError
@@ -47,132 +47,30 @@ def first_calls(monkeypatch):
     return found
 
 
-def whole(shape, dtype, draw):
-    """Small whole numbers, of which sums are exact."""
-    generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
-    parts = torch.randint(-2, 3, (2, *shape), generator=generator).double()
-    return torch.complex(*parts).to(dtype)
-
-
-def laid(x, draw):
-    """The same numbers in any layout, and lazily conjugated or negated."""
-    x = x.conj().resolve_conj() if (conjugates := draw.random() < 0.3) else x
-    x = -x if (negates := draw.random() < 0.2) else x
-    x = placed(x, draw.choice(LAYOUTS)) if x.ndim > 1 else x
-    x = x.conj() if conjugates else x
-    return torch._neg_view(x) if negates else x
-
-
-def drawn(draw, batch, shape, dtype):
-    """An operand with some of the batch dimensions, of which some are 1 or expanded."""
-    own = [size if draw.random() < 0.7 else 1 for size in batch][draw.randint(0, len(batch)) :]
-    x = laid(whole((*own, *shape), dtype, draw), draw)
-    return x.expand(*batch, *shape) if own and draw.random() < 0.3 else x
-
-
-def wide(x):
-    return x.resolve_conj().resolve_neg().to(C128)
-
-
-def assert_into(draw, call, wanted, monkeypatch):
-    """A fresh result is plain memory; one into memory that is given leaves all around it; each once more."""
-    if wanted.ndim > 1:
-        buffer, out = frame(tuple(wanted.shape), wanted.dtype, draw.choice(LAYOUTS))
-    else:
-        buffer, view = frame((1, *wanted.shape, 1), wanted.dtype, "sparse")
-        out = view[0, ..., 0]
-    strides = out.stride()
-    for again in (False, True):
-        with monkeypatch.context() as patch:
-            if again:
-                patch.setattr(asked, "is_by_aten", lambda *given: pytest.fail("planned again"))
-            found = call()
-            assert (found.is_contiguous(), found.is_conj(), found.is_neg()) == (True, False, False)
-            assert torch.equal(found, wanted)
-            version = out._version
-            assert call(out=out) is out
-            assert out._version > version or not out.numel()
-            assert torch.equal(out, wanted)
-            assert out.stride() == strides
-            assert guard_intact(buffer, out)
-            out.fill_(7)
-
-
-def sizes(draw):
-    return tuple(draw.choice([0, 1, 1, 2, 3, 5, 8]) for _ in range(3))
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_products(seed, monkeypatch):
-    draw = random.Random(f"products {seed}")
-    for _ in range(10):
-        batch = [draw.choice([0, 1, 2, 2, 3]) for _ in range(draw.randint(0, 3))]
-        (m, n, k), dtype = sizes(draw), draw.choice([C64, C128])
-        a, b = (
-            laid(whole((k,), dtype, draw), draw) if draw.random() < 0.2 else drawn(draw, batch, shape, dtype)
-            for shape in ((m, k), (k, n))
-        )
-        wanted = torch.matmul(wide(a), wide(b)).to(dtype)
-        assert_into(draw, functools.partial(tritile.matmul, a, b), wanted, monkeypatch)
+@pytest.mark.parametrize(
+    ("made", "dtype", "times"),
+    [(product, C64, 5), (product, C128, 5), (linear, C64, 2), (weighted, C128, 2)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_products(made, dtype, times, seed, monkeypatch):
+    """The second call of each kind is not planned again."""
+
+    @contextlib.contextmanager
+    def again():
+        with monkeypatch.context() as patch:
+            patch.setattr(asked, "is_by_aten", lambda *given: pytest.fail("planned again"))
+            yield
+
+    draw = random.Random(f"{made.__name__} {dtype} {seed}")
+    for _ in range(times):
+        made(draw, dtype, again)
 
 
 def test_what_torch_conjugates_lazily_is_plain_memory():
     a, b = (whole((5,), C64, random.Random(seed)) for seed in (1, 2))
     assert torch.matmul(a.conj(), b.conj()).is_conj()
     assert not tritile.matmul(a.conj(), b.conj()).is_conj()
-
-
-def spread(draw, shape, dtype):
-    """A tensor that broadcasts to a result."""
-    own = [size if draw.random() < 0.6 else 1 for size in shape][draw.randint(0, len(shape)) :]
-    return laid(whole(own, dtype, draw), draw)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_linear(seed, monkeypatch):
-    draw = random.Random(f"linear {seed}")
-    m, n, k = sizes(draw)
-    batch = [draw.choice([1, 2, 3]) for _ in range(draw.randint(0, 2))]
-    x = drawn(draw, batch, (m, k), C64)
-    weight = laid(whole((k,) if draw.random() < 0.2 else (n, k), C64, draw), draw)
-    wanted = torch.nn.functional.linear(wide(x), wide(weight))
-    sides = {each: spread(draw, wanted.shape, C64) for each in ("bias", "residual") if draw.random() < 0.7}
-    for side in sides.values():
-        wanted = wanted + wide(side)
-    call = functools.partial(tritile.linear, x, weight, **sides)
-    assert_into(draw, call, wanted.to(C64), monkeypatch)
-    if wanted.ndim > 1:  # the result may take the place of what is added
-        place = placed(torch.ones_like(wanted, dtype=C64), draw.choice(LAYOUTS))
-        sums = torch.nn.functional.linear(wide(x), wide(weight)) + 1
-        assert tritile.linear(x, weight, residual=place, out=place) is place
-        assert torch.equal(place, sums.to(C64))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_weighted_sums(seed, monkeypatch):
-    draw = random.Random(f"weighted {seed}")
-    (m, n, k), rank = sizes(draw), draw.choice([2, 3])
-    batch = (draw.choice([1, 3]),) if rank == 3 else ()
-    a, b = (laid(whole((*batch, *shape), C128, draw), draw) for shape in ((m, k), (k, n)))
-    added, op = spread(draw, (*batch, m, n), C128), tritile.addmm if rank == 2 else tritile.baddbmm
-    alpha, beta = draw.choice([0, 1, 2 + 1j, -3j]), draw.choice([0, 1, 2 - 4j])
-    if beta == 0:
-        added = torch.full_like(added, torch.nan)  # not read
-    wanted = alpha * (wide(a) @ wide(b)) + (beta * wide(added) if beta else 0)
-    call = functools.partial(op, added, a, b, alpha=alpha, beta=beta)
-    if alpha and k:
-        assert_into(draw, call, wanted, monkeypatch)
-    else:
-        assert torch.equal(call(), wanted)
-    place = placed(torch.ones_like(wanted), draw.choice(LAYOUTS))
-    assert op(place, a, b, alpha=2j, beta=3, out=place) is place
-    assert torch.equal(place, 2j * (wide(a) @ wide(b)) + 3)
-
-
-def test_factors_are_not_read_where_alpha_is_0():
-    added, a, b = (whole(shape, C64, random.Random(1)) for shape in ((3, 5), (3, 4), (4, 5)))
-    out = torch.full_like(added, torch.nan)
-    assert torch.equal(tritile.addmm(added, a * torch.nan, b, alpha=0j, beta=2j, out=out), 2j * added)
 
 
 def test_an_out_that_overlaps_is_refused_each_time_but_for_what_is_not_read():

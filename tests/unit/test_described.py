@@ -1,7 +1,4 @@
-"""How calls are described: drawn shapes, layouts, lazy views and outputs, carried out by torch.
-
-Numbers are small and whole, so that every order of sums gives the same bits.
-"""
+"""How calls are described: drawn shapes, layouts, lazy views and outputs, carried out by torch."""
 
 import functools
 import random
@@ -10,10 +7,10 @@ import pytest
 import torch
 
 import tritile
+from tests.drawn import SUMMED, assert_into, laid, linear, product, sizes, weighted, whole, wide
 from tests.executed import executed
 from tests.reference import (
     COMPLEX,
-    DEFAULT_OUT,
     DTYPES,
     LAYOUTS,
     MATMUL_DTYPES,
@@ -33,7 +30,6 @@ pytestmark = [
     pytest.mark.interpreted,
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
-SUMMED = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
@@ -42,126 +38,19 @@ def _by_torch(monkeypatch):
     monkeypatch.setattr(launch, "run_interpreted", executed)
 
 
-def whole(shape, dtype, draw):
-    """Small whole numbers."""
-    generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
-    return torch.randint(-2, 3, shape, generator=generator).to(dtype)
-
-
-def laid(x, draw):
-    """The same numbers in any layout, and lazily negated."""
-    negates = x.dtype in SUMMED and draw.random() < 0.2
-    x = -x if negates else x
-    x = placed(x, draw.choice(LAYOUTS)) if x.ndim > 1 else x
-    if x.ndim > 3 and draw.random() < 0.5:
-        x = x.transpose(0, 1).contiguous().transpose(0, 1)
-    return torch._neg_view(x) if negates else x
-
-
-def factors(draw, batch, mnk, dtype):
-    """Two operands of a product, of which each may be a vector."""
-    m, n, k = mnk
-    vectors = [draw.random() < 0.2 for _ in range(2)]
-    return [
-        laid(whole((k,), dtype, draw), draw) if vector else operand(draw, batch, shape, dtype)
-        for vector, shape in zip(vectors, ((m, k), (k, n)), strict=True)
-    ]
-
-
-def operand(draw, batch, shape, dtype):
-    """An operand with some of the batch dimensions, of which some are 1 or expanded."""
-    own = [size if draw.random() < 0.7 else 1 for size in batch][draw.randint(0, len(batch)) :]
-    x = laid(whole((*own, *shape), dtype, draw), draw)
-    return x.expand(*batch, *shape) if own and draw.random() < 0.3 else x
-
-
-def wide(x):
-    return x.resolve_neg().double()
-
-
-def assert_into(draw, run, wanted):
-    """A fresh result, and one in memory that is given, are as wanted, and nothing around it is written."""
-    fresh = run()
-    assert fresh.is_contiguous()
-    assert torch.equal(fresh, wanted)
-    if wanted.ndim > 1:
-        buffer, out = frame(tuple(wanted.shape), wanted.dtype, draw.choice(LAYOUTS))
-    else:
-        buffer, view = frame((1, *wanted.shape, 1), wanted.dtype, "sparse")
-        out = view[0, ..., 0]
-    version = out._version
-    assert run(out=out) is out
-    assert out._version > version or not out.numel()
-    assert torch.equal(out, wanted)
-    assert guard_intact(buffer, out)
-
-
-def sizes(draw):
-    return tuple(draw.choice([0, 1, 1, 2, 3, 5, 8]) for _ in range(3))
+CASES = [
+    *((product, dtype, 5) for dtype in MATMUL_DTYPES),
+    *((linear, dtype, 3) for dtype in SUMMED),
+    *((weighted, dtype, 2) for dtype in SUMMED[:2]),
+]
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("dtype", MATMUL_DTYPES, ids=name)
-def test_products(dtype, seed):
-    draw = random.Random(f"{dtype} {seed}")
-    for _ in range(5):
-        batch = [draw.choice([0, 1, 2, 2, 3]) for _ in range(draw.randint(0, 3))]
-        a, b = factors(draw, batch, sizes(draw), dtype)
-        wanted = torch.matmul(wide(a), wide(b)).to(DEFAULT_OUT.get(dtype, dtype))
-        assert_into(draw, functools.partial(tritile.matmul, a, b), wanted)
-
-
-def spread(draw, shape, dtype):
-    """A tensor that broadcasts to a result."""
-    own = [size if draw.random() < 0.6 else 1 for size in shape][draw.randint(0, len(shape)) :]
-    return laid(whole(own, dtype, draw), draw)
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("dtype", SUMMED, ids=name)
-def test_products_with_an_epilogue(dtype, seed):
-    draw = random.Random(f"{dtype} {seed}")
-    for _ in range(3):
-        m, n, k = sizes(draw)
-        batch = [draw.choice([1, 2, 3]) for _ in range(draw.randint(0, 2))]
-        x, up = operand(draw, batch, (m, k), dtype), laid(whole((n, k), dtype, draw), draw)
-        weight = laid(whole((k,) if draw.random() < 0.2 else (n, k), dtype, draw), draw)
-        sums = torch.nn.functional.linear(wide(x), wide(weight))
-        added = dtype if dtype == torch.float64 else draw.choice(SUMMED[:1] + SUMMED[2:])
-        bias, residual = (spread(draw, sums.shape, added) for _ in range(2))
-        how = draw.choice([None, "relu"])
-        active = torch.relu if how else lambda y: y
-        wanted = (active(sums + wide(bias)) + wide(residual)).to(dtype)
-        run = functools.partial(tritile.linear, x, weight, bias, activation=how)
-        assert_into(draw, functools.partial(run, residual=residual), wanted)
-        if added == dtype and wanted.ndim > 1:  # the result may take the place of what is added
-            place = placed(torch.ones_like(wanted), draw.choice(LAYOUTS))
-            assert run(residual=place, out=place) is place
-            assert torch.equal(place, (active(sums + wide(bias)) + 1).to(dtype))
-        if weight.ndim == 2:
-            gate = active(torch.nn.functional.linear(wide(x), wide(up)))
-            run = functools.partial(tritile.gated_linear, x, up, weight, activation=how, bias_up=bias)
-            assert_into(draw, run, (gate * (sums + wide(bias))).to(dtype))
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name)
-def test_weighted_sums(dtype, rank, seed):
-    draw = random.Random(f"{dtype} {seed} {rank}")
-    m, n, k = sizes(draw)
-    batch = (draw.choice([1, 3]),) if rank == 3 else ()
-    a, b = (laid(whole((*batch, *shape), dtype, draw), draw) for shape in ((m, k), (k, n)))
-    added = spread(draw, (*batch, m, n), dtype)
-    alpha, beta = draw.choice([1, 2, -3]), draw.choice([0, 1, 2])
-    if beta == 0:
-        added = torch.full_like(added, torch.nan)  # not read
-    wanted = alpha * (wide(a) @ wide(b)) + (beta * wide(added) if beta else 0)
-    op = tritile.addmm if rank == 2 else tritile.baddbmm
-    assert_into(draw, functools.partial(op, added, a, b, alpha=alpha, beta=beta), wanted.to(dtype))
-    place = placed(torch.ones_like(wanted, dtype=dtype), draw.choice(LAYOUTS))
-    assert op(place, a, b, alpha=alpha, beta=3, out=place) is place
-    assert torch.equal(place, (alpha * (wide(a) @ wide(b)) + 3).to(dtype))
+@pytest.mark.parametrize(("made", "dtype", "times"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_products(made, dtype, times, seed):
+    draw = random.Random(f"{made.__name__} {dtype} {seed}")
+    for _ in range(times):
+        made(draw, dtype)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -33,10 +33,8 @@ from tests.unit.test_described import (
     test_in_place_inside_a_larger_tensor,
     test_permutations,
     test_products,
-    test_products_with_an_epilogue,
     test_scales,
     test_the_imaginary_part_of_a_conjugate,
-    test_weighted_sums,
 )
 from tritile.core.device import HOST
 from tritile.errors import HostWarning
@@ -49,10 +47,8 @@ __all__ = [
     "test_in_place_inside_a_larger_tensor",
     "test_permutations",
     "test_products",
-    "test_products_with_an_epilogue",
     "test_scales",
     "test_the_imaginary_part_of_a_conjugate",
-    "test_weighted_sums",
 ]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
