@@ -31,16 +31,6 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize("size", [(30, 29, 64), (32, 32, 33)], ids=str)
-def test_programs_of_one_tile_that_find_the_others_gone(size):
-    """The interpreter runs the first of two programs to its end: it looks for the other, and gives up."""
-    m, n, k = size
-    a, b = values((m, k), torch.float32), values((k, n), torch.float32, 1)
-    buffer, out = frame((m, n), torch.float32, "row")
-    run(config(split=2), a, b, out)
-    assert guard_intact(buffer, out)
-
-
 def test_programs_without_a_block_are_refused():
     a, b = values((32, 48), torch.float32), values((48, 32), torch.float32, 1)
     with pytest.raises(TuningError, match="SPLIT_K = 4 leaves programs without a block of K = 48"):
@@ -54,33 +44,25 @@ def run(config, a, b, out):
 
 
 # Where no descriptor sees operands they are copied whatever the config: one is enough for each.
-WHOLE, ODD = (64, 68, 72), (67, 35, 83)
+WHOLE, ODD, LOW = (64, 68, 72), (67, 35, 83), (37, 51, 64)
+SIZED = [
+    *itertools.product([WHOLE], TURNS[:3], CONFIGS),
+    *itertools.product([ODD], TURNS[1:2], CONFIGS),
+    *itertools.product([WHOLE], TURNS[3:], CONFIGS[:1]),
+    *itertools.product([ODD], TURNS[:1] + TURNS[2:], CONFIGS[2:4]),
+    # Rows of b and of out that start on 16 bytes wherever they end.
+    *itertools.product([(2, 37, n, 64) for n in (3, 32, 51)], [("row", "padded", "padded")], CONFIGS),
+    # One tile: the interpreter runs the first of two programs to its end, which looks for the other.
+    *itertools.product([(30, 29, 64), (32, 32, 33)], TURNS[:1], CONFIGS[3:4]),
+]
 
 
-@pytest.mark.parametrize(
-    ("size", "turn", "config"),
-    [
-        *itertools.product([WHOLE], TURNS[:3], CONFIGS),
-        *itertools.product([ODD], TURNS[1:2], CONFIGS),
-        *itertools.product([WHOLE], TURNS[3:], CONFIGS[:1]),
-        *itertools.product([ODD], TURNS[:1] + TURNS[2:], CONFIGS[2:4]),
-    ],
-    ids=str,
-)
-def test_layouts_and_ragged_sizes(config, turn, size):
-    m, n, k = size
-    a, b = placed(values((m, k), torch.float32), turn[0]), placed(values((k, n), torch.float32, 1), turn[1])
-    buffer, out = frame((m, n), torch.float32, "row")
-    run(config, a, b, out)
-    assert guard_intact(buffer, out)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("columns", [3, 32, 51])
-def test_rows_that_start_on_16_bytes_wherever_they_end(config, columns):
-    a, b = values((2, 37, 64), torch.float32), values((2, 64, columns), torch.float32, 1)
-    buffer, out = frame((2, 37, columns), torch.float32, "padded")
-    run(config, a, placed(b, "padded"), out)
+@pytest.mark.parametrize(("size", "layouts", "config"), SIZED, ids=str)
+def test_layouts_and_sizes(config, layouts, size):
+    *batch, m, n, k = size
+    a, b = (values((*batch, *shape), torch.float32, i) for i, shape in enumerate(((m, k), (k, n))))
+    buffer, out = frame((*batch, m, n), torch.float32, (*layouts, "row")[2])
+    run(config, placed(a, layouts[0]), placed(b, layouts[1]), out)
     assert guard_intact(buffer, out)
 
 
@@ -89,8 +71,11 @@ def test_batches_of_two_dimensions_are_copied_matrix_by_matrix(config):
     """Those over which an operand is stretched once."""
     a, b = values((2, 3, 19, 33), torch.float32), values((2, 3, 33, 35), torch.float32, 1)
     turned = a.transpose(0, 1).contiguous().transpose(0, 1)
-    of_b = b.transpose(0, 1).contiguous().transpose(0, 1)
-    for left, right in ((turned, b), (turned, b[:1]), (a[:, :1], of_b)):
+    for left, right in (
+        (turned, b),
+        (turned, b[:1]),
+        (a[:, :1], b.transpose(0, 1).contiguous().transpose(0, 1)),
+    ):
         call = described(left, right, torch.empty(2, 3, 19, 35), "tf32")
         assert len(call.batch_shape) == 2
         run(config, left, right, torch.empty(2, 3, 19, 35))
@@ -149,11 +134,7 @@ def test_copies_of_rows_off_sectors_give_the_same_answers(copies, turn, monkeypa
     assert guard_intact(buffer, out)
     steps = work_of(described(a, b, out, "tf32"), CONFIGS[0], 1, False).steps
     assert [step.kernel.__name__ for step in steps] == ["repack", "matmul_descriptor"]
-
-
-def test_rows_with_gaps_that_start_on_sectors_are_not_copied(monkeypatch):
-    monkeypatch.setattr(operands, "realigned", lambda problem: (True, True))
-    wide = torch.empty(64, 96)
+    wide = torch.empty(64, 96)  # rows with gaps, that start on sectors
     call = described(wide[:, :68], torch.empty(68, 64), torch.empty(64, 64), "tf32")
     assert len(work_of(call, config(), 1, False).steps) == 1
 

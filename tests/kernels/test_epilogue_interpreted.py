@@ -1,4 +1,4 @@
-"""Epilogues in Triton's interpreter: types, batches and strides of what follows the sums of a product.
+"""Epilogues and gated products in Triton's interpreter: types, batches and strides of each operand.
 
 What all families have to do is in test_families_interpreted.py.
 """
@@ -10,8 +10,9 @@ import torch
 
 import tritile
 from tests.configs import tile, tma
-from tests.reference import Sides, assert_fused, bytes_of, frame, guard_intact, name, placed, values
-from tritile.core.problem import ACTIVATIONS
+from tests.reference import Sides, assert_fused, assert_gated, frame, guard_intact, placed, values
+from tritile.core.posed import posed
+from tritile.core.problem import MatmulProblem
 from tritile.ops.described import Extras, described
 from tritile.runtime import launch
 
@@ -25,7 +26,7 @@ CONFIGS = {
     "by halves": tma(32, 32, 32, group=2, subtiles=2),
     "split": tma(32, 32, 32, group=2, split=2),
 }
-FP32, FP16, FP64 = torch.float32, torch.float16, torch.float64
+FP32, FP16, FP64, INT8 = torch.float32, torch.float16, torch.float64, torch.int8
 M, N, K = 37, 29, 51
 
 
@@ -33,22 +34,29 @@ def configs(*names):
     return pytest.mark.parametrize("config", [CONFIGS[name] for name in names], ids=names)
 
 
-def side(spread, dtype=FP32, seed=5, shape=(M, N)):
-    """An operand that is spread over a result of this shape as `spread` says."""
-    m, n = shape[-2:]
-    sizes = {"one": (), "row": (n,), "column": (m, 1), "full": shape, "": None}[spread]
-    return None if sizes is None else values(sizes, dtype, seed)
+def side(spread, dtype=FP32, seed=5):
+    """An operand that is spread over a result as `spread` says."""
+    return values({"one": (), "row": (N,), "column": (M, 1), "full": (M, N)}[spread], dtype, seed)
 
 
-def run(config, a, b, out, sides):
-    """Through the kernel itself, with out as it lies; by descriptor tf32 is computed as fp32 here."""
+def run(config, a, b, out, sides, up=None):
+    """Through the kernel itself, with out as it lies; by descriptor tf32 is computed as fp32 here.
+
+    Of a gated product what would be the residual is the other matrix's bias.
+    """
+    extras = Extras(*sides)
+    if up is not None:
+        extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
     precision = "ieee" if config == TILE else "tf32"
-    launch.run_interpreted(described(a, b, out, precision, Extras(*sides)), config)
-    assert_fused(out, a, b, sides)
+    launch.run_interpreted(described(a, b, out, precision, extras), config)
+    if up is None:
+        assert_fused(out, a, b, sides)
+    else:
+        assert_gated(out, a, b, up, sides.activation, sides.bias, sides.residual)
 
 
-def operands(dtype, batch=(), seed=0):
-    return values((*batch, M, K), dtype, seed), values((*batch, K, N), dtype, seed + 1)
+def operands(dtype=FP32):
+    return values((M, K), dtype), values((K, N), dtype, 1), values((K, N), dtype, 2)
 
 
 def test_gelu_is_right_to_the_last_digits_far_below_zero_too():
@@ -60,40 +68,20 @@ def test_gelu_is_right_to_the_last_digits_far_below_zero_too():
     assert ((got - wanted).abs() <= allowed * wanted.abs()).all()
 
 
-@configs("tile", "descriptor")
+@configs("tile", "descriptor", "by halves")
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "kind"),
-    [(FP32, FP16, FP32), (FP16, FP32, FP16), (torch.int8, FP32, FP16)],
-    ids=name,
+    [(FP32, FP16, FP32), (FP16, FP16, FP32), (FP16, FP32, FP16), (INT8, FP32, FP16)],
+    ids=str,
 )
 def test_dtypes(config, dtype, out_dtype, kind):
-    a, b = operands(dtype)
+    a, b, up = operands(dtype)
     out = torch.empty(M, N, dtype=out_dtype)
-    small = 2.0**-9 if dtype == torch.int8 else 1.0  # fp16 ends at 65504
+    small = 2.0**-9 if dtype == INT8 else 1.0  # fp16 ends at 65504
     scales = side("column") * small, side("row", seed=6)
     run(config, a, b, out, Sides(*scales, side("full", kind), side("column", kind), "gelu"))
-
-
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_float64_keeps_its_digits(activation, weighted):
-    a, b = operands(FP64)
-    out = torch.empty(M, N, dtype=FP64)
-    weights = {"alpha": 1 / 3, "beta": -0.1} if weighted else {}
-    of_both = side("one", FP64), side("column", FP64)
-    added = side("row", FP64), side("full", FP64, 6)
-    for sides in ((None, None, *added), (*of_both, None, None)):
-        run(TILE, a, b, out, Sides(*sides, activation, **weights))
-
-
-@configs("tile", "persistent")
-def test_batches(config):
-    """What is added differs by matrix, or is the same for some dimensions of the batch, or for all."""
-    a, b = operands(FP32, (2, 2))
-    for given, other in (((2, 2), (1, 1)), ((1, 2), (2, 1)), ((2,), ())):
-        _, out = frame((2, 2, M, N), FP32, "column" if given == (2, 2) else "row")
-        bias, residual = values((*given, M, N), FP32, 3), values((*other, M, N), FP32, 4)
-        run(config, a, b, out, Sides(bias=bias, residual=residual, activation="relu"))
+    if dtype != INT8:
+        run(config, a, b, out, Sides(None, None, side("row", kind), None, "gelu_tanh"), up)
 
 
 def test_a_batch_of_three_dimensions():
@@ -109,7 +97,7 @@ def test_a_batch_of_three_dimensions():
 @configs(*CONFIGS)
 @pytest.mark.parametrize("layout", ["column", "column_sliced"])
 def test_results_that_lie_column_by_column_are_made_turned(config, layout):
-    a, b = operands(FP32)
+    a, b, _ = operands()
     rows, columns = ([side(spread, seed=seed) for seed in (6, 7)] for spread in ("row", "column"))
     sides = Sides(columns[0], rows[0], rows[1], columns[1], "gelu", 0.5, 2.0)
     buffer, out = frame((M, N), FP32, layout)
@@ -123,7 +111,7 @@ def test_results_that_lie_column_by_column_are_made_turned(config, layout):
 
 @configs("tile", "descriptor")
 def test_what_is_added_lies_in_any_way(config):
-    a, b = operands(FP32)
+    a, b, _ = operands()
     for layout in ("column", "sparse"):
         bias, residual = placed(side("full"), layout), placed(side("full", seed=6), layout)
         run(config, a, b, torch.empty(M, N), Sides(bias=bias, residual=residual))
@@ -131,32 +119,43 @@ def test_what_is_added_lies_in_any_way(config):
         run(config, a, b, torch.empty(M, N), Sides(column, row, row, column))
 
 
-# The operations, by which 16-bit and fp8 types are widened here and rounded by torch.
+@configs("tile", "by halves")
+@pytest.mark.parametrize("gate", [None, "row"])
+@pytest.mark.parametrize("up", [None, "row", "full", "one"])
+def test_biases_of_gated_products(config, gate, up):
+    a, b, other = operands()
+    found = (spread and side(spread, FP16, 3) for spread in (gate, up))
+    run(config, a, b, torch.empty(M, N), Sides(None, None, *found, "gelu"), other)
 
 
-@pytest.mark.parametrize("kind", [None, torch.bfloat16, FP32], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, FP16, FP32, FP64], ids=name)
-@pytest.mark.parametrize(("activation", "batch"), [("gelu", (2, 3)), (None, ())], ids=str)
-def test_linear(dtype, activation, batch, kind):
-    """`kind`: another type of what is added, and then of the result."""
-    if dtype == FP64 and kind:
-        kind = FP64
-    x, weight = values((*batch, 9, 21), dtype), values((13, 21), dtype, 1)
-    bias, residual = values((13,), kind or dtype, 2), values((*batch, 9, 13), kind or dtype, 3)
-    got = tritile.linear(x, weight, bias, activation=activation, residual=residual, out_dtype=kind)
-    assert got.dtype == (kind or dtype)
-    assert_fused(got, x, weight.mT, Sides(bias=bias, residual=residual, activation=activation or ""))
+@configs("tile", "descriptor")
+def test_gated_matrices_each_with_strides_of_its_own(config):
+    a, b, up = operands()
+    rows, both = values((2 * N, K), FP32, 1), values((K, 2 * N), FP32, 1)
+    pairs = [(placed(b, layout), up) for layout in ("column", "sparse", "offset")]
+    pairs += [(up, gate) for gate, up in pairs]
+    pairs += [(rows[:N].mT, rows[N:].mT), (rows[::2].mT, rows[1::2].mT), (both[:, :N], both[:, N:])]
+    for left, right in pairs:
+        run(config, a, left, torch.empty(M, N), Sides(activation="silu"), right)
 
 
-def test_the_same_bits_by_every_family():
-    """A pure function of the sums: what is stored differs where sums do, and here they do not."""
-    a, b = (torch.randint(-8, 8, shape).float() for shape in ((M, K), (K, N)))
-    sides = Sides(bias=side("row"), residual=side("full"), activation="gelu")
-    found = []
-    for config in CONFIGS.values():
-        found.append(torch.empty(M, N))
-        run(config, a, b, found[-1], sides)
-    assert all(torch.equal(bytes_of(found[0]), bytes_of(other)) for other in found[1:])
+def test_operands_are_rounded_to_the_nearest_tf32():
+    """Not cut: of numbers just above the middle between two of TF32 the product is that of the upper ones."""
+    x, gate = torch.full((16, 16), 1 + 2.0**-11 + 2.0**-20), torch.eye(16)
+    got = tritile.gated_linear(x, gate, gate, activation=None, precision="tf32")
+    assert torch.equal(got, torch.full((16, 16), (1 + 2.0**-10) ** 2))
+
+
+def test_the_problem_counts_both_matrices():
+    plain = MatmulProblem(1, 64, 48, 32, "float16", "float16")
+    gated = MatmulProblem(1, 64, 48, 32, "float16", "float16", epilogue="gated silu")
+    assert gated.flops == 2 * plain.flops
+    assert gated.bytes == plain.bytes + 32 * 48 * 2
+    call = posed(gated, lambda dtype, elements: torch.zeros(elements, dtype=getattr(torch, dtype)))
+    assert call.problem == gated
+    assert call.up.shape == call.b.shape
+    assert call.up.tensor is not call.b.tensor
+    assert len(call.tensors) == 4
 
 
 HALVES = [(FP16, False), (FP32, False)]

@@ -18,6 +18,7 @@ from tests.reference import (
     assert_fused,
     assert_gated,
     at_offset,
+    bytes_of,
     frame,
     guard_intact,
     placed,
@@ -81,6 +82,7 @@ FAMILIES = {
     "tile, b copied by rows": TILE._replace(of_b="column", patched=((BY_ROWS, 1),)),
     "tile, by 64 bits": TILE._replace(patched=((WIDE, 0),)),
     "gated tile": TILE._replace(gated=True),
+    "gated tile, fp64": TILE._replace(gated=True, dtype=torch.float64),
     "gated descriptor": by_descriptor(gated=True),
     "gated persistent, by halves": by_descriptor(gated=True, persistent=True, subtiles=2),
     "few rows": few(lambda rows: few_rows(rows, FP32), "column"),
@@ -128,7 +130,7 @@ def made(family, a, b, out, sides=PLAIN):
     """
     up, extras = None, Extras(*sides)
     if family.gated:
-        up = values(tuple(b.shape), b.dtype, 9)
+        up = (8 * values(tuple(b.shape), b.dtype, 9)).round() / 8
         extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
     with pytest.MonkeyPatch.context() as patched:
         for name, value in family.patched:
@@ -167,7 +169,7 @@ def test_layouts_of_x_and_of_out(family, layout):
     check(family, a, b, layout="sliced" if unseen and family.precision == "tf32" else layout)
 
 
-@some(lambda name, own: name in ENDS)
+@some(lambda name, own: name in ENDS or own.dtype == torch.float64)
 @pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
 def test_activations_of_scaled_and_weighted_sums(family, activation):
     sides = Sides(None, None, side(family, "row"), side(family, "full", 6), activation)
@@ -220,12 +222,30 @@ def test_sizes(family, size):
 
 @some(lambda name, own: own.patched or (name in ENDS and own.of_b != "odd"))
 def test_batches(family):
-    """Of two dimensions, in either order, and broadcast; what is added is the same along one of them."""
+    """Of two dimensions, in either order, and broadcast; what is added differs, or is the same along one."""
     a, b = operands(family, batch=(2, 2))
     pairs = [(a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[:, :1])]
     if family.size == TILE.size:  # whose rows may be those of all matrices
         pairs = [(a, b[0, 0]), *(() if family.gated else pairs)]
-    for left, right in pairs:
+    for i, (left, right) in enumerate(pairs):
         shape = torch.matmul(left, right).shape
-        residual = values(shape[-1:] if family.gated else shape[1:], FP32, 3)
-        check(family, left, right, Sides(bias=values(shape[-1:], FP32, 2), residual=residual))
+        of_bias, of_residual = shape, shape[1:] if i % 2 else (shape[0], 1, *shape[2:])
+        if family.gated:
+            of_bias = of_residual = shape[-1:]
+        check(
+            family, left, right, Sides(bias=values(of_bias, FP32, 2), residual=values(of_residual, FP32, 3))
+        )
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_same_bits_by_every_family(gated):
+    """A pure function of the sums: what is stored differs where sums do, and here they do not."""
+    a, b = (torch.randint(-8, 8, shape).float() for shape in ((37, 83), (83, 29)))
+    sides = Sides(bias=side(TILE, "row"), residual=side(TILE, "full"), activation="gelu")
+    found = []
+    for family in FAMILIES.values():
+        if (family.gated, family.size, family.dtype) == (gated, TILE.size, FP32):
+            found.append(torch.empty(37, 29))
+            made(family, a, placed(b, family.of_b), found[-1], sides)
+    assert len(found) > 2
+    assert all(torch.equal(bytes_of(found[0]), bytes_of(other)) for other in found[1:])

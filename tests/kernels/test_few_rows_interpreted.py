@@ -5,9 +5,6 @@ Of `few_rows` columns of w are contiguous ("column"), of `few_rows_across` rows 
 test_families_interpreted.py.
 """
 
-import functools
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -88,44 +85,63 @@ def test_one_kernel_makes_it_where_programs_do_not_share_k(monkeypatch, m, n):
     assert not work.scratch
 
 
-@pytest.mark.parametrize("k", range(2, 18))
-def test_rows_that_end_before_a_word_does(k):
-    for offset in (0, 1, 7):
-        check(values((1 + k % 3, k), HALF), at_offset(offset, 11, k, HALF))
+def sliding(rows, columns, dtype=HALF):
+    """Rows that begin one element after the last."""
+    return values((1, 400), dtype, 2)[0].as_strided((rows, columns), (1, 1))
 
 
-@pytest.mark.parametrize("offset", range(8))
-@pytest.mark.parametrize("row", [259, 260, 264, 272])
-def test_rows_that_begin_anywhere_in_a_word(offset, row):
-    """Rows 259 elements apart begin at 8 places in a word, others at 4, 2 and 1."""
-    check(values((2, 256), HALF), at_offset(offset, 9, 256, HALF, row))
-    if offset < 4:
-        check(values((2, 255), FP32), at_offset(offset, 9, 255, FP32, row))
+def placed_rows(offset, n, k, row, m=2):
+    return values((m, k), HALF), at_offset(offset, n, k, HALF, row)
 
 
-@pytest.mark.parametrize("offset", [0, 1, 2, 4, 7])
-@pytest.mark.parametrize("row", [48, 49, 50, 52])
-def test_rows_along_n_that_begin_anywhere(offset, row):
-    """No element beside a row is read, though rows are aligned and end amid a word."""
-    for n in (35, 40):
-        check(values((2, 30), HALF), at_offset(offset, 30, n, HALF, row).mT, of_w="row")
+# Operands along K, of rows that end or begin amid a word, last tiles, rows that overlap or are one.
+ALONG = {
+    "ends amid a word": [
+        lambda k=k, at=at: (values((1 + k % 3, k), HALF), at_offset(at, 11, k, HALF))
+        for k in range(2, 18) for at in (0, 1, 7)
+    ],
+    "begins amid a word": [  # rows 259 elements apart begin at 8 places in a word, others at 4, 2 and 1
+        lambda at=at, row=row: placed_rows(at, 9, 256, row) for at in range(8) for row in (259, 260, 264, 272)
+    ],
+    "begins amid a word of fp32": [
+        lambda at=at, row=row: (values((2, 255), FP32), at_offset(at, 9, 255, FP32, row))
+        for at in range(4) for row in (259, 260, 264, 272)
+    ],
+    "last tile": [lambda n=n: placed_rows(3, n, 301, None) for n in (2, 7, 8, 31, 32, 33, 63, 64, 65)],
+    "K of 1": [lambda: (values((2, 1), HALF), values((1, 30), HALF, 1)[:, ::3])],  # no row begins as another
+    "overlaps": [lambda: (sliding(3, 64), pair(3, 19, 64)[1])],
+    "stretched": [lambda: (values((2, 300), HALF), values((1, 300), HALF, 1).expand(20, 300).mT)],
+}  # fmt: skip
+ACROSS = {
+    "begins amid a word": [  # nothing beside a row is read, though rows are aligned and end amid a word
+        lambda at=at, row=row, n=n: (values((2, 30), HALF), at_offset(at, 30, n, HALF, row).mT)
+        for at in (0, 1, 2, 4, 7) for row in (48, 49, 50, 52) for n in (35, 40)
+    ],
+    "last block of K, fewer than parts": [
+        lambda k=k: pair(2, 40, k, of_w="row") for k in (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64)
+    ],
+    "last tile": [
+        lambda n=n, dtype=dtype: pair(2, n, 70, dtype, "row")
+        for n in (2, 7, 8, 31, 32, 33, 63, 64, 65) for dtype in (HALF, FP32)
+    ],
+    "overlaps": [
+        lambda: (sliding(3, 64), pair(3, 19, 64, of_w="row")[1]),
+        lambda: (values((3, 64), HALF), sliding(64, 40)),
+    ],
+    "stretched": [lambda: (values((2, 67), HALF), values((1, 40), HALF, 1).expand(67, 40))],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64])
-def test_every_last_block_of_k_and_fewer_than_parts(k):
-    check(*pair(2, 40, k, of_w="row"), of_w="row")
+@pytest.mark.parametrize("what", ALONG)
+def test_operands_along_k(what):
+    for operands in ALONG[what]:
+        check(*operands())
 
 
-@pytest.mark.parametrize("n", [2, 7, 8, 31, 32, 33, 63, 64, 65])
-def test_every_last_tile(n):
-    check(values((2, 301), HALF), at_offset(3, n, 301, HALF))
-    for dtype in (HALF, FP32):
-        check(*pair(2, n, 70, dtype, "row"), of_w="row")
-
-
-def test_a_row_of_one_element_whatever_lies_between():
-    """One element of each row, 3 apart: as K is 1 no row is known to begin where another does."""
-    check(values((2, 1), HALF), values((1, 30), HALF, 1)[:, ::3])
+@pytest.mark.parametrize("what", ACROSS)
+def test_operands_along_n(what):
+    for operands in ACROSS[what]:
+        check(*operands(), of_w="row")
 
 
 @pytest.mark.parametrize(
@@ -148,15 +164,19 @@ def test_x_in_words_past_whose_end_nothing_is_read():
     assert compiled_in(check(*pair(1, 40, 77, of_w="row"), of_w="row"), "X_WORDS") == (True,)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 5])
-def test_stages_and_warps_change_nothing(stages):
-    for warps in (1, 4):
-        check(*pair(2, 21, 517), config=along(2, HALF, warps, stages))
-
-
-@pytest.mark.parametrize(("columns", "unroll", "n"), [(8, 2, 40), (16, 8, 101), (64, 4, 40), (256, 2, 301)])
-def test_every_shape_of_a_tile(columns, unroll, n):
-    check(*pair(2, n, 77, of_w="row"), of_w="row", config=across_of(2, HALF, columns, unroll))
+@pytest.mark.parametrize(
+    ("of_w", "n", "config"),
+    [
+        *(("column", 21, along(2, HALF, warps, stages)) for stages in (1, 2, 5) for warps in (1, 4)),
+        *(
+            ("row", n, across_of(2, HALF, columns, unroll))
+            for columns, unroll, n in ((8, 2, 40), (16, 8, 101), (64, 4, 40), (256, 2, 301))
+        ),
+    ],
+    ids=str,
+)
+def test_every_shape_of_a_tile(of_w, n, config):
+    check(*pair(2, n, 517 if of_w == "column" else 77, of_w=of_w), of_w=of_w, config=config)
 
 
 def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
@@ -166,17 +186,6 @@ def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
     run(a, b, out)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
-
-
-@both
-def test_rows_that_overlap_and_rows_that_are_stretched(of_w):
-    line = values((1, 400), HALF, 2)[0]
-    check(line.as_strided((3, 64), (1, 1)), pair(3, 19, 64, of_w=of_w)[1], of_w=of_w)
-    if of_w == "row":
-        check(values((3, 64), HALF), line.as_strided((64, 40), (1, 1)), of_w=of_w)
-        check(values((2, 67), HALF), values((1, 40), HALF, 1).expand(67, 40), of_w=of_w)
-    else:
-        check(values((2, 300), HALF), values((1, 300), HALF, 1).expand(20, 300).mT)
 
 
 @both
@@ -204,34 +213,6 @@ def test_sums_of_fp32_that_programs_share_are_as_exact():
 def test_more_parts_than_the_second_kernel_has_under_way():
     work = check(*pair(1, 33, 4099, of_w="row"), of_w="row")
     assert work.steps[0].args["split"] > across._PARTS
-
-
-FAULTS = [
-    ({"m": 9, "n": 9}, "9 rows and 9 columns"),
-    ({"dtype": "float64", "out_dtype": "float64"}, "float64"),
-    ({"dtype": "float32", "out_dtype": "float32", "precision": "tf32"}, "tf32"),
-    ({"b_layout": {"column": "row", "row": "column"}}, "not contiguous along"),
-    ({"b_layout": {"column": "row", "row": "strided"}}, "not contiguous along"),
-]
-
-
-@both
-@pytest.mark.parametrize(("changes", "reason"), FAULTS)
-def test_what_the_kernel_does_not_make_is_illegal(changes, reason, of_w):
-    changes = {field: value[of_w] if isinstance(value, dict) else value for field, value in changes.items()}
-    problem = described(*pair(2, 40, 64, of_w=of_w), torch.empty(2, 40, dtype=HALF), "ieee").problem
-    assert reason in illegal(CONFIG_OF[of_w](2, HALF), replace(problem, **changes), H200)
-
-
-@both
-def test_block_m_is_the_number_of_rows_rounded_up(of_w):
-    problem = described(*pair(3, 40, 64, of_w=of_w), torch.empty(3, 40, dtype=HALF), "ieee").problem
-    reason = functools.partial(illegal, problem=problem, device=H200)
-    assert [reason(CONFIG_OF[of_w](rows, HALF)) is None for rows in (2, 4, 8)] == [False, True, False]
-    if of_w == "row":
-        assert "rows of w" in reason(across_of(4, HALF, 32, 16))
-        blocks = {"BLOCK_M": 4, "BLOCK_N": 512, "BLOCK_K": 2}
-        assert "BLOCK_N = 512 is not 8 to 256" in reason(Config.of(1, 1, across.NAME, **blocks))
 
 
 @pytest.mark.parametrize("split", [1, 2])

@@ -25,12 +25,6 @@ RAGGED = ("rows", "columns")
 TMA = [
     of_groups(16, 32, 16, group=2, persistent=p, subtiles=s) for p, s in ((True, 1), (False, 1), (True, 2))
 ]
-# Every kind of offsets by programs that go on to a next tile, and by others the kinds that differ most.
-BY_TMA = [
-    *((kind, TMA[0]) for kind in OFFSETS),
-    *itertools.product(("uneven", "a rest", "bad throughout"), TMA[1:]),
-    ("many", TMA[1]),
-]
 
 
 def posed(ragged, offs, dtype=torch.float32):
@@ -52,31 +46,24 @@ def run(config, a, b, offs, layout="row"):
     assert guard_intact(buffer, out)
 
 
-@pytest.mark.parametrize("kind", OFFSETS)
-@pytest.mark.parametrize("ragged", RAGGED)
-def test_offsets_by_pointers(ragged, kind):
-    offs = offsets(kind)
+# Every kind of offsets by pointers, group by group where they share K, and by programs that go on to a next
+# tile; by others the kinds that differ most.
+BY_KIND = [
+    *itertools.product(OFFSETS, RAGGED, [TILE]),
+    *itertools.product(OFFSETS, ["k", "k, by columns"], [None]),
+    *itertools.product(OFFSETS, ["rows"], TMA[:1]),
+    *itertools.product(("uneven", "a rest", "bad throughout"), ["rows"], TMA[1:]),
+    ("many", "rows", TMA[1]),
+]
+
+
+@pytest.mark.parametrize(("kind", "ragged", "config"), BY_KIND, ids=str)
+def test_offsets(kind, ragged, config):
+    """No group reads what belongs to another, or to none."""
+    (ragged, _, layout), offs = ragged.partition(", by "), offsets(kind)
     a, b = posed(ragged, offs)
     spoiled(a, b, offs, ragged)
-    run(TILE, a, b, offs)
-
-
-@pytest.mark.parametrize(("kind", "config"), BY_TMA, ids=str)
-def test_offsets_of_rows_by_descriptor(config, kind):
-    offs = offsets(kind)
-    a, b = posed("rows", offs)
-    spoiled(a, b, offs, "rows")
-    run(config, a, b, offs)
-
-
-@pytest.mark.parametrize("kind", OFFSETS)
-@pytest.mark.parametrize("layout", ["row", "column"])
-def test_offsets_of_k(layout, kind):
-    """Group by group: none reads what belongs to another, or to none."""
-    offs = offsets(kind)
-    a, b = posed("k", offs)
-    spoiled(a, b, offs, "k")
-    run(None, placed(a, "column"), b, offs, layout)
+    run(config, placed(a, "column") if ragged == "k" else a, b, offs, "column" if layout else "row")
 
 
 @pytest.mark.parametrize("config", [TILE, TMA[0]], ids=str)
@@ -93,26 +80,29 @@ def test_matrices_of_groups_by_rows_or_columns(ragged, turn, config):
         run(config, a, b, offs)
 
 
-@pytest.mark.parametrize("layout", ["sliced", "column_sliced", "sparse"])
-@pytest.mark.parametrize("ragged", RAGGED)
-def test_any_strides_by_pointers(ragged, layout):
+ON_16_BYTES = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("layout", ["column", "sliced", "column_sliced", "sparse", "offset"])
+@pytest.mark.parametrize("ragged", [*RAGGED, "by descriptor"])
+def test_any_strides(ragged, layout, monkeypatch):
+    """By descriptor of results alone; by pointers with 64-bit offsets, too, where none are needed."""
+    if ragged == "by descriptor":
+        run(TMA[0], *posed("rows", ON_16_BYTES), ON_16_BYTES, layout)
+        return
     offs = offsets("a rest")
     a, b = (placed(x, layout) for x in posed(ragged, offs))
     run(TILE, a, b, offs, layout)
-
-
-@pytest.mark.parametrize("layout", ["column", "sparse", "offset"])
-def test_results_that_no_descriptor_stores(layout):
-    offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
-    run(TMA[0], *posed("rows", offs), offs, layout)
+    monkeypatch.setattr(grids, "WIDE_FROM", 0)
+    assert wide(a, b, offs)
+    run(TILE, a, b, offs, layout)
 
 
 @pytest.mark.parametrize("config", TMA, ids=str)
 @pytest.mark.parametrize("columns", [3, 36])
 def test_rows_that_start_on_16_bytes_wherever_they_end(config, columns):
-    offs = torch.tensor([4, 24, 24, 36], dtype=torch.int32)
-    a, b = posed("rows", offs)
-    run(config, a, placed(b[..., :columns].contiguous(), "padded"), offs, "padded")
+    a, b = posed("rows", ON_16_BYTES)
+    run(config, a, placed(b[..., :columns].contiguous(), "padded"), ON_16_BYTES, "padded")
 
 
 def test_operands_that_no_descriptor_sees():
@@ -160,16 +150,6 @@ def test_nothing_to_multiply(ragged):
         flat = tritile.grouped_matmul(*operands(ragged, 2, (4, 4, 0), torch.float32), empty)
         assert flat.shape == (4, 4)
         assert not flat.any()
-
-
-@pytest.mark.parametrize("ragged", RAGGED)
-def test_offsets_of_64_bits_within_a_tile(ragged, monkeypatch):
-    """Where tensors do not need them: the answers must be the same."""
-    monkeypatch.setattr(grids, "WIDE_FROM", 0)
-    offs = offsets("a rest")
-    a, b = posed(ragged, offs)
-    assert wide(a, b, offs)
-    run(TILE, placed(a, "sparse"), placed(b, "column"), offs)
 
 
 def wide(a, b, offs):

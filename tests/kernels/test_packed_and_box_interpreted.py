@@ -56,21 +56,23 @@ def check_amid(shape, dtype, dims, config, offsets):
     return found
 
 
-SIZED = [((64, 64), torch.uint8), ((36, 130), torch.float16), *(((67, 61), dtype) for dtype in SHORT)]
+SIZES = [
+    ((64, 64), torch.uint8, (32, 32, 2)),
+    ((36, 130), torch.float16, (32, 32, 2)),
+    *(((67, 61), dtype, (32, 32, 2)) for dtype in SHORT),
+    *(  # around words and tiles
+        ((m, n), dtype, (32, 16))
+        for dtype in (torch.uint8, torch.float16)
+        for m in (7, 8, 9, 10, 32, 33, 34, 35, 36, 37, 70)
+        for n in ((2, 3, 5, 33) if m in (10, 35, 37) else (3, 5))
+    ),
+]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), SIZED, ids=str)
-def test_every_short_type(dtype, shape):
+@pytest.mark.parametrize(("shape", "dtype", "blocks"), SIZES, ids=str)
+def test_packed_words_of_every_short_type(dtype, shape, blocks):
     raw, x = random_bits(shape, dtype)
-    assert check(x, raw, [1, 0], packed(32, 32, 2))
-
-
-@pytest.mark.parametrize("m", [7, 8, 9, 10, 32, 33, 34, 35, 36, 37, 70])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16], ids=name)
-def test_sizes_around_words_and_tiles(dtype, m):
-    for n in (2, 3, 5, 33) if m in (10, 35, 37) else (3, 5):
-        raw, x = random_bits((m, n), dtype)
-        assert check(x, raw, [1, 0], packed(32, 16))
+    assert check(x, raw, [1, 0], packed(*blocks))
 
 
 @pytest.mark.parametrize("offsets", [(0, 1), (1, 0), (2, 3), (3, 2)], ids=str)
@@ -101,18 +103,13 @@ ORDERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "dims"), ORDERS, ids=str)
-def test_short_sides(shape, dims):
-    raw, x = random_bits(shape, torch.uint8)
-    found = [check(x, raw, dims, box(*blocks)) for blocks in BOXES]
-    assert any(found)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=name)
-def test_short_sides_of_wider_types(dtype):
-    for shape, dims in ORDERS[1:4]:
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
+def test_short_sides(dtype):
+    orders, boxes = (ORDERS, BOXES) if dtype == torch.uint8 else (ORDERS[1:4], BOXES[1:2])
+    for shape, dims in orders:
         raw, x = random_bits(shape, dtype)
-        assert check(x, raw, dims, box(*BOXES[1]))
+        found = [check(x, raw, dims, box(*blocks)) for blocks in boxes]
+        assert any(found)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +143,6 @@ def test_indices_of_64_bits(monkeypatch, dtype):
 
 
 @pytest.mark.parametrize(
-    ("config", "shape"), [(packed(16, 16), (40, 33)), (box(*BOXES[0]), (5, 641))], ids=str
-)
-def test_lazily_negated_halves(config, shape):
-    raw, x = random_bits(shape, torch.float16)
-    raw = raw.clone()
-    raw[..., -1] ^= 128
-    assert check(torch._neg_view(x), raw, [1, 0], config)
-
-
-@pytest.mark.parametrize(
     ("config", "shape", "layouts"),
     [
         (packed(16, 16), (2, 45, 37), ("row", "sliced")),
@@ -163,12 +150,14 @@ def test_lazily_negated_halves(config, shape):
     ],
     ids=str,
 )
-def test_rows_of_out_that_lie_apart(config, shape, layouts):
+def test_rows_of_out_that_lie_apart_and_lazy_negation(config, shape, layouts):
     for dtype, layout in itertools.product((torch.uint8, torch.float16), layouts):
-        raw, x = random_bits(shape, dtype)
+        raw, x = (each.clone() for each in random_bits(shape, dtype))
         buffer, out = frame((shape[0], shape[2], shape[1]), dtype, layout)
         assert check(x, raw, [0, 2, 1], config, out)
         assert guard_intact(buffer, out)
+    raw[..., -1] ^= 128  # of the last, of fp16
+    assert check(torch._neg_view(x), raw, [0, 2, 1], config)
 
 
 CONFIGS = [packed(*blocks) for blocks in ((32, 32), (64, 8), (16, 64), (64, 64))]

@@ -1,13 +1,11 @@
 """Products of fp8 and int8 with scales, in Triton's interpreter."""
 
-import itertools
-
 import pytest
 import torch
 
 import tritile
 from tests.configs import tile, tma
-from tests.reference import FP8, Sides, assert_fused, frame, guard_intact, name, placed, values
+from tests.reference import FP8, Sides, assert_fused, frame, guard_intact, name, values
 from tests.scales import assert_exact, scale
 from tritile.families.common.work import Buffer
 from tritile.families.work import work_of
@@ -17,46 +15,42 @@ from tritile.runtime import launch
 pytestmark = pytest.mark.interpreted
 
 E4M3, E5M2, INT8, FP32 = *FP8, torch.int8, torch.float32
-QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2), (INT8, INT8)]
+QUANTISED = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]
 HALF = (torch.bfloat16, torch.float16, FP32)
 
 
-@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), [*QUANTISED, (INT8, INT8)], ids=name)
 @pytest.mark.parametrize("of_a", [(), (1, 1), (19, 1)], ids=str)
 @pytest.mark.parametrize("of_b", [(), (1,), (1, 23)], ids=str)
 def test_scales_of_a_tensor_and_of_rows_and_columns(a_dtype, b_dtype, of_a, of_b):
-    a, b = values((19, 41), a_dtype), values((41, 23), b_dtype, 1)
-    scales = scale(*of_a) / 64, scale(*of_b, seed=10) / 64
-    for out_dtype in HALF if of_a == of_b else HALF[:1]:
-        got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
-        assert got.dtype == out_dtype
-        assert_fused(got, a, b, Sides(*scales))
+    """Sums of int8 are exact, however long."""
+    for k in (41,) if a_dtype != INT8 else (1, 41, 1100):
+        a, b = values((19, k), a_dtype), values((k, 23), b_dtype, 1)
+        scales = scale(*of_a) / 64, scale(*of_b, seed=10) / 64
+        for out_dtype in HALF if of_a == of_b else HALF[-1:]:
+            got = tritile.scaled_matmul(a, b, *scales, out_dtype=out_dtype)
+            assert got.dtype == out_dtype
+            if a_dtype == INT8:
+                assert_exact(got, a, b, Sides(*scales))
+            else:
+                assert_fused(got, a, b, Sides(*scales))
 
 
-@pytest.mark.parametrize(("a_dtype", "b_dtype"), QUANTISED, ids=name)
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), [*QUANTISED[:2], (INT8, INT8)], ids=name)
 def test_what_follows_the_scales(a_dtype, b_dtype):
     a, b = values((19, 41), a_dtype), values((41, 23), b_dtype, 1)
     scales = scale(19, 1) / 64, scale(1, 23) / 64
     for activation, kind in ((None, FP32), ("relu", HALF[0]), ("gelu", HALF[1]), ("silu", FP32)):
         bias, residual = values((23,), kind, 2), values((19, 23), kind, 3)
-        how = {"bias": bias, "activation": activation, "residual": residual}
-        got = tritile.scaled_matmul(a, b, *scales, **how)
+        got = tritile.scaled_matmul(a, b, *scales, bias=bias, activation=activation, residual=residual)
         assert got.dtype == torch.bfloat16
         assert_fused(got, a, b, Sides(*scales, bias, residual, activation or ""))
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_fast_sums_are_the_same_here(fast):
-    a, b = values((19, 41), E4M3), values((41, 23), E4M3, 1)
-    scales = scale(), scale(seed=10)
-    assert_fused(tritile.scaled_matmul(a, b, *scales, use_fast_accum=fast), a, b, Sides(*scales))
 
 
 CONFIGS = [
     tile(32, 64, 128, group=2),
     tma(32, 32, 64, persistent=True, group=2),
     tma(32, 32, 64, split=4, group=2),
-    tma(32, 32, 128, persistent=True, subtiles=2, group=2),
 ]
 
 
@@ -73,24 +67,7 @@ def test_sums_of_int8_are_exact_before_they_are_scaled():
     assert -1 <= tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32).item() <= 2
 
 
-def test_operands_lie_in_any_way():
-    a, b = values((19, 141), E4M3), values((141, 23), E5M2, 1)
-    scales = scale(19, 1), scale(1, 23)
-    for of_a, of_b in itertools.product(("column", "sliced", "sparse"), repeat=2):
-        got = tritile.scaled_matmul(placed(a, of_a), placed(b, of_b), *scales, out_dtype=FP32)
-        assert_fused(got, a, b, Sides(*scales))
-
-
-@pytest.mark.parametrize("k", [1, 41, 1100])
-@pytest.mark.parametrize("shapes", [((), ()), ((19, 1), (1, 23)), ((1, 1), (1, 23))], ids=str)
-def test_int8(shapes, k):
-    a, b = values((19, k), INT8), values((k, 23), INT8, 1)
-    scales = [scale(*shape) for shape in shapes]
-    got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32)
-    assert_exact(got, a, b, Sides(*scales))
-
-
-@pytest.mark.parametrize("config", CONFIGS[:3], ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("layout", ["row", "column"])
 def test_every_family_takes_int8(config, layout):
     m, n, k = 19, 23, 300

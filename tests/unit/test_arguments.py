@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tritile
+from tests.packed import weight_of
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile import errors
 from tritile.core import settings
@@ -216,7 +217,39 @@ VALUES = [
     ("gated activation", gated(X, W, W, activation="swish"), ("'swish'", "silu")),
     ("gated precision", gated(X, W, W, precision="fp16x3"), ("'fp16x3'", "ieee, tf32")),
 ]  # fmt: skip
+B8S = {2: B.expand(2, 5, 7), 1: A.expand(2, 3, 5)}
+mm, bmm = later(tritile.mm), later(tritile.bmm)
+SHAPES += [
+    ("mm by vector", mm(A, B[:, 0]), ("mm: mat2 has shape (5,)", "2 dimensions")),
+    ("mm of batches", mm(B8S[1], B8S[2]), ("mm: input has shape (2, 3, 5)", "2 dimensions")),
+    ("mm inner", mm(A, A), ("mm: input has shape (3, 5) and mat2 (3, 5)", "(M, K) and (K, N)")),
+    ("bmm of matrices", bmm(A, B), ("bmm: input has shape (3, 5)", "3 dimensions")),
+    ("bmm's batch", bmm(B8S[1], B8S[2][:1]), ("(2, 3, 5) and mat2 (1, 5, 7)", "(B, K, N)")),
+    ("bmm inner", bmm(B8S[1], B8S[1]), ("(2, 3, 5) and mat2 (2, 3, 5)", "(B, M, K)")),
+]
+XP, PACKED = torch.ones(2, 96, dtype=torch.bfloat16), weight_of(40, 96, torch.bfloat16, 4, 64)
+PARTS = PACKED.packed, PACKED.scales.clone().requires_grad_(), PACKED.zeros
+KIND = {"bits": 4, "group_size": 64, "n": 40, "k": 96}
+SHAPES += [
+    ("packed inner", linear(XP[:, :95], PACKED), ("input has shape (2, 95) and ", "wanted input (..., 96)")),
+    ("packed 0-d", linear(XP[0, 0], PACKED), ("input has shape ()",)),
+    ("packed bias", linear(XP, PACKED, f32(39)), ("bias has shape (39,): wanted (40,)",)),
+]
+DTYPES += [
+    ("mm by a list", mm(A, [1.0]), ("mm: mat2 is list",)),
+    ("packed for another", linear(XP.half(), PACKED), ("input is float16, but weight is quantized for bfl",)),
+    ("packed by a list", linear([1], PACKED), ("input is list",)),
+    ("words for a weight", linear(XP, PACKED.packed[:, :96]), ("int32",)),
+    ("packed bias", linear(XP, PACKED, f32(40).double()), ("bias is float64", "float32, float16, bfloat16")),
+]
+DEVICES += [("packed", linear(XP, PACKED.to("meta")), ("weight is on meta: wanted cpu",))]
+GRADIENTS += [("packed", later(torch.ops.tritile.linear_quantized)(XP, *PARTS, **KIND), ("weight.scales",))]
+UNSUPPORTED = [
+    ("packed epilogue", linear(XP, PACKED, activation="relu", residual=XP),
+     ("does not combine with activation, residual",)),
+]  # fmt: skip
 TABLES = {
+    errors.UnsupportedError: UNSUPPORTED,
     errors.ShapeError: SHAPES,
     errors.DtypeError: DTYPES,
     errors.DeviceError: DEVICES,

@@ -4,7 +4,10 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 
+from tests import configs
+from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, alignment
@@ -65,42 +68,28 @@ def test_any_few_rows_have_configs(name, dtype, target):
             assert found == {max(least, 1 << (count - 1).bit_length())}
 
 
-@by_family
-@pytest.mark.parametrize(
-    ("change", "device"),
-    [
-        ({"m": 257}, "nvidia-h200"),
-        ({"b_layout": "strided"}, "nvidia-h200"),
-        ({"invariant": True}, "nvidia-h200"),
-        ({"epilogue": "gated silu"}, "nvidia-h200"),
-        (FP32 | {"precision": "tf32"}, "nvidia-h200"),
-        (FP32 | {"precision": "fp16x3"}, "nvidia-h200"),
-        ({"dtype": "int8", "out_dtype": "int32"}, "nvidia-h200"),
-        ({"k": 2**31 - 1}, "nvidia-h200"),
-        ({}, "gfx942"),
-    ],
-    ids=str,
-)
-def test_others_have_none(name, change, device):
-    assert own(name, replace(POSED[name][0], **change), TARGETS[device]) == []
+OTHERS = [
+    *(
+        (name, change)
+        for name in POSED
+        for change in (
+            {"m": 257}, {"b_layout": "strided"}, {"invariant": True}, {"epilogue": "gated silu"},
+            FP32 | {"precision": "tf32"}, FP32 | {"precision": "fp16x3"}, {"k": 2**31 - 1},
+            {"dtype": "int8", "out_dtype": "int32"},
+        )
+    ),
+    *((name, {"m": 9, "n": 9}) for name in (few.NAME, across.NAME)),
+    (few.NAME, {"b_layout": "row"}), (across.NAME, {"b_layout": "column"}), (odd.NAME, {"b_layout": "row"}),
+    (odd.NAME, {"b_align": 16}), (odd.NAME, {"batch": 2}), (odd.NAME, FP32 | {"b_align": 4}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        (few.NAME, {"m": 9}),
-        (few.NAME, {"b_layout": "row"}),
-        (across.NAME, {"m": 9}),
-        (across.NAME, {"b_layout": "column"}),
-        (odd.NAME, {"b_layout": "row"}),
-        (odd.NAME, {"b_align": 16}),
-        (odd.NAME, {"batch": 2}),
-        (odd.NAME, FP32 | {"b_align": 4}),
-    ],
-    ids=str,
-)
-def test_other_layouts_and_sizes_have_none(name, change):
-    assert own(name, replace(POSED[name][0], **change)) == []
+@pytest.mark.parametrize(("name", "change"), OTHERS, ids=str)
+def test_others_have_none(name, change):
+    problem = POSED[name][0]
+    other = replace(problem, **change)
+    assert own(name, other) == own(name, problem, TARGETS["gfx942"]) == []
+    assert illegal(own(name, problem)[0], other, H200)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +121,11 @@ def test_what_no_config_may_do_is_said(name):
     assert "asynchronous" in illegal(config, problem, replace(H200, arch=75))
     assert "parameters" in illegal(replace(config, kwargs=config.kwargs[1:]), problem, H200)
     assert "num_warps" in illegal(replace(config, num_warps=32), problem, H200)
-    if name != across.NAME:
+    if name == across.NAME:
+        blocks = {"BLOCK_M": 1, "BLOCK_N": 512, "BLOCK_K": 2}
+        assert "BLOCK_N = 512 is not 8 to 256" in illegal(Config.of(1, 1, name, **blocks), problem, H200)
+        assert "rows of w" in illegal(configs.across(4, torch.bfloat16, 32, 16), replace(problem, m=4), H200)
+    else:
         assert "shared memory" in illegal(config, problem, replace(H200, shared_memory=8192))
 
 
