@@ -1,4 +1,7 @@
-"""Kernels compiled ahead of time, for GPUs that are not here: they compile, fit, and use the tensor cores."""
+"""Kernels compiled ahead of time, for GPUs that are not here: they compile, fit, and use the tensor cores.
+
+What only one family does is in files of its own.
+"""
 
 import itertools
 import math
@@ -19,14 +22,17 @@ from tests.ahead import (
     instructions,
     kernels_of,
     later,
+    pairs,
 )
-from tests.configs import boxed, tile, tma, turned
+from tests.configs import boxed, of_groups, packed_weights, tile, tma, turned
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.core.problem import matmul as problems
 from tritile.errors import TuningError
 from tritile.families.common import warpgroups
+from tritile.families.grouped.family import shared_bytes as grouped_bytes
+from tritile.families.grouped.family import unreachable
 from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.space import illegal
 from tritile.planning import model
@@ -35,49 +41,137 @@ from tritile.runtime import ahead
 # Bytes by which the estimate may be above what is compiled, by alignment: loads of 2 bytes are not
 # asynchronous, so that no stage of them is kept, and the estimate counts one for each all the same.
 SLACK = {16: 0, 2: 8192}
-ODD_TURN = PermuteProblem.turned(2, 1001, 1003, 16)
-ODD_BYTES = PermuteProblem.turned(2, 1001, 1003, 1)
-THIN_BYTES = PermuteProblem.turned(1, 3, 100001, 1)
+HOPPER, FROM_HOPPER = ("nvidia-h200",), ("nvidia-h200", "sm_100")
 
-
-MATMULS = [
-    (SQUARE, tile(128, 128, 32, 8, 3)),
-    (SQUARE, tile(64, 128, 64, 4, 2)),
-    (RAGGED, tile(32, 64, 32, 4, 3)),
+# Products, and what is fused into them.
+PLAIN = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+ODD = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_align=2, b_align=2, out_align=4)
+DOUBLE, SINGLE = (replace(PLAIN, dtype=dtype, out_dtype=dtype) for dtype in ("float64", "float32"))
+FP8 = MatmulProblem(1, 2048, 2048, 2048, "float8_e4m3fn", "bfloat16", b_layout="column")
+INT8 = replace(FP8, dtype="int8")
+EPILOGUES = ("bias=row gelu", "bias=row residual=full silu", "bias=full residual=column weighted gelu_tanh")
+SCALED, READS = "scale_a=column scale_b=row bias=row relu", "bias=row residual=full gelu"
+GATED = ("gated silu", "bias=row bias_up=row gated gelu")
+OUTS = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
+TYPED = [
+    (MatmulProblem(1, 513, 256, 320, dtype, OUTS.get(dtype, dtype), precision="ieee"),
+     tile(32, 32, 16 if dtype == "float64" else 32, 4, 2))  # twice as deep fp64 spills with triton 3.8
+    for dtype in ("bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
+]  # fmt: skip
+BY_DESCRIPTOR = (
+    tma(128, 128, 64, 8, 3, persistent=True, subtiles=2),
+    tma(64, 64, 64, 4, 4, split=4),
+    tma(16, 64, 128, 4, 4),
+)
+BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, persistent=True, subtiles=2), groups(192, 96, 64, 3, 3))
+WIDEST = [  # that read a matrix beside gelu, and how many columns there are
+    (groups(128, 192, 64, 2, 4, persistent=True), 300),
+    later(groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
+    later(groups(64, 192, 64, 1, 6), 300),
 ]
-TRANSPOSES = [
+# Permutations, groups and packed weights.
+ODD_BYTES, THIN_BYTES = PermuteProblem.turned(2, 1001, 1003, 1), PermuteProblem.turned(1, 3, 100001, 1)
+TURNED = [
     (TURN, turned(64, 64, 4)),
-    (ODD_TURN, turned(16, 32, 4)),
+    (PermuteProblem.turned(2, 1001, 1003, 16), turned(16, 32, 4)),
     (TURN, turned(128, 64, 8, family="packed")),
     (ODD_BYTES, turned(64, 128, 8, family="packed")),
-    (THIN_BYTES, boxed(64, 1, 8192)),
 ]
+ROWS = GroupedProblem(64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
+GROUPED = (
+    ROWS,
+    replace(ROWS, b_layout="row", out_layout="column"),
+    replace(ROWS, a_layout="column"),
+    replace(ROWS, dtype="float32", out_dtype="float32", precision="tf32", groups=1000),
+    replace(ROWS, n=1001, k=1003, out_align=2, a_align=2, b_align=2),
+    replace(ROWS, dtype="float32", out_dtype="float32"),
+)
+
+
+def packed(name):
+    """Every kind of packed weight, of many rows and of few."""
+    wide = packed_weights(64, 64, 128, 4, 2) if name == "gfx942" else packed_weights(128, 128, 128, 8, 2)
+    for bits, dtype, zeros in itertools.product((4, 8), ("bfloat16", "float16"), (False, True)):
+        one, config = QuantizedProblem(1021, 4096, 4096, dtype, bits, 32, zeros, bias=True), wide
+        if zeros != (bits == 4):
+            one, config = (
+                QuantizedProblem(13, 4096, 4096, dtype, bits, 128, zeros),
+                packed_weights(16, 64, 128, 4, 4, split=2),
+            )
+        yield (name, one, config) if (bits == 4) == (dtype == "bfloat16") else later(name, one, config)
+
+
+def fused(names, products, epilogues):
+    """Cases of (problem, config) with epilogues on GPUs, as `pairs` makes them."""
+    for pair in pairs(products, epilogues):
+        (problem, config), epilogue = getattr(pair, "values", pair)
+        for name in names:
+            given = name, replace(problem, epilogue=epilogue), config
+            yield pytest.param(*given, marks=getattr(pair, "marks", ()))
+
+
+def scaled(problem, config):
+    return replace(problem, epilogue=SCALED), config
+
+
+def on(names, *cases):
+    return [(name, *case) for name in names for case in cases]
+
+
+def on_plain(*configs):
+    return [(PLAIN, config) for config in configs]
+
+
+PICKED = None  # the model's pick
 CASES = [
-    pytest.param(name, problem, config, id=f"{name}-{problem.label}-{config}".replace(" ", "_"))
-    for name in NAMES
-    for problem, config in (*MATMULS, *TRANSPOSES)
-    if name != "gfx942" or config.family != "box"  # which is NVIDIA's alone
+    *on(NAMES, (SQUARE, tile(128, 128, 32, 8, 3)), (SQUARE, tile(64, 128, 64, 4, 2))),
+    *on(NAMES, (RAGGED, tile(32, 64, 32, 4, 3)), *TURNED),
+    *on(NAMES[:3], (THIN_BYTES, boxed(64, 1, 8192))),  # boxes are NVIDIA's alone
+    *on(HOPPER, *TYPED),
+    *on(NAMES, (SQUARE, PICKED), (TURN, PICKED), (ROWS, PICKED), (GROUPED[4], PICKED)),
+    *on(NAMES, (replace(PLAIN, epilogue=EPILOGUES[1]), PICKED), (replace(PLAIN, epilogue=GATED[0]), PICKED)),
+    *(later(name, replace(PLAIN, epilogue=EPILOGUES[0]), PICKED) for name in NAMES),
+    *fused(NAMES, [(PLAIN, tile(128, 64, 32, 8, 3)), (ODD, tile(32, 64, 32, 4, 3))], EPILOGUES),
+    *fused(NAMES, [(DOUBLE, tile(32, 32, 16, 4, 2))], ["bias=full weighted gelu"]),
+    *fused(FROM_HOPPER, on_plain(*BY_DESCRIPTOR), EPILOGUES),
+    *fused(HOPPER, [(ODD, tma(64, 64, 64, 4, 4, persistent=True))], EPILOGUES[1:2]),  # no descriptor stores
+    *fused(HOPPER, on_plain(*BY_WARPGROUPS), EPILOGUES),
+    *fused(NAMES, [(PLAIN, tile(64, 64, 32, 8, 3)), (ODD, tile(32, 32, 32, 4, 3))], GATED),
+    *fused(HOPPER, [(SINGLE, tile(32, 32, 16, 4, 2)), (DOUBLE, tile(32, 32, 16, 4, 2))], GATED[1:]),
+    *fused(FROM_HOPPER, on_plain(BY_DESCRIPTOR[0], tma(64, 64, 64, 4, 4), BY_DESCRIPTOR[2]), GATED),
+    *on(("sm_80", "gfx942"), scaled(INT8, tile(64, 64, 64, 4, 3))),
+    *fused(FROM_HOPPER, [(FP8, tile(64, 64, 64, 4, 3))], [SCALED]),
+    *fused(FROM_HOPPER, [(INT8, tma(64, 128, 128, 4, 3, persistent=True))], [SCALED]),
+    *fused(FROM_HOPPER, [(replace(FP8, b_dtype="float8_e5m2"), tma(64, 64, 128, 4, 3, split=4))], [SCALED]),
+    *on(NAMES, *((problem, tile(64, 64, 32, stages=2)) for problem in GROUPED)),
+    *(case for name in NAMES for case in packed(name)),
 ]
 
 
-@pytest.mark.parametrize(("name", "problem", "config"), CASES)
+def label(value):
+    return "picked" if value is None else str(value).replace(" ", "_")
+
+
+@pytest.mark.parametrize(("name", "problem", "config"), CASES, ids=label)
 def test_compiles_and_fits(name, problem, config):
     device = target_device(name)
+    config = config or model.pick(problem, device)
     assert illegal(config, problem, device) is None
     kernel = ahead.compiled_for(problem, config, device)
     taken = ahead.resources(kernel)
     assert kernel.metadata.target == device.target
     assert 0 < taken.registers <= 512
-    assert taken.excess(device) is None
-    if isinstance(problem, MatmulProblem):
+    assert taken.shared <= device.shared_memory
+    # Packed weights may spill where the model does not pick a config.
+    assert taken.excess(device) is None or isinstance(problem, QuantizedProblem)
+    if problem in (SQUARE, RAGGED) and config.family == "tile":
         assert shared_bytes(config, problem, device) <= taken.shared + SLACK[problem.a_align]
 
 
-@pytest.mark.parametrize("problem", [TURN, ODD_TURN], ids=lambda problem: problem.label)
-def test_permutations_compile_as_they_run(problem):
-    """Stand-ins for tensors all have one address, which does not make a call one in place."""
-    kernel = compiled(problem, turned(16, 32))
-    assert kernel.name == "permute_tile"
+@pytest.mark.parametrize(("config", "n"), WIDEST, ids=str)
+def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config, n):
+    problem = replace(PLAIN, m=300, n=n, out_align=16 if n == 320 else 8, epilogue=READS)
+    assert ahead.resources(compiled(problem, config)).excess(H200) is None
 
 
 WIDE = [
@@ -101,14 +195,6 @@ def test_runs_of_several_dimensions_compile_beyond_32_bits(shape, x_strides, fam
         assert family == "packed"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("problem", [SQUARE, TURN], ids=lambda problem: problem.op)
-def test_the_models_pick_compiles_without_spills(name, problem):
-    device = target_device(name)
-    taken = ahead.compile_resources(problem, model.pick(problem, device), device)
-    assert (taken.spills, taken.excess(device)) == (0, None)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "instruction"),
     [
@@ -125,21 +211,11 @@ def test_tensor_cores_and_asynchronous_copies_are_used(name, text, instruction):
     assert instruction in kernel.asm[text]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2"])
-def test_every_dtype_compiles_for_hopper(dtype):
-    out = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
-    problem = MatmulProblem(1, 513, 256, 320, dtype, out, precision="ieee")
-    device = target_device("nvidia-h200")
-    # Twice as deep fp64 spills with triton 3.8.
-    taken = ahead.compile_resources(problem, tile(32, 32, 16 if dtype == "float64" else 32, 4, 2), device)
-    assert taken.excess(device) is None
-
-
 def test_tf32_compiles_for_hopper():
     problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision="tf32")
-    kernel = compiled(problem, tile(64, 64, 32))
-    assert "wgmma" in kernel.asm["ptx"] or "mma.sync" in kernel.asm["ptx"]
-    assert "tf32" in kernel.asm["ptx"]
+    ptx = compiled(problem, tile(64, 64, 32)).asm["ptx"]
+    assert "wgmma" in ptx or "mma.sync" in ptx
+    assert "tf32" in ptx
 
 
 @pytest.mark.parametrize(("size", "align", "wide"), [(1024, 16, True), (1000, 16, True), (1024, 2, False)])
@@ -174,16 +250,8 @@ def test_the_driver_is_put_back():
 
 
 @pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)
-@pytest.mark.parametrize("target", ["nvidia-h200", "sm_100"])
-@pytest.mark.parametrize(
-    "config",
-    [
-        tma(128, 128, 64, 8, 3, persistent=True),
-        tma(64, 64, 64, 4, 4, split=4),
-        tma(16, 64, 128, 4, 4),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("target", FROM_HOPPER)
+@pytest.mark.parametrize("config", BY_DESCRIPTOR, ids=str)
 def test_descriptor_kernels_compile_from_hopper_on(problem, target, config):
     device = target_device(target)
     kernel = compiled(problem, config, device)
@@ -193,27 +261,71 @@ def test_descriptor_kernels_compile_from_hopper_on(problem, target, config):
 
 
 @pytest.mark.parametrize(
-    ("tile", "layouts"),
-    [
-        *itertools.product([(128, 128)], itertools.product(("row", "column"), repeat=2)),
-        ((64, 256), ("row", "column")),
-        *(later((64, 256), layouts) for layouts in (("row", "row"), ("column", "row"), ("column", "column"))),
-    ],
-    ids=str,
+    "config", [of_groups(128, 128, 64, 8, 3), of_groups(64, 128, 64, persistent=False)], ids=str
 )
-def test_products_of_tensor_cores_run_on_while_others_start(layouts, tile, tmp_path):
+@pytest.mark.parametrize("name", FROM_HOPPER)
+@pytest.mark.parametrize(
+    "problem", [each for each in GROUPED[:5] if unreachable(each) is None], ids=lambda problem: problem.label
+)
+def test_groups_by_descriptor(problem, name, config):
+    device = target_device(name)
+    if problem.dtype == "float32":
+        config = of_groups(64, 128, 32, 4, 3, persistent=config["PERSISTENT"])
+    kernel = compiled(problem, config, device)
+    taken = ahead.resources(kernel)
+    assert taken.excess(device) is None
+    assert grouped_bytes(config, problem) <= taken.shared
+    ptx = kernel.asm["ptx"]
+    assert "cp.async.bulk.tensor" in ptx
+    assert ("wgmma.mma_async" if name == "nvidia-h200" else "tcgen05.mma") in ptx
+    stored = ".global.shared::cta" in ptx
+    assert stored == (problem.out_layout == "row" and problem.out_align == 16)
+
+
+def test_the_widest_tile_of_groups_is_made_in_one_loop_without_spills():
+    """The K loops of tiles are one, so that a tile's loads begin before the one ahead of it is stored."""
+    kernel = compiled(ROWS, of_groups(128, 256, 64, 8, 3, subtiles=2))
+    assert ahead.resources(kernel).spills == 0
+    loops = [line for line in kernel.asm["ttgir"].splitlines() if "scf.for" in line]
+    assert len([line for line in loops if "tensor<128x256xf32" in line]) == 1
+    assert "ttng.async_tma_copy_local_to_global" in kernel.asm["ttgir"]
+
+
+LAID = list(itertools.product(("row", "column"), repeat=2))
+RUN_ON = [
+    *(((128, 128), replace(SQUARE, a_layout=a, b_layout=b)) for a, b in LAID),
+    ((64, 256), replace(SQUARE, b_layout="column")),
+    *(later((64, 256), replace(SQUARE, a_layout=a, b_layout=b)) for a, b in (LAID[0], *LAID[2:])),
+    *(((128, 128), replace(PLAIN, epilogue=text)) for text in (GATED[0], EPILOGUES[1])),
+]
+
+
+@pytest.mark.parametrize(("tile", "problem"), RUN_ON, ids=str)
+def test_products_of_tensor_cores_run_on_while_others_start(problem, tile, tmp_path):
     """ptxas makes each wait for the one before where it does not see that all is well."""
-    problem = replace(SQUARE, a_layout=layouts[0], b_layout=layouts[1])
-    text = instructions(compiled(problem, tma(*tile, 64, 8, 4)), tmp_path)
+    how = {"stages": 3, "persistent": True} if problem.epilogue else {"stages": 4}
+    text = instructions(compiled(problem, tma(*tile, 64, 8, **how)), tmp_path)
     assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
 
 
-POINTED = replace(SQUARE, m=201, n=203, k=520, out_align=2)
-NT, TN, TT = (
-    replace(SQUARE, a_layout=a, b_layout=b)
-    for a, b in (("row", "column"), ("column", "row"), ("column", "column"))
-)
-FULL, HALVED = (replace(SQUARE, epilogue=text) for text in ("bias=row residual=full gelu", "bias=full silu"))
+def test_gated_operands_that_no_descriptor_reads_are_copied():
+    problem = replace(ODD, epilogue=GATED[1])
+    kernels = kernels_of(problem, tma(64, 64, 64, 4, 4, persistent=True))
+    assert [kernel.name for kernel in kernels] == ["repack", "repack", "gated_descriptor"]
+
+
+def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
+    problem, device = replace(PLAIN, epilogue=GATED[0]), target_device("nvidia-h200")
+    assert "SPLIT_K must be 1" in illegal(tma(64, 64, 64, 4, 4, split=4), problem, device)
+    assert "tile and descriptor" in illegal(BY_WARPGROUPS[0], problem, device)
+    assert illegal(tma(128, 256, 64, 8, 3, persistent=True, subtiles=2), problem, device).startswith(
+        "256 accumulator registers"
+    )
+    assert model.families(problem, device) == ["tile", "descriptor"]
+    plain, gated = (ahead.compile_resources(p, tma(64, 64, 64, 4, 4), device) for p in (PLAIN, problem))
+    assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
+
+
 SPECIALISED = [
     (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
     (RAGGED, groups(128, 128, 64, 2, 4, persistent=True)),

@@ -4,12 +4,21 @@ import pytest
 import torch
 
 import tritile
+from tests.invariant_calls import calls
 from tests.reference import Sides, assert_fused, assert_product, placed, values
+from tests.scales import scale
 
 pytestmark = pytest.mark.interpreted
 
 TOTAL, N, K = 40, 21, 37
 COMPANY = ((0, 1), (3, 1), (3, 2), (8, 9), (23, 17), (0, 40))  # the first row of a part, and how many it has
+CALLS = calls(K, torch.float32)
+LAID = [
+    *((call, dtype, "row") for call, dtype in CALLS.values()),
+    *((CALLS["matmul"][0], torch.float32, layout) for layout in ("sparse", "column")),
+    *((CALLS["fp16"][0], torch.float16, layout) for layout in ("column",)),
+    (calls(K)["matmul"][0], torch.float64, "column"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -18,32 +27,38 @@ def _mode(summed_in_order):
         yield
 
 
-def assert_rows(call, *by_row):
-    """The rows of every part are those of the whole, bit for bit. `by_row`: operands that have rows."""
-    whole = call(*by_row)
-    for start, count in COMPANY:
-        part = call(*(x[start : start + count] for x in by_row))
-        assert torch.equal(part, whole[start : start + count]), (start, count)
-    return whole
-
-
 @pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [
-        *((torch.float32, layout) for layout in ("row", "sparse")),
-        *((dtype, "column") for dtype in (torch.float32, torch.float16, torch.float64)),
-        (torch.float16, "row"),
-    ],
-    ids=str,
+    ("call", "dtype", "layout"), LAID, ids=[*CALLS, "sparse", "columns", "fp16 columns", "fp64"]
 )
-def test_matmul(dtype, layout):
-    a, b = placed(values((TOTAL, K), dtype), layout), values((K, N), dtype, 1)
-    whole = assert_rows(lambda rows: tritile.matmul(rows, b), a)
-    assert_product(whole, a, b)
-    assert torch.equal(tritile.matmul(a[3], b), whole[3])
-    assert torch.equal(tritile.matmul(a, b[:, 2]), whole[:, 2])
-    batch = a.view(4, 10, K) if layout == "row" else a[None]
-    assert torch.equal(tritile.matmul(batch, b).view(TOTAL, N), whole)
+def test_rows_in_any_company(call, dtype, layout):
+    x = placed(values((TOTAL, K), dtype), layout)
+    whole = call(x)
+    assert whole.isfinite().all()
+    for start, count in COMPANY:
+        assert torch.equal(call(x[start : start + count]), whole[start : start + count]), (start, count)
+
+
+def test_what_is_added_to_rows_and_scales_of_rows():
+    x, residual, scales = (
+        values((TOTAL, K), torch.bfloat16),
+        values((TOTAL, N), torch.bfloat16, 3),
+        scale(TOTAL, 1),
+    )
+    weight, bias = values((N, K), torch.bfloat16, 1), values((N,), torch.bfloat16, 2)
+    a, b = values((TOTAL, K), torch.int8), values((K, N), torch.int8, 1)
+
+    def linear(rows):
+        return tritile.linear(x[rows], weight, bias, activation="silu", residual=residual[rows])
+
+    def scaled(rows):
+        return tritile.scaled_matmul(a[rows], b, scales[rows], scale(1, N), bias=bias.float())
+
+    for call in (linear, scaled):
+        whole = call(slice(None))
+        for start, count in COMPANY:
+            rows = slice(start, start + count)
+            assert torch.equal(call(rows), whole[rows]), (start, count)
+    assert_fused(linear(slice(None)), x, weight.t(), Sides(None, None, bias, residual, "silu"))
 
 
 def test_products_are_added_one_after_the_other():
@@ -53,52 +68,6 @@ def test_products_are_added_one_after_the_other():
     for k in range(130):
         wanted += a[:, k, None].float() * b[k].float()
     assert torch.equal(tritile.matmul(a, b, out_dtype=torch.float32), wanted)
-
-
-@pytest.mark.parametrize("activation", [None, "gelu", "silu"])
-def test_linear_and_what_follows_it(activation):
-    x, weight = values((TOTAL, K), torch.bfloat16), values((N, K), torch.bfloat16, 1)
-    bias, residual = values((N,), torch.bfloat16, 2), values((TOTAL, N), torch.bfloat16, 3)
-
-    def call(rows, more):
-        return tritile.linear(rows, weight, bias, activation=activation, residual=more)
-
-    whole = assert_rows(call, x, residual)
-    assert_fused(whole, x, weight.t(), Sides(None, None, bias, residual, activation or ""))
-
-
-def test_addmm_and_baddbmm():
-    shapes, how = ((TOTAL, K), (K, N), (TOTAL, N)), {"beta": 0.3, "alpha": 1.7, "activation": "gelu_tanh"}
-    a, b, added = (values(shape, torch.float32, seed) for seed, shape in enumerate(shapes))
-
-    def one(rows, more):
-        return tritile.addmm(more, rows, b, **how)
-
-    def batch(rows, more):
-        return tritile.baddbmm(more[None], rows[None], b[None], **how)[0]
-
-    assert torch.equal(assert_rows(one, a, added), assert_rows(batch, a, added))
-
-
-def test_gated_linear():
-    x, gate, up = (values(shape, torch.float32, i) for i, shape in enumerate(((TOTAL, K), (N, K), (N, K))))
-    assert_rows(lambda rows: tritile.gated_linear(rows, gate, up), x)
-
-
-@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (8, True)])
-def test_packed_weights(bits, zeros):
-    weight = tritile.quantize(values((N, 70), torch.float16), bits=bits, group_size=32, zero_points=zeros)
-    x, bias = values((TOTAL, 70), torch.float16, 1), values((N,), torch.float16, 2)
-    assert_rows(lambda rows: tritile.linear(rows, weight, bias), x)
-
-
-def test_scaled_matmul():
-    a, b = values((TOTAL, K), torch.int8), values((K, N), torch.int8, 1)
-    of_rows, of_columns = values((TOTAL, 1), torch.float32).abs(), values((1, N), torch.float32, 1).abs()
-    bias = values((N,), torch.float32, 2)
-    assert_rows(
-        lambda rows, scales: tritile.scaled_matmul(rows, b, scales, of_columns, bias=bias), a, of_rows
-    )
 
 
 def test_rows_of_groups_move_to_other_places_and_companies():

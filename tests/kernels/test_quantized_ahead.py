@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import tritile
-from tests.ahead import H200, NAMES, kernels_of, later
+from tests.ahead import H200, kernels_of, later
 from tests.configs import packed_weights as tile
 from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
 from tritile.families.quantized.family import scales_sums, shared_bytes
-from tritile.families.space import illegal, legal_configs
+from tritile.families.space import legal_configs
 from tritile.lab import warm
 from tritile.planning import aten, model
 from tritile.runtime import ahead
@@ -36,25 +36,6 @@ DECODE, PREFILL = tile(16, 64, 128, 4, 4, split=2), tile(128, 128, 128, 8, 2)
 
 def problem(m, bits=4, dtype="bfloat16", zeros=False, group=128, **more):
     return QuantizedProblem(m, 4096, 4096, dtype, bits, group, zeros, **more)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("bits", "dtype", "zeros"),
-    [kind if (kind[0] == 4) == (kind[1] == "bfloat16") else later(*kind) for kind in KINDS],
-)
-def test_compiles_and_fits(name, bits, dtype, zeros):
-    device = target_device(name)
-    wide = tile(64, 64, 128, 4, 2) if name == "gfx942" else PREFILL
-    one, config = (
-        (problem(1021, bits, dtype, zeros, 32, bias=True), wide)
-        if zeros == (bits == 4)
-        else (problem(13, bits, dtype, zeros), DECODE)
-    )
-    assert illegal(config, one, device) is None
-    taken = ahead.compile_resources(one, config, device)
-    assert 0 < taken.registers <= 512
-    assert taken.shared <= device.shared_memory
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tritile.errors import (
 )
 from tritile.families.grouped import kernel_tma
 from tritile.families.grouped.family import FAR, tiles
+from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import baselines
@@ -225,3 +226,11 @@ def test_the_suite_and_its_words():
 
 def test_kernel_and_descriptor_agree_on_the_rows_of_a_cut_descriptor():
     assert kernel_tma.FAR == FAR
+
+
+def test_every_config_is_legal_somewhere():
+    """None is in the lists that nothing could ever run."""
+    somewhere = ROWS, replace(ROWS, b_layout="row", out_layout="column"), replace(ROWS, a_layout="column")
+    for configs in (family.configs for family in FAMILIES["grouped"].values()):
+        legal = [c for c in configs if any(illegal(c, each, H200) is None for each in somewhere)]
+        assert len(legal) > len(configs) // 2

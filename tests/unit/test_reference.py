@@ -15,6 +15,7 @@ import torch
 import tritile
 from tests import freeze
 from tests.groups import OFFSETS, ends_of, offsets, operands, parts
+from tests.invariant_calls import calls
 from tests.packed import weight_of
 from tests.reference import (
     ACTIVATIONS,
@@ -227,46 +228,17 @@ def test_a_packed_weight_is_exact(bits):
 
 # --- Batch invariance ---
 
-
-def rows_of(call, x, n=1):
-    """The call's result of all rows of x, and of each n alone, one after the other, in other memory."""
-    with tritile.batch_invariant():
-        whole = call(x)
-        return whole, torch.cat([call(placed(x[i : i + n], "offset")) for i in range(0, len(x), n)])
-
-
-D = torch.float64
-W, U = values((23, 129), D, seed=1), values((23, 129), D, seed=2)
-BIAS, OFFS = values((23,), D, seed=3), torch.tensor([19], dtype=torch.int32)
-E4M3 = FP8[0]
-CALLS = {
-    "matmul": (lambda x: tritile.matmul(x, W.t()), D),
-    "column": (lambda x: tritile.matmul(x, W[0]), D),
-    "batch by matrix": (lambda x: tritile.matmul(x.expand(3, -1, -1), W.t())[2], D),
-    "bmm": (lambda x: tritile.bmm(x.expand(2, -1, -1), torch.stack([U, W]).mT)[1], D),
-    "gelu": (lambda x: tritile.linear(x, W, BIAS, activation="gelu"), D),
-    "silu": (lambda x: tritile.linear(x, W, activation="silu"), D),
-    "addmm": (lambda x: tritile.addmm(BIAS, x, W.t(), alpha=0.7, beta=1.3), D),
-    "gated": (lambda x: tritile.gated_linear(x, W, U, bias_up=BIAS), D),
-    "float32": (lambda x: tritile.linear(x, W.float(), activation="gelu_tanh"), torch.float32),
-    "packed": (lambda x: tritile.linear(x, weight_of(23, 129, torch.float16, 4)), torch.float16),
-    "scaled": (
-        lambda x: tritile.scaled_matmul(x, W.to(E4M3).t(), scale(1)[0], scale(1)[0], activation="gelu"), E4M3,
-    ),
-    "groups of rows": (
-        lambda x: tritile.grouped_matmul(x, W.t().float()[None], OFFS.clamp(max=len(x))), torch.float32
-    ),
-    "groups of columns": (
-        lambda x: tritile.grouped_matmul(W.float()[None], x.t(), OFFS.clamp(max=len(x))).t(), torch.float32
-    ),
-}  # fmt: skip
+CALLS = calls(129)
 
 
 @pytest.mark.parametrize(("call", "dtype"), CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("n", [1, 6])
 def test_rows_of_a_batch_invariant_call_depend_on_no_other(call, dtype, n):
-    whole, apart = rows_of(call, numbers((18, 129), dtype), n)
-    assert torch.equal(whole, apart)
+    """Rows alone, or by six, are laid in other memory."""
+    x = values((18, 129), dtype)
+    with tritile.batch_invariant():
+        apart = torch.cat([call(placed(x[i : i + n], "offset")) for i in range(0, len(x), n)])
+        assert torch.equal(call(x), apart)
 
 
 # --- What is said of it ---

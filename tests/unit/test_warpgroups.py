@@ -176,3 +176,32 @@ def test_promoted_sums_have_the_widths_that_are_right_with_a_triton(triton):
     assert (found == {64, 96, 128, 192}) == (triton == "3.6.0")
     assert found >= {64, 96, 128, 192}
     assert 160 in {each["BLOCK_N"] for each in legal_configs(EVEN, device, "warpgroups")}
+
+
+WIDE = [  # whether it may have gelu, and gelu beside a matrix, where tiles are stored by pointers
+    (warpgroups(128, 192, 64, 2, 4, persistent=True), True, True),
+    (warpgroups(64, 256, 64, 1, 4), True, False),
+    (warpgroups(128, 256, 64, 2, 3, persistent=True, subtiles=2), True, False),
+    (warpgroups(192, 128, 64, 3, 4, persistent=True), True, False),
+    (warpgroups(256, 144, 64, 2, 3, persistent=True, subtiles=2), False, False),
+]
+
+
+@pytest.mark.parametrize(("config", "alone", "beside"), WIDE, ids=str)
+def test_specialised_tiles_leave_room_for_gelu(config, alone, beside):
+    """Stored by pointers it spills up to kilobytes beside more sums; other activations do not."""
+
+    def legal(epilogue, n):
+        why = illegal(
+            config, replace(EVEN, m=300, n=n, epilogue=epilogue, out_align=16 if n % 8 == 0 else 8), H200
+        )
+        assert why is None or "accumulator registers a thread, above" in why
+        return why is None
+
+    for n in (300, 320):  # stored by pointers, and by descriptors
+        assert legal("", n)
+        assert legal("bias=row silu", n)
+        assert legal("bias=row gelu_tanh", n)
+        assert legal("bias=row gelu", n) is (alone or n == 320)
+        for epilogue in ("bias=row residual=full gelu", "bias=full gelu"):
+            assert legal(epilogue, n) is (beside or n == 320)
