@@ -16,8 +16,8 @@ from tests.configs import tile
 from tritile.core import settings
 from tritile.core.device import target_device
 from tritile.core.of_torch import constant_in_graphs
-from tritile.core.problem import MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
 from tritile.ops import asked, memo, run
@@ -25,7 +25,7 @@ from tritile.ops.aten import by_torch
 from tritile.ops.fused import linear_of
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.products import matmul_of
-from tritile.planning import aten, gpu_tables, model, plans
+from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, from_store, read, write
 from tritile.planning.trial import TORCH, Trial
@@ -123,32 +123,60 @@ def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
         assert tritile.plan("linear", *tensors, activation="relu", device=H200).config.family == "tile"
 
 
-ILLEGAL = {
-    "torch's sums depend on": [replace(HALF, invariant=True), replace(PACKED, invariant=True)],
-    "single call": [
-        replace(HALF, dtype="float32", out_dtype="float32", precision="fp16x3"),
-        replace(HALF, epilogue="gated silu"),
-    ],
-    "copy an operand": [
-        replace(HALF, a_layout="strided"),
-        replace(HALF, out_layout="strided"),
-        replace(PACKED, x_layout="strided"),
-    ],
-    "another launch": [
-        replace(HALF, epilogue="relu"),
-        replace(HALF, epilogue="bias=full"),
-        replace(HALF, epilogue="bias=row", batch=3),
-        replace(HALF, dtype="float32", out_dtype="float32", epilogue="relu", k=511),
-        replace(HALF, dtype="float32", out_dtype="float32", epilogue="relu", m=1),
-    ],
-    "another dtype": [replace(HALF, out_dtype="float32")],
-    "products alone": [PermuteProblem.of((64, 64), (1, 64), (64, 1), 2)],
-}
+FP32 = {"dtype": "float32", "out_dtype": "float32"}
+FP8 = MatmulProblem(1, 256, 512, 1024, "float8_e4m3fn", "bfloat16", b_layout="column")
+INT8, BLOCKS = replace(FP8, dtype="int8", out_dtype="int32"), replace(FP8, block_scales="1x128")
+GROUPS = GroupedProblem(8, 256, 512, 1024, "bfloat16", "bfloat16", b_layout="column")
+FP8_GROUPS = replace(GROUPS, dtype="float8_e4m3fn", scaled=True)
+ONE = "scale_a=one scale_b=one"
+ILLEGAL = [
+    ("torch's sums depend on", HALF, {"invariant": True}),
+    ("torch's sums depend on", PACKED, {"invariant": True}),
+    ("single call", HALF, FP32 | {"precision": "fp16x3"}),
+    ("single call", HALF, {"epilogue": "gated silu"}),
+    ("copy an operand", HALF, {"a_layout": "strided"}),
+    ("copy an operand", HALF, {"out_layout": "strided"}),
+    ("copy an operand", PACKED, {"x_layout": "strided"}),
+    ("another launch", HALF, {"epilogue": "relu"}),
+    ("another launch", HALF, {"epilogue": "bias=full"}),
+    ("another launch", HALF, {"epilogue": "bias=row", "batch": 3}),
+    ("another launch", HALF, FP32 | {"epilogue": "relu", "k": 511}),
+    ("another launch", HALF, FP32 | {"epilogue": "relu", "m": 1}),
+    ("another dtype", HALF, {"out_dtype": "float32"}),
+    ("products alone", PermuteProblem.of((64, 64), (1, 64), (64, 1), 2), {}),
+    ("multiples of 16, not 520 and 1024", FP8, {"n": 520}),
+    ("multiples of 16, not 512 and 1000", BLOCKS, {"k": 1000}),
+    ("multiples of 8, not 512 and 1028", INT8, {"k": 1028}),
+    ("that are contiguous", FP8, {"b_layout": "row"}),
+    ("start on 16 bytes", BLOCKS, {"a_align": 8}),
+    ("matrix by matrix", FP8, {"batch": 2}),
+    ("float8_e5m2 by float8_e5m2", FP8, {"dtype": "float8_e5m2"}),
+    ("for each row and column", FP8, {"epilogue": "scale_a=column scale_b=one"}),
+    ("another launch for the epilogue", FP8, {"epilogue": f"{ONE} relu"}),
+    ("another launch", FP8, {"epilogue": f"{ONE} bias=row", "out_dtype": "float32"}),
+    ("copy the result", FP8, {"out_layout": "column"}),
+    ("another launch for scales", INT8, {"epilogue": ONE, "out_dtype": "bfloat16"}),
+    ("of 17 rows or more", INT8, {"m": 16}),
+    ("depend on how many rows", BLOCKS, {"invariant": True}),
+    ("at most 1023 groups", GROUPS, {"groups": 1024}),
+    ("on the host", GROUPS, {"dtype": "float16", "out_dtype": "float16"}),
+    ("and gives bfloat16", FP8_GROUPS, {"out_dtype": "float32"}),
+    ("wants float8_e4m3fn", FP8_GROUPS, {"dtype": "float8_e5m2"}),
+    ("rows of the result", GROUPS, {"n": 516}),
+    ("rows of a, rows or columns", GROUPS, {"a_layout": "column"}),
+    ("N and K", FP8_GROUPS, {"n": 520}),
+]
 
 
-@pytest.mark.parametrize(("why", "problem"), [(why, each) for why, all_ in ILLEGAL.items() for each in all_])
-def test_torch_may_not_make(why, problem):
-    assert why in aten.illegal(problem)
+@pytest.mark.parametrize(
+    ("why", "problem", "change"), ILLEGAL, ids=lambda value: getattr(value, "label", str(value))
+)
+def test_torch_may_not_make(why, problem, change):
+    changed = replace(problem, **change)
+    assert why in aten.illegal(changed)
+    if aten.is_torch_only(changed):
+        with pytest.raises(UnsupportedError, match=f"only torch computes .*{why}"):
+            plans.plan_for(changed, H200, None, True)
 
 
 @pytest.mark.parametrize("kind", [
@@ -162,21 +190,20 @@ def test_torch_may_make(kind):
     assert aten.illegal(replace(HALF, **kind)) is None
 
 
-def test_measured_times_decide_and_mode_tune_measures_torch_too(served, tmp_path):
+@pytest.mark.parametrize("problem", [HALF, PACKED], ids=lambda problem: problem.op)
+def test_measured_times_decide_and_mode_tune_measures_torch_too(served, problem):
     served(times(10.0))
-    store = store_of(H200)
-    digest = next(iter(plans.FAMILIES["matmul"].values())).digest
-    config = plans.FAMILIES["matmul"]["tile"].configs[0]
-    store.add(digest, Trial(HALF, config, 50.0, error=0.0))
+    store, own = store_of(H200), plans.FAMILIES[problem.op]["tile"]
+    store.add(own.digest, Trial(problem, legal_configs(problem, H200, "tile")[0], 50.0, error=0.0))
     plans.forget()
-    assert family() == "aten", "predicted to be five times as fast as what was measured"
-    assert plans.plan_for(HALF, H200, "tune", True) is None, "torch's time is not known yet"
-    assert plans.plan_for(HALF, H200, "tune", False).source == "exact"
-    for us, wanted in ((60.0, "tile"), (40.0, "aten")):
-        store.add(TORCH, Trial(HALF, aten.CONFIG, us))
+    assert family(problem) == "aten", "predicted to be faster than what was measured"
+    assert plans.plan_for(problem, H200, "tune", True) is None, "torch's time is not known yet"
+    assert plans.plan_for(problem, H200, "tune", False).source == "exact"
+    for us, wanted in ((60.0, False), (40.0, True)):
+        store.add(TORCH, Trial(problem, aten.CONFIG, us))
         plans.forget()
-        plan = plans.plan_for(HALF, H200, "tune", True)
-        assert (plan.config.family, plan.source) == (wanted, "exact")
+        plan = plans.plan_for(problem, H200, "tune", True)
+        assert (plan.config == aten.CONFIG, plan.source) == (wanted, "exact")
 
 
 def test_what_another_torch_took_does_not_count(served):
@@ -227,35 +254,21 @@ def test_unpacking_a_weight_counts_for_torch(served, how):
     assert family(replace(problem, n=24)) == family(replace(problem, m=1, n=40, k=40)) == "tile"
     plan = plans.plan_for(problem, H200, None, True)
     assert (plan.config.family, plan.workspace) == ("aten", 2 * 2000 * 3008)
-    store = store_of(H200)
-    own = plans.FAMILIES["linear_quantized"]["tile"]
-    store.add(own.digest, Trial(problem, model.pick(problem, H200), 50.0, error=0.0))
-    plans.forget()
-    assert plans.plan_for(problem, H200, "tune", True) is None, "torch's time is not known yet"
-    for torchs, wanted in ((60.0, False), (40.0, True)):
-        store.add(TORCH, Trial(problem, aten.CONFIG, torchs))
-        plans.forget()
-        plan = plans.plan_for(problem, H200, "tune", True)
-        assert (plan.config == aten.CONFIG, plan.source) == (wanted, "exact")
 
 
-def test_a_kind_that_torch_makes_by_rule(served):
+def test_a_kind_that_torch_makes_by_rule_is_not_ranked(served, monkeypatch):
     plain = replace(HALF, dtype="float64", out_dtype="float64")
     served(by_aten=("float64 ieee",))
+    with monkeypatch.context() as patch:  # a first call would take a second of ranking
+        for way in ("by_portfolio", "by_model"):
+            patch.setattr(plans, way, lambda *given: pytest.fail("it was ranked"))
+        plan = plans.plan_for(plain, H200, None, True)
+        assert (plan.config, plan.source, plan.other_us) == (aten.CONFIG, "table", None)
     assert (family(plain), family()) == ("aten", "tile")
     assert family(plain, mode="strict") == "aten"
     assert (family(plain, mode="off"), family(plain, by_torch=False)) != ("aten", "aten")
     served()
     assert family(plain) == "tile"
-
-
-def test_what_is_by_rule_is_not_ranked(served, monkeypatch):
-    """A first call would take a second of it."""
-    served(by_aten=("float64 ieee",))
-    monkeypatch.setattr(plans, "by_portfolio", lambda *given: pytest.fail("it was ranked"))
-    monkeypatch.setattr(plans, "by_model", lambda *given: pytest.fail("it was ranked"))
-    plan = plans.plan_for(replace(HALF, dtype="float64", out_dtype="float64"), H200, None, True)
-    assert (plan.config, plan.source, plan.other_us) == (aten.CONFIG, "table", None)
 
 
 def test_times_are_read_back_as_they_were_written():

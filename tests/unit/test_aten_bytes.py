@@ -165,29 +165,6 @@ ours = pytest.raises(pytest.fail.Exception, match="tritile's kernel")
 
 # What torch may make.
 
-ILLEGAL = {
-    "multiples of 16, not 520 and 1024": replace(FP8_NT, n=520),
-    "multiples of 16, not 512 and 1000": replace(BLOCKS, k=1000),
-    "multiples of 8, not 512 and 1028": replace(INT8_NT, k=1028),
-    "that are contiguous": replace(FP8_NT, b_layout="row"),
-    "start on 16 bytes": replace(BLOCKS, a_align=8),
-    "matrix by matrix": replace(FP8_NT, batch=2),
-    "float8_e5m2 by float8_e5m2": replace(FP8_NT, dtype="float8_e5m2"),
-    "for each row and column": replace(FP8_NT, epilogue="scale_a=column scale_b=one"),
-    "another launch for the epilogue": replace(FP8_NT, epilogue="scale_a=one scale_b=one relu"),
-    "another launch": replace(FP8_NT, epilogue="scale_a=one scale_b=one bias=row", out_dtype="float32"),
-    "copy the result": replace(FP8_NT, out_layout="column"),
-    "another launch for scales": replace(INT8_NT, epilogue="scale_a=one scale_b=one", out_dtype="bfloat16"),
-    "of 17 rows or more": replace(INT8_NT, m=16),
-    "depend on how many rows": replace(BLOCKS, invariant=True),
-    "at most 1023 groups": replace(GROUPS, groups=1024),
-    "on the host": replace(GROUPS, dtype="float16", out_dtype="float16"),
-    "and gives bfloat16": replace(FP8_GROUPS, out_dtype="float32"),
-    "wants float8_e4m3fn": replace(FP8_GROUPS, dtype="float8_e5m2"),
-    "rows of the result": replace(GROUPS, n=516),
-    "rows of a, rows or columns": replace(GROUPS, a_layout="column"),
-    "N and K": replace(FP8_GROUPS, n=520),
-}
 LEGAL = [
     FP8_NT,
     replace(FP8_NT, precision="fast", epilogue="scale_a=one scale_b=one bias=row", out_dtype="float16"),
@@ -196,14 +173,6 @@ LEGAL = [
     INT8_NT, replace(INT8_NT, m=17, n=520), replace(BLOCKS, epilogue="bias=full residual=full silu"),
     GROUPS, replace(GROUPS, b_layout="row"), FP8_GROUPS, replace(FP8_GROUPS, scaled=False, precision="fast"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("why", "problem"), ILLEGAL.items(), ids=str)
-def test_torch_may_not_make(why, problem):
-    assert why in aten.illegal(problem)
-    if aten.is_torch_only(problem):
-        with pytest.raises(UnsupportedError, match=f"only torch computes .*{why}"):
-            plans.plan_for(problem, H200, None, True)
 
 
 @pytest.mark.parametrize("problem", LEGAL, ids=lambda problem: problem.label)
@@ -266,14 +235,6 @@ def test_scales_and_biases_that_torch_does_not_take(torch_is):
         with ours:
             tritile.scaled_matmul(x, y, one, one)
     assert len(torch_is.calls) == 1
-
-
-def test_a_remembered_call_whose_operand_lies_off_16_bytes_is_tritiles(torch_is):
-    a, b = values((37, 96), E4M3), placed(values((96, 48), E4M3, 1), "column")
-    shifted = torch.empty(37 * 96 + 1, dtype=torch.uint8)[1:].view(37, 96).view(E4M3).copy_(a)
-    tritile.matmul(a, b)
-    with ours:
-        tritile.matmul(shifted, b)
 
 
 def test_products_without_scales_share_a_scale_of_one(torch_is, monkeypatch):

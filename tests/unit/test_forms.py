@@ -12,6 +12,7 @@ from triton.runtime import cache
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
+from tests import mock_gpu
 from tritile.core import device
 from tritile.errors import NotCompiledError
 from tritile.tune import autotuner
@@ -19,18 +20,8 @@ from tritile.tune import autotuner
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 
 
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on GPU 0."""
-
-    is_cuda = True
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    def get_device(self):
-        return 0
-
-
 def on_gpu(dtype=torch.float16):
-    return torch.Tensor._make_subclass(OnGpu, torch.empty(4, dtype=dtype, device="meta"))
+    return mock_gpu.on_gpu(4, dtype=dtype)
 
 
 class Recorder:
@@ -122,7 +113,7 @@ def test_another_key_or_dtype_is_another_form(tuned, change, by_name):
 def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
     given = on_gpu(), on_gpu(), 50, 0.5
     tuned(*given)
-    monkeypatch.setattr(OnGpu, "get_device", lambda self: 1)
+    monkeypatch.setattr(mock_gpu.OnGpu, "get_device", lambda self: 1)
     assert tuned(*given)[1] == 1
 
 

@@ -1,5 +1,7 @@
 """Operators in torch's compiler, export, checkpoints, autocast, modes and subclasses; and their schemas."""
 
+import functools
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -75,34 +77,32 @@ def test_compiled_as_one_graph(dynamic):
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+MASK = torch.tensor([True, False, True, True, False, True])
+
+
+def rows_by_index(x, weight, b):
+    rows = x[MASK.nonzero().flatten()]
+    return tritile.linear(rows, weight), tritile.grouped_matmul(rows, b, OFFS - 1)
+
+
+def rows_by_mask(x, weight, bias, *, wide=False):
+    rows = x[MASK]
+    product = tritile.matmul(rows, weight.mT[None] if wide else weight.mT)
+    return product, tritile.linear(rows.flatten(0, -2), weight, bias)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "given"),
+    [
+        (rows_by_index, (drawn(6, 4).float(), W.float(), drawn(3, 4, 2).float())),
+        (rows_by_mask, (drawn(6, 3, 4), W, drawn(5))),
+        (functools.partial(rows_by_mask, wide=True), (drawn(6, 3, 4), W, drawn(5))),
+    ],
+)
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_compiled_with_a_size_that_only_the_data_tell():
+def test_compiled_with_sizes_that_only_the_data_tell(chosen, given):
     torch._dynamo.reset()
-
-    def chosen(x, mask, weight, b):
-        rows = x[mask.nonzero().flatten()]
-        return tritile.linear(rows, weight), tritile.grouped_matmul(rows, b, OFFS - 1)
-
-    x, b = drawn(6, 4).float(), drawn(3, 4, 2).float()
-    given = (x, torch.tensor([1, 0, 1, 1, 0, 1]), W.float(), b)
-    compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
-    for got, wanted in zip(compiled(*given), chosen(*given), strict=True):
-        torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("wide", [False, True])
-@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_compiled_with_rows_that_only_the_data_tell_and_what_broadcasts_to_them(wide):
-    torch._dynamo.reset()
-
-    def chosen(x, mask, weight, bias):
-        rows = x[mask]
-        product = tritile.matmul(rows, weight.mT[None] if wide else weight.mT)
-        return product, tritile.linear(rows.flatten(0, -2), weight, bias)
-
-    x = torch.randn(6, 3, 4)
-    given = x, torch.tensor([True, False, True, True, False, True]), torch.randn(5, 4), torch.randn(5)
-    compiled = torch.compile(chosen, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(lambda *given: chosen(*given), backend="aot_eager", fullgraph=True)
     for got, wanted in zip(compiled(*given), chosen(*given), strict=True):
         torch.testing.assert_close(got, wanted)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import tritile
+from tests.packed import KINDS
 from tests.reference import FP8, name, values
 from tritile.core.quantized import by_row, packed, unpacked
 from tritile.errors import DeviceError, DtypeError, GradientError, InvalidValueError, ShapeError
 
-KINDS = [(bits, group, zeros) for bits in (4, 8) for group in (32, 64, 128) for zeros in (False, True)]
 HALF = (torch.bfloat16, torch.float16)
 SIZES = [(1, 1), (16, 128), (33, 130), (40, 1000)]
 

@@ -1,4 +1,4 @@
-"""What errors and plans say of a product's precision."""
+"""The precision of products: which one where none is named, and what errors and plans say of it."""
 
 import json
 import re
@@ -13,11 +13,81 @@ from tritile.core.device import target_device
 from tritile.core.precision import error_words, explained, meaning
 from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, error_bound, suits
 from tritile.errors import InvalidValueError
+from tritile.families import numerics
 from tritile.nn.exchanged import PARTS_AHEAD
+from tritile.ops import products
+from tritile.ops.fused import gated_of, linear_of
+from tritile.ops.products import matmul_of
 from tritile.planning import plans
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1024, 1024, 1024, "float32", "float32")  # in the H200's table
+LARGE = (2048, 2048, 384)
+
+
+def operands(m, n, k, dtype=torch.float32):
+    return torch.empty(m, k, dtype=dtype, device="meta"), torch.empty(k, n, dtype=dtype, device="meta")
+
+
+def precision_of(a, b, precision=None):
+    return matmul_of(a, b, None, precision).checked(None)[2]
+
+
+@pytest.fixture
+def hopper(monkeypatch, cuda_matmul):
+    monkeypatch.setattr(products, "capability", lambda device: (9, 0))
+    cuda_matmul.fp32_precision = "none"
+
+
+LARGE_ONES = [LARGE, (1717, 8026, 8404), (512, 8192, 8448), (512, 32768, 32768)]
+SMALLER = [
+    (2047, 2048, 1024), (2048, 2048, 383), (2048, 2048, 8449), (511, 10000, 1024), (511, 1 << 20, 1024),
+    (1 << 20, 511, 1024), (8192, 8192, 32769), (4096, 4095, 8449),
+]  # fmt: skip
+OTHERS = [torch.float16, torch.float64, torch.complex64]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_large_products_are_made_of_parts():
+    """Not where torch errs less, as it has few terms to add or shares K; or where nobody has measured."""
+    assert {precision_of(*operands(*sizes)) for sizes in LARGE_ONES} == {"fp16x3"}
+    x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
+    assert linear_of(x, weight, activation="gelu").checked(None)[2] == "fp16x3"
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    "given", [*(operands(*sizes) for sizes in SMALLER), *(operands(*LARGE, dtype) for dtype in OTHERS)]
+)
+def test_others_are_not(given):
+    assert precision_of(*given) == "ieee"
+
+
+@pytest.mark.parametrize("named", ["ieee", "tf32"])
+def test_a_precision_that_is_named_or_that_torch_is_set_to_is_taken(hopper, cuda_matmul, named):
+    assert precision_of(*operands(*LARGE), named) == named
+    cuda_matmul.fp32_precision = named
+    assert precision_of(*operands(*LARGE)) == named
+
+
+def test_batch_invariant_gated_and_other_gpus_products_have_no_parts(hopper, monkeypatch):
+    with tritile.batch_invariant():
+        assert precision_of(*operands(*LARGE)) == "ieee"
+    x, weight = torch.empty(2048, 384, device="meta"), torch.empty(2048, 384, device="meta")
+    assert gated_of(x, weight, weight).checked(None)[2] == "ieee"
+    monkeypatch.setattr(products, "capability", lambda device: (8, 0))
+    assert precision_of(*operands(*LARGE)) == "ieee"
+
+
+def test_a_problem_says_the_same():
+    problem = MatmulProblem(1, *LARGE, "float32", "float32")
+    assert numerics.unnamed(problem, HOPPER).precision == "fp16x3"
+    assert numerics.unnamed(numerics.in_one_way(problem), HOPPER).precision == "ieee"
+    assert numerics.unnamed(problem, target_device("sm_80")).precision == "ieee"
+    small = MatmulProblem(1, 64, 64, 64, "float32", "float32", precision="fp16x3")
+    assert numerics.unnamed(small, HOPPER).precision == "ieee"
+    halves = MatmulProblem(1, *LARGE, "float16", "float16")
+    assert numerics.unnamed(halves, HOPPER) is halves
 
 
 def test_every_precision_has_a_meaning_of_its_own():
