@@ -43,21 +43,38 @@ def sizes_of(kernel):
     return [int(array) if array else BYTES[kind] for kind, array in found]
 
 
-class Library(SimpleNamespace):
-    """A CUDA driver that knows the parameters of a kernel, encodes nothing and launches nothing."""
+class Driver(SimpleNamespace):
+    """A CUDA driver that knows the parameters of a kernel, and launches nothing.
 
-    cuLaunchKernelEx = cuTensorMapReplaceAddress = None
+    It notes how descriptors are encoded, what they are moved to, and what is launched.
+    """
+
+    def __init__(self, sizes, **own):
+        super().__init__(sizes=sizes, encoded=[], moved={}, launched=[], asked=[], **own)
 
     def cuCtxSetCurrent(self, context):
-        return 0
-
-    def cuTensorMapEncodeTiled(self, *args):
         return 0
 
     def cuFuncGetParamInfo(self, function, index, offset, size):
         if index >= len(self.sizes):
             return 1
         size.value = self.sizes[index]
+        return 0
+
+    def cuTensorMapEncodeTiled(self, table, kind, rank, pointer, shape, strides, *rest):
+        self.encoded.append((table.value, [*shape], [*strides][: rank - 1]))
+        return 0
+
+    def cuTensorMapReplaceAddress(self, table, address):
+        self.moved[table] = address
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        asked = native._Config.from_address(config)
+        attributes = (native._Attribute * asked.count).from_address(asked.attributes)
+        words = {each.id: [*memoryview(each).cast("B")[8:20].cast("I")] for each in attributes}
+        self.asked.append(([*asked.grid], words))
+        self.launched.append([*(ctypes.c_uint64 * len(self.sizes)).from_address(parameters)])
         return 0
 
 
@@ -83,7 +100,7 @@ def compiled(problem, config, monkeypatch):
 def test_native_launches_lay_out_the_parameters_of_kernels(problem, config, monkeypatch):
     steps, buffers = compiled(problem, config, monkeypatch)
     for step, kernel in steps:
-        library = Library(sizes=sizes_of(kernel))
+        library = Driver(sizes_of(kernel))
         monkeypatch.setattr(native, "_driver", lambda library=library: library)
         launch = native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
         assert len(launch._parameters) == len(library.sizes)
@@ -93,35 +110,12 @@ def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch
     problem, config, *_ = CASES[0]
     steps, buffers = compiled(problem, config, monkeypatch)
     step, kernel = next(steps)
-    silent = Library(sizes=(), cuFuncGetParamInfo=lambda *given: 999)
+    silent = Driver((), cuFuncGetParamInfo=lambda *given: 999)
     monkeypatch.setattr(native, "_driver", lambda: silent)
     monkeypatch.setattr(native, "_known", {})
     for _ in range(2):  # it is asked again
         with pytest.raises(ValueError, match="999 while asking for parameter 0"):
             native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
-
-
-class Driver(Library):
-    """The same, which notes how descriptors are encoded, what they are moved to, and what is launched."""
-
-    def __init__(self, sizes):
-        super().__init__(sizes=sizes, encoded=[], moved={}, launched=[], asked=[])
-
-    def cuTensorMapEncodeTiled(self, table, kind, rank, pointer, shape, strides, *rest):
-        self.encoded.append((table.value, [*shape], [*strides][: rank - 1]))
-        return 0
-
-    def cuTensorMapReplaceAddress(self, table, address):
-        self.moved[table] = address
-        return 0
-
-    def cuLaunchKernelEx(self, config, function, parameters, extra):
-        asked = native._Config.from_address(config)
-        attributes = (native._Attribute * asked.count).from_address(asked.attributes)
-        words = {each.id: [*memoryview(each).cast("B")[8:20].cast("I")] for each in attributes}
-        self.asked.append(([*asked.grid], words))
-        self.launched.append([*(ctypes.c_uint64 * len(self.sizes)).from_address(parameters)])
-        return 0
 
 
 @pytest.mark.parametrize(
