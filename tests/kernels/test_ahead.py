@@ -34,7 +34,7 @@ from tritile.families.common import warpgroups
 from tritile.families.grouped.family import shared_bytes as grouped_bytes
 from tritile.families.grouped.family import unreachable
 from tritile.families.matmul_tile.family import shared_bytes
-from tritile.families.space import illegal
+from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead
 
@@ -122,7 +122,23 @@ def on_plain(*configs):
     return [(PLAIN, config) for config in configs]
 
 
-PICKED = None  # the model's pick
+def few_rows(problem, device):
+    return model.beside(problem, device)[0]
+
+
+def odd_rows(problem, device):
+    return legal_configs(problem, device, "odd_rows")[0]
+
+
+PICKED = model.pick
+FEW = MatmulProblem(1, 2, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+FEW_OF_FP32 = replace(
+    FEW, n=4099, k=4099, dtype="float32", out_dtype="float32", a_align=4, b_align=4, out_align=4
+)
+ODD_ROWS = replace(FEW, m=64, n=8191, k=8191, a_align=2, b_align=2, out_align=2)
+OF_FEW = [(replace(each, b_layout=b), few_rows) for each in (FEW, FEW_OF_FP32) for b in ("column", "row")]
+PACKED = [QuantizedProblem(m, 4096, 4096, "bfloat16", 4, 128) for m in (1, 64, 4096, 16, 256)]
+PACKED += [QuantizedProblem(m, 4096, 4096, "bfloat16", 8, 128, True) for m in (16, 256, 1, 64, 4096)]
 CASES = [
     *on(NAMES, (SQUARE, tile(128, 128, 32, 8, 3)), (SQUARE, tile(64, 128, 64, 4, 2))),
     *on(NAMES, (RAGGED, tile(32, 64, 32, 4, 3)), *TURNED),
@@ -145,17 +161,21 @@ CASES = [
     *fused(FROM_HOPPER, [(replace(FP8, b_dtype="float8_e5m2"), tma(64, 64, 128, 4, 3, split=4))], [SCALED]),
     *on(NAMES, *((problem, tile(64, 64, 32, stages=2)) for problem in GROUPED)),
     *(case for name in NAMES for case in packed(name)),
+    *on(HOPPER, *((problem, PICKED) for problem in (*PACKED[:3], *PACKED[5:7]))),
+    *(later("nvidia-h200", problem, PICKED) for problem in (*PACKED[3:5], *PACKED[7:])),
+    *on((*NAMES[:3], "nvidia-l40s"), *OF_FEW, (ODD_ROWS, odd_rows)),
 ]
 
 
 def label(value):
-    return "picked" if value is None else str(value).replace(" ", "_")
+    return value.__name__ if callable(value) else str(getattr(value, "label", value)).replace(" ", "_")
 
 
 @pytest.mark.parametrize(("name", "problem", "config"), CASES, ids=label)
 def test_compiles_and_fits(name, problem, config):
     device = target_device(name)
-    config = config or model.pick(problem, device)
+    fixed = isinstance(config, Config)
+    config = config if fixed else config(problem, device)
     assert illegal(config, problem, device) is None
     kernel = ahead.compiled_for(problem, config, device)
     taken = ahead.resources(kernel)
@@ -163,7 +183,7 @@ def test_compiles_and_fits(name, problem, config):
     assert 0 < taken.registers <= 512
     assert taken.shared <= device.shared_memory
     # Packed weights may spill where the model does not pick a config.
-    assert taken.excess(device) is None or isinstance(problem, QuantizedProblem)
+    assert taken.excess(device) is None or (fixed and isinstance(problem, QuantizedProblem))
     if problem in (SQUARE, RAGGED) and config.family == "tile":
         assert shared_bytes(config, problem, device) <= taken.shared + SLACK[problem.a_align]
 

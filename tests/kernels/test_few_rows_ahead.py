@@ -7,7 +7,6 @@ import pytest
 
 from tests.ahead import H200, compiled, instructions, later
 from tritile.core.config import Config
-from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families.few_rows import across, family
 from tritile.families.odd_rows import family as odd_rows
@@ -21,25 +20,6 @@ FP32 = replace(ODD, dtype="float32", out_dtype="float32", a_align=4, b_align=4, 
 ALONG = (EVEN, ODD, FP32)
 ACROSS = tuple(replace(problem, b_layout="row") for problem in ALONG)
 ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
-
-
-@pytest.mark.parametrize("name", ["sm_80", "nvidia-l40s", "nvidia-h200", "sm_100"])
-@pytest.mark.parametrize(
-    ("problem", "of"),
-    [
-        *((problem, family.NAME) for problem in ALONG[::2]),
-        *((problem, across.NAME) for problem in ACROSS[::2]),
-        (ODD_ROWS, odd_rows.NAME),
-    ],
-    ids=str,
-)
-def test_compiles_and_fits(name, problem, of):
-    device = target_device(name)
-    config = (
-        legal_configs(problem, device, of)[0] if of == odd_rows.NAME else model.beside(problem, device)[0]
-    )
-    assert config.family == of
-    assert ahead.compile_resources(problem, config, device).excess(device) is None
 
 
 @pytest.mark.parametrize("m", [1, later(4), 8])

@@ -39,23 +39,6 @@ def problem(m, bits=4, dtype="bfloat16", zeros=False, group=128, **more):
 
 
 @pytest.mark.parametrize(
-    ("m", "bits", "dtype", "zeros"),
-    [
-        *((m, *KINDS[0]) for m in (1, 64, 4096)),
-        *((m, *KINDS[5]) for m in (16, 256)),
-        *(later(m, *KINDS[0]) for m in (16, 256)),
-        *(later(m, *KINDS[5]) for m in (1, 64, 4096)),
-    ],
-)
-def test_the_models_picks_for_hopper_do_not_spill(m, bits, dtype, zeros):
-    one = problem(m, bits, dtype, zeros)
-    config = model.pick(one, H200)
-    taken = ahead.compile_resources(one, config, H200)
-    assert (taken.spills, taken.excess(H200)) == (0, None)
-    assert shared_bytes(config, one, H200) <= taken.shared + 2048 * config.num_stages
-
-
-@pytest.mark.parametrize(
     ("bits", "dtype", "zeros", "sizes", "family"),
     in_turn(*itertools.product([(16, 64, 128, 4, 4), (128, 128, 128, 8, 3)], ["tile", "descriptor"])),
     ids=str,
