@@ -226,7 +226,8 @@ def test_batches(family):
     a, b = operands(family, batch=(2, 2))
     pairs = [(a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[:, :1])]
     if family.size == TILE.size:  # whose rows may be those of all matrices
-        pairs = [(a, b[0, 0]), *(() if family.gated else pairs)]
+        apart = placed(a, "sliced")  # whose rows are not
+        pairs = [(a, b[0, 0]), *([(apart, b[0, 0])] if family.gated else pairs)]
     for i, (left, right) in enumerate(pairs):
         shape = torch.matmul(left, right).shape
         of_bias, of_residual = shape, shape[1:] if i % 2 else (shape[0], 1, *shape[2:])
