@@ -220,7 +220,7 @@ def test_sizes(family, size):
     check(family, *operands(family, size), Sides(bias=bias, residual=residual, activation="silu"))
 
 
-@some(lambda name, own: own.patched or (name in ENDS and own.of_b != "odd"))
+@some(lambda name, own: own.patched or (name in (*ENDS, "gated descriptor") and own.of_b != "odd"))
 def test_batches(family):
     """Of two dimensions, in either order, and broadcast; what is added differs, or is the same along one."""
     a, b = operands(family, batch=(2, 2))
