@@ -56,7 +56,7 @@ def served(monkeypatch):
         monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
         ours = plans.Plan(HALF, CONFIG, "predicted", H200, 100.0, "by a portfolio")
         monkeypatch.setattr(plans, "by_portfolio", lambda problem, device: replace(ours, problem=problem))
-        monkeypatch.setattr(plans, "_or_beside", lambda plan: plan)
+        monkeypatch.setattr(plans, "_or_other_family", lambda plan: plan)
         plans.forget()
 
     return serve

@@ -80,7 +80,7 @@ def test_calls_of_sizes_without_end(monkeypatch):
 def test_plans_of_sizes_without_end(monkeypatch):
     made = []
 
-    def choose(problem, device, mode, kind):
+    def choose(problem, device, mode, by_torch):
         made.append(problem.m)
         return plans.Plan(problem, Config.of(family="tile", BLOCK_M=problem.m), "model", device)
 

@@ -1,24 +1,21 @@
-"""Plan a problem: take its config from the first source that has one, in `plan_for`.
+"""Plan a problem: its config comes from the first source that has one, in `_chosen`.
 
-| source | what it knows | `Plan.source` |
-| --- | --- | --- |
-| memo | plans made before in this process | as it was |
-| pinned table | configs of the file that `TRITILE_TABLE` names | "pinned" |
-| store | trials of just this problem on this GPU | "exact" |
-| shipped table | trials of just this problem on this GPU model, or one like it | "table" |
-| portfolio | constants fitted to trials of the problem's class at other sizes | "predicted" |
-| family | beside a portfolio, its own estimate, fitted to trials at other sizes | as the portfolio's |
-| model | each family's estimate of its own configs | "model" |
+1. The table that `TRITILE_TABLE` pins.
+2. The store: measurements of just this problem on this GPU.
+3. The shipped table: measurements of it on this GPU model, or one like it.
+4. The portfolio of the problem's class, or a family that portfolios leave out, where its own formula, which
+   was fitted to measurements, predicts it to be faster.
+5. The model: each family's estimate of its own configs.
 
-Mode "tune" measures what the first three do not have: `plan_for` returns None then, and `ops/run.py` has
-`tune/now.py` measure. Mode "off" asks the model alone. Mode "strict" takes
-only measurements of the kernels as they are now.
+Then torch's kernel takes its place where that is faster (`_or_aten`). Mode "off" asks the model alone, mode
+"strict" takes only measurements of the kernels as they are now. In mode "tune" `plan_for` returns None for
+what 1 and 2 do not have: `ops/run.py` has `tune/now.py` measure it.
 """
 
 import logging
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import triton
 
@@ -52,12 +49,12 @@ from tritile.planning.store import store_of
 from tritile.planning.table import Table
 from tritile.planning.trial import TORCH, Trial, best_of
 
-_BESIDE: Final = 2  # configs beside a portfolio's that mode "tune" times
+_OTHERS: Final = 2  # configs of families that portfolios leave out, which mode "tune" times
 
 
 @runtime_checkable
 class Plannable(Protocol):
-    """Describe a kernel that `tritile.autotune` decorates to those that may not import the tuner."""
+    """A kernel that `tritile.autotune` decorates, for modules that may not import the tuner."""
 
     def planned(
         self, args: tuple[object, ...], kwargs: dict[str, object], device: Device | None
@@ -86,7 +83,7 @@ class _Planned(Tabular):
 
 @dataclass(frozen=True, repr=False)
 class KernelPlan(_Planned):
-    """Tell which config runs for a call of a kernel that `tritile.autotune` decorates, and why.
+    """The config of a call of a kernel that `tritile.autotune` decorates, and why it runs.
 
     - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
     - `source`: "exact" (measured here for just this problem), "table" (measured for it on a GPU of this
@@ -103,7 +100,7 @@ class KernelPlan(_Planned):
 
 @dataclass(frozen=True, repr=False)
 class Plan(_Planned):
-    """Tell which config runs for a problem, and why; it prints with what an fp32 precision means.
+    """The config of a problem, and why it runs. It prints with what an fp32 precision means.
 
     - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
       "table" (shipped with tritile), "predicted" (by a formula, from measurements at other sizes),
@@ -152,6 +149,10 @@ class Plan(_Planned):
         return (*rows, ("means", means))
 
 
+# Of what mode "tune" measured: the fastest configs where the store cannot be written, and the problems at
+# which torch was timed, whether or not that worked. Both outlive `forget`: nothing is measured twice.
+unrecorded: Final[dict[tuple[Tiled, Device], Config]] = {}
+torch_was_timed: Final[set[tuple[Tiled, Device]]] = set()
 _memo: dict[tuple[Tiled, Device, str, bool], Plan] = new_memo()
 
 
@@ -161,12 +162,11 @@ def forget() -> None:
 
 
 def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: bool = False) -> Plan | None:
-    """Return the plan for a problem by the mode given, else the one in force.
+    """Return the plan for a problem by the given mode, else the one in force.
 
     `by_torch`: torch's kernel is a candidate too, and a plan says what the other one takes. Return None only
     in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode "strict" for a
-    problem of which nothing measured is known, UnsupportedError for one that only torch computes where it may
-    not.
+    problem without measurements, UnsupportedError for one that only torch computes where it may not.
     """
     if aten.is_torch_only(problem):
         return _by_torch_only(problem, device, by_torch)
@@ -175,12 +175,14 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     plan = _memo.get(key)
     if plan is None:
         since = perf_counter()
-        plan = _chosen(problem, device, key[2], _kind_of_rule(problem, device) if by_torch else None)
+        warn_untested()
+        plan = _chosen(*key)
         if plan is not None and by_torch:
             plan = _or_aten(plan, key[2])
         if plan is not None:
             _memo[key] = plan
-            logged(plan, perf_counter() - since)
+            facts = {"problem": problem.label, "config": str(plan.config), "source": plan.source}
+            log("plan", logging.INFO, **facts, device=device.name, us=plan.us, seconds=perf_counter() - since)
     return plan
 
 
@@ -196,56 +198,35 @@ def _by_torch_only(problem: Tiled, device: Device, by_torch: bool) -> Plan:
     return Plan(problem, aten.CONFIG, "model", device, None, why)
 
 
-def logged(plan: Plan, seconds: float | None = None) -> Plan:
-    facts = {"problem": plan.problem.label, "config": str(plan.config), "source": plan.source}
-    log("plan", logging.INFO, **facts, device=plan.device.name, us=plan.us, seconds=seconds)
-    return plan
-
-
-def _kind_of_rule(problem: Tiled, device: Device) -> str | None:
-    """Return the kind of a problem that torch's kernel makes where nothing is measured, else None."""
-    if not isinstance(problem, Product) or aten.illegal(problem) or gpu_tables.pinned(device) is not None:
-        return None
-    kind = aten.kind_of(problem)
-    return kind if gpu_tables.is_by_aten(kind, device) else None
-
-
-def _chosen(problem: Tiled, device: Device, mode: str, kind: str | None) -> Plan | None:
-    """Return the plan of the first source that has one; None where mode "tune" is to measure.
-
-    `kind`: what torch's kernel makes by rule, so that no other prediction is asked.
-    """
-    warn_untested()
-    known = None if mode == "off" else _known(problem, device, mode)
-    unmeasured = known is None or known.source == "table"
-    if kind is not None and unmeasured and mode in ("cached", "strict"):
-        why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
-        return Plan(problem, aten.CONFIG, "table", device, None, why)
-    if mode == "strict":
-        return _strictly(known, problem, device)
-    if known is not None and not (mode == "tune" and known.source == "table"):
-        return known
+def _chosen(problem: Tiled, device: Device, mode: str, by_torch: bool) -> Plan | None:
+    """Return the plan of the first source that has one; None where mode "tune" is to measure."""
+    if mode == "off":
+        return by_model(problem, device)
+    plan = _pinned(problem, device, mode) or _measured(problem, device, mode)
+    if plan is not None:
+        return plan
     if mode == "tune":
         config = unrecorded.get((problem, device))
         why = "the fastest measured in this process"
         return None if config is None else Plan(problem, config, "exact", device, None, why)
-    plan = by_portfolio(problem, device) if mode != "off" else None
-    return by_model(problem, device) if plan is None else _or_beside(plan)
+    plan = (_by_rule(problem, device) if by_torch else None) or tabled(problem, device)
+    if mode == "strict":
+        if plan is None or not plan.current:
+            plan = by_portfolio(problem, device)
+        if plan is None or not plan.current:
+            raise NotTunedError(
+                f"mode is strict, nothing measured is remembered for {problem.label} on {device.name}, and "
+                "its class has no portfolio of measurements: run `tritile tune` for it, or with --calibrate, "
+                "or use mode cached"
+            )
+        return plan
+    if plan is not None:
+        return plan
+    plan = by_portfolio(problem, device)
+    return by_model(problem, device) if plan is None else _or_other_family(plan)
 
 
-def _known(problem: Tiled, device: Device, mode: str) -> Plan | None:
-    """Return what a table or the store has for just this problem.
-
-    A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
-    """
-    table = gpu_tables.pinned(device)
-    if table is not None:
-        fixed = _of_table(table, problem, device, "pinned", "of the table that is pinned")
-        if fixed is not None and (fixed.current or mode != "strict"):
-            return fixed
-    asked = dict.fromkeys((problem, problem if mode == "tune" else _any_batch(problem)))
-    found = (_measured(problem, device, each) for each in asked)
-    return next((plan for plan in found if plan is not None), None) or tabled(problem, device)
+# --- Measurements of just this problem: the store and the tables ---
 
 
 def _any_batch(problem: Tiled) -> Tiled:
@@ -255,117 +236,44 @@ def _any_batch(problem: Tiled) -> Tiled:
     return replace(problem, invariant=False)
 
 
-def _strictly(known: Plan | None, problem: Tiled, device: Device) -> Plan:
-    found = (known, by_portfolio(problem, device) if known is None or not known.current else None)
-    plan = next((each for each in found if each is not None and each.current), None)
-    if plan is None:
-        raise NotTunedError(
-            f"mode is strict, nothing measured is remembered for {problem.label} on {device.name}, and its "
-            "class has no portfolio of measurements: run `tritile tune` for it, or with --calibrate, or use "
-            "mode cached"
-        )
-    return plan
-
-
-# Of what mode "tune" measured: the fastest configs where the store cannot be written, and the problems at
-# which torch was timed, whether or not that worked. Both outlive `forget`: nothing is measured twice.
-unrecorded: Final[dict[tuple[Tiled, Device], Config]] = {}
-torch_was_timed: Final[set[tuple[Tiled, Device]]] = set()
-
-
-# --- torch's own kernel, compared with the config that a plan has so far ---
-
-
-def _or_aten(plan: Plan, mode: str) -> Plan | None:
-    """Return the plan with torch's time, or one by torch's kernel where that is faster.
-
-    A pinned table keeps torch's kernel out, and mode "off" its time too. None where mode "tune" is to measure
-    torch first: once in a process, as its time may be impossible to record.
-    """
-    problem, device = plan.problem, plan.device
-    if mode == "off" or plan.config == aten.CONFIG:
-        return plan
-    if not isinstance(problem, Product | QuantizedProblem):
-        return plan
-    product = aten.product_of(problem)
-    pinned = gpu_tables.pinned(device)
-    may_run = pinned is None and aten.illegal(problem) is None
-    measured = _aten_measured(problem, device, plan, pinned)
-    if measured is not None:
-        us, source, where = measured
-        return _compared(plan, us, source, where, 1.0 if may_run else None)
-    if mode == "tune" and pinned is None:
-        return plan if (problem, device) in torch_was_timed else None
-    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.is_as_swept(product):
-        return plan
-    found = gpu_tables.aten_times(class_of(product), device)
-    if found is None:
-        return plan
-    times, of_others = found
-    margin = of_others * times.margin * (1.0 if plan.source == "predicted" else 1 + times.error)
-    where = f"predicted within {times.error:.0%} at sizes left out"
-    us = times.us(product, device) + aten.unpack_us(problem, device)
-    error = of_others * (1 + times.error) - 1
-    return _compared(plan, us, "predicted", where, margin if may_run else None, error)
-
-
-def _aten_measured(
-    problem: Tiled, device: Device, plan: Plan, pinned: Table | None
-) -> tuple[float, str, str] | None:
-    """Return torch's measured time of a problem, the source and where it is from."""
-    trial = store_of(device).best(TORCH, problem)
-    if trial is not None and trial.us:
-        return trial.us, "exact", "measured on this GPU"
-    tables: tuple[Table, ...] = ()
-    if plan.source == "pinned" and pinned is not None:
-        tables, where = (pinned,), "measured for this GPU in the table that is pinned"
-    elif plan.source == "table":
-        tables, where = gpu_tables.shipped(device), "measured for this GPU in tritile's table"
-    entries = (each.find(problem) for each in tables if each.device["name"] == device.name)
-    us = next((entry.torch_us for entry in entries if entry is not None and entry.torch_us), None)
-    return None if us is None else (us, plan.source, where)
-
-
-def _compared(
-    plan: Plan, us: float, source: str, where: str, margin: float | None, error: float = 0.0
-) -> Plan:
-    """Return the plan, or torch's if its time `us` is less by the margin; None: torch's may not run."""
-    if margin is None or plan.us is None or plan.us < margin * us:
-        return replace(plan, other_us=us, other=where, other_error=error)
-    ours = f"{plan.config}, {plan.source}"
-    why = f"torch's kernel, {where}"
-    return Plan(plan.problem, aten.CONFIG, source, plan.device, us, why, other_us=plan.us, other=ours)
-
-
-# --- The store and the tables: measurements of just this problem ---
-
-
 def trials(problem: Tiled, device: Device) -> list[Trial]:
     first, *more = (kernel.digest for kernel in FAMILIES[problem.op].values())
     return store_of(device).trials(first, problem, *more)
 
 
-def _measured(problem: Tiled, device: Device, asked: Tiled) -> Plan | None:
-    """Return the fastest legal config of those measured for `asked`, None where there is none."""
-    known = [trial for trial in trials(asked, device) if trial.works]
-    good = [trial for trial in known if illegal(trial.config, problem, device) is None]
-    best = best_of(good)
-    if best is None:
-        return None
-    why = f"the fastest of {len(good)} measured on this GPU"
-    return Plan(problem, best.config, "exact", device, best.us, why)
+def _measured(problem: Tiled, device: Device, mode: str) -> Plan | None:
+    """Return the fastest legal config of those that were measured here, None where there is none.
+
+    A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
+    """
+    for measured in dict.fromkeys((problem, problem if mode == "tune" else _any_batch(problem))):
+        known = (trial for trial in trials(measured, device) if trial.works)
+        good = [trial for trial in known if illegal(trial.config, problem, device) is None]
+        best = best_of(good)
+        if best is not None:
+            why = f"the fastest of {len(good)} measured on this GPU"
+            return Plan(problem, best.config, "exact", device, best.us, why)
+    return None
 
 
 def _of_table(
-    found: Table, problem: Tiled, device: Device, source: str, why: str, remark: str = ""
+    table: Table, problem: Tiled, device: Device, source: str, why: str, remark: str = ""
 ) -> Plan | None:
     """Return what a table holds for a problem, or for it without batch invariance, if that is legal here."""
-    entry = found.find(problem) or found.find(_any_batch(problem))
+    entry = table.find(problem) or table.find(_any_batch(problem))
     if entry is None or illegal(entry.config, problem, device) is not None:
         return None
-    current = found.is_current(problem.op, entry.config.family)
+    current = table.is_current(problem.op, entry.config.family)
     why += ", of another version of the kernel" * (not current) + remark
     return Plan(problem, entry.config, source, device, entry.us, why, current)
+
+
+def _pinned(problem: Tiled, device: Device, mode: str) -> Plan | None:
+    table = gpu_tables.pinned(device)
+    if table is None:
+        return None
+    plan = _of_table(table, problem, device, "pinned", "of the table that is pinned")
+    return plan if plan is None or plan.current or mode != "strict" else None
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
@@ -379,6 +287,90 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
         if plan is not None:
             return plan
     return None
+
+
+# --- torch's own kernel ---
+
+
+def _by_rule(problem: Tiled, device: Device) -> Plan | None:
+    """Return the plan by torch's kernel of a kind of products that it makes where nothing is measured."""
+    if not isinstance(problem, Product) or aten.illegal(problem) or gpu_tables.pinned(device) is not None:
+        return None
+    kind = aten.kind_of(problem)
+    if not gpu_tables.is_by_aten(kind, device):
+        return None
+    why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
+    return Plan(problem, aten.CONFIG, "table", device, None, why)
+
+
+class _TorchTime(NamedTuple):
+    """Hold what torch's kernel takes and where that is from.
+
+    `margin`: how many times as long the other config has to take for torch's kernel to run. `error`: the
+    share by which a predicted time may be off.
+    """
+
+    us: float
+    source: str
+    where: str
+    margin: float = 1.0
+    error: float = 0.0
+
+
+def _or_aten(plan: Plan, mode: str) -> Plan | None:
+    """Return the plan with torch's time, or one by torch's kernel where that is faster.
+
+    A pinned table keeps torch's kernel out, and mode "off" its time too. None where mode "tune" is to measure
+    torch first: once in a process, as its time may be impossible to record.
+    """
+    problem, device = plan.problem, plan.device
+    if mode == "off" or plan.config == aten.CONFIG or not isinstance(problem, Product | QuantizedProblem):
+        return plan
+    pinned = gpu_tables.pinned(device)
+    torchs = _torch_measured(plan, pinned)
+    if torchs is None and mode == "tune" and pinned is None:
+        return plan if (problem, device) in torch_was_timed else None
+    torchs = torchs or _torch_predicted(problem, plan)
+    if torchs is None:
+        return plan
+    may_run = pinned is None and aten.illegal(problem) is None
+    if not may_run or plan.us is None or plan.us < torchs.margin * torchs.us:
+        return replace(plan, other_us=torchs.us, other=torchs.where, other_error=torchs.error)
+    ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torchs.where}"
+    return replace(
+        plan, config=aten.CONFIG, source=torchs.source, us=torchs.us, why=why, current=True,
+        other_us=plan.us, other=ours,
+    )  # fmt: skip
+
+
+def _torch_measured(plan: Plan, pinned: Table | None) -> _TorchTime | None:
+    trial = store_of(plan.device).best(TORCH, plan.problem)
+    if trial is not None and trial.us:
+        return _TorchTime(trial.us, "exact", "measured on this GPU")
+    tables: tuple[Table, ...] = ()
+    if plan.source == "pinned" and pinned is not None:
+        tables, where = (pinned,), "measured for this GPU in the table that is pinned"
+    elif plan.source == "table":
+        tables, where = gpu_tables.shipped(plan.device), "measured for this GPU in tritile's table"
+    for table in tables:
+        entry = table.find(plan.problem) if table.device["name"] == plan.device.name else None
+        if entry is not None and entry.torch_us:
+            return _TorchTime(entry.torch_us, plan.source, where)
+    return None
+
+
+def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchTime | None:
+    product, device = aten.product_of(problem), plan.device
+    if plan.source == "model" or not isinstance(product, MatmulProblem) or not aten.is_as_swept(product):
+        return None
+    found = gpu_tables.aten_times(class_of(product), device)
+    if found is None:
+        return None
+    times, of_others = found
+    us = times.us(product, device) + aten.unpack_us(problem, device)
+    margin = of_others * times.margin * (1.0 if plan.source == "predicted" else 1 + times.error)
+    where = f"predicted within {times.error:.0%} at sizes left out"
+    return _TorchTime(us, "predicted", where, margin, of_others * (1 + times.error) - 1)
 
 
 # --- Portfolios and the model: predictions ---
@@ -395,7 +387,7 @@ def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     if own is None:
         return []
     ranked = [config for _, config in own.ranked(problem, device, count)]
-    return list(dict.fromkeys((*ranked, *model.beside(problem, device)[:_BESIDE])))
+    return list(dict.fromkeys((*ranked, *model.beside(problem, device)[:_OTHERS])))
 
 
 def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
@@ -403,9 +395,17 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
 
     None for a class without either.
     """
-    found = gpu_tables.portfolio(class_of(problem), device)
+    name = class_of(problem)
+    found = gpu_tables.portfolio(name, device)
     if found is None:
-        return _by_shortlist(problem, device)
+        shortlist = gpu_tables.shortlist(name, device)
+        configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
+        if not configs:
+            return None
+        config = model.likeliest(configs, problem, device)
+        us = model.predict_us(config, problem, device)
+        why = f"predicted to be the fastest of a shortlist: {name} was not measured on this GPU"
+        return Plan(problem, config, "model", device, us, why, False)
     portfolio, table, where = found
     ranked = portfolio.ranked(problem, device, 2)
     if not ranked:
@@ -423,30 +423,18 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     return Plan(problem, config, "predicted", device, us, why, current)
 
 
-def _by_shortlist(problem: Tiled, device: Device) -> Plan | None:
-    name = class_of(problem)
-    shortlist = gpu_tables.shortlist(name, device)
-    configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
-    if not configs:
-        return None
-    config = model.likeliest(configs, problem, device)
-    us = model.predict_us(config, problem, device)
-    why = f"predicted to be the fastest of a shortlist: {name} was not measured on this GPU"
-    return Plan(problem, config, "model", device, us, why, False)
-
-
-def _or_beside(plan: Plan) -> Plan:
-    """Return a portfolio's plan, or one beside it that is predicted to be faster by its family's margin."""
-    problem, device, other = plan.problem, plan.device, plan.us
+def _or_other_family(plan: Plan) -> Plan:
+    """Return a portfolio's plan, or that of a family that portfolios leave out, if faster by its margin."""
+    problem, device, us = plan.problem, plan.device, plan.us
     config = next(iter(model.beside(problem, device)), None)
-    if config is None or other is None or config.family == plan.config.family:
+    if config is None or us is None or config.family == plan.config.family:
         return plan
-    us, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
-    if margin is None or other < margin * us:
+    own, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
+    if margin is None or us < margin * own:
         return plan
     why = f"by the formula of {config.family}, which was fitted to measurements at other sizes; "
-    why += f"the portfolio's pick is predicted to take {other:.1f} us"
-    return replace(plan, config=config, us=us, why=why, current=False)
+    why += f"the portfolio's pick is predicted to take {us:.1f} us"
+    return replace(plan, config=config, us=own, why=why, current=False)
 
 
 def by_model(problem: Tiled, device: Device) -> Plan:
