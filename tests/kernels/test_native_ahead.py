@@ -112,7 +112,7 @@ def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch
     step, kernel = next(steps)
     silent = Driver((), cuFuncGetParamInfo=lambda *given: 999)
     monkeypatch.setattr(native, "_driver", lambda: silent)
-    monkeypatch.setattr(native, "_known", {})
+    monkeypatch.setattr(native, "_sizes", {})
     for _ in range(2):  # it is asked again
         with pytest.raises(ValueError, match="999 while asking for parameter 0"):
             native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)

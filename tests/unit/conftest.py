@@ -26,7 +26,7 @@ def gpu(monkeypatch):
 
 
 def forget_tables():
-    for kept in (gpu_tables._shipped, gpu_tables._of_like):
+    for kept in (gpu_tables._shipped, gpu_tables._read_if_valid):
         kept.cache_clear()
     plans.forget()
 

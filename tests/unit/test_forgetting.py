@@ -95,7 +95,7 @@ def test_plans_of_sizes_without_end(monkeypatch):
 def test_tables_that_change_without_end(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_tables, "read", lambda path: path)
     for changed in range(100):
-        gpu_tables._read(tmp_path, changed)
-        gpu_tables._read_once(tmp_path, "a test is", changed)
-    for cached in (gpu_tables._read, gpu_tables._read_once):
+        gpu_tables._read(tmp_path, (changed,))
+        gpu_tables._read_if_valid(tmp_path, "a test is", (changed,))
+    for cached in (gpu_tables._read, gpu_tables._read_if_valid):
         assert cached.cache_info().currsize <= 16

@@ -26,8 +26,9 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.ops.described import described
 from tritile.planning import gpu_tables, model, plans
-from tritile.planning.store import Trial, store_of
+from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table
+from tritile.planning.trial import Trial
 
 HOPPER = TARGETS["nvidia-h200"]
 AMPERE = TARGETS["sm_80"]

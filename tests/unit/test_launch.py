@@ -124,17 +124,13 @@ def test_a_plan_tells_the_bytes_of_workspace():
 class _Noting:
     """A compiled kernel that Triton's launcher runs: notes its arguments."""
 
-    function, packed_metadata = 1, ()
     metadata = SimpleNamespace(tensordesc_meta=None)
 
-    def __init__(self):
-        self.given: list[object] = []
+    def __getitem__(self, grid):
+        def run(*args, stream):
+            self.given, self.stream = args, stream
 
-    def launch_metadata(self, grid, stream, *args):
-        return None
-
-    def run(self, x, y, z, stream, function, packed, metadata, enter, leave, *args):
-        self.given = list(args)
+        return run
 
 
 def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(monkeypatch):
@@ -155,6 +151,7 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
     lies |= {name: memory.data_ptr() + by for name, by in zip(work.scratch, offsets, strict=True)}
     lies[COUNTERS] = counters.data_ptr()
     for step, kernel in zip(work.steps, kernels, strict=True):
+        assert kernel.stream == 7
         for value, given in zip(step.values, kernel.given, strict=True):
             if isinstance(value, Buffer):
                 assert given == lies[value.buffer]
@@ -178,13 +175,13 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
     posed_of, given = [], []
 
-    def noted(piece, work, config, index):
-        posed_of.append(piece.tensors)
+    def noted(work, tensors, index, fault):
+        posed_of.append(tensors.values())
         return SimpleNamespace(at=given.append)
 
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 1)
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "_prepared", noted)
+    monkeypatch.setattr(launch, "bound", noted)
     for more in (extras, gated):
         call = described(a, b, torch.empty(4, 3, 7), "ieee", more)
         launch.prepare(call, TINY)(*call.tensors)

@@ -24,8 +24,9 @@ from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import gpu_tables, model, plans
-from tritile.planning.store import Trial, store_of
+from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table
+from tritile.planning.trial import Trial
 from tritile.tune.subject import is_tuned
 from tritile.tune.subject.problem import task_of
 

@@ -14,9 +14,9 @@ from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.planning import aten, gpu_tables, kernel_table, table
-from tritile.planning.store import rows_of, store_of
+from tritile.planning.store import moment, rows_of, store_of
 from tritile.planning.table import completed, from_store
-from tritile.planning.trial import Trial, moment, rank
+from tritile.planning.trial import Trial, rank
 
 _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 

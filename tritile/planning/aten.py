@@ -7,8 +7,8 @@ its sizes and alignments: which kernel cuBLAS picks is not known, but it picks o
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from importlib import metadata
 from typing import Any, Final
 
@@ -30,9 +30,9 @@ from tritile.core.problem import (
 )
 from tritile.errors import InvalidValueError
 from tritile.families.common.tma_time import TmaFit
+from tritile.planning.checked import number_from, rows_from
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
 from tritile.planning.formula import leading_strides
-from tritile.planning.trial import number_from, numbers_from
 
 CONFIG: Final = Config((), 1, 1, family=ATEN)
 LAYERS: Final = 32, 16  # units
@@ -288,34 +288,24 @@ class AtenTimes:
 
 def aten_times_of(data: Any) -> AtenTimes:
     """Return what `AtenTimes.to_dict` gave. Raises InvalidValueError for anything else."""
-    names = ("classes", "ranges", "layers", "error", "margin", "sizes", "versions")
-    if not isinstance(data, Mapping) or set(data) != set(names) or None in data.values():
+    names = {field.name for field in fields(AtenTimes)}
+    if not isinstance(data, Mapping) or set(data) != names or None in data.values():
         raise InvalidValueError(f"aten: wanted {', '.join(names)}")
-    classes, used = data["classes"], data["versions"]
-    if (
-        not isinstance(classes, list)
-        or not classes
-        or not {str} >= set(map(type, classes))
-        or not set(classes) <= {*MEASURED}
-    ):
-        raise InvalidValueError(
-            f"aten: classes are {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}"
-        )
-    good = isinstance(used, Mapping) and all(isinstance(each, str) for each in (*used, *used.values()))
-    if not good:
+    classes, used, layers = data["classes"], data["versions"], data["layers"]
+    is_list = isinstance(classes, list) and classes and {str} >= set(map(type, classes))
+    if not is_list or not set(classes) <= set(MEASURED):
+        names_of = ", ".join(MEASURED)
+        raise InvalidValueError(f"aten: classes are {str(classes)[:80]}: wanted some of {names_of}")
+    if not isinstance(used, Mapping) or not {str} >= {*map(type, used), *map(type, used.values())}:
         raise InvalidValueError("aten: wanted versions by name")
     one, two = LAYERS
     shapes = ((one, 1 + INPUTS), (two, 1 + one), (1, 1 + two))
-    if not isinstance(data["layers"], list) or len(data["layers"]) != len(shapes):
+    if not isinstance(layers, list) or len(layers) != len(shapes):
         raise InvalidValueError(f"aten: wanted {len(shapes)} layers")
-    first, second, last = (_rows(rows, *each) for rows, each in zip(data["layers"], shapes, strict=True))
+    first, second, last = (
+        rows_from("aten", rows, *each, _LARGEST) for rows, each in zip(layers, shapes, strict=True)
+    )
     error, margin = (float(number_from(data[name], 0, _LARGEST)) for name in ("error", "margin"))
     sizes = int(number_from(data["sizes"], 1, 1 << 31, whole=True))
-    ranges = _rows(data["ranges"], 2, INPUTS)
+    ranges = rows_from("aten", data["ranges"], 2, INPUTS, _LARGEST)
     return AtenTimes(tuple(classes), ranges, (first, second, last), error, margin, sizes, dict(used))
-
-
-def _rows(rows: Iterable[Any], count: int, length: int) -> Rows:
-    if not isinstance(rows, list) or len(rows) != count:
-        raise InvalidValueError(f"aten: wanted {count} rows of numbers")
-    return tuple(numbers_from("numbers of aten", row, length, -_LARGEST, _LARGEST) for row in rows)

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning.aten import OTHER, AtenTimes, versions
+from tritile.planning.checked import state_of
 from tritile.planning.kernel_table import is_kernel_table
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read
@@ -29,18 +30,13 @@ from tritile.planning.table import Table, read
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
 
 
-def pinned(device: Device) -> Table | None:
-    """Return the table of `TRITILE_TABLE`; None where there is none of tritile's operations for this GPU.
-
-    Raises InvalidValueError where the file holds no table.
-    """
-    path = table_path()
-    if path is None or is_kernel_table(path):
-        return None
-    return _of_just(_read(path, path.stat().st_mtime_ns if path.exists() else 0), device)
+@functools.lru_cache(16)
+def _read(path: Path, state: tuple[int, ...]) -> Table:
+    return read(path)
 
 
-def _read_if_valid(file: Traversable, what: str, changed: int = 0) -> Table | None:
+@functools.lru_cache(16)
+def _read_if_valid(file: Any, what: str, state: tuple[int, ...] = ()) -> Table | None:
     """Return the table in a file; None, with a StoreWarning that says what is not used, where it is none."""
     try:
         return read(file)
@@ -49,23 +45,25 @@ def _read_if_valid(file: Traversable, what: str, changed: int = 0) -> Table | No
         return None
 
 
-# Once for each time that a file changed.
-_read = functools.lru_cache(16)(lambda path, changed: read(path))
-_read_once = functools.lru_cache(16)(_read_if_valid)
-
-
 def _of_just(table: Table | None, device: Device) -> Table | None:
     """Return the table if it is of just this GPU model: several models may share a file name."""
     return table if table is not None and table.device["name"] == device.name else None
 
 
+def pinned(device: Device) -> Table | None:
+    """Return the table of `TRITILE_TABLE`; None where there is none of tritile's operations for this GPU.
+
+    Raises InvalidValueError where the file holds no table.
+    """
+    path = table_path()
+    return None if path is None or is_kernel_table(path) else _of_just(_read(path, state_of(path)), device)
+
+
 def calibrated(device: Device) -> Table | None:
     """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
     path = calibrated_path(device)
-    try:
-        return _of_just(_read_once(path, "portfolios are", path.stat().st_mtime_ns), device)
-    except OSError:
-        return None
+    state = state_of(path)
+    return _of_just(_read_if_valid(path, "portfolios are", state), device) if state else None
 
 
 def calibrated_path(device: Device) -> Path:
@@ -75,32 +73,27 @@ def calibrated_path(device: Device) -> Path:
 def shipped(device: Device) -> tuple[Table, ...]:
     """Return the tables that ship for this GPU model and for those like it, in the order to ask them.
 
-    A GPU is like it that has the same architecture, as many SMs and a memory bandwidth within 1.5 times.
+    A GPU is like it that has the same architecture, as many SMs and a memory bandwidth within 1.5 times. The
+    nearest bandwidth is asked first.
     """
-    alike = _of_like(device.arch, device.processors, device.memory_gbps)
-    own = _of_just(_shipped(device.slug), device)
-    return (() if own is None else (own,)) + tuple(each for each in alike if each is not own)
+    return _shipped(device.name, device.slug, device.arch, device.processors, device.memory_gbps)
 
 
 @functools.cache
-def _of_like(arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
-    """Return the tables of GPUs with this architecture and as many SMs, nearest bandwidth first."""
+def _shipped(name: str, slug: str, arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
+    files: Iterator[Any] = _folder().iterdir()
     found = []
-    for path in _folder().iterdir():
-        table = _shipped(path.name.removesuffix(".json")) if path.name.endswith(".json") else None
+    for file in files:
+        table = _read_if_valid(file, "a shipped table is") if file.name.endswith(".json") else None
         if table is None:
             continue
         least, most = sorted((table.device.get("memory_gbps", 0.0), gbps))
+        is_own = file.name == f"{slug}.json" and table.device["name"] == name
         same = (table.device.get("arch"), table.device.get("processors")) == (arch, processors)
-        if same and most <= _LIKE_GBPS * least:
-            found.append((most / least, table.device["name"], table))
-    return tuple(table for *_, table in sorted(found, key=lambda each: each[:2]))
-
-
-@functools.cache
-def _shipped(name: str) -> Table | None:
-    file = _folder() / f"{name}.json"
-    return _read_if_valid(file, "a shipped table is") if file.is_file() else None
+        if is_own or (same and most <= _LIKE_GBPS * least):
+            order = not is_own, most / least if least else 1.0, table.device["name"]
+            found.append((order, table))
+    return tuple(table for _, table in sorted(found, key=lambda each: each[0]))
 
 
 def _folder() -> Traversable:

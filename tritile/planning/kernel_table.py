@@ -18,10 +18,19 @@ from typing import Any, Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
-from tritile.core.problem import KernelProblem, problem_from_dict, problem_key
+from tritile.core.problem import KernelProblem, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.trial import MAX_US, Trial, number_from, pair_from, parsed, read_json
+from tritile.planning.checked import (
+    MAX_US,
+    config_from,
+    number_from,
+    problem_from,
+    read_json,
+    sifted,
+    state_of,
+)
+from tritile.planning.trial import Trial
 
 _KIND: Final = "tritile kernels"
 FORMAT: Final = f"{_KIND} 1"
@@ -36,52 +45,49 @@ class Winner(NamedTuple):
     us: float
 
 
-Entries = dict[str, dict[str, dict[str, Any]]]  # by GPU model, digest of the kernel, and the problem's text
+def kernel_problem(text: str) -> KernelProblem | None:
+    """Return the problem of a key; None for text that is none of a decorated kernel's."""
+    try:
+        found = problem_from(text)
+    except InvalidValueError:
+        return None
+    return found if isinstance(found, KernelProblem) else None
 
 
-def _model(device: Device) -> str:
-    return f"{device.name} {device.arch}"
-
-
-def _winner(text: str, entry: Any) -> Winner:
+def _winner(item: tuple[str, Any]) -> tuple[str, Winner]:
+    text, entry = item
+    problem = kernel_problem(text)
+    if problem is None or max(problem.sizes, default=0) >= _MAX_SIZE:
+        raise InvalidValueError(f"{text[:80]!r} is not the key of a decorated kernel's problem")
     if not isinstance(entry, dict) or not {"config", "us"} <= set(entry) or entry["us"] is None:
         raise InvalidValueError(f"{str(entry)[:80]!r}: wanted config and us")
-    problem, config = pair_from(parsed(text), entry["config"])
-    if not isinstance(problem, KernelProblem) or problem_key(problem) != text:
-        raise InvalidValueError(f"{text[:80]!r} is not a decorated kernel's problem, spelled as its key is")
-    if max(problem.sizes, default=0) >= _MAX_SIZE:
-        raise InvalidValueError(f"{text[:80]!r} has a size that no kernel takes")
-    return Winner(config, float(number_from(entry["us"], math.ulp(0.0), MAX_US)))
+    us = float(number_from(entry["us"], math.ulp(0.0), MAX_US))
+    return text, Winner(config_from(entry["config"]), us)
 
 
 class KernelTable:
-    """Hold winners by GPU model, digest of the kernel, and problem."""
+    """Hold winners by GPU model ("NVIDIA H200 90"), digest of the kernel, and the problem's key."""
 
-    def __init__(self, path: Path, entries: Entries) -> None:
+    def __init__(self, path: Path, entries: dict[str, dict[str, dict[str, Any]]]) -> None:
         self.path = path
         self.entries = entries
         self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
 
     def winners(self, device: Device, digest: str) -> Mapping[str, Winner]:
-        """Return the winners of a kernel on a GPU, by the problem's text.
+        """Return the winners of a kernel on a GPU, by the problem's key.
 
         Entries are checked when a kernel first asks for its own; one StoreWarning reports those left out.
         """
-        model = _model(device)
-        good = self._winners.get((model, digest))
-        if good is None:
-            good, reasons = {}, []
-            for text, entry in self.entries.get(model, {}).get(digest, {}).items():
-                try:
-                    good[text] = _winner(text, entry)
-                except (InvalidValueError, RecursionError) as error:
-                    reasons.append(str(error))
-            self._winners[model, digest] = good
+        model = f"{device.name} {device.arch}"
+        found = self._winners.get((model, digest))
+        if found is None:
+            good, reasons = sifted(self.entries.get(model, {}).get(digest, {}).items(), _winner)
+            found = self._winners[model, digest] = dict(good)
             if reasons:
                 skipped = f"{self.path}: skipped {len(reasons)} of {len(reasons) + len(good)} entries"
-                message = f"{skipped} that are not valid: {reasons[0][:200]}"
+                message = f"{skipped} that are not valid: {reasons[0]}"
                 warnings.warn(message, StoreWarning, stacklevel=callers_level())
-        return good
+        return found
 
     def find(self, device: Device, digest: str, problem: KernelProblem) -> Winner | None:
         return self.winners(device, digest).get(problem_key(problem))
@@ -90,7 +96,7 @@ class KernelTable:
         new = {
             problem_key(trial.problem): {"config": trial.config.to_dict(), "us": trial.us} for trial in trials
         }
-        self.entries.setdefault(_model(device), {}).setdefault(digest, {}).update(new)
+        self.entries.setdefault(f"{device.name} {device.arch}", {}).setdefault(digest, {}).update(new)
         self._winners.clear()
         return len(new)
 
@@ -104,15 +110,6 @@ class KernelTable:
             raise InvalidValueError(f"{self.path} is not written: it would exceed {MAX_BYTES >> 20} MiB")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, text)
-
-
-def kernel_problem(text: str) -> KernelProblem | None:
-    """Return the problem of a key; None for text that is none of a decorated kernel's."""
-    try:
-        found = problem_from_dict(parsed(text))
-    except (InvalidValueError, RecursionError):
-        return None
-    return found if isinstance(found, KernelProblem) else None
 
 
 def read(path: Path) -> KernelTable:
@@ -136,7 +133,7 @@ def _is_nested(value: Any, depth: int) -> bool:
 
 
 @functools.lru_cache(maxsize=16)
-def _read_once(path: Path, changed: tuple[int, ...]) -> KernelTable | None:
+def _read_once(path: Path, state: tuple[int, ...]) -> KernelTable | None:
     """Return the table of a file in this state; None, with a StoreWarning, where it is bad."""
     try:
         return read(path)
@@ -145,22 +142,11 @@ def _read_once(path: Path, changed: tuple[int, ...]) -> KernelTable | None:
         return None
 
 
-def _current(path: Path) -> KernelTable | None:
-    """Return the table of a file, read again after it changed; None where there is none."""
-    changed: tuple[int, ...] = ()
-    try:
-        facts = path.stat()
-        changed = facts.st_ino, facts.st_mtime_ns, facts.st_size  # a file that replaces one has another inode
-    except (OSError, ValueError):  # `read` says why
-        pass
-    return _read_once(path, changed)
-
-
 def kernel_tables(path: Path | None) -> list[KernelTable]:
     """Return the tables that serve a kernel: that of `TRITILE_TABLE`, if it holds kernels, and `path`."""
     pinned = table_path()
     paths = [pinned] if pinned is not None and is_kernel_table(pinned) else []
-    found = map(_current, paths if path is None else [*paths, path])
+    found = (_read_once(each, state_of(each)) for each in (paths if path is None else [*paths, path]))
     return [table for table in found if table is not None]
 
 

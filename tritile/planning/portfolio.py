@@ -20,9 +20,9 @@ from tritile.core.device import Device
 from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import dominated, illegal, unbanded
+from tritile.planning.checked import number_from, numbers_from, rows_from
 from tritile.planning.classes import MEASURED
 from tritile.planning.formula import FORMULAS
-from tritile.planning.trial import number_from, numbers_from
 
 MOST: Final = 96  # configs of a portfolio
 RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times
@@ -214,12 +214,5 @@ def correction_of(data: Any, inputs: int, configs: int) -> Correction:
         "weights": (configs, 1 + two),
     }
     _check(isinstance(data, Mapping) and set(data) == set(shapes), f"a correction is {', '.join(shapes)}")
-    for name, (count, _) in shapes.items():
-        _check(isinstance(data[name], list) and len(data[name]) == count, f"{name}: wanted {count} rows")
-    rows = {
-        name: tuple(
-            numbers_from("numbers", row, length, -_LARGEST_NUMBER, _LARGEST_NUMBER) for row in data[name]
-        )
-        for name, (_, length) in shapes.items()
-    }
+    rows = {name: rows_from(name, data[name], *shape, _LARGEST_NUMBER) for name, shape in shapes.items()}
     return Correction(**rows)

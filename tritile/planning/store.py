@@ -1,19 +1,22 @@
 """Remember trials that this user measured: one SQLite file per GPU model, shared by every process.
 
+A trial is remembered under a key of three parts: its environment (the GPU, the versions of Triton and its
+assembler, the kernel's digest), its problem and its config. A trial of the same key replaces it.
+
 Remembering must never break a call. Whatever is wrong with the file, the disk or a row, the store warns with
-`StoreWarning` and goes on with what is left. Nothing read back is trusted: each value passes the checks that
-any input passes, in `trial.py`.
+`StoreWarning` and goes on with what is left. Each value that is read back passes the checks of any input.
 """
 
 import contextlib
 import functools
 import gzip
+import math
 import os
 import sqlite3
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,55 +28,59 @@ from tritile.core.problem import Problem, problem_key
 from tritile.core.settings import cache_dir
 from tritile.core.threads import at_fork
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.trial import (
-    ENVIRONMENT_COLUMNS,
-    TRIAL_COLUMNS,
-    Row,
-    Trial,
-    best_of,
-    environment_from,
-    rank,
-    row_of,
-    trial_from,
-)
-
-__all__ = ["Store", "Trial", "store_of"]
+from tritile.planning.checked import MAX_TEXT, MAX_US, config_from, number_from, problem_from, sifted
+from tritile.planning.trial import Trial, best_of, rank
 
 READ_S = 1.0  # for which a read waits for a lock of another process
 WRITE_S = 10.0  # for which a write does
 _VERSION: Final = 1
 _ATTEMPTS: Final = 4  # at a file that other processes set aside meanwhile
-# `arch` has no type, so that 90 and "90" stay apart.
+# Fields of Device, and the digest of the kernel. The driver's version is not one of them: a driver loads the
+# machine code of Triton's assembler as it is, and each update of a driver would void all measurements. `arch`
+# has no type, so that 90 and "90" stay apart.
+_ENVIRONMENT: Final = {
+    "name": "TEXT NOT NULL", "backend": "TEXT NOT NULL", "arch": "NOT NULL",
+    "processors": "INTEGER NOT NULL", "l2_bytes": "INTEGER NOT NULL", "shared_memory": "INTEGER NOT NULL",
+    "triton": "TEXT NOT NULL", "compiler": "TEXT NOT NULL", "kernel": "TEXT NOT NULL",
+}  # fmt: skip
+_TRIAL: Final = {
+    "problem": "TEXT NOT NULL", "op": "TEXT NOT NULL", "config": "TEXT NOT NULL", "us": "REAL",
+    "spread": "REAL", "registers": "INTEGER", "spills": "INTEGER", "shared": "INTEGER", "error": "REAL",
+    "failure": "TEXT", "measured_utc": "TEXT NOT NULL",
+}  # fmt: skip
+_MAX_ERROR: Final = 1.7e308
+_MAX_FAILURE: Final = 2000
+_MAX_COUNT: Final = 2**31
+
+
+def _table(name: str, columns: dict[str, str], first: str, unique: Iterable[str]) -> str:
+    typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+    return f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, {first}{typed}, UNIQUE ({', '.join(unique)}))"
+
+
 _SCHEMA: Final = (
-    "CREATE TABLE environments (id INTEGER PRIMARY KEY, name TEXT NOT NULL, backend TEXT NOT NULL, "
-    "arch NOT NULL, processors INTEGER NOT NULL, l2_bytes INTEGER NOT NULL, shared_memory INTEGER NOT NULL, "
-    "triton TEXT NOT NULL, compiler TEXT NOT NULL, kernel TEXT NOT NULL, "
-    f"UNIQUE ({', '.join(ENVIRONMENT_COLUMNS)}))",
-    "CREATE TABLE trials (id INTEGER PRIMARY KEY, environment INTEGER NOT NULL, problem TEXT NOT NULL, "
-    "op TEXT NOT NULL, config TEXT NOT NULL, us REAL, spread REAL, registers INTEGER, spills INTEGER, "
-    "shared INTEGER, error REAL, failure TEXT, measured_utc TEXT NOT NULL, "
-    "UNIQUE (environment, problem, config))",
+    _table("environments", _ENVIRONMENT, "", _ENVIRONMENT),
+    _table("trials", _TRIAL, "environment INTEGER NOT NULL, ", ("environment", "problem", "config")),
 )
-_ENVIRONMENT: Final = ", ".join(ENVIRONMENT_COLUMNS)
-_TRIAL: Final = ", ".join(TRIAL_COLUMNS)
 _JOINED: Final = "FROM trials JOIN environments ON environments.id = environment"
-_ON_DEVICE: Final = " AND ".join(f"{name} = ?" for name in ENVIRONMENT_COLUMNS[:-1])
-_HERE: Final = f"{_ON_DEVICE} AND kernel = ?"
-_SELECT_ALL: Final = f"SELECT {_ENVIRONMENT}, {_TRIAL} {_JOINED} ORDER BY trials.id"
+_ON_DEVICE: Final = " AND ".join(f"{name} = ?" for name in _ENVIRONMENT if name != "kernel")
+_SELECT: Final = f"SELECT {', '.join(_TRIAL)} {_JOINED}"
+_SELECT_ALL: Final = f"SELECT {', '.join((*_ENVIRONMENT, *_TRIAL))} {_JOINED} ORDER BY trials.id"
 _ADD_ENVIRONMENT: Final = (
-    f"INSERT OR IGNORE INTO environments ({_ENVIRONMENT}) "
-    f"VALUES ({', '.join('?' for _ in ENVIRONMENT_COLUMNS)})"
+    f"INSERT OR IGNORE INTO environments ({', '.join(_ENVIRONMENT)}) "
+    f"VALUES ({', '.join('?' for _ in _ENVIRONMENT)})"
 )
 _ADD_TRIAL: Final = (
-    f"INSERT INTO trials (environment, {_TRIAL}) SELECT id, {', '.join('?' for _ in TRIAL_COLUMNS)} "
-    f"FROM environments WHERE {_HERE} ON CONFLICT (environment, problem, config) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in TRIAL_COLUMNS)
+    f"INSERT INTO trials (environment, {', '.join(_TRIAL)}) SELECT id, {', '.join('?' for _ in _TRIAL)} "
+    f"FROM environments WHERE {_ON_DEVICE} AND kernel = ? ON CONFLICT (environment, problem, config) "
+    "DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _TRIAL)
 )
 _IF_NEWER: Final = " WHERE coalesce(julianday(trials.measured_utc), 0) < julianday(excluded.measured_utc)"
 # Held while SQLite works in any thread. Nobody forks meanwhile: the child's SQLite would believe that it
 # holds the parent's locks.
 _LOCK: Final = threading.RLock()
 _unusable = False  # whether a thread of the parent was using SQLite as this process was forked nevertheless
+Row = tuple[Any, ...]
 T = TypeVar("T")
 
 
@@ -85,15 +92,85 @@ def _after_fork(ended: bool) -> None:
 at_fork(_LOCK, _after_fork)
 
 
-class _DamagedError(Exception):
+class _DamagedError(sqlite3.DatabaseError):
     """The file is not a store: it is to be set aside."""
 
 
-class _NewerError(Exception):
-    """The file belongs to a later version of tritile: it is to be left alone."""
+_FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError)
 
 
-_FAULTS: Final = (sqlite3.Error, OSError, OverflowError, UnicodeError, _DamagedError, _NewerError)
+# --- Rows ---
+
+
+def moment(text: Any) -> float:
+    """Return seconds since 1970 of an ISO time, -inf for "". Raises InvalidValueError for anything else."""
+    if text == "":
+        return -math.inf
+    try:
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidValueError(f"{str(text)[:80]!r} is not an ISO time") from error
+
+
+def trial_from(row: Sequence[Any]) -> Trial:
+    """Return the trial of one row. Raises InvalidValueError for a row that `row_of` cannot have made."""
+    problem_text, op, config_text, us, spread, registers, spills, shared, error, failure, measured = row
+    if not (isinstance(problem_text, str) and isinstance(config_text, str)):
+        raise InvalidValueError("a problem or a config is no text")
+    problem, config = problem_from(problem_text), config_from(config_text)
+    if problem.op != op:
+        raise InvalidValueError(f"{problem_text[:80]!r} is not of {str(op)[:80]!r}")
+    if not (failure is None or (isinstance(failure, str) and len(failure) <= MAX_TEXT)):
+        raise InvalidValueError(f"{str(failure)[:80]!r} is not a line of text")
+    if not isinstance(measured, str) or (us is None and failure is None):
+        raise InvalidValueError("a trial has a time or a failure, and a date")
+    moment(measured)
+    number_from(us, math.ulp(0.0), MAX_US)
+    number_from(spread, 0, MAX_US)
+    number_from(error, 0, _MAX_ERROR)
+    for count in (registers, spills, shared):
+        number_from(count, 0, _MAX_COUNT, whole=True)
+    return Trial(problem, config, us, spread, registers, spills, shared, error, failure, measured)
+
+
+def row_of(trial: Trial) -> Row:
+    """Return the row of a trial, as failed if its time or error is no finite number: it must not win.
+
+    Raises InvalidValueError where `trial_from` could not read it back.
+    """
+    us, spread, error, failure = trial.us, trial.spread, trial.error, trial.failure
+    if us is not None and not 0 < us <= MAX_US:
+        us, failure = None, failure or f"measured {us} us"
+    if error is not None and not error <= _MAX_ERROR:
+        error, failure = None, failure or f"wrong answer: relative error {error}"
+    if spread is not None and not math.isfinite(spread):
+        spread = None
+    if failure is not None:
+        failure = " ".join("".join(c if c.isprintable() else " " for c in failure[:_MAX_FAILURE]).split())
+    try:
+        keys = problem_key(trial.problem), trial.problem.op, trial.config.key
+    except (ValueError, TypeError, RecursionError) as fault:
+        raise InvalidValueError(str(fault)[:200]) from fault
+    counts = trial.registers, trial.spills, trial.shared
+    row = (*keys, us, spread, *counts, error, failure, trial.measured_utc)
+    trial_from(row)
+    return row
+
+
+def _environment_from(row: Sequence[Any]) -> Row:
+    """Return the row of an environment, checked. Raises InvalidValueError for one that no device has."""
+    for (name, kind), value in zip(_ENVIRONMENT.items(), row, strict=True):
+        is_count = isinstance(value, int) and 0 <= value < 2**63
+        is_text = isinstance(value, str) and len(value) <= MAX_TEXT
+        if not ((is_count and not kind.startswith("TEXT")) or (is_text and not kind.startswith("INTEGER"))):
+            raise InvalidValueError(f"{name} = {str(value)[:80]!r} is not a fact of a GPU")
+    return tuple(row)
+
+
+def _pair_from(row: Row) -> tuple[Row, Trial]:
+    cut = len(_ENVIRONMENT)
+    return _environment_from(row[:cut]), trial_from(row[cut:])
 
 
 # --- The file ---
@@ -106,12 +183,12 @@ def _connected(where: str, wait_s: float, uri: bool = False) -> contextlib.closi
 
 
 def _is_store(connection: sqlite3.Connection) -> bool:
-    """True for a store, False for an empty file. Raises _DamagedError or _NewerError for anything else."""
+    """True for a store, False for an empty file. Raises sqlite3.Error for anything else."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
     texts = tuple(text for (text,) in connection.execute(query))
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > _VERSION:
-        raise _NewerError(f"is of version {version}, made by a newer tritile")
+        raise sqlite3.NotSupportedError(f"is of version {version}, made by a newer tritile")
     if texts and texts != _SCHEMA:  # the exact text also keeps out triggers, views and lost constraints
         raise _DamagedError("does not have the tables of a store")
     return bool(texts)
@@ -173,19 +250,12 @@ def rows_of(path: Path) -> list[Row]:
 # --- The store ---
 
 
-def _pair_from(row: Row) -> tuple[Row, Trial]:
-    cut = len(ENVIRONMENT_COLUMNS)
-    return environment_from(row[:cut]), trial_from(row[cut:])
-
-
 class Store:
     """Remember the trials of one GPU model in `directory` (default: `settings.cache_dir()`).
 
     `path` is the file. `lost` counts trials that could not be written. Only `merge` and `of_file` raise, and
     only for a file that they cannot take. Adding is one short transaction, so that a killed process loses at
     most what it was adding.
-
-    Trials count for the environment that they were measured in: see `trial.ENVIRONMENT_COLUMNS`.
     """
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
@@ -197,18 +267,19 @@ class Store:
 
     def add(self, kernel: str, *trials: Trial) -> None:
         """Remember trials of the kernel with this digest; each replaces an earlier one of the same config."""
-        pairs = []
-        for trial in trials:
-            try:
-                pairs.append((self._environment(kernel), row_of(trial)))
-            except InvalidValueError as error:
-                self._warn("trial", f"a trial cannot be remembered: {error}")
+        pairs, reasons = sifted(trials, lambda trial: (self._environment(kernel), row_of(trial)))
+        if reasons:
+            self._warn("trial", f"a trial cannot be remembered: {reasons[0]}")
         if pairs and self._use(lambda connection: _put(connection, pairs), None, write=True) is None:
             self.lost += len(pairs)
 
     def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
         """Return all trials of this problem, with this kernel or one of `more`, on this very device."""
-        return self._trials((kernel, *more), problem)
+        with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
+            kernels = f"kernel IN ({', '.join('?' for _ in (kernel, *more))})"
+            values = (*self._environment(kernel), *more, problem_key(problem))
+            return self._trials(f"{kernels} AND problem = ?", values)
+        return []
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """Return the fastest trial of this problem whose answer was checked, else the fastest that works."""
@@ -216,30 +287,28 @@ class Store:
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
         found: dict[Problem, Trial] = {}
-        for trial in self._trials((kernel,)):
+        for trial in self._trials("kernel = ?", self._environment(kernel)):
             if trial.works and trial.problem.op == op:
                 found[trial.problem] = min(found.get(trial.problem, trial), trial, key=rank)
         return list(found.values())
 
     def problems(self, kernel: str) -> list[str]:
         """Return the keys of the problems that were measured with this kernel on this very device."""
-        with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
-            query = f"SELECT DISTINCT problem {_JOINED} WHERE {_HERE}"
-            found = self._selected(query, self._environment(kernel))
-            return [text for (text,) in found if isinstance(text, str)]
-        return []
+        query = f"SELECT DISTINCT problem {_JOINED} WHERE {_ON_DEVICE} AND kernel = ?"
+        found = self._selected(query, self._environment(kernel))
+        return [text for (text,) in found if isinstance(text, str)]
 
-    def everything(self) -> Iterator[tuple[dict[str, Any], Trial]]:
-        """Yield every trial with its environment, by name of `ENVIRONMENT_COLUMNS`."""
-        for environment, trial in self._valid(self._selected(_SELECT_ALL), _pair_from):
-            yield dict(zip(ENVIRONMENT_COLUMNS, environment, strict=True)), trial
+    def everything(self) -> list[tuple[dict[str, Any], Trial]]:
+        """Return every trial with its environment, by name of its columns."""
+        pairs = self._valid(self._selected(_SELECT_ALL), _pair_from)
+        return [(dict(zip(_ENVIRONMENT, environment, strict=True)), trial) for environment, trial in pairs]
 
     def of_file(self, other: Path) -> list[tuple[Row, Trial]]:
         """Return environment and trial of each row of this GPU model in another store, or a .gz of one.
 
         Raises FileError where that is not a store, is damaged, or holds trials of other GPU models alone.
         """
-        pairs = list(self._valid(rows_of(other), _pair_from))
+        pairs = self._valid(rows_of(other), _pair_from)
         ours = [pair for pair in pairs if pair[0][0] == self.device.name]
         if pairs and not ours:
             raise FileError(f"{other} holds trials of {pairs[0][0][0]}, not of {self.device.name}")
@@ -254,29 +323,23 @@ class Store:
         return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), 0, write=True)
 
     def _environment(self, kernel: str) -> Row:
-        return environment_from([*(getattr(self.device, name) for name in ENVIRONMENT_COLUMNS[:-1]), kernel])
+        facts = vars(self.device) | {"kernel": kernel}
+        return _environment_from([facts[name] for name in _ENVIRONMENT])
 
-    def _trials(self, kernels: tuple[str, ...], problem: Problem | None = None) -> list[Trial]:
-        with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
-            values: Row = (*self._environment(kernels[0]), *kernels[1:])
-            where = f"{_ON_DEVICE} AND kernel IN ({', '.join('?' for _ in kernels)})"
-            if problem is not None:
-                where, values = f"{where} AND problem = ?", (*values, problem_key(problem))
-            query = f"SELECT {_TRIAL} {_JOINED} WHERE {where} ORDER BY trials.id"
-            return list(self._valid(self._selected(query, values), trial_from))
-        return []
+    def _trials(self, condition: str, values: Row) -> list[Trial]:
+        query = f"{_SELECT} WHERE {_ON_DEVICE} AND {condition} ORDER BY trials.id"
+        return self._valid(self._selected(query, values), trial_from)
 
     def _selected(self, query: str, values: Row = ()) -> list[Row]:
         nothing: list[Row] = []
         return self._use(lambda connection: connection.execute(query, values).fetchall(), nothing)
 
-    def _valid(self, rows: Iterable[Row], made: Callable[[Row], T]) -> Iterator[T]:
-        """Yield what is made of each row; warn of bad rows, once, and skip them."""
-        for row in rows:
-            try:
-                yield made(row)
-            except InvalidValueError as error:
-                self._warn("rows", f"{self.path}: skipped a remembered trial that is not valid: {error}")
+    def _valid(self, rows: list[Row], make: Callable[[Row], T]) -> list[T]:
+        """Return what is made of each row; warn of bad rows, once, and skip them."""
+        good, reasons = sifted(rows, make)
+        if reasons:
+            self._warn("rows", f"{self.path}: skipped a remembered trial that is not valid: {reasons[0]}")
+        return good
 
     def _warn(self, kind: str, text: str) -> None:
         """Warn with StoreWarning, once for each kind of trouble."""

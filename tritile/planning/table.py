@@ -17,13 +17,14 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
-from tritile.errors import FileError, InvalidValueError, StoreWarning
+from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 from tritile.families.registry import FAMILIES
 from tritile.planning.aten import AtenTimes, aten_times_of
+from tritile.planning.checked import MAX_US, config_from, number_from, problem_from, read_json, sifted
 from tritile.planning.classes import MEASURED
 from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.store import Store
-from tritile.planning.trial import MAX_US, TORCH, Trial, number_from, pair_from, rank, read_json
+from tritile.planning.trial import TORCH, Trial, rank
 
 FORMAT: Final = 3
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
@@ -107,31 +108,36 @@ def _table(data: Any, name: str) -> Table:
         raise FileError(f"{name} is not a table: wanted {', '.join(_TOP)}")
     if data["format"] != FORMAT or isinstance(data["format"], bool):
         raise FileError(f"{name} has format {str(data['format'])[:80]}: wanted {FORMAT}")
-    device, kernels = data["device"], data["kernels"]
-    if not (_is_facts(device) and _is_digests(kernels)):
-        raise FileError(f"{name}: device or kernels is not valid")
-    entries = _entries(data["entries"], name)
-    portfolios, shortlists = (
-        {each: portfolio_of(each, value) for each, value in _by_name(data, key, name).items()}
-        for key in ("portfolios", "shortlists")
-    )
-    by_aten = data.get("by_aten", [])
+    device, kernels, by_aten = data["device"], data["kernels"], data.get("by_aten", [])
+    is_named = isinstance(device, dict) and isinstance(device.get("name"), str)
+    if not is_named or not all(map(_is_fact, device.values())):
+        raise FileError(f"{name}: device is not valid")
+    if not isinstance(kernels, dict) or not set(map(type, kernels.values())) <= {str}:
+        raise FileError(f"{name}: kernels is not valid")
     if not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
         raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: wanted names")
-    times = _aten_times(data, name)
-    return Table(device, kernels, entries, portfolios, shortlists, times, tuple(by_aten))
+    entries, reasons = sifted(data["entries"], _entry)
+    first: dict[Problem, Entry] = {}
+    for entry in entries:
+        if first.setdefault(entry.problem, entry) is not entry:
+            reasons.append(f"a second entry for {entry.problem.label}")
+    if reasons:
+        skipped = f"{len(reasons)} of {len(reasons) + len(first)} entries"
+        _warn(f"{name}: skipped {skipped} that are not valid: {reasons[0]}")
+    times = data.get("aten", [])
+    good, reasons = sifted(times, aten_times_of) if isinstance(times, list) else ([], ["wanted a list"])
+    if reasons:
+        _warn(f"{name}: {len(reasons)} predictions of torch's times are not used: {reasons[0]}")
+    portfolios, shortlists = _portfolios(data, "portfolios", name), _portfolios(data, "shortlists", name)
+    return Table(device, kernels, tuple(first.values()), portfolios, shortlists, tuple(good), tuple(by_aten))
 
 
-def _is_facts(device: Any) -> bool:
-    if not isinstance(device, dict) or not isinstance(device.get("name"), str):
-        return False
-    return all(
-        isinstance(v, str | int) or (isinstance(v, float) and math.isfinite(v)) for v in device.values()
-    )
+def _warn(text: str) -> None:
+    warnings.warn(text, StoreWarning, stacklevel=callers_level())
 
 
-def _is_digests(kernels: Any) -> bool:
-    return isinstance(kernels, dict) and all(isinstance(digest, str) for digest in kernels.values())
+def _is_fact(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _entry(data: Any) -> Entry:
@@ -139,51 +145,15 @@ def _entry(data: Any) -> Entry:
         raise InvalidValueError(
             f"{str(data)[:80]!r} is not an entry: wanted problem, config, us and torch_us"
         )
-    problem, config = pair_from(data["problem"], data["config"])
     times = (number_from(data.get(name), math.ulp(0.0), MAX_US) for name in ("us", "torch_us"))
-    return Entry(problem, config, *times)
+    return Entry(problem_from(data["problem"]), config_from(data["config"]), *times)
 
 
-def _entries(lines: Iterable[Any], name: str) -> tuple[Entry, ...]:
-    """Return the valid entries, the first of each problem; warn of the others with one StoreWarning."""
-    good: dict[Problem, Entry] = {}
-    reasons: list[str] = []
-    for line in lines:
-        try:
-            entry = _entry(line)
-            if entry.problem in good:
-                raise InvalidValueError(f"a second entry for {entry.problem.label}")
-            good[entry.problem] = entry
-        except InvalidValueError as error:
-            reasons.append(str(error))
-    if reasons:
-        skipped = f"{len(reasons)} of {len(reasons) + len(good)} entries"
-        text = f"{name}: skipped {skipped} that are not valid: {reasons[0][:200]}"
-        warnings.warn(text, StoreWarning, stacklevel=4)
-    return tuple(good.values())
-
-
-def _by_name(data: Mapping[str, Any], key: str, name: str) -> dict[str, Any]:
-    """Return the dictionary of a key, empty if absent. Raises InvalidValueError for anything else."""
+def _portfolios(data: dict[str, Any], key: str, name: str) -> dict[str, Portfolio]:
     found = data.get(key, {})
     if not isinstance(found, dict):
         raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: wanted a dictionary by name")
-    return found
-
-
-def _aten_times(data: Mapping[str, Any], name: str) -> tuple[AtenTimes, ...]:
-    """Return what validly predicts torch's times; warn of the rest with one StoreWarning."""
-    found = data.get("aten", [])
-    good, reasons = [], [] if isinstance(found, list) else ["wanted a list"]
-    for each in found if isinstance(found, list) else ():
-        try:
-            good.append(aten_times_of(each))
-        except InvalidValueError as error:
-            reasons.append(str(error))
-    if reasons:
-        text = f"{name}: {len(reasons)} predictions of torch's times are not used: {reasons[0][:200]}"
-        warnings.warn(text, StoreWarning, stacklevel=4)
-    return tuple(good)
+    return {each: portfolio_of(each, value) for each, value in found.items()}
 
 
 # --- Writing ---
@@ -222,17 +192,17 @@ def _text(table: Table) -> str:
     for entry in in_order(table.entries):
         line = {"problem": problem_to_dict(entry.problem), "config": entry.config.to_dict(), "us": entry.us}
         lines.append(dump(line | ({} if entry.torch_us is None else {"torch_us": entry.torch_us})))
+    more = {
+        "portfolios": {name: each.to_dict() for name, each in table.portfolios.items()},
+        "shortlists": {name: each.to_dict() for name, each in table.shortlists.items()},
+        "aten": [each.to_dict() for each in table.aten],
+        "by_aten": list(table.by_aten),
+    }
     head = {"format": FORMAT, "device": table.device, "kernels": table.kernels}
-    for key in ("portfolios", "shortlists"):
-        by_class = sorted(getattr(table, key).items())
-        head |= {key: {name: each.to_dict() for name, each in by_class}} if by_class else {}
-    if table.aten:
-        head["aten"] = [each.to_dict() for each in table.aten]
-    if table.by_aten:
-        head["by_aten"] = list(table.by_aten)
-    lines_of_head = [f'"{name}": {dump(value)}' for name, value in head.items()]
+    head |= {name: value for name, value in more.items() if value}
+    texts = [f'"{name}": {dump(value)}' for name, value in head.items()]
     entries = '"entries": [\n' + ",\n".join(lines) + "\n]"
-    return "{\n" + ",\n".join([*lines_of_head, entries]) + "\n}\n"
+    return "{\n" + ",\n".join([*texts, entries]) + "\n}\n"
 
 
 # --- Making ---
@@ -246,9 +216,7 @@ def from_store(store: Store, device: Device, kernels: Mapping[str, str]) -> Tabl
     bests: dict[Problem, Trial] = {}
     for label, digest in kernels.items():
         for trial in store.bests(digest, label.partition("/")[0]):
-            rival = bests.setdefault(trial.problem, trial)
-            if rank(trial) < rank(rival):
-                bests[trial.problem] = trial
+            bests[trial.problem] = min(bests.get(trial.problem, trial), trial, key=rank)
     entries = []
     for trial in bests.values():
         torchs = store.best(TORCH, trial.problem)
@@ -263,19 +231,18 @@ def completed(table: Table, old: Table) -> Table:
     """
     if old.device["name"] != table.device["name"]:
         return table
-    has = {entry.problem for entry in table.entries}
-    same = {label for label, digest in table.kernels.items() if old.kernels.get(label) == digest}
-    kept = [entry for entry in old.entries if entry.problem not in has and _label(entry) in same]
+
+    def is_kept(entry: Entry) -> bool:
+        family = FAMILIES[entry.problem.op].get(entry.config.family)
+        label = family.label if family is not None else ""
+        digest = table.kernels.get(label)
+        return digest is not None and digest == old.kernels.get(label) and table.find(entry.problem) is None
+
     return replace(
         table,
-        entries=in_order((*table.entries, *kept)),
+        entries=in_order((*table.entries, *filter(is_kept, old.entries))),
         portfolios={**old.current_portfolios(), **table.portfolios},
         shortlists={**old.shortlists, **table.shortlists},
         aten=table.aten or old.aten,
         by_aten=table.by_aten or old.by_aten,
     )
-
-
-def _label(entry: Entry) -> str:
-    family = FAMILIES[entry.problem.op].get(entry.config.family)
-    return family.label if family is not None else ""

@@ -103,16 +103,11 @@ class _TritonLaunch:
         pairs = zip(self._dtypes.items(), pointers, strict=True)
         buffers = {name: _At(pointer, dtype) for (name, dtype), pointer in pairs}
         args = [_addressed(_bound(value, buffers)) for value in self._step.values]
-        kernel, grid, hooks = self._kernel, self._step.grid, triton.knobs.runtime
-        metadata = kernel.launch_metadata(grid, stream, *args)
-        kernel.run(
-            *grid, stream, kernel.function, kernel.packed_metadata, metadata,
-            hooks.launch_enter_hook, hooks.launch_exit_hook, *args,
-        )  # fmt: skip
+        self._kernel[self._step.grid](*args, stream=stream)
 
 
 def _listened() -> bool:
-    """Tell whether a profiler listens to launches: only Triton's own launcher reports them."""
+    """True if a profiler listens to launches: only Triton's own launcher reports them."""
     enter, leave = _RUNTIME.launch_enter_hook, _RUNTIME.launch_exit_hook
     try:
         return bool(enter.calls or leave.calls)
@@ -191,23 +186,19 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     NotCompiledError where compiles are refused.
     """
     index = call.tensors[0].device.index
-    pieces = pieces_of(call, config, devices.gpu(index))
+    fault = f"{config} cannot run {call.problem.label}"
+    pieces = [
+        (piece, bound(work, piece.buffers, index, fault))
+        for piece, work in pieces_of(call, config, devices.gpu(index))
+    ]
     if len(pieces) == 1:
-        return _prepared(*pieces[0], config, index)
-    starts = [tensor.data_ptr() for tensor in call.tensors]
-    return SplitLaunch(
-        tuple(
-            (
-                _prepared(piece, work, config, index),
-                tuple(tensor.data_ptr() - at for tensor, at in zip(piece.tensors, starts, strict=True)),
-            )
-            for piece, work in pieces
-        )
-    )
+        return pieces[0][1]
 
+    def offsets(piece: Call) -> tuple[int, ...]:
+        pairs = zip(piece.tensors, call.tensors, strict=True)
+        return tuple(part.data_ptr() - whole.data_ptr() for part, whole in pairs)
 
-def _prepared(call: Call, work: Work, config: Config, index: int) -> Launch:
-    return bound(work, call.buffers, index, f"{config} cannot run {call.problem.label}")
+    return SplitLaunch(tuple((launch, offsets(piece)) for piece, launch in pieces))
 
 
 def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:

@@ -45,7 +45,7 @@ class Loaded(NamedTuple):
 
 
 def listened(hook: Any) -> bool:
-    """Tell whether anybody listens: a chain of Triton's with calls in it, or a function of the user's own."""
+    """True for a chain of Triton's with calls in it, or a function of the user's own."""
     return bool(getattr(hook, "calls", hook))
 
 
@@ -162,12 +162,7 @@ def _flat(types: Any, values: Any) -> Iterator[tuple[str, Any]]:
             yield kind, value
 
 
-def _attributes(metadata: Any) -> "ctypes.Array[_Attribute]":
-    early = [_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))]
-    return (_Attribute * 1)(*early) if metadata.launch_pdl else (_Attribute * 0)()
-
-
-_known: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary()
+_sizes: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary()
 
 
 def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
@@ -175,14 +170,14 @@ def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
 
     Raises ValueError where the driver does not tell.
     """
-    sizes = _known.get(kernel)
+    sizes = _sizes.get(kernel)
     if sizes is None:
         sizes, offset, size = [], ctypes.c_size_t(), ctypes.c_size_t()
         while not (code := library.cuFuncGetParamInfo(function, len(sizes), offset, size)):
             sizes.append(size.value)
         if code != _INVALID_VALUE:  # which says that there are no more
             raise ValueError(f"CUDA error {code} while asking for parameter {len(sizes)}")
-        _known[kernel] = sizes
+        _sizes[kernel] = sizes
     return sizes
 
 
@@ -219,16 +214,10 @@ class NativeLaunch:
         if taken != sizes:  # this Triton passes others
             raise ValueError(f"the kernel takes parameters of {taken} bytes, not of {sizes}")
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._attributes = _attributes(metadata)
-        threads = 32 * metadata.num_warps
-        self._config = _Config(
-            grid,
-            (threads, 1, 1),
-            metadata.shared,
-            0,
-            ctypes.addressof(self._attributes),
-            len(self._attributes),
-        )
+        early = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))
+        self._attributes = (_Attribute * 1)(early)
+        block, attributes = (32 * metadata.num_warps, 1, 1), ctypes.addressof(self._attributes)
+        self._config = _Config(grid, block, metadata.shared, 0, attributes, int(metadata.launch_pdl))
         self._calls = (ctypes.addressof(self._config), function, ctypes.addressof(self._parameters), None)
 
     def _laid_out(

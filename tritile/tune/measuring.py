@@ -26,8 +26,9 @@ from tritile.core.of_triton import time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.errors import IsolationWarning, TuningError, UnsupportedError, brief, callers_level
+from tritile.planning.checked import MAX_US
 from tritile.planning.store import store_of
-from tritile.planning.trial import MAX_US, Trial, best_of, is_settled
+from tritile.planning.trial import Trial, best_of, is_settled
 from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
 from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, WRONG

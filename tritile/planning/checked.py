@@ -1,0 +1,112 @@
+"""Check what is read from stores and tables: a file may be damaged, forged, or of another version."""
+
+import json
+from collections.abc import Callable, Iterable
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tritile.core.config import Config
+from tritile.core.problem import Problem, problem_from_dict, problem_key, problem_to_dict
+from tritile.errors import FileError, InvalidValueError
+
+MAX_TEXT: Final = 1 << 16
+MAX_US: Final = 1e12
+T = TypeVar("T")
+
+
+def state_of(path: Path) -> tuple[int, ...]:
+    """Return what differs once a file has changed or another took its place, () without a file."""
+    try:
+        facts = path.stat()
+    except (OSError, ValueError):
+        return ()
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+def read_json(file: Path | Traversable, most: int) -> Any:
+    """Return what a JSON file of at most `most` bytes holds. Raises FileError for any other file."""
+    try:
+        if not file.is_file():  # a pipe or a device may have no end
+            raise FileError(f"{file} is not there, or no regular file")
+        with file.open("rb") as opened:
+            raw = opened.read(most + 1)
+    except OSError as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    if len(raw) > most:
+        raise FileError(f"{file} holds more than {most >> 20} MiB")
+    try:
+        return json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{file} is not JSON: {error}") from error
+
+
+def _data(source: Any) -> Any:
+    if isinstance(source, str) and len(source) > MAX_TEXT:
+        raise InvalidValueError(f"text of more than {MAX_TEXT} characters")
+    return json.loads(source) if isinstance(source, str) else source
+
+
+def problem_from(source: Any) -> Problem:
+    """Return the problem of a dictionary, or of a key, which has one spelling.
+
+    Raises InvalidValueError for anything else.
+    """
+    try:
+        problem = problem_from_dict(_data(source))
+        hash(problem)
+        json.dumps(problem_to_dict(problem), allow_nan=False)
+        if isinstance(source, str) and problem_key(problem) != source:
+            raise InvalidValueError("it is not spelled as keys are")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidValueError(f"{str(source)[:80]!r} is no problem: {str(error)[:200]}") from error
+    return problem
+
+
+def config_from(source: Any) -> Config:
+    """Return the config of a dictionary, or of a key, which has one spelling.
+
+    Raises InvalidValueError for anything else.
+    """
+    try:
+        config = Config.from_dict(_data(source))
+        if isinstance(source, str) and config.key != source:
+            raise InvalidValueError("it is not spelled as keys are")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidValueError(f"{str(source)[:80]!r} is no config: {str(error)[:200]}") from error
+    return config
+
+
+def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any:
+    """Return a number from low to high, or None, as it is. Raises InvalidValueError for anything else."""
+    kind = int if whole else (int, float)
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high
+    ):
+        raise InvalidValueError(f"{str(value)[:80]!r}: wanted a number from {low} to {high}")
+    return value
+
+
+def numbers_from(what: str, values: Any, count: int, low: float, high: float) -> tuple[float, ...]:
+    """Return a list of `count` numbers from low to high. Raises InvalidValueError for anything else."""
+    if not isinstance(values, list) or len(values) != count or None in values:
+        raise InvalidValueError(f"{str(values)[:80]!r}: wanted {count} {what}")
+    return tuple(float(number_from(value, low, high)) for value in values)
+
+
+def rows_from(what: str, rows: Any, count: int, length: int, most: float) -> tuple[tuple[float, ...], ...]:
+    """Return `count` lists of `length` numbers. Raises InvalidValueError for anything else."""
+    if not isinstance(rows, list) or len(rows) != count:
+        raise InvalidValueError(f"{what}: wanted {count} rows of numbers")
+    return tuple(numbers_from(f"numbers of {what}", row, length, -most, most) for row in rows)
+
+
+def sifted(items: Iterable[Any], make: Callable[[Any], T]) -> tuple[list[T], list[str]]:
+    """Return what `make` makes of each item, and why it refused others with InvalidValueError."""
+    good, reasons = list[T](), list[str]()
+    for item in items:
+        try:
+            good.append(make(item))
+        except InvalidValueError as error:
+            reasons.append(str(error)[:200])
+    return good, reasons
