@@ -175,13 +175,13 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
     posed_of, given = [], []
 
-    def noted(work, tensors, index, fault):
-        posed_of.append(tensors.values())
+    def noted(piece, work, config, index):
+        posed_of.append(piece.tensors)
         return SimpleNamespace(at=given.append)
 
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 1)
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "bound", noted)
+    monkeypatch.setattr(launch, "_prepared", noted)
     for more in (extras, gated):
         call = described(a, b, torch.empty(4, 3, 7), "ieee", more)
         launch.prepare(call, TINY)(*call.tensors)

@@ -17,7 +17,7 @@ from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.errors import InvalidValueError, NotTunedError, StoreWarning, UntunedWarning
+from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.families import space
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
@@ -37,8 +37,6 @@ from tritile.planning.portfolio import (
     inputs_of,
     portfolio_of,
 )
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.draw import DRAWS, drawn
 from tritile.tune.calibrate.run import _EARNED, Measured, is_candidate
@@ -354,25 +352,6 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
         assert plans.plan_for(PRODUCT, other, "cached").source == "model"
 
 
-def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    plans.forget()
-    path = gpu_tables.calibrated_path(A100)
-    assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
-    own = replace(members(), configs=tuple(legal_configs(PRODUCT, A100)[:6]))
-    table.write(table.Table(A100.to_dict(), {}, (), {"halves-nt": own}), path)
-    plans.forget()
-    plan = plans.plan_for(PRODUCT, A100, "cached")
-    assert plan.source == "predicted"
-    assert plan.config in own.configs
-    assert "measured here" in plan.why
-    path.write_text("no table")
-    plans.forget()
-    with pytest.warns(StoreWarning, match="portfolios are not used"):
-        assert plans.plan_for(PRODUCT, A100, "cached").source == "model"
-    plans.forget()
-
-
 @pytest.fixture
 def ship(folder, tmp_path, monkeypatch):
     """Ships a table in place of all that do."""
@@ -447,67 +426,6 @@ def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
     assert told(0, replace(PRODUCT, m=5))[1] == []
     ship(of_first(H200))
     assert told(1, PRODUCT, UNSERVED[2]) == ({"predicted", "model"}, [])  # some classes were measured
-
-
-@pytest.fixture
-def pin(tmp_path, monkeypatch):
-    """Pins a table, and has nothing else remembered."""
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
-
-    def pinned(made, name="pinned.json"):
-        table.write(made, tmp_path / name)
-        monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / name))
-        plans.forget()
-
-    yield pinned
-    plans.forget()
-
-
-def test_what_is_pinned_goes_before_what_was_measured(pin, monkeypatch):
-    slow, measured = legal_configs(PRODUCT, H200)[-1], legal_configs(PRODUCT, H200)[0]
-    kernel = FAMILIES["matmul"][measured.family]
-    store_of(H200).add(kernel.digest, Trial(PRODUCT, measured, 5.0, error=1e-3))
-    plans.forget()
-    assert plans.plan_for(PRODUCT, H200, "cached").config == measured
-    own = replace(members(), constants=members().constants[::-1])
-    entries = (table.Entry(PRODUCT, slow, 9.0),)
-    pin(table.Table(H200.to_dict(), digests(), entries, {"halves-nt": own}))
-    for mode in ("cached", "strict", "tune"):
-        plan = plans.plan_for(PRODUCT, H200, mode)
-        assert (plan.source, plan.config, plan.us) == ("pinned", slow, 9.0)
-        assert "pinned" in plan.why
-    for mode in ("cached", "strict"):
-        other = plans.plan_for(replace(PRODUCT, m=778), H200, mode)
-        assert (other.source, other.config) == ("predicted", own.ranked(other.problem, H200, 1)[0][1])
-        assert "pinned" in other.why
-    assert plans.plan_for(PRODUCT, A100, "cached").source == "model"  # it is of another GPU
-    monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")
-    plans.forget()
-    with pytest.raises(InvalidValueError, match="/no/such/file"):
-        plans.plan_for(PRODUCT, H200, "cached")
-
-
-def test_strict_passes_by_a_pin_of_other_kernels(pin):
-    measured = legal_configs(UNSERVED[0], H200)[0]
-    kernel = FAMILIES["matmul"][measured.family]
-    store_of(H200).add(kernel.digest, Trial(UNSERVED[0], measured, 5.0, error=1e-3))
-    older = dict.fromkeys(digests(), "0" * 16)
-    pin(table.Table(H200.to_dict(), older, (table.Entry(UNSERVED[0], measured, 9.0),)))
-    assert plans.plan_for(UNSERVED[0], H200, "cached").source == "pinned"
-    assert plans.plan_for(UNSERVED[0], H200, "strict").source == "exact"
-
-
-def test_strict_wants_measurements_of_the_kernels_as_they_are_at_no_size(pin):
-    for m in (1, 77, 4099):
-        assert plans.plan_for(replace(PRODUCT, m=m), H200, "strict").source in ("table", "predicted")
-    with pytest.raises(NotTunedError, match="no portfolio"):
-        plans.plan_for(UNSERVED[0], H200, "strict")
-    older = dict.fromkeys(digests(), "0" * 16)
-    pin(table.Table(H200.to_dict(), older, (), {"halves-nt": members()}))
-    odd = replace(PRODUCT, m=779)
-    assert "another version" in plans.plan_for(odd, H200, "cached").why
-    with pytest.raises(NotTunedError, match="strict"):
-        plans.plan_for(odd, H200, "strict")
 
 
 def test_the_fewest_configs_that_are_together_fastest_are_chosen():

@@ -2,18 +2,17 @@
 
 import contextlib
 import gzip
-import json
 import multiprocessing
 import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.warned import one_warning
 from tritile.core import threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key
+from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning import store as store_module
 from tritile.planning.store import Store, store_of
@@ -44,7 +43,7 @@ def trial(us=10.0, number=0, **changes):
     return replace(Trial(PROBLEM, config(number), us, measured_utc="2026-01-02T03:04:05+00:00"), **changes)
 
 
-def beside(store):
+def aside(store):
     return sorted(path.name for path in store.path.parent.iterdir() if "set-aside" in path.name)
 
 
@@ -81,8 +80,7 @@ def store(tmp_path):
 
 
 def test_nothing_is_opened_or_created_by_looking(store):
-    assert store.best(KERNEL, PROBLEM) is None
-    assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == list(store.everything()) == []
+    assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == store.everything() == []
     assert not store.path.parent.exists()
 
 
@@ -139,20 +137,18 @@ def test_every_field_of_the_environment_counts(store, field):
     store.add(KERNEL, trial())
     changed = Store(replace(DEVICE, **{field: OTHER[field]}), store.path.parent)
     assert changed.path == store.path
-    assert changed.best(KERNEL, PROBLEM) is None
     assert changed.trials(KERNEL, PROBLEM) == changed.bests(KERNEL, "matmul") == []
     changed.add(KERNEL, trial(5.0))
     assert changed.best(KERNEL, PROBLEM) == trial(5.0)
     assert store.best(KERNEL, PROBLEM) == trial()
 
 
-def test_kernel_problem_and_op_count(store):
+def test_kernel_problem_and_op_count_and_the_makers_figures_do_not(store):
     store.add(KERNEL, trial())
-    assert store.best("another", PROBLEM) is None
     assert store.bests("another", "matmul") == store.bests(KERNEL, "transpose") == []
-    for field in ("m", "a_align"):
-        assert store.best(KERNEL, replace(PROBLEM, **{field: 8})) is None
-    assert store.best(KERNEL, replace(PROBLEM, b_layout="column")) is None
+    for changes in ({}, {"m": 8}, {"a_align": 8}, {"b_layout": "column"}):
+        kernel = KERNEL if changes else "another"
+        assert store.best(kernel, replace(PROBLEM, **changes)) is None
     slower = Store(replace(DEVICE, clock_ghz=1.0, memory_gbps=1.0), store.path.parent)
     assert slower.best(KERNEL, PROBLEM) == trial()
 
@@ -178,16 +174,13 @@ def test_the_best_of_each_problem_are_checked_then_fast(store):
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), -1.0, 0.0, float("-inf"), 1e300, -(10**400)])
 def test_a_time_that_is_none_is_a_failure(store, us):
-    store.add(KERNEL, trial(us, 0))
-    assert store.best(KERNEL, PROBLEM) is None
-    store.add(KERNEL, trial(7.0, 1))
-    store.add(KERNEL, trial(1.0, 2, failure="wrong answer"))
-    assert store.best(KERNEL, PROBLEM) == trial(7.0, 1)
-    assert store.bests(KERNEL, "matmul") == [trial(7.0, 1)]
-    assert store.trials(KERNEL, PROBLEM)[0].us is None
-    assert "measured" in str(store.trials(KERNEL, PROBLEM)[0].failure)
+    store.add(KERNEL, trial(us))
+    store.add(KERNEL, trial(7.0, 1), trial(1.0, 2, failure="wrong answer"))
     store.add(KERNEL, trial(0.5, 3, error=abs(us) if us != us else float("inf")))
     assert store.best(KERNEL, PROBLEM) == trial(7.0, 1)
+    assert store.bests(KERNEL, "matmul") == [trial(7.0, 1)]
+    first = store.trials(KERNEL, PROBLEM)[0]
+    assert (first.us, "measured" in first.failure) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -196,16 +189,15 @@ def test_a_time_that_is_none_is_a_failure(store, us):
 def test_what_cannot_be_remembered_is_dropped_with_one_warning(store, changes):
     with one_warning("cannot be remembered"):
         store.add(KERNEL, trial(**changes))
-        store.add(KERNEL, trial(**changes))
-    store.add(KERNEL, trial())
+        store.add(KERNEL, trial(**changes), trial())
     assert store.trials(KERNEL, PROBLEM) == [trial()]
 
 
 def test_a_failure_becomes_one_short_line(store):
     store.add(KERNEL, trial(None, failure="ptxas\x00 failed:\n\tout of\ud800é " + "x" * 10**6))
-    text = store.trials(KERNEL, PROBLEM)[0].failure or ""
-    assert text.startswith("ptxas failed: out of é xxx")
-    assert len(text) <= 2000
+    (found,) = store.trials(KERNEL, PROBLEM)
+    assert found.failure.startswith("ptxas failed: out of é xxx")
+    assert len(found.failure) <= 2000
 
 
 # --- Files that are damaged, or not ours ---
@@ -243,7 +235,7 @@ def test_damaged_or_foreign_file_is_set_aside(tmp_path, damage, first):
     with one_warning("set-aside"):
         assert first == "add" or store.best(KERNEL, PROBLEM) is None
         store.add(KERNEL, trial(99.0, 999))
-    (name,) = beside(store)
+    (name,) = aside(store)
     assert re.fullmatch(rf"nvidia-h200\.sqlite3\.set-aside-2\w+\.\w+-{os.getpid()}", name)
     assert (tmp_path / name).read_bytes() == before
     for again in (store, Store(DEVICE, tmp_path)):
@@ -265,14 +257,7 @@ def test_pages_damaged_while_a_store_is_in_use(tmp_path, first):
         assert first == "add" or store.trials(KERNEL, PROBLEM) == []
         store.add(KERNEL, trial(3.0))
     assert store.trials(KERNEL, PROBLEM) == [trial(3.0)]
-    assert len(beside(store)) == 1
-
-
-def test_a_journal_that_a_killed_process_left_does_no_harm(store):
-    store.path.parent.mkdir()
-    store.path.with_name(store.path.name + "-journal").write_bytes(b"left by a killed process")
-    store.add(KERNEL, trial())
-    assert Store(DEVICE, store.path.parent).best(KERNEL, PROBLEM) == trial()
+    assert len(aside(store)) == 1
 
 
 def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(store, monkeypatch):
@@ -288,7 +273,7 @@ def test_a_fresh_file_is_not_set_aside_by_who_saw_the_damaged_one(store, monkeyp
 
     monkeypatch.setattr(store_module, "FileLock", overtaken)
     assert store.best(KERNEL, PROBLEM) == trial()  # and warns not: the other did
-    assert len(beside(store)) == 1
+    assert len(aside(store)) == 1
 
 
 def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypatch):
@@ -308,7 +293,7 @@ def test_a_store_that_another_creates_meanwhile_is_no_stranger_s(store, monkeypa
 
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Overtaken, **k))
     assert store.best(KERNEL, PROBLEM) == trial()
-    assert beside(store) == []
+    assert aside(store) == []
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -329,94 +314,89 @@ def test_a_rename_amid_an_add_does_not_lose_it(tmp_path, monkeypatch, late):
         assert again.trials(KERNEL, PROBLEM) == [trial(5.0, 1)]
 
 
-def test_a_newer_version_is_left_alone(store):
-    store.add(KERNEL, trial())
+# --- Files and disks that cannot be used ---
+
+
+def newer(store, monkeypatch):
     sql(store, "PRAGMA user_version = 2", "ALTER TABLE trials ADD COLUMN more TEXT")
-    before = store.path.read_bytes()
-    store = Store(DEVICE, store.path.parent)
-    with one_warning("newer"):
-        store.add(KERNEL, trial(1.0))
-        assert store.best(KERNEL, PROBLEM) is None
-        assert store.bests(KERNEL, "matmul") == list(store.everything()) == []
-    assert store.path.read_bytes() == before
-    assert beside(store) == []
 
 
-# --- Disks that are full, read-only or slow ---
+def a_file_where_the_directory_should_be(store, monkeypatch):
+    shutil.rmtree(store.path.parent)
+    store.path.parent.write_text("a file")
 
 
-def test_a_file_where_the_directory_should_be(tmp_path):
-    (tmp_path / "cache").write_text("a file")
-    store = Store(DEVICE, tmp_path / "cache")
-    with one_warning("calls go on without it"):
-        store.add(KERNEL, trial())
-        store.add(KERNEL, trial())
-        assert store.best(KERNEL, PROBLEM) is None
-    assert (tmp_path / "cache").read_text() == "a file"
-    assert store.lost == 2
+def read_only(store, monkeypatch):
+    def connect(path, *arguments, **options):
+        return CONNECT(f"{Path(path).as_uri()}?mode=ro", *arguments, **(options | {"uri": True}))
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
 
 
-@pytest.mark.parametrize("step", ["_put", "_create", "_is_store", "_check"])
-def test_a_failing_disk(store, monkeypatch, step):
-    if step == "_put":
-        store.add(KERNEL, trial())
+def full(step):
+    def fill(store, monkeypatch):
+        def refuse(*_):
+            raise sqlite3.OperationalError("database or disk is full")
 
-    def full(*_):
-        raise sqlite3.OperationalError("database or disk is full")
+        if step == "_create":
+            store.path.unlink()
+        monkeypatch.setattr(store_module, step, refuse)
 
-    with monkeypatch.context() as patch, one_warning("disk is full; calls go on without it"):
-        patch.setattr(store_module, step, full)
-        store.add(KERNEL, trial(1.0, 1), trial(1.0, 2))
-        assert store.best(KERNEL, PROBLEM) == (trial() if step == "_put" else None)
-    assert store.lost == 2
-    store.add(KERNEL, trial(2.0))
-    assert Store(DEVICE, store.path.parent).trials(KERNEL, PROBLEM) == [trial(2.0)]
-    assert beside(store) == []
+    return fill
 
 
-def test_a_read_only_file_is_read(store, monkeypatch):
-    store.add(KERNEL, trial())
-    connect = sqlite3.connect
-
-    def read_only(path, *arguments, **options):
-        return connect(f"{Path(path).as_uri()}?mode=ro", *arguments, **(options | {"uri": True}))
-
-    monkeypatch.setattr(sqlite3, "connect", read_only)
-    store = Store(DEVICE, store.path.parent)
-    with one_warning("readonly"):
-        assert store.best(KERNEL, PROBLEM) == trial()
-        store.add(KERNEL, trial(1.0, 1))
-        store.add(KERNEL, trial(1.0, 1))
-        assert store.trials(KERNEL, PROBLEM) == [trial()]
-
-
-def test_damage_that_cannot_be_set_aside(store, monkeypatch):
-    store.path.parent.mkdir()
-    garbage(store.path)
-
+def damaged_and_not_renamed(store, monkeypatch):
     def refuse(*_):
         raise PermissionError("read-only file system")
 
+    garbage(store.path)
     monkeypatch.setattr(Path, "rename", refuse)
-    with one_warning("setting it aside failed"):
-        assert store.best(KERNEL, PROBLEM) is None
-        store.add(KERNEL, trial())
-        assert store.best(KERNEL, PROBLEM) is None
 
 
-@pytest.mark.parametrize("lock", ["BEGIN EXCLUSIVE", "BEGIN IMMEDIATE"])
-def test_a_lock_that_another_keeps(store, monkeypatch, lock):
-    monkeypatch.setattr(store_module, "READ_S", 0.02)
-    monkeypatch.setattr(store_module, "WRITE_S", 0.02)
-    store.add(KERNEL, trial())
-    with raw(store) as connection:
+def locked(lock):
+    def begin(store, monkeypatch):
+        monkeypatch.setattr(store_module, "READ_S", 0.02)
+        monkeypatch.setattr(store_module, "WRITE_S", 0.02)
+        connection = sqlite3.connect(store.path, isolation_level=None)
         connection.execute(lock)
-        with one_warning("locked"):
-            assert store.best(KERNEL, PROBLEM) == (None if lock == "BEGIN EXCLUSIVE" else trial())
+        return connection
+
+    return begin
+
+
+CONNECT = sqlite3.connect
+TROUBLES = {  # what befalls the file, what the warning says, whether reads work, and whether it passes
+    "newer": (newer, "newer", False, False),
+    "no directory": (a_file_where_the_directory_should_be, "calls go on without it", False, False),
+    "read-only": (read_only, "readonly", True, True),
+    **{f"full at {step}": (full(step), "disk is full; calls go on without it", reads, True)
+       for step, reads in (("_put", True), ("_create", False), ("_is_store", False), ("_check", False))},
+    "damaged, and not renamed": (damaged_and_not_renamed, "setting it aside failed", False, False),
+    "locked": (locked("BEGIN EXCLUSIVE"), "locked", False, True),
+    "locked for writing": (locked("BEGIN IMMEDIATE"), "locked", True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_file_that_cannot_be_used_breaks_no_call(store, monkeypatch, name):
+    befall, text, reads, passes = TROUBLES[name]
+    store.add(KERNEL, trial())
+    with monkeypatch.context() as patch:
+        lock = befall(store, patch)
+        before = store.path.read_bytes() if store.path.exists() else b""
+        store = Store(DEVICE, store.path.parent)
+        with one_warning(text):
+            store.add(KERNEL, trial(1.0, 1), trial(1.0, 2))
+            assert store.trials(KERNEL, PROBLEM) == ([trial()] if reads else [])
             store.add(KERNEL, trial(1.0, 1))
-    assert store.lost == 1
-    store.add(KERNEL, trial(1.0, 2))
-    assert store.trials(KERNEL, PROBLEM) == [trial(), trial(1.0, 2)]
+        assert store.lost == 3
+        assert (store.path.read_bytes() if store.path.exists() else b"") == before
+        if lock is not None:
+            lock.close()
+    if passes:
+        store.add(KERNEL, trial(2.0, 3))
+        assert store.best(KERNEL, PROBLEM) == trial(2.0, 3)
+    assert store.path.parent.is_file() or aside(store) == []
 
 
 def test_a_damaged_file_that_is_in_use_is_not_renamed(store, monkeypatch):
@@ -429,10 +409,10 @@ def test_a_damaged_file_that_is_in_use_is_not_renamed(store, monkeypatch):
         connection.execute("BEGIN IMMEDIATE")
         with one_warning("locked"):
             assert store.trials(KERNEL, PROBLEM) == []
-        assert beside(store) == []
+        assert aside(store) == []
     with one_warning("set-aside"):
         assert store.trials(KERNEL, PROBLEM) == []
-    assert len(beside(store)) == 1
+    assert len(aside(store)) == 1
 
 
 def test_a_file_is_checked_once(store, monkeypatch):
@@ -457,20 +437,11 @@ class Bomb:
         return os.system, (f"touch {CANARY}",)
 
 
-PROBLEM_TEXTS = [
-    EVIL, pickle.dumps(Bomb()), "{}", "[" * 50_000, "9" * 5000, json.dumps({"op": ["matmul"]}),
-    problem_key(PROBLEM) + " ", problem_key(PROBLEM).replace("257", "1" + "0" * 4000), b"\xed\xa0\x80",
-]  # fmt: skip
 CONFIG = config(5).key
-CONFIG_TEXTS = [
-    EVIL, CONFIG + " ", CONFIG.replace("64", "1e999"), CONFIG.replace('"BLOCK_M":64', '"BLOCK_M":[64]'),
-    *(CONFIG.replace('"num_warps":4', f'"num_warps":{value}') for value in ("-4", '"4"', "true")),
-    CONFIG.replace('"BLOCK_M":64', '"x;import os":64'), CONFIG.replace('"family":"",', ""),
-]  # fmt: skip
-BAD = [
-    *(("problem", value) for value in PROBLEM_TEXTS),
-    *(("config", value) for value in CONFIG_TEXTS),
-    *(("us", value) for value in (EVIL, "12 us", pickle.dumps(Bomb()), -1, float("inf"), 0, None)),
+BAD = [  # other forms of problems, configs and numbers: in test_checked
+    *(("problem", value) for value in (EVIL, pickle.dumps(Bomb()), b"\xed\xa0\x80", "[" * 50_000)),
+    *(("config", value) for value in (EVIL, CONFIG + " ", CONFIG.replace('"num_warps":4', '"num_warps":-4'))),
+    *(("us", value) for value in (EVIL, pickle.dumps(Bomb()), -1, float("inf"), 0, None)),
     ("spread", -1), ("registers", 1.5), ("error", "x"), ("op", "transpose"), ("failure", b"\x80"),
     ("failure", "x" * 200_000), ("measured_utc", EVIL), ("measured_utc", b"2026"),
 ]  # fmt: skip
@@ -496,7 +467,7 @@ def test_a_bad_row_is_skipped_and_hides_no_good_one(store, monkeypatch, column, 
         assert store.best(KERNEL, PROBLEM) == trial(10.0)
         assert store.bests(KERNEL, "matmul") == [trial(10.0)]
     assert not Path(CANARY).exists()
-    assert beside(store) == []
+    assert aside(store) == []
 
 
 @pytest.mark.parametrize(
@@ -546,27 +517,28 @@ def test_merge_skips_bad_rows(tmp_path):
     assert ours.best(KERNEL, PROBLEM) == trial(4.0, 5)
 
 
-@pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.touch(), lambda path: None])
-def test_merge_refuses_what_is_no_store(tmp_path, damage):
+def of_another_gpu(path):
+    Store(TARGETS["sm_90"], path.parent).add(KERNEL, trial())
+    path.with_name("nvidia-h100-80gb-hbm3.sqlite3").rename(path)
+
+
+def of_a_newer_version(path):
+    newer(filled(path.parent, 1), None)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [(damage, "not a store") for damage in (*DAMAGE, lambda path: path.touch())]
+    + [(lambda path: None, "is not there"), (of_another_gpu, "H100"), (of_a_newer_version, "newer")],
+)
+def test_merge_refuses_what_is_no_store_of_this_gpu(tmp_path, damage, text):
     (tmp_path / "b").mkdir()
-    other = tmp_path / "b" / "nvidia-h200.sqlite3"
+    other, store = tmp_path / "b" / "nvidia-h200.sqlite3", Store(DEVICE, tmp_path / "a")
     damage(other)
-    store = Store(DEVICE, tmp_path / "a")
-    with pytest.raises(InvalidValueError):
+    with pytest.raises(InvalidValueError, match=text):
         store.merge(other)
-    assert list(store.everything()) == []
-    assert len(list(other.parent.glob("*set-aside*"))) == 0
-
-
-def test_merge_refuses_another_gpu_and_a_newer_version(tmp_path):
-    other = Store(TARGETS["sm_90"], tmp_path / "b")
-    other.add(KERNEL, trial())
-    store = Store(DEVICE, tmp_path / "a")
-    with pytest.raises(InvalidValueError, match="H100"):
-        store.merge(other.path)
-    sql(other, "PRAGMA user_version = 2")
-    with pytest.raises(InvalidValueError, match="newer"):
-        store.merge(other.path)
+    assert store.everything() == []
+    assert aside(Store(DEVICE, other.parent)) == []
 
 
 # --- Many at once ---
@@ -624,27 +596,7 @@ def test_eight_processes_of_which_two_are_killed(tmp_path, patient):
     assert expected <= set(found)
     assert len(set(found)) == len(found) <= len(expected) + 2  # a killed one added, but did not say so
     assert sql(store, "PRAGMA integrity_check") == ("ok",)
-    assert beside(store) == []
-
-
-@forks
-def test_four_processes_find_the_same_damage(tmp_path, patient):
-    garbage(Store(DEVICE, tmp_path).path)
-    barrier = FORK.Barrier(4)
-
-    def meet(index):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            barrier.wait()
-            work(tmp_path, tmp_path / f"report{index}", 100 * index, 5)
-        (tmp_path / f"warned{index}").write_text("\n".join(str(w.message) for w in caught))
-
-    assert exit_codes(started(meet, [(index,) for index in range(4)])) == [0] * 4
-    store = Store(DEVICE, tmp_path)
-    assert len(beside(store)) == 1
-    told = "".join((tmp_path / f"warned{index}").read_text() for index in range(4))
-    assert told.count("set-aside") == 1
-    assert len(store.trials(KERNEL, PROBLEM)) == 20
+    assert aside(store) == []
 
 
 @forks
@@ -670,18 +622,3 @@ def test_a_child_forked_amid_a_transaction_lets_the_file_alone(store, monkeypatc
     thread.join()
     assert exit_codes(children) == [0]
     assert store.trials(KERNEL, PROBLEM) == [trial()]
-
-
-def test_two_threads(tmp_path, patient):
-    stores = [Store(DEVICE, tmp_path) for _ in range(2)]
-    barrier = threading.Barrier(2)
-
-    def add(index):
-        barrier.wait()
-        for number in range(15):
-            stores[index].add(KERNEL, trial(1.0 + number, 100 * index + number))
-            assert stores[0].trials(KERNEL, PROBLEM)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(add, range(2)))
-    assert len(stores[0].trials(KERNEL, PROBLEM)) == 30

@@ -288,14 +288,13 @@ class AtenTimes:
 
 def aten_times_of(data: Any) -> AtenTimes:
     """Return what `AtenTimes.to_dict` gave. Raises InvalidValueError for anything else."""
-    names = {field.name for field in fields(AtenTimes)}
-    if not isinstance(data, Mapping) or set(data) != names or None in data.values():
+    names = [field.name for field in fields(AtenTimes)]
+    if not isinstance(data, Mapping) or set(data) != set(names) or None in data.values():
         raise InvalidValueError(f"aten: wanted {', '.join(names)}")
     classes, used, layers = data["classes"], data["versions"], data["layers"]
     is_list = isinstance(classes, list) and classes and {str} >= set(map(type, classes))
     if not is_list or not set(classes) <= set(MEASURED):
-        names_of = ", ".join(MEASURED)
-        raise InvalidValueError(f"aten: classes are {str(classes)[:80]}: wanted some of {names_of}")
+        raise InvalidValueError(f"aten: classes {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}")
     if not isinstance(used, Mapping) or not {str} >= {*map(type, used), *map(type, used.values())}:
         raise InvalidValueError("aten: wanted versions by name")
     one, two = LAYERS

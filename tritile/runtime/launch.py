@@ -186,19 +186,23 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     NotCompiledError where compiles are refused.
     """
     index = call.tensors[0].device.index
-    fault = f"{config} cannot run {call.problem.label}"
-    pieces = [
-        (piece, bound(work, piece.buffers, index, fault))
-        for piece, work in pieces_of(call, config, devices.gpu(index))
-    ]
+    pieces = pieces_of(call, config, devices.gpu(index))
     if len(pieces) == 1:
-        return pieces[0][1]
+        return _prepared(*pieces[0], config, index)
+    starts = [tensor.data_ptr() for tensor in call.tensors]
+    return SplitLaunch(
+        tuple(
+            (
+                _prepared(piece, work, config, index),
+                tuple(tensor.data_ptr() - at for tensor, at in zip(piece.tensors, starts, strict=True)),
+            )
+            for piece, work in pieces
+        )
+    )
 
-    def offsets(piece: Call) -> tuple[int, ...]:
-        pairs = zip(piece.tensors, call.tensors, strict=True)
-        return tuple(part.data_ptr() - whole.data_ptr() for part, whole in pairs)
 
-    return SplitLaunch(tuple((launch, offsets(piece)) for piece, launch in pieces))
+def _prepared(call: Call, work: Work, config: Config, index: int) -> Launch:
+    return bound(work, call.buffers, index, f"{config} cannot run {call.problem.label}")
 
 
 def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:

@@ -1,34 +1,18 @@
-"""Which configs are legal, which the model likes, and by which ladder a call gets one; no GPU is asked."""
+"""Which configs are legal, and which the model likes; no GPU is asked."""
 
-import functools
 from dataclasses import replace
 
 import pytest
-import torch
 
-import tritile
 from tritile.core.config import Config
-from tritile.core.device import TARGETS, Device, target_device
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
-from tritile.errors import (
-    DeviceError,
-    InvalidValueError,
-    NotTunedError,
-    ShapeError,
-    TritileError,
-    UnsupportedError,
-)
+from tritile.core.device import TARGETS, Device
+from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.common.blocks import late_fault
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.matmul_tile.family import shared_bytes
-from tritile.families.registry import FAMILIES, digests
+from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
-from tritile.planning import gpu_tables, model, plans
-from tritile.planning.store import store_of
-from tritile.planning.table import Entry, Table
-from tritile.planning.trial import Trial
-from tritile.tune.subject import is_tuned
-from tritile.tune.subject.problem import task_of
+from tritile.planning import model
 
 SMALL = Device("Small GPU", "cuda", 80, 4, 1 << 20, 49152, 1.0, 100.0)
 HOPPER = TARGETS["nvidia-h200"]
@@ -46,15 +30,6 @@ def tile(m=64, n=64, k=32, warps=4, stages=3, group=8, **changes):
 def turned(m=64, n=64, warps=4, group=1, **changes):
     config = Config.of(family="tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=group, num_warps=warps, num_stages=1)
     return replace(config, **changes)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
-    """No plan remembered from another test, and no table shipped."""
-    monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
-    tritile.forget()
-    yield
-    tritile.forget()
 
 
 FP8 = replace(SQUARE, dtype="float8_e4m3fn", out_dtype="bfloat16")
@@ -264,206 +239,6 @@ def test_families_refuse_late_sums_of_fp8(problem, family):
     late = [config for config in deep if config["BLOCK_M"] >= 64 and config.num_warps >= 4]
     assert late
     assert all("a sum of 128 is precise" in illegal(config, problem, HOPPER) for config in late)
-
-
-BEST, SECOND, TABLED = tile(group=1), tile(n=128), tile(k=64)
-NEIGHBOUR = replace(SQUARE, m=1536)
-
-
-@functools.cache
-def likely(place):
-    """Return the config that the model ranks there; ranking takes a second."""
-    return model.ranked(SQUARE, HOPPER)[place]
-
-
-def remember(problem, config, us, device=HOPPER, **rest):
-    digest = FAMILIES[problem.op][config.family if config.family in FAMILIES[problem.op] else "tile"].digest
-    store_of(device).add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
-
-
-def ship(monkeypatch, *pairs, current=True):
-    entries = tuple(Entry(problem, config, 11.0) for problem, config in pairs)
-    kernels = digests() if current else {}
-    shipped = Table(HOPPER.to_dict(), kernels, entries)
-    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (shipped,) if device == HOPPER else ())
-
-
-def planned(problem=SQUARE, device=HOPPER, mode=None):
-    found = plans.plan_for(problem, device, mode)
-    return found and (found.source, found.config)
-
-
-def test_each_rung_beats_the_next(monkeypatch):
-    assert planned() == ("model", likely(0))
-    remember(NEIGHBOUR, likely(1), 12.0)
-    tritile.forget()
-    assert planned() == ("model", likely(0))  # what was measured of other sizes says nothing of these
-    ship(monkeypatch, (SQUARE, TABLED))
-    tritile.forget()
-    assert planned() == ("table", TABLED)
-    remember(SQUARE, SECOND, 30.0)  # slower than the table says, yet measured here
-    tritile.forget()
-    assert planned() == ("exact", SECOND)
-    remember(SQUARE, BEST, 20.0)
-    tritile.forget()
-    assert planned() == ("exact", BEST)
-    assert plans.plan_for(SQUARE, HOPPER).us == 20.0
-
-
-@pytest.mark.parametrize(("problem", "config"), [(SQUARE, BEST), (TURN, turned())], ids=["product", "turn"])
-def test_a_plan_is_remembered_until_forgotten(problem, config):
-    first = plans.plan_for(problem, HOPPER)
-    assert first.source == "model"
-    remember(problem, config, 20.0)
-    assert plans.plan_for(problem, HOPPER) is first
-    tritile.forget()
-    assert planned(problem) == ("exact", config)
-
-
-def test_strict_wants_a_measurement(monkeypatch):
-    for prepare in (lambda: None, lambda: remember(NEIGHBOUR, likely(1), 12.0)):
-        prepare()
-        with pytest.raises(NotTunedError, match="1024x1024x1024 NN float16 on NVIDIA H200"):
-            planned(mode="strict")
-        tritile.forget()
-    ship(monkeypatch, (SQUARE, TABLED), current=False)  # measured, but of another version of the kernel
-    with pytest.raises(NotTunedError):
-        planned(mode="strict")
-    assert planned(mode="cached") == ("table", TABLED)
-    tritile.forget()
-    ship(monkeypatch, (SQUARE, TABLED))
-    assert planned(mode="strict") == ("table", TABLED)
-    remember(SQUARE, BEST, 20.0)
-    tritile.forget()
-    assert planned(mode="strict") == ("exact", BEST)
-
-
-def test_tune_asks_to_measure_what_is_not_measured_here_and_off_reads_nothing(monkeypatch):
-    assert planned(mode="tune") is None
-    remember(NEIGHBOUR, likely(1), 12.0)
-    ship(monkeypatch, (SQUARE, TABLED))
-    assert planned(mode="tune") is None
-    remember(SQUARE, BEST, 20.0)
-    assert planned(mode="tune") == ("exact", BEST)
-    assert planned(mode="off") == ("model", likely(0))
-
-
-ILLEGAL = [tile(m=8), tile(m=512, n=512), tile(family="other"), tile(k=128, stages=8), Config.of(BLOCK_M=1)]
-
-
-@pytest.mark.parametrize("config", ILLEGAL, ids=str)
-def test_an_illegal_config_is_refused_wherever_it_lies(monkeypatch, config):
-    remember(SQUARE, config, 0.001)
-    remember(NEIGHBOUR, config, 0.001)
-    ship(monkeypatch, (SQUARE, config), (replace(SQUARE, n=1000), config))
-    assert planned()[0] == "model"
-    with pytest.raises(NotTunedError):
-        planned(mode="strict")
-    remember(SQUARE, BEST, 20.0)
-    tritile.forget()
-    assert planned() == ("exact", BEST)
-
-
-def test_failures_and_what_another_kernel_source_measured_never_win():
-    store_of(HOPPER).add("0" * 16, Trial(SQUARE, SECOND, 2.0))
-    remember(SQUARE, SECOND, None, failure="did not compile")
-    assert planned()[0] == "model"
-    remember(SQUARE, likely(1), 1.0, failure="wrong answer")
-    remember(SQUARE, BEST, 20.0)
-    tritile.forget()
-    assert planned() == ("exact", BEST)
-
-
-def test_a_plan_reads_well():
-    remember(SQUARE, BEST, 20.25)
-    text = repr(tritile.plan(SQUARE, device=HOPPER))
-    for word in ("1024x1024x1024 NN float16", "NVIDIA H200", "BLOCK_M=64", "num_warps=4", "exact", "20.2 us"):
-        assert word in text
-    assert text.count("\n") == 3
-    assert "None" not in repr(tritile.plan(NEIGHBOUR, device=HOPPER))
-
-
-def test_plan_of_host_tensors():
-    a, b = torch.zeros(3, 100, 70).half(), torch.zeros(70, 33).half()
-    found = tritile.plan(tritile.matmul, a, b)
-    assert found.source == "host"
-    assert (found.problem.batch, found.problem.m, found.problem.n, found.problem.k) == (1, 300, 33, 70)
-    turned_plan = tritile.plan(tritile.transpose, torch.zeros(5, 7, 9), 0, 2)
-    assert (turned_plan.source, turned_plan.problem.itemsize) == ("host", 4)
-    there = tritile.plan(tritile.matmul, a, b, device=target_device("nvidia-h200"))
-    assert (there.source, there.device.name) == ("model", "NVIDIA H200")
-
-
-def test_plan_of_a_problem_for_a_gpu_that_is_not_here():
-    found = tritile.plan(SQUARE, device=target_device("nvidia-h200"))
-    assert (found.source, found.problem, found.device.name) == ("model", SQUARE, "NVIDIA H200")
-    with tritile.mode("tune"):  # nothing is measured by asking
-        assert tritile.plan(SQUARE, device=target_device("sm_80")).source == "model"
-    with tritile.mode("strict"), pytest.raises(NotTunedError):
-        tritile.plan(SQUARE, device=target_device("sm_80"))
-
-
-KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))
-
-
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        (torch.matmul, ("tritile.matmul", "permute", "transpose", "problem")),
-        ("glue", ("'glue'", "tritile.matmul", "its name")),
-        (None, ("None", "tritile.matmul")),
-        ([tritile.matmul], ("matmul", "tritile.matmul")),
-        (KERNEL, ("softmax", "tritile.matmul")),
-        (torch.zeros(3, 3), ("tensor", "tritile.matmul")),
-    ],
-)
-def test_plan_of_something_else(what, words):
-    with pytest.raises(InvalidValueError) as caught:
-        tritile.plan(what, device=HOPPER)
-    assert all(word in str(caught.value) for word in words)
-
-
-@pytest.mark.parametrize(
-    ("args", "error"),
-    [
-        ((tritile.matmul, torch.zeros(3, 4), torch.zeros(5, 6)), ShapeError),
-        ((tritile.matmul, torch.zeros(3, 0), torch.zeros(0, 6)), ShapeError),
-        ((tritile.linear, torch.zeros(0, 4), torch.zeros(6, 4)), ShapeError),
-        ((tritile.linear, torch.zeros(3, 4), torch.zeros(6, 4), torch.zeros(5)), ShapeError),
-        ((tritile.transpose, torch.zeros(0, 4)), ShapeError),
-        ((tritile.transpose, torch.zeros(3, 4), 5, 0), ShapeError),
-        ((tritile.matmul, torch.zeros(3, 4, device="meta"), torch.zeros(4, 6)), DeviceError),
-    ],
-)
-def test_plan_raises_what_the_call_would(args, error):
-    with pytest.raises(error):
-        tritile.plan(*args)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_plan_without_a_gpu():
-    with pytest.raises(InvalidValueError, match="target_device"):
-        tritile.plan(SQUARE)
-
-
-def test_a_problem_that_a_gpu_cannot_run_says_so():
-    with pytest.raises(UnsupportedError, match=r"8\.9"):
-        legal_configs(FP8, TARGETS["sm_80"])
-    with pytest.raises(UnsupportedError, match=r"float8_e4m3fn.*8\.9"):
-        tritile.plan(FP8, device=target_device("sm_80"))
-    with pytest.raises(TritileError):
-        tritile.plan(FP64, device=replace(SMALL, shared_memory=512))
-
-
-def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked():
-    """Quick looks of every family are not enough."""
-    for family in model.families(SQUARE, HOPPER):
-        remember(SQUARE, model.ranked(SQUARE, HOPPER, family)[0], 10.0)
-    assert not is_tuned(SQUARE, HOPPER)
-    assert task_of(SQUARE, HOPPER).incumbent is None
-    remember(SQUARE, SECOND, 20.0, error=1e-4)
-    assert is_tuned(SQUARE, HOPPER)
-    assert task_of(SQUARE, HOPPER).incumbent == SECOND
 
 
 def test_a_geforce_sums_in_fp32_at_half_the_rate():

@@ -1,0 +1,248 @@
+"""Which source a plan's config comes from, by mode and by what there is; no GPU is asked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tritile
+from tests.unit.conftest import forget_tables
+from tritile.core.config import Config
+from tritile.core.device import TARGETS, target_device
+from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
+from tritile.errors import DeviceError, InvalidValueError, NotTunedError, ShapeError
+from tritile.families.registry import FAMILIES, digests
+from tritile.families.space import legal_configs
+from tritile.planning import gpu_tables, model, plans
+from tritile.planning.formula import Constants
+from tritile.planning.portfolio import Loss, Portfolio
+from tritile.planning.store import store_of
+from tritile.planning.table import Entry, Table, write
+from tritile.planning.trial import Trial
+from tritile.tune.subject import is_tuned
+from tritile.tune.subject.problem import task_of
+
+H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
+PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+OLD = dict.fromkeys(digests(), "0" * 16)
+
+
+def tile(m=64, n=64, k=32, group=8, family="tile", **rest):
+    return Config.of(family=family, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group, **rest)
+
+
+PINNED, MEASURED, SLOWER, TABLED, PICK = (tile(group=group) for group in (1, 2, 4, 8, 16))
+ILLEGAL = [
+    tile(m=8), tile(m=512, n=512), tile(family="other"), tile(k=128, num_stages=8), Config.of(BLOCK_M=1)
+]  # fmt: skip
+OWN = {"halves-nt": Portfolio("halves-nt", (PICK,), (Constants(),), Loss(100, 0.01, 0.05, 0.2))}
+CONFIGS = {"pinned": PINNED, "exact": MEASURED, "table": TABLED, "predicted": PICK}
+
+
+def remember(config, us, problem=PRODUCT, **rest):
+    family = FAMILIES[problem.op].get(config.family, FAMILIES[problem.op]["tile"])
+    store_of(H200).add(family.digest, Trial(problem, config, us, **rest))
+
+
+@pytest.fixture
+def there(folder, tmp_path, monkeypatch):
+    """Puts what its words name where plans look for it."""
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
+
+    def put(words):
+        shipped = Table(H200.to_dict(), OLD if "old shipped" in words else digests(), ())
+        if "table" in words:
+            shipped = replace(shipped, entries=(Entry(PRODUCT, TABLED, 11.0),))
+        if "portfolio" in words:
+            shipped = replace(shipped, portfolios=OWN)
+        if "measured" in words:  # slower than the table says, yet here
+            remember(SLOWER, 30.0)
+            remember(MEASURED, 20.0)
+        if "elsewhere" in words:  # other sizes, another source of the kernel, and what failed
+            remember(MEASURED, 1.0, replace(PRODUCT, m=1536))
+            store_of(H200).add("0" * 16, Trial(PRODUCT, SLOWER, 2.0))
+            remember(PINNED, None, failure="did not compile")
+            remember(TABLED, 1.0, failure="wrong answer")
+        if "illegal" in words:
+            for config in ILLEGAL:
+                remember(config, 0.001)
+            shipped = replace(shipped, entries=(Entry(PRODUCT, ILLEGAL[0], 0.001),))
+        write(shipped, folder / "nvidia-h200.json")
+        if "pin" in words:
+            device = A100 if "another GPU" in words else H200
+            pinned = Table(device.to_dict(), OLD if "old pin" in words else digests(), ())
+            if "pinned portfolio" in words:
+                pinned = replace(pinned, portfolios=OWN)
+            else:
+                pinned = replace(pinned, entries=(Entry(PRODUCT, PINNED, 9.0),))
+            write(pinned, tmp_path / "pinned.json")
+            monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "pinned.json"))
+        forget_tables()
+
+    return put
+
+
+CASES = {  # by mode: cached, strict, tune, off
+    "nothing": ("model", NotTunedError, None, "model"),
+    "elsewhere": ("model", NotTunedError, None, "model"),
+    "illegal": ("model", NotTunedError, None, "model"),
+    "illegal, measured": ("exact", "exact", "exact", "model"),
+    "table": ("table", "table", None, "model"),
+    "old shipped table": ("table", NotTunedError, None, "model"),
+    "portfolio": ("predicted", "predicted", None, "model"),
+    "old shipped portfolio": ("predicted", NotTunedError, None, "model"),
+    "table, portfolio": ("table", "table", None, "model"),
+    "measured, table, portfolio": ("exact", "exact", "exact", "model"),
+    "pin, measured, table": ("pinned", "pinned", "pinned", "model"),
+    "old pin, measured": ("pinned", "exact", "pinned", "model"),
+    "pin of another GPU, measured": ("exact", "exact", "exact", "model"),
+    "pinned portfolio": ("predicted", "predicted", None, "model"),
+}
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_a_plan_is_of_the_first_source_that_has_one(there, words):
+    there(words)
+    for mode, source in zip(("cached", "strict", "tune", "off"), CASES[words], strict=True):
+        if source is NotTunedError:
+            with pytest.raises(NotTunedError, match=f"{PRODUCT.label} on NVIDIA H200"):
+                plans.plan_for(PRODUCT, H200, mode)
+            continue
+        plan = plans.plan_for(PRODUCT, H200, mode)
+        assert (plan and plan.source) == source, mode
+        if plan is not None:
+            config = CONFIGS.get(source) or model.pick(PRODUCT, H200)
+            assert plan.config == config
+            own = source == "predicted" and words == "pinned portfolio"
+            assert ("pinned" in plan.why) == (source == "pinned" or own)
+            assert plan.current == ("old" not in words or source in ("exact", "model"))
+
+
+def test_a_pinned_file_that_is_not_there_is_an_error(there, monkeypatch):
+    there("measured")
+    monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")
+    with pytest.raises(InvalidValueError, match="/no/such/file"):
+        plans.plan_for(PRODUCT, H200, "cached")
+
+
+def test_a_calibration_here_goes_before_what_ships(there):
+    there("nothing")
+    path = gpu_tables.calibrated_path(H200)
+    write(Table(H200.to_dict(), digests(), (), OWN), path)
+    plan = plans.plan_for(PRODUCT, H200, "cached")
+    assert (plan.source, plan.config) == ("predicted", PICK)
+    assert "measured here" in plan.why
+    path.write_text("no table")
+    tritile.forget()
+    with pytest.warns(tritile.errors.StoreWarning, match="portfolios are not used"):
+        assert plans.plan_for(PRODUCT, H200, "cached").source == "model"
+
+
+@pytest.mark.parametrize("problem", [PRODUCT, PermuteProblem.turned(1, 1024, 1024, 2)], ids=str)
+def test_a_plan_is_remembered_until_forgotten(there, problem):
+    there("nothing")
+    first = plans.plan_for(problem, H200)
+    config = legal_configs(problem, H200)[0]
+    remember(config, 20.0, problem)
+    assert plans.plan_for(problem, H200) is first
+    tritile.forget()
+    found = plans.plan_for(problem, H200)
+    assert (found.source, found.config, found.us) == ("exact", config, 20.0)
+
+
+def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked(there):
+    """Quick looks of every family are not enough."""
+    there("nothing")
+    for family in model.families(PRODUCT, H200):
+        remember(model.ranked(PRODUCT, H200, family)[0], 10.0)
+    assert not is_tuned(PRODUCT, H200)
+    assert task_of(PRODUCT, H200).incumbent is None
+    remember(SLOWER, 20.0, error=1e-4)
+    assert is_tuned(PRODUCT, H200)
+    assert task_of(PRODUCT, H200).incumbent == SLOWER
+
+
+# --- tritile.plan ---
+
+
+def test_a_plan_reads_well(there):
+    there("measured")
+    text = repr(tritile.plan(PRODUCT, device=H200))
+    for word in (PRODUCT.label, "NVIDIA H200", "BLOCK_M=64", "num_warps=4", "exact", "20.0 us"):
+        assert word in text
+    assert text.count("\n") == 3
+    assert "None" not in repr(tritile.plan(replace(PRODUCT, m=99), device=H200))
+
+
+def test_plan_of_host_tensors():
+    a, b = torch.zeros(3, 100, 70).half(), torch.zeros(70, 33).half()
+    found = tritile.plan(tritile.matmul, a, b)
+    assert found.source == "host"
+    assert (found.problem.batch, found.problem.m, found.problem.n, found.problem.k) == (1, 300, 33, 70)
+    turned = tritile.plan(tritile.transpose, torch.zeros(5, 7, 9), 0, 2)
+    assert (turned.source, turned.problem.itemsize) == ("host", 4)
+
+
+def test_plan_for_a_gpu_that_is_not_here(there):
+    there("nothing")
+    a, b = torch.zeros(3, 100, 70).half(), torch.zeros(70, 33).half()
+    for found in (
+        tritile.plan(PRODUCT, device=H200), tritile.plan(tritile.matmul, a, b, device=H200)
+    ):  # fmt: skip
+        assert (found.source, found.device.name) == ("model", "NVIDIA H200")
+    with tritile.mode("tune"):  # nothing is measured by asking
+        assert tritile.plan(PRODUCT, device=A100).source == "model"
+    with tritile.mode("strict"), pytest.raises(NotTunedError):
+        tritile.plan(PRODUCT, device=A100)
+
+
+KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (torch.matmul, ("tritile.matmul", "permute", "transpose", "problem")),
+        ("glue", ("'glue'", "tritile.matmul", "its name")),
+        (None, ("None", "tritile.matmul")),
+        ([tritile.matmul], ("matmul", "tritile.matmul")),
+        (KERNEL, ("softmax", "tritile.matmul")),
+        (torch.zeros(3, 3), ("tensor", "tritile.matmul")),
+    ],
+)
+def test_plan_of_something_else(what, words):
+    with pytest.raises(InvalidValueError) as caught:
+        tritile.plan(what, device=H200)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((tritile.matmul, torch.zeros(3, 4), torch.zeros(5, 6)), ShapeError),
+        ((tritile.matmul, torch.zeros(3, 0), torch.zeros(0, 6)), ShapeError),
+        ((tritile.linear, torch.zeros(0, 4), torch.zeros(6, 4)), ShapeError),
+        ((tritile.linear, torch.zeros(3, 4), torch.zeros(6, 4), torch.zeros(5)), ShapeError),
+        ((tritile.transpose, torch.zeros(0, 4)), ShapeError),
+        ((tritile.transpose, torch.zeros(3, 4), 5, 0), ShapeError),
+        ((tritile.matmul, torch.zeros(3, 4, device="meta"), torch.zeros(4, 6)), DeviceError),
+    ],
+)
+def test_plan_raises_what_the_call_would(args, error):
+    with pytest.raises(error):
+        tritile.plan(*args)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_plan_without_a_gpu():
+    with pytest.raises(InvalidValueError, match="target_device"):
+        tritile.plan(PRODUCT)
+
+
+def test_a_problem_that_a_gpu_cannot_run_says_so():
+    fp8 = replace(PRODUCT, dtype="float8_e4m3fn")
+    with pytest.raises(tritile.errors.UnsupportedError, match=r"float8_e4m3fn.*8\.9"):
+        tritile.plan(fp8, device=A100)
+    small = replace(TARGETS["sm_80"], shared_memory=512)
+    with pytest.raises(tritile.errors.UnsupportedError, match="shared memory"):
+        tritile.plan(replace(PRODUCT, dtype="float64", out_dtype="float64"), device=small)
