@@ -1,5 +1,6 @@
 """What is read from stores and tables: values that nobody of ours wrote are refused, and harm nothing."""
 
+import functools
 import json
 import math
 
@@ -12,6 +13,7 @@ from tritile.planning.checked import config_from, number_from, numbers_from, pro
 
 PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
 KERNEL = KernelProblem("mine", (("n", 5), ("x", None)), (("x", "float16"),))
+TURNED = PermuteProblem.turned(3, 5, 7, 2)
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=96, num_warps=4)
 EVIL = "__import__('os').system('touch canary')"
 KEY, DATA = problem_key(PROBLEM), problem_to_dict(PROBLEM)
@@ -21,7 +23,8 @@ PROBLEMS = [
     KEY.replace('"a_align"', '"a_\\u0061lign"'), DATA | {"m": 2**70}, DATA | {"dtype": ["bfloat16"]},
     DATA | {"more": 1}, {name: value for name, value in DATA.items() if name != "m"}, DATA | {"op": EVIL},
     problem_to_dict(KERNEL) | {"key": 3}, problem_to_dict(KERNEL) | {"key": [["x", math.nan]]},
-    problem_to_dict(KERNEL) | {"key": [["x", {}]]},
+    problem_to_dict(KERNEL) | {"key": [["x", {}]]}, problem_to_dict(TURNED) | {"shape": [{}, 5, 7]},
+    problem_to_dict(TURNED) | {"x_strides": [math.nan, 5, 7]},
 ]  # fmt: skip
 TEXT, FIELDS = CONFIG.key, CONFIG.to_dict()
 CONFIGS = [
@@ -34,7 +37,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", [PROBLEM, KERNEL, PermuteProblem.turned(3, 5, 7, 2)], ids=str)
+@pytest.mark.parametrize("problem", [PROBLEM, KERNEL, TURNED], ids=str)
 def test_a_problem_and_a_config_come_back_from_data_and_keys(problem):
     for source in (problem_to_dict(problem), problem_key(problem)):
         assert problem_from(source) == problem
@@ -67,7 +70,8 @@ def test_numbers():
 
 
 def test_the_good_are_kept_in_order_with_reasons_of_the_rest():
-    good, reasons = sifted([1, -1, 2, "x" * 10**6], lambda value: number_from(value, 0, 5))
+    deep = functools.reduce(lambda inner, _: [inner], range(10_000), [])
+    good, reasons = sifted([1, -1, deep, 2, "x" * 10**6], lambda value: number_from(value, 0, 5))
     assert good == [1, 2]
-    assert len(reasons) == 2
+    assert len(reasons) == 3
     assert all(len(reason) <= 200 for reason in reasons)

@@ -12,7 +12,7 @@ from tritile.core.device import target_device
 from tritile.core.forgetting import MOST, Memo
 from tritile.core.problem import MatmulProblem
 from tritile.ops import asked, memo
-from tritile.planning import gpu_tables, plans
+from tritile.planning import plans
 
 HOPPER = target_device("nvidia-h200")
 SIZES = range(1, 20_001)
@@ -90,12 +90,3 @@ def test_plans_of_sizes_without_end(monkeypatch):
         assert (plan.problem.m, plan.config["BLOCK_M"]) == (m, m)
     assert made == [*SIZES, SIZES[0]]
     assert MOST // 2 <= len(plans._memo) <= MOST
-
-
-def test_tables_that_change_without_end(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_tables, "read", lambda path: path)
-    for changed in range(100):
-        gpu_tables._read(tmp_path, (changed,))
-        gpu_tables._read_if_valid(tmp_path, "a test is", (changed,))
-    for cached in (gpu_tables._read, gpu_tables._read_if_valid):
-        assert cached.cache_info().currsize <= 16

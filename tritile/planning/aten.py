@@ -295,7 +295,8 @@ def aten_times_of(data: Any) -> AtenTimes:
     is_list = isinstance(classes, list) and classes and {str} >= set(map(type, classes))
     if not is_list or not set(classes) <= set(MEASURED):
         raise InvalidValueError(f"aten: classes {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}")
-    if not isinstance(used, Mapping) or not {str} >= {*map(type, used), *map(type, used.values())}:
+    texts = (*used, *used.values()) if isinstance(used, Mapping) else (None,)
+    if not all(isinstance(text, str) for text in texts):
         raise InvalidValueError("aten: wanted versions by name")
     one, two = LAYERS
     shapes = ((one, 1 + INPUTS), (two, 1 + one), (1, 1 + two))

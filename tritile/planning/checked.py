@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Iterable
 from importlib.resources.abc import Traversable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tritile.core.config import Config
-from tritile.core.problem import Problem, problem_from_dict, problem_key, problem_to_dict
+from tritile.core.problem import Problem, problem_from_dict, problem_key
 from tritile.errors import FileError, InvalidValueError
 
 MAX_TEXT: Final = 1 << 16
@@ -41,10 +42,18 @@ def read_json(file: Path | Traversable, most: int) -> Any:
         raise FileError(f"{file} is not JSON: {error}") from error
 
 
-def _data(source: Any) -> Any:
-    if isinstance(source, str) and len(source) > MAX_TEXT:
-        raise InvalidValueError(f"text of more than {MAX_TEXT} characters")
-    return json.loads(source) if isinstance(source, str) else source
+def _read(kind: str, source: Any, from_dict: Callable[[Any], T], key_of: Callable[[T], str]) -> T:
+    try:
+        if not isinstance(source, str):
+            return from_dict(source)
+        if len(source) > MAX_TEXT:
+            raise InvalidValueError(f"text of more than {MAX_TEXT} characters")
+        made = from_dict(json.loads(source))
+        if key_of(made) != source:
+            raise InvalidValueError("it is not spelled as keys are")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidValueError(f"{str(source)[:80]!r} is no {kind}: {str(error)[:200]}") from error
+    return made
 
 
 def problem_from(source: Any) -> Problem:
@@ -52,29 +61,12 @@ def problem_from(source: Any) -> Problem:
 
     Raises InvalidValueError for anything else.
     """
-    try:
-        problem = problem_from_dict(_data(source))
-        hash(problem)
-        json.dumps(problem_to_dict(problem), allow_nan=False)
-        if isinstance(source, str) and problem_key(problem) != source:
-            raise InvalidValueError("it is not spelled as keys are")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidValueError(f"{str(source)[:80]!r} is no problem: {str(error)[:200]}") from error
-    return problem
+    return _read("problem", source, problem_from_dict, problem_key)
 
 
 def config_from(source: Any) -> Config:
-    """Return the config of a dictionary, or of a key, which has one spelling.
-
-    Raises InvalidValueError for anything else.
-    """
-    try:
-        config = Config.from_dict(_data(source))
-        if isinstance(source, str) and config.key != source:
-            raise InvalidValueError("it is not spelled as keys are")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidValueError(f"{str(source)[:80]!r} is no config: {str(error)[:200]}") from error
-    return config
+    """Return the config of a dictionary, or of a key, as `problem_from` does."""
+    return _read("config", source, Config.from_dict, attrgetter("key"))
 
 
 def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any:
@@ -107,6 +99,6 @@ def sifted(items: Iterable[Any], make: Callable[[Any], T]) -> tuple[list[T], lis
     for item in items:
         try:
             good.append(make(item))
-        except InvalidValueError as error:
+        except (InvalidValueError, RecursionError) as error:  # deep nesting may be too deep to print
             reasons.append(str(error)[:200])
     return good, reasons

@@ -9,40 +9,24 @@ A file must never break a call: whatever is wrong with it, or with an entry, is 
 
 import functools
 import json
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.files import write_whole
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.checked import (
-    MAX_US,
-    config_from,
-    number_from,
-    problem_from,
-    read_json,
-    sifted,
-    state_of,
-)
+from tritile.planning.checked import problem_from, read_json, sifted, state_of
+from tritile.planning.table import Entry, entry_from
 from tritile.planning.trial import Trial
 
 _KIND: Final = "tritile kernels"
 FORMAT: Final = f"{_KIND} 1"
 MAX_BYTES: Final = 16 << 20  # some 40,000 problems
 _MAX_SIZE: Final = 2**64  # beyond what a kernel takes; ratios of sizes are to be finite
-
-
-class Winner(NamedTuple):
-    """Hold the fastest config of one problem, and its microseconds."""
-
-    config: Config
-    us: float
 
 
 def kernel_problem(text: str) -> KernelProblem | None:
@@ -54,15 +38,14 @@ def kernel_problem(text: str) -> KernelProblem | None:
     return found if isinstance(found, KernelProblem) else None
 
 
-def _winner(item: tuple[str, Any]) -> tuple[str, Winner]:
-    text, entry = item
-    problem = kernel_problem(text)
-    if problem is None or max(problem.sizes, default=0) >= _MAX_SIZE:
+def _winner(item: tuple[str, Any]) -> tuple[str, Entry]:
+    text, data = item
+    if not isinstance(data, dict) or data.get("us") is None:
+        raise InvalidValueError(f"{str(data)[:80]!r}: wanted config and us")
+    entry = entry_from({"problem": text, "config": data.get("config"), "us": data["us"]})
+    if not isinstance(entry.problem, KernelProblem) or max(entry.problem.sizes, default=0) >= _MAX_SIZE:
         raise InvalidValueError(f"{text[:80]!r} is not the key of a decorated kernel's problem")
-    if not isinstance(entry, dict) or not {"config", "us"} <= set(entry) or entry["us"] is None:
-        raise InvalidValueError(f"{str(entry)[:80]!r}: wanted config and us")
-    us = float(number_from(entry["us"], math.ulp(0.0), MAX_US))
-    return text, Winner(config_from(entry["config"]), us)
+    return text, entry
 
 
 class KernelTable:
@@ -71,9 +54,9 @@ class KernelTable:
     def __init__(self, path: Path, entries: dict[str, dict[str, dict[str, Any]]]) -> None:
         self.path = path
         self.entries = entries
-        self._winners: dict[tuple[str, str], dict[str, Winner]] = {}
+        self._winners: dict[tuple[str, str], dict[str, Entry]] = {}
 
-    def winners(self, device: Device, digest: str) -> Mapping[str, Winner]:
+    def winners(self, device: Device, digest: str) -> Mapping[str, Entry]:
         """Return the winners of a kernel on a GPU, by the problem's key.
 
         Entries are checked when a kernel first asks for its own; one StoreWarning reports those left out.
@@ -89,7 +72,7 @@ class KernelTable:
                 warnings.warn(message, StoreWarning, stacklevel=callers_level())
         return found
 
-    def find(self, device: Device, digest: str, problem: KernelProblem) -> Winner | None:
+    def find(self, device: Device, digest: str, problem: KernelProblem) -> Entry | None:
         return self.winners(device, digest).get(problem_key(problem))
 
     def add(self, device: Device, digest: str, trials: Iterable[Trial]) -> int:

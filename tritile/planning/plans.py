@@ -247,8 +247,8 @@ def _measured(problem: Tiled, device: Device, mode: str) -> Plan | None:
     A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
     """
     for measured in dict.fromkeys((problem, problem if mode == "tune" else _any_batch(problem))):
-        known = (trial for trial in trials(measured, device) if trial.works)
-        good = [trial for trial in known if illegal(trial.config, problem, device) is None]
+        works = (trial for trial in trials(measured, device) if trial.works)
+        good = [trial for trial in works if illegal(trial.config, problem, device) is None]
         best = best_of(good)
         if best is not None:
             why = f"the fastest of {len(good)} measured on this GPU"

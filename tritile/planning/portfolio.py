@@ -105,12 +105,12 @@ class Portfolio:
     constants: tuple[Any, ...]
     loss: Loss
     correction: Correction | None = None
-    _known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _prepared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def times(self, problem: Any, device: Device) -> list[float]:
         """Return predicted microseconds of each config, legal or not. About 0.15 ms on one core."""
         formula, kind = FORMULAS[problem.op], (problem.kind, device)
-        if kind not in self._known:
+        if kind not in self._prepared:
             shapes = [formula.shape(config, problem, device) for config in self.configs]
             constants = formula.constants(*_columns(map(astuple, self.constants)))
             keys = [formula.key(config) for config in self.configs]
@@ -118,8 +118,8 @@ class Portfolio:
             places = np.array([different.index(key) for key in keys])
             shape = type(shapes[0])(*_columns(shapes))
             network = self.correction.arrays() if self.correction else None
-            self._known[kind] = shape, constants, network, different, places
-        shape, constants, network, different, places = self._known[kind]
+            self._prepared[kind] = shape, constants, network, different, places
+        shape, constants, network, different, places = self._prepared[kind]
         rows = [formula.facts(problem, device, key) for key in different]
         facts = type(rows[0])(*_columns(rows).take(places, 1))
         us, *parts = formula.parts(shape, facts, constants)

@@ -35,7 +35,7 @@ _TOP: Final = ("format", "device", "kernels", "entries")
 class Entry:
     """Hold the best config of one problem and its median time in microseconds, None where it is not known.
 
-    `torch_us` is torch's time, measured beside it; None where it was not.
+    `torch_us` is torch's time, measured in turn with it; None where it was not.
     """
 
     problem: Problem
@@ -116,7 +116,7 @@ def _table(data: Any, name: str) -> Table:
         raise FileError(f"{name}: kernels is not valid")
     if not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
         raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: wanted names")
-    entries, reasons = sifted(data["entries"], _entry)
+    entries, reasons = sifted(data["entries"], entry_from)
     first: dict[Problem, Entry] = {}
     for entry in entries:
         if first.setdefault(entry.problem, entry) is not entry:
@@ -140,7 +140,8 @@ def _is_fact(value: Any) -> bool:
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _entry(data: Any) -> Entry:
+def entry_from(data: Any) -> Entry:
+    """Return the entry of a dictionary. Raises InvalidValueError for anything else."""
     if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
         raise InvalidValueError(
             f"{str(data)[:80]!r} is not an entry: wanted problem, config, us and torch_us"

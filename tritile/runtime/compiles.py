@@ -92,19 +92,19 @@ def compiles_heard() -> Iterator[list[float]]:
     seconds: list[float] = []
     thread = threading.get_ident()
 
-    def hear(*args: Any, **told: Any) -> None:
-        if not told["cache_hit"] and threading.get_ident() == thread:
-            seconds.append(told["times"].total / 1e6)
+    def listener(*args: Any, **compiled: Any) -> None:
+        if not compiled["cache_hit"] and threading.get_ident() == thread:
+            seconds.append(compiled["times"].total / 1e6)
         if before is not None:
-            before(*args, **told)
+            before(*args, **compiled)
 
     with library_lock:
         before = knobs.compilation.listener
-        knobs.compilation.listener = hear
+        knobs.compilation.listener = listener
         try:
             yield seconds
         finally:
-            if knobs.compilation.listener is hear:  # else another listener was set meanwhile, and stays
+            if knobs.compilation.listener is listener:  # else another was set meanwhile, and stays
                 knobs.compilation.listener = before
 
 
