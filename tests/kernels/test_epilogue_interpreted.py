@@ -103,7 +103,7 @@ def test_results_that_lie_column_by_column_are_made_turned(config, layout):
     buffer, out = frame((M, N), FP32, layout)
     call = described(a, b, out, "ieee", Extras(*sides))
     assert call.swapped
-    assert call.problem.epilogue == "scale_a=column scale_b=row bias=column residual=row weighted gelu"
+    assert str(call.problem.epilogue) == "scale_a=column scale_b=row bias=column residual=row weighted gelu"
     run(config, a, b, out, sides)
     assert guard_intact(buffer, out)
     run(config, a, b, out, Sides(rows[0], side("full"), side("full", seed=7), side("one", seed=8)))

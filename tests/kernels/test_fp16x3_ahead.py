@@ -123,5 +123,5 @@ def test_the_core_is_a_product_of_its_own():
     assert (core.a_layout, core.b_layout, LONG.core.a_layout, LONG.core.b_layout) == (
         "column", "column", "row", "column",
     )  # fmt: skip
-    assert core.epilogue == "scale_a=column scale_b=row bias=row gelu"
+    assert str(core.epilogue) == "scale_a=column scale_b=row bias=row gelu"
     assert core.core == core

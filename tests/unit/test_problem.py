@@ -9,9 +9,9 @@ import pytest
 
 from tritile.core.problem import (
     BLOCK_SCALES,
+    Epilogue,
     MatmulProblem,
     PermuteProblem,
-    epilogue_of,
     problem_from_dict,
     problem_key,
     problem_to_dict,
@@ -183,6 +183,6 @@ def test_epilogues_are_read_back_as_they_are_written():
     ):
         words = [f"{side}={spread}" for side, spread in zip(sides, given, strict=True) if spread]
         text = " ".join([*words, *filter(None, (weighted, activation))])
-        epilogue = epilogue_of(text)
+        epilogue = Epilogue.parse(text)
         assert str(epilogue) == text
         assert (epilogue.constants is None) == (text == "")

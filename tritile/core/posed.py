@@ -18,7 +18,6 @@ from tritile.core.problem import (
     Product,
     QuantizedProblem,
     Tiled,
-    epilogue_of,
 )
 from tritile.core.views import (
     Call,
@@ -105,7 +104,7 @@ def _side(problem: MatmulProblem, name: str, how: str, make: Make) -> View | Non
 
 def _fused(problem: MatmulProblem, make: Make) -> Fused:
     """Return an epilogue's operands on memory of their own; alpha and beta are 0.5 where they are given."""
-    epilogue = epilogue_of(problem.epilogue)
+    epilogue = problem.epilogue
     sides = {name: _side(problem, name, getattr(epilogue, name), make) for name in SIDES}
     weight = 0.5 if epilogue.weighted else 1.0
     return Fused(**sides, activation=epilogue.activation, alpha=weight, beta=weight, gated=epilogue.gated)

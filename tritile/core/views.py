@@ -213,7 +213,7 @@ class MatmulCall(Buffered):
         return MatmulProblem(
             prod(self.batch_shape), a.shape[0], b.shape[1], a.shape[1], self.dtype, self.out_dtype,
             a.layout, b.layout, out.layout, a.align, b.align, out.align, self.precision,
-            str(self.fused.epilogue), self.b_dtype, self.scales.shared if self.scales else "", self.invariant,
+            self.fused.epilogue, self.b_dtype, self.scales.shared if self.scales else "", self.invariant,
         )  # fmt: skip
 
     @property

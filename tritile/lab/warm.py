@@ -24,7 +24,7 @@ from tritile.core.problem import (
     Tiled,
     alignment,
 )
-from tritile.core.problem.epilogue import SIDES, epilogue_of
+from tritile.core.problem.epilogue import SIDES
 from tritile.core.settings import current_mode, uses_aten
 from tritile.errors import (
     InvalidValueError,
@@ -78,7 +78,7 @@ def _at_rows(problem: Any, m: int) -> Any:
     """
     if not isinstance(problem, MatmulProblem):
         return replace(problem, m=m)
-    fused = epilogue_of(problem.epilogue)
+    fused = problem.epilogue
     if m == 1:  # one row's epilogue does not differ by row
         alone = {"full": "row", "column": "one"}
         fused = replace(
@@ -97,7 +97,7 @@ def _at_rows(problem: Any, m: int) -> Any:
     return replace(
         problem,
         m=m,
-        epilogue=str(fused),
+        epilogue=fused,
         a_align=alignment_of(problem.a_layout, problem.k, problem.itemsize, problem.a_align),
         out_align=alignment_of(problem.out_layout, problem.n, ITEMSIZE[problem.out_dtype], problem.out_align),
     )

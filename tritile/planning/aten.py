@@ -26,7 +26,6 @@ from tritile.core.problem import (
     Product,
     QuantizedProblem,
     Tiled,
-    epilogue_of,
 )
 from tritile.errors import InvalidValueError
 from tritile.families.common.tma_time import TmaFit
@@ -96,7 +95,7 @@ def illegal(problem: Tiled) -> str | None:
     if "strided" in problem.layouts or problem.out_layout != "row":
         return "torch would copy an operand or the result"
     in_one = (Epilogue(),) if problem.batch > 1 else (Epilogue(), Epilogue(bias="row"))
-    if epilogue_of(problem.epilogue) not in in_one and not _is_long(problem):
+    if problem.epilogue not in in_one and not _is_long(problem):
         return "torch takes another launch for the epilogue"
     if problem.dtype not in _DTYPES:
         return f"torch's products of {problem.dtype} are not offered"
@@ -147,7 +146,7 @@ def _illegal_fp8(problem: MatmulProblem) -> str | None:
         return "torch multiplies fp8 matrix by matrix"
     if problem.dtype == "float8_e5m2" and problem.b_dtype != "float8_e4m3fn":
         return "torch does not multiply float8_e5m2 by float8_e5m2: wanted float8_e4m3fn for a or b"
-    fused = epilogue_of(problem.epilogue)
+    fused = problem.epilogue
     if problem.block_scales:  # what is fused is applied to float32 by torch afterwards
         if (problem.dtype, problem.b_dtype) != ("float8_e4m3fn", ""):
             return "torch wants float8_e4m3fn for a and b where each 128 of K have scales"
@@ -197,7 +196,7 @@ def kind_of(problem: Product) -> str:
     """
     if isinstance(problem, GroupedProblem):
         return f"grouped {problem.dtype}"
-    return f"{problem.dtype} {problem.precision}" + " rows" * ("scale_b=row" in problem.epilogue)
+    return f"{problem.dtype} {problem.precision}" + " rows" * (problem.epilogue.scale_b == "row")
 
 
 def is_as_swept(problem: MatmulProblem) -> bool:
@@ -205,7 +204,7 @@ def is_as_swept(problem: MatmulProblem) -> bool:
 
     Sweeps of fp8 hold sums that leave the tensor cores, and no scales or one for each operand.
     """
-    if problem.dtype in FP8_DTYPES and (problem.precision != "ieee" or "scale_b=row" in problem.epilogue):
+    if problem.dtype in FP8_DTYPES and (problem.precision != "ieee" or problem.epilogue.scale_b == "row"):
         return False
     plain = problem.batch == 1 and problem.a_layout == problem.out_layout == "row"
     return plain and min(problem.n, problem.k) >= SIDES[0] and problem.flops >= OPERATIONS[0]

@@ -32,6 +32,7 @@ from tritile.core.problem import (
     LOADS,
     MATMUL_DTYPES,
     PRECISIONS_OF,
+    Epilogue,
     GroupedProblem,
     MatmulProblem,
     PermuteProblem,
@@ -141,7 +142,7 @@ def _matmul(case: Case) -> MatmulProblem:
         b_align=_matrix_alignment(size, b_layout, case.batch, case.k, case.n),
         out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", case.batch, case.m, case.n),
         precision=case.precision,
-        epilogue=case.epilogue,
+        epilogue=Epilogue.parse(case.epilogue),
     )
 
 

@@ -30,7 +30,6 @@ from tritile.core.problem.epilogue import (
     TURNED,
     Activation,
     Epilogue,
-    epilogue_of,
 )
 from tritile.core.problem.grouped import (
     GROUPED_DTYPES,
@@ -66,7 +65,7 @@ __all__ = [
     "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "SCALE_K", "SIDES", "TURNED",
     "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue", "GroupSize", "GroupedProblem",
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Precision", "Problem",
-    "Product", "QuantizedProblem", "Tiled", "WeightBits", "alignment", "ends_of", "epilogue_of",
+    "Product", "QuantizedProblem", "Tiled", "WeightBits", "alignment", "ends_of",
     "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
     "suits", "unit_columns", "unpacked_row", "words_shape",
 ]  # fmt: skip
@@ -93,7 +92,8 @@ def problem_to_dict(problem: Problem) -> dict[str, Any]:
     """Return a dictionary that JSON holds and `problem_from_dict` reads back."""
     kind: Any = type(problem)
     pairs = ((name, getattr(problem, name), default) for name, default in _fields(kind).items())
-    return {"op": problem.op} | {name: value for name, value, default in pairs if value != default}
+    found = {"op": problem.op} | {name: value for name, value, default in pairs if value != default}
+    return found | {"epilogue": str(found["epilogue"])} if "epilogue" in found else found
 
 
 def problem_key(problem: Problem) -> str:

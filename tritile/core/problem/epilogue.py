@@ -12,7 +12,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 ACTIVATIONS: Final[tuple[Activation, ...]] = get_args(Activation)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Epilogue:
     """Describe activation(alpha * scale_a * scale_b * a @ b + beta * bias) + residual.
 
@@ -23,8 +23,9 @@ class Epilogue:
     - `activation` is one of ACTIVATIONS or "".
     - `weighted`: alpha and beta are given.
 
-    As text it lists what there is: "scale_a=column scale_b=row bias=row gelu". Raises InvalidValueError for a
-    text that describes no epilogue.
+    It is false where nothing is to be done. In files, on command lines and in messages it is the text that
+    `str` returns and `parse` reads, which lists what there is: "scale_a=column scale_b=row bias=row gelu".
+    Raises InvalidValueError where a field is out of its range.
     """
 
     scale_a: str = ""
@@ -51,31 +52,38 @@ class Epilogue:
         flags = [name for name in _FLAGS if getattr(self, name)]
         return " ".join([*sides, *flags, *[self.activation] * bool(self.activation)])
 
+    def __repr__(self) -> str:
+        return f"Epilogue.parse({str(self)!r})"
+
+    def __bool__(self) -> bool:
+        return self != BARE
+
+    @classmethod
+    @functools.cache
+    def parse(cls, text: str) -> "Epilogue":
+        """Return the epilogue that `str` wrote. Raises InvalidValueError for anything else."""
+        found: dict[str, str | bool] = {}
+        for word in text.split(" ") if text else []:
+            name, _, spread = word.partition("=")
+            if spread and name in SIDES:
+                found[name] = spread
+            elif word in _FLAGS:
+                found[word] = True
+            else:
+                found["activation"] = word
+        epilogue = cls(**found)  # type: ignore[arg-type]
+        if str(epilogue) != text:
+            raise InvalidValueError(f"epilogue {text!r}: wanted {str(epilogue)!r}")
+        return epilogue
+
     @property
     def constants(self) -> tuple[str | bool, ...] | None:
-        """Tell what kernels are compiled for: the fields in their order, None where nothing is to be done."""
-        return tuple(getattr(self, field.name) for field in fields(self)) if str(self) else None
+        """Return what kernels are compiled for: the fields in order, None where nothing is to be done."""
+        return tuple(getattr(self, field.name) for field in fields(self)) if self else None
 
 
 # Operands in the order kernels take them, and those that are exchanged in out^T = b^T a^T.
 SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up")
 TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a"}
 _FLAGS: Final = ("weighted", "gated")
-
-
-@functools.cache
-def epilogue_of(text: str) -> Epilogue:
-    """Return the epilogue that `str` wrote. Raises InvalidValueError for anything else."""
-    found: dict[str, str | bool] = {}
-    for word in text.split(" ") if text else []:
-        name, _, spread = word.partition("=")
-        if spread and name in SIDES:
-            found[name] = spread
-        elif word in _FLAGS:
-            found[word] = True
-        else:
-            found["activation"] = word
-    epilogue = Epilogue(**found)  # type: ignore[arg-type]
-    if str(epilogue) != text:
-        raise InvalidValueError(f"epilogue {text!r}: wanted {str(epilogue)!r}")
-    return epilogue
+BARE: Final = Epilogue()

@@ -17,7 +17,7 @@ from tritile.core.problem.checks import (
     check_fields,
     check_sizes,
 )
-from tritile.core.problem.epilogue import epilogue_of
+from tritile.core.problem.epilogue import BARE, Epilogue
 from tritile.core.problem.parts import part_length
 
 
@@ -66,7 +66,7 @@ class MatmulProblem(Laid):
       neither.
     - Alignments: the largest power of two, at most 16, in bytes, that divides the address and every stride
       but the contiguous one.
-    - `epilogue`: what is fused into the store, as `Epilogue` writes it.
+    - `epilogue`: what is fused into the store. Its text is taken as well.
     - `b_dtype`: the dtype of b where it is not that of a, as fp8 types may be mixed.
     - `block_scales`: "1x128" where each 128 of K have scales of their own, one for each row of a and one for
       128 columns of b; see BLOCK_SCALES.
@@ -89,33 +89,35 @@ class MatmulProblem(Laid):
     b_align: int = 16
     out_align: int = 16
     precision: str = "ieee"
-    epilogue: str = ""
+    epilogue: Epilogue = BARE
     b_dtype: str = ""
     block_scales: str = ""
     invariant: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.epilogue, str):
+            object.__setattr__(self, "epilogue", Epilogue.parse(self.epilogue))
+        check(isinstance(self.epilogue, Epilogue), self, "an Epilogue, or its text")
         check_sizes(self, self.batch, self.m, self.n, self.k)
         check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
         check_fields(self, precision=PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS)
         self._check_laid()
         real = {self.dtype, self.out_dtype}.isdisjoint(COMPLEX_DTYPES)
-        linear = self.dtype == self.out_dtype and not epilogue_of(self.epilogue).activation
+        linear = self.dtype == self.out_dtype and not self.epilogue.activation
         check(real or linear, self, "complex operands and result of one dtype, and no activation")
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
         check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
         scalable = self.dtype in FP8_DTYPES and self.batch == 1
         check(not self.block_scales or scalable, self, "block scales of fp8, in one product")
-        gated = epilogue_of(self.epilogue).gated
         # fp8 needs scales, fp16x3 transforms both matrices: not offered
         lowered = self.precision == "fp16x3"
         gateable = self.dtype in GATED_DTYPES and not lowered
-        check(gateable or not gated, self, "gated products of real floating types")
+        check(gateable or not self.epilogue.gated, self, "gated products of real floating types")
 
     @property
     def rights(self) -> int:
-        """Tell how many matrices a is multiplied by: two where gated."""
-        return 2 if epilogue_of(self.epilogue).gated else 1
+        """Return how many matrices a is multiplied by: two where gated."""
+        return 2 if self.epilogue.gated else 1
 
     @property
     def is_complex(self) -> bool:
@@ -134,8 +136,8 @@ class MatmulProblem(Laid):
     def bytes(self) -> int:
         inputs = self.k * (self.m + self.rights * self.n) * self.itemsize
         outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
-        fused = epilogue_of(self.epilogue)
-        return self.batch * (inputs + outputs * (1 + [fused.bias, fused.residual].count("full")))
+        read = [self.epilogue.bias, self.epilogue.residual].count("full")
+        return self.batch * (inputs + outputs * (1 + read))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -176,7 +178,7 @@ class MatmulProblem(Laid):
             return replace(self, b_layout="row", b_align=16)
         if not self.in_parts:
             return self
-        scaled = str(replace(epilogue_of(self.epilogue), scale_a="column", scale_b="row"))
+        scaled = replace(self.epilogue, scale_a="column", scale_b="row")
         a_layout = "column" if self.a_layout == "column" else "row"
         b_layout = "row" if self.b_layout == "row" else "column"
         return replace(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from tritile.core.problem.checks import ALIGNMENTS, alignment, check_fields, check_sizes
+from tritile.core.problem.epilogue import Epilogue
 from tritile.core.problem.matmul import MatmulProblem, Operand
 
 WeightBits = Literal[4, 8]
@@ -112,10 +113,10 @@ class QuantizedProblem:
     @functools.cached_property
     def product(self) -> MatmulProblem:
         """Return the same product with a weight that is not quantized, which lies row by row."""
-        dtypes, bias = (self.dtype, self.dtype), "bias=row" if self.bias else ""
+        dtypes, epilogue = (self.dtype, self.dtype), Epilogue(bias="row" * self.bias)
         aligns = (self.x_align, 16, alignment(self.itemsize * self.n))
         return MatmulProblem(
-            1, self.m, self.n, self.k, *dtypes, self.x_layout, "column", "row", *aligns, epilogue=bias
+            1, self.m, self.n, self.k, *dtypes, self.x_layout, "column", "row", *aligns, epilogue=epilogue
         )
 
     @property

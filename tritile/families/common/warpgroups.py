@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem, epilogue_of
+from tritile.core.problem import ITEMSIZE, SCALE_K, MatmulProblem
 from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common.blocks import late_fault, names_fault, shared_fault
@@ -84,7 +84,7 @@ def epilogue_fault(config: Config, problem: MatmulProblem) -> str | None:
     Gelu holds steps of many elements at a time. It spills beside many sums where tiles are stored by
     pointers, and beside fewer where it reads a matrix.
     """
-    fused, most = epilogue_of(problem.epilogue), REGISTERS[config["CONSUMERS"]]
+    fused, most = problem.epilogue, REGISTERS[config["CONSUMERS"]]
     gelu, reads = fused.activation == "gelu", "full" in (fused.bias, fused.residual)
     pointers = problem.out_align < 16 or problem.n * ITEMSIZE[problem.out_dtype] % 16 != 0
     if not (gelu and pointers):

@@ -12,7 +12,7 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, MatmulProblem, Product, epilogue_of
+from tritile.core.problem import ITEMSIZE, MatmulProblem, Product
 from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common import tma_time
@@ -45,7 +45,7 @@ _SM_SHARED: Final = 228 << 10  # bytes of an SM of Hopper or Blackwell, 1 KiB of
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     tile = (config["BLOCK_M"] + config["BLOCK_N"] * problem.rights) * config["BLOCK_K"] * problem.itemsize
-    fused = epilogue_of(problem.epilogue)
+    fused = problem.epilogue
     # An operand read tile by tile has another layout than sums, which then go through shared memory.
     size = 4 if "full" in (fused.bias, fused.residual, fused.bias_up) else ITEMSIZE[problem.out_dtype]
     part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * size
@@ -97,7 +97,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
     words = accumulator_words(config, problem, device)
     if words > _MAX_WORDS:
         return f"{words} accumulator registers a thread, of {_MAX_WORDS}"
-    fused = epilogue_of(problem.epilogue)
+    fused = problem.epilogue
     at_once = words // config["SUBTILES"]
     if device.nvidia >= 100 and at_once > _MAX_WORDS // 2 and "full" in (fused.bias, fused.residual):
         return f"{at_once} sums a thread beside what is added to them spill on {device.name}"

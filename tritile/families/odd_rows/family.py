@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, epilogue_of
+from tritile.core.problem import MatmulProblem
 from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.fused import extra
@@ -90,7 +90,7 @@ def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str |
     if config["SPLIT_K"] > 1 and programs > device.processors * resident(config, problem, device):
         return f"{programs} programs, of which some would wait for others to start"
     words = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps)
-    fused = epilogue_of(problem.epilogue)
+    fused = problem.epilogue
     most = 64 if fused.activation == "gelu" or "full" in (fused.bias, fused.residual) else 128  # more spill
     return f"{words} accumulator registers a thread, above {most}" if words > most else None
 

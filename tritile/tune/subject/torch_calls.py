@@ -15,7 +15,6 @@ from tritile.core.problem import (
     PermuteProblem,
     QuantizedProblem,
     Tiled,
-    epilogue_of,
 )
 from tritile.core.views import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.families import by_torch as torchs
@@ -118,10 +117,10 @@ def run_of(problem: Tiled) -> Callable[[Any], None] | None:
     """Return a function that runs torch's call for a problem; None where torch has no single call for it."""
     if isinstance(problem, GroupedProblem):
         return None if aten.illegal(problem) or problem.is_torchs else groups
-    if isinstance(problem, MatmulProblem) and epilogue_of(problem.epilogue).scale_a:
+    if isinstance(problem, MatmulProblem) and problem.epilogue.scale_a:
         return None if aten.illegal(problem) or problem.is_torchs else scale
     if isinstance(problem, MatmulProblem) and problem.epilogue:
-        if problem.batch == 1 and epilogue_of(problem.epilogue) == Epilogue(bias="row"):
+        if problem.batch == 1 and problem.epilogue == Epilogue(bias="row"):
             return add
         return None if aten.illegal(problem) else compose
     if isinstance(problem, QuantizedProblem):
