@@ -2,8 +2,9 @@
 
 import torch
 
+from tritile.core.call import MatmulCall, PermuteCall
 from tritile.core.epilogue import finished
-from tritile.core.views import MatmulCall, PermuteCall
+from tritile.core.problem import SIDES
 
 
 def executed(call, config=None):
@@ -11,14 +12,13 @@ def executed(call, config=None):
     if isinstance(call, PermuteCall):
         return permuted(call)
     assert isinstance(call, MatmulCall)
-    assert call.scales is None
+    assert not call.scales
     a, b, out = (seen(view, call.batch_shape) for view in (call.a, call.b, call.out))
-    sides = {name: view and seen(view, call.batch_shape) for name, view in call.fused.named}
+    sides = [seen(call.sides[name], call.batch_shape) if name in call.sides else None for name in SIDES]
     a, b = a.double(), b.double()
     sums = a @ b
     up = None if call.up is None else a @ seen(call.up, call.batch_shape).double()
-    fused = call.fused
-    out.copy_(finished(sums, list(sides.values()), fused.activation, fused.alpha, fused.beta, up))
+    out.copy_(finished(sums, sides, call.activation, call.alpha, call.beta, up))
     return None
 
 
@@ -39,7 +39,7 @@ def permuted(call):
     lanes = 2 if problem.itemsize == 16 else 1
 
     def words(memory, strides):
-        memory, steps = raw(memory), (*(lanes * step for step in strides), 1)
+        memory, steps = raw(memory.tensor), (*(lanes * step for step in strides), 1)
         return memory.as_strided((*problem.shape, lanes), steps, memory.storage_offset())
 
     x = words(call.x, problem.x_strides).clone()

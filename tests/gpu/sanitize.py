@@ -31,11 +31,11 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 
 from tritile.core import device as devices  # noqa: E402
-from tritile.core.posed import posed  # noqa: E402
+from tritile.core.call import posed  # noqa: E402
 from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
-from tritile.ops.described import Extras, described  # noqa: E402
+from tritile.ops.products import matmul_call  # noqa: E402
 from tritile.planning import model  # noqa: E402
 from tritile.runtime import launch  # noqa: E402
 from tritile.tune.subject.operands import shared  # noqa: E402
@@ -72,7 +72,7 @@ def product(m, n, k, dtype=HALF, precision="ieee", turned=True, out=None, **extr
         if "up" in made:
             made |= {"up": made["up"].mT, "activation": "silu"}
         result = torch.empty(m, n, dtype=out or dtype, device=device)
-        return described(a, b, result, precision, Extras(**made))
+        return matmul_call(a, b, result, precision, **made)
 
     return call
 
@@ -81,7 +81,7 @@ def permuted(shape, dims, dtype, in_place=False):
     def call(device):
         x = torch.empty(shape, dtype=dtype, device=device).fill_(1)
         out = x if in_place else torch.empty([shape[d] for d in dims], dtype=dtype, device=device)
-        return permute_op.described(x, out, dims)
+        return permute_op.permute_call(x, out, dims)
 
     return call
 

@@ -9,7 +9,7 @@ import tritile
 from authors import SUBJECTS
 from tests.launched import needs_memory
 from tritile.families.matmul_tile.family import FAMILY
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime.launch import _bound
 from tritile.tune import kernels
 
@@ -141,10 +141,11 @@ def test_tritiles_own_product_is_searched_and_remembered():
     m, n, k = 1000, 520, 600
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
     out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     (step,) = FAMILY.work(call, FAMILY.configs[0]).steps
     decided = {*dict(FAMILY.configs[0].kwargs), "MASK_M", "MASK_N", "MASK_K"}
-    given = {name: _bound(v, call.buffers) for name, v in step.args.items() if name not in decided}
+    buffers = dict(zip(call.buffers, call.tensors, strict=True))
+    given = {name: _bound(v, buffers) for name, v in step.args.items() if name not in decided}
 
     def grid(meta):
         return (triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]), 1, 1)

@@ -12,7 +12,7 @@ from tests.configs import ON_GPU, tma, warpgroups
 from tests.launched import captured, in_threads, launched
 from tests.reference import assert_product, bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
 
@@ -39,7 +39,7 @@ every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
 
 
 def run(config, a, b, out):
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     return launched(call, config), call
 
 
@@ -158,7 +158,7 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
     for looks in (polls, polls, 0):
         monkeypatch.setattr("tritile.families.common.grids.POLLS", looks)
         out = torch.empty(size, dtype=a.dtype, device="cuda")
-        call = described(a, b, out, "ieee")
+        call = matmul_call(a, b, out, "ieee")
         ready = launch.prepare(call, config)
         for _ in range(50):
             out.fill_(float("nan"))

@@ -24,7 +24,7 @@ from tritile.families.few_rows import across
 from tritile.families.few_rows import family as few_rows
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.space import legal_configs
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import launch
 
@@ -62,7 +62,7 @@ def check(a, b, layout="row", of_w="column", some=slice(None)):
     """Make a product by configs twice, into a frame of poison: right, alike, and nothing outside touched."""
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     buffer, out = frame((*batch, a.shape[-2], b.shape[-1]), a.dtype, layout, "cuda")
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     configs = configs_of(call, of_w)[some]
     assert configs
     for config in configs:
@@ -173,7 +173,7 @@ def test_epilogues(activation, turned, of_w):
     row, column, full = (gpu(s, dtype, i) for i, s in enumerate(((n,), (m, 1), (m, n)), start=2))
     sides = Sides(column, row, row, full, activation, -0.3, 1.7)
     buffer, out = frame((m, n), dtype, "sliced", "cuda")
-    call = described(a, b, out, "ieee", Extras(*sides))
+    call = matmul_call(a, b, out, "ieee", **sides._asdict())
     for config in configs_of(call, of_w)[:: 3 if of_w == "odd" else 1]:
         launch.prepare(call, config)(*call.tensors)
         assert_fused(out, a, b, sides, tensor_cores=of_w == "odd")
@@ -188,7 +188,7 @@ def test_infinities_and_nan_stay_in_their_rows_and_columns(of_w):
     a[1, 3], a[-1, 2052], b[9, 7], b[2052, 11] = torch.inf, torch.nan, torch.nan, torch.inf
     wanted = a.double() @ b.double()
     out = torch.empty(rows, 200, dtype=dtype, device="cuda")
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     for config in configs_of(call, of_w):
         launch.prepare(call, config)(*call.tensors)
         assert torch.equal(out.isnan(), wanted.isnan())
@@ -201,7 +201,7 @@ def test_sums_of_fp32_are_compensated(of_w):
     k = 1 << 20
     a, b = gpu((1, k), FP32).abs(), placed(gpu((k, 5), FP32, 1).abs(), of_w)
     out, wanted = torch.empty(1, 5, device="cuda"), a.double() @ b.double()
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     for config in configs_of(call, of_w):
         launch.prepare(call, config)(*call.tensors)
         assert ((out - wanted).abs() <= 4 * torch.finfo(FP32).eps * wanted).all()
@@ -215,7 +215,7 @@ def test_calls_plan_it_alike_in_graphs_and_not_where_batch_invariant(of_w):
     m, k, n, dtype = PLANNED[of_w]
     many, w = gpu((m + 40, k), dtype), placed(gpu((k, n), dtype, 1), "row" if of_w == "row" else "column")
     a = many[:m]
-    problem = described(a, w, torch.empty(m, n, dtype=dtype, device="cuda"), "ieee").problem
+    problem = matmul_call(a, w, torch.empty(m, n, dtype=dtype, device="cuda"), "ieee").problem
     assert plans.plan_for(problem, devices.gpu(0), "cached").config.family == FAMILIES[of_w]
     product = functools.partial(tritile.matmul, precision="ieee" if dtype == FP32 else None)
     wanted = product(a, w)

@@ -14,7 +14,7 @@ from tests.simulated import DATA, assert_bounded
 from tritile.core.problem import error_bound, suits
 from tritile.families.common.fallback import EXTREME, UNFIT
 from tritile.families.work import lowered
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -37,16 +37,16 @@ def posed(name, m, n, k, layouts=("row", "row")):
 def verdict_of(a, b):
     """What the kernels before the core say of these data."""
     out = torch.empty(a.shape[0], b.shape[1], device="cuda")
-    call = described(a, b, out, "fp16x3")
+    call = matmul_call(a, b, out, "fp16x3")
     parts = lowered(call, False)
-    buffers = call.buffers
+    buffers = dict(zip(call.buffers, call.tensors, strict=True))
     for name, section in parts.scratch.items():
         buffers[name] = torch.empty(section.elements, dtype=getattr(torch, section.dtype), device="cuda")
     for step in parts.before:
         args = {name: launch._bound(value, buffers) for name, value in step.args.items()}
         options = {name: value for name, value in step.options.items() if name != "launch_pdl"}
         step.kernel[step.grid](**args, **options)
-    return int(buffers[parts.core.verdict.word.buffer])
+    return int(buffers[parts.core.fallback.flag.buffer])
 
 
 @pytest.mark.parametrize("size", [(131, 259, 300), (131, 259, 1009), (64, 128, 16384)], ids=str)
@@ -134,7 +134,7 @@ def test_every_family_makes_the_core_or_leaves_it(name, config):
     for size in ((256, 384, 2048), (201, 325, 1111)):
         a, b = posed(name, *size)
         out = torch.full(size[:2], float("nan"), device="cuda")
-        call = described(a, b, out, "fp16x3")
+        call = matmul_call(a, b, out, "fp16x3")
         run = launched(call, config)
         assert_bounded(out, a, b)
         first = bytes_of(out)
@@ -147,7 +147,7 @@ def test_errors_do_not_grow_with_k(config):
     """Simulated, 2.0e-7 at any K; 3.2e-7 where what rounding loses of totals is not carried on."""
     a, b = posed("uniform", 256, 384, 16384)
     out = torch.full((256, 384), float("nan"), device="cuda")
-    launched(described(a, b, out, "fp16x3"), config)
+    launched(matmul_call(a, b, out, "fp16x3"), config)
     exact = product64(a, b)
     assert float((out - exact).norm() / exact.norm()) < 2.3e-7
 

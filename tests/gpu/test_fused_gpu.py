@@ -26,7 +26,7 @@ from tests.scales import assert_block_scaled, assert_exact, blocks_of, scale
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
 from tritile.ops import asked
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
@@ -78,7 +78,7 @@ def test_every_family_with_every_epilogue(config, how, size):
     m, n, k = size
     a, b, sides = gpu((m, k)), gpu((k, n), seed=1), sides_of(how, m, n)
     buffer, out = frame((m, n), BF16, "row", "cuda")
-    launched(described(a, b, out, "ieee", Extras(*sides)), config)
+    launched(matmul_call(a, b, out, "ieee", **sides._asdict()), config)
     assert_fused(out, a, b, sides)
     assert guard_intact(buffer, out)
 
@@ -97,7 +97,7 @@ def test_results_and_what_is_added_lie_in_any_way(config, layout):
     matrices = {which: t for which, t in added.items() if t is not None and t.ndim > 1}
     lain = sides._replace(**{which: placed(t, layout) for which, t in matrices.items()})
     buffer, out = frame((m, n), FP16, layout, "cuda")
-    launched(described(a, b, out, "ieee", Extras(*lain)), config)
+    launched(matmul_call(a, b, out, "ieee", **lain._asdict()), config)
     assert_fused(out, a, b, sides)
     assert guard_intact(buffer, out)
 
@@ -109,7 +109,7 @@ def test_the_result_may_take_the_place_of_what_is_added(config, which, layout):
     m, n, k = 301, 203, 517
     a, b, added = gpu((m, k)), gpu((k, n), seed=1), gpu((m, n), seed=5)
     buffer, out = frame((m, n), BF16, layout, "cuda")
-    call = described(a, b, out, "ieee", Extras(**{which: out}, activation="silu"))
+    call = matmul_call(a, b, out, "ieee", **{which: out}, activation="silu")
     out.copy_(added)
     prepared = launched(call, config)
     assert_fused(out, a, b, Sides(**{which: added}, activation="silu"))
@@ -136,7 +136,7 @@ def test_batches(config, size):
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         sides = Sides(bias=gpu((n,), seed=3), residual=gpu((*given, m, n), seed=4), activation="gelu")
         out = torch.empty(*batch, m, n, dtype=BF16, device="cuda")
-        launched(described(left, right, out, "ieee", Extras(*sides)), config)
+        launched(matmul_call(left, right, out, "ieee", **sides._asdict()), config)
         assert_fused(out, left, right, sides)
 
 
@@ -147,7 +147,7 @@ def test_other_result_types(config):
         a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
         sides = Sides(bias=gpu((n,), FP32, 3), residual=gpu((m, n), FP16, 4), activation="silu")
         out = torch.empty(m, n, dtype=out_dtype, device="cuda")
-        launched(described(a, b, out, "ieee", Extras(*sides)), config)
+        launched(matmul_call(a, b, out, "ieee", **sides._asdict()), config)
         assert_fused(out, a, b, sides)
 
 
@@ -159,9 +159,7 @@ def test_not_finite_values_come_out_where_torch_has_them(config):
     bias[4], residual[5, 5] = math.inf, math.nan
     for activation, function in ACTIVATIONS.items():
         out = torch.empty(300, 200, dtype=FP32, device="cuda")
-        launched(
-            described(a, b, out, "ieee", Extras(bias=bias, residual=residual, activation=activation)), config
-        )
+        launched(matmul_call(a, b, out, "ieee", bias=bias, residual=residual, activation=activation), config)
         wanted = function(a.double() @ b.double() + bias) + residual
         assert torch.equal(out.isnan(), wanted.isnan())
         assert torch.equal(out.isinf(), wanted.isinf())
@@ -172,7 +170,7 @@ def test_a_chain_waits_for_what_it_reads(config):
     """Each may start before the one ahead of it is done, whose result it reads, as its residual too."""
     x, weight = gpu((256, 256)) / 16, gpu((256, 256), seed=1) / 16
     outs = [torch.empty(256, 256, dtype=BF16, device="cuda") for _ in range(12)]
-    call = described(x, weight, outs[0], "ieee", Extras(residual=x, activation="silu"))
+    call = matmul_call(x, weight, outs[0], "ieee", residual=x, activation="silu")
     prepared = launched(call, config)
     other = weight.clone()  # at another address than it was prepared with, as all that follows
     torch.cuda.synchronize()
@@ -332,7 +330,7 @@ def test_int8_with_scales(size, turned):
         for _ in range(2):
             got = tritile.scaled_matmul(a, b, *scales, out_dtype=FP32, bias=bias, out=out)
             assert_exact(got, a, b, Sides(*scales, bias))
-    call = described(a, b, torch.empty(m, n, device="cuda"), "ieee", Extras(*scales))
+    call = matmul_call(a, b, torch.empty(m, n, device="cuda"), "ieee", scale_a=scales[0], scale_b=scales[1])
     for config in model.screened(call.problem, devices.gpu(0), 6):
         launch.prepare(call, config)(*call.tensors)
         assert_exact(call.out.tensor, a, b, Sides(*scales))
@@ -358,8 +356,8 @@ def test_gated_products(config, size, layout):
     bias_gate, bias_up = gpu((n,), seed=3), gpu((n,), FP32, 4)
     for weights in ((placed(gate, layout), up), (gate, placed(up, layout))):
         buffer, out = frame((m, n), BF16, "row", "cuda")
-        extras = Extras(bias=bias_gate, bias_up=bias_up, activation="silu", up=weights[1].mT)
-        launched(described(x, weights[0].mT, out, "ieee", extras), config)
+        extras = {"bias": bias_gate, "bias_up": bias_up, "activation": "silu", "up": weights[1].mT}
+        launched(matmul_call(x, weights[0].mT, out, "ieee", **extras), config)
         assert_gated(out, x, gate.mT, up.mT, "silu", bias_gate, bias_up)
         assert guard_intact(buffer, out)
 

@@ -12,7 +12,7 @@ from tests.reference import bytes_of, frame, guard_intact, placed, values
 from tritile.core import device as devices
 from tritile.lab import baselines
 from tritile.ops import asked, memo
-from tritile.ops.grouped import Operands, described
+from tritile.ops.grouped import Operands, grouped_call
 from tritile.planning import aten, model
 from tritile.runtime import launch
 from tritile.tune.subject import answers
@@ -54,7 +54,7 @@ def posed(ragged, offs, dtype, sizes=EVEN):
 
 def launched(config, a, b, offs, out):
     """The products, by a config."""
-    call = described(Operands(a, b, offs, None, None), out, "ieee")
+    call = grouped_call(Operands(a, b, offs, None, None), out, "ieee")
     made(call, config)
     return out
 

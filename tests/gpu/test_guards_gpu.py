@@ -26,7 +26,7 @@ from tests.reference import (
 from tritile.core import device as devices
 from tritile.families.space import illegal
 from tritile.ops import grouped, linear_quantized
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -84,7 +84,7 @@ def test_products_of_every_family(config, dtype, precision, out_dtype):
         a = poised((*batch, m, k), dtype, 0)
         b = poised((*batch, n, k), dtype, 1).mT if dtype in FP8 else poised((*batch, k, n), dtype, 1)
         buffer, out = frame((*batch, m, n), out_dtype, layout, "cuda")
-        if run(config, described(a, b, out, precision)):
+        if run(config, matmul_call(a, b, out, precision)):
             assert_product(out, a, b, precision)
             assert guard_intact(buffer, out), (batch, m, n, k, layout)
             ran += 1
@@ -113,7 +113,7 @@ def test_groups_of_every_family(config, dtype, ragged):
         buffer, out = frame((m, n), out_dtype, layout, "cuda")
         of = grouped.Operands(a, b, offs, None, None)
         precision = "tf32" if dtype == FP32 else "ieee"
-        if run(config, grouped.described(of, out, precision)):
+        if run(config, grouped.grouped_call(of, out, precision)):
             assert_groups(out, a, b, of.offs, precision)
             assert guard_intact(buffer, out), (m, n, k, layout)
             ran += 1
@@ -131,7 +131,7 @@ def test_quantized_weights_of_every_family(family, dtype):
             x = poised((m, 4 * k), dtype, 0)
             room = torch.full((16 + m * n + 16,), -1, dtype=torch.int16, device="cuda").view(dtype)
             out = room[16 : 16 + m * n].view(m, n)
-            call = linear_quantized.described(x, weight, None, out)
+            call = linear_quantized.quantized_call(x, weight, None, out)
             if not run(config, call):
                 pytest.skip(illegal(config, call.problem, devices.gpu(0)))
             torch.testing.assert_close(out, F.linear(x, weight.dequantize()), rtol=2e-2, atol=0.5)

@@ -15,7 +15,7 @@ from tritile.core import device as devices
 from tritile.families.space import legal_configs
 from tritile.ops import linear_quantized as packed_op
 from tritile.ops import memo
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
@@ -209,19 +209,21 @@ def assert_alike(call, out):
 def test_configs_that_count_as_alike_are(dtype, precision, of_a, of_b, k, m):
     a, b = placed(on_gpu((m, k), dtype), of_a), placed(on_gpu((k, N), dtype, 1), of_b)
     out = torch.empty(m, N, dtype={E4M3: BF16, INT8: torch.int32}.get(dtype, dtype), device="cuda")
-    assert_alike(described(a, b, out, precision or "ieee"), out)
+    assert_alike(matmul_call(a, b, out, precision or "ieee"), out)
 
 
 EPILOGUES = {
-    "weighted row": lambda full, row, column: Extras(bias=row, alpha=1.7, beta=0.3),
-    "weighted full": lambda full, row, column: Extras(bias=full, alpha=1.7, beta=0.3),
-    "scales and bias": lambda full, row, column: Extras(column.float(), row.float(), row),
-    "scales, gelu and residual": lambda full, row, column: Extras(
-        column.float(), row.float(), row, full, "gelu"
-    ),
-    "gelu_tanh and residual": lambda full, row, column: Extras(
-        bias=row, residual=full, activation="gelu_tanh"
-    ),
+    "weighted row": lambda full, row, column: {"bias": row, "alpha": 1.7, "beta": 0.3},
+    "weighted full": lambda full, row, column: {"bias": full, "alpha": 1.7, "beta": 0.3},
+    "scales and bias": lambda full, row, column: {
+        "scale_a": column.float(), "scale_b": row.float(), "bias": row
+    },
+    "scales, gelu and residual": lambda full, row, column: {
+        "scale_a": column.float(), "scale_b": row.float(), "bias": row, "residual": full, "activation": "gelu"
+    },
+    "gelu_tanh and residual": lambda full, row, column: {
+        "bias": row, "residual": full, "activation": "gelu_tanh"
+    },
 }  # fmt: skip
 
 
@@ -231,7 +233,7 @@ def test_what_follows_the_sum_is_compiled_alike(epilogue):
     a, b, full = on_gpu((300, K), BF16), on_gpu((N, K), BF16, 1).t(), on_gpu((300, N), BF16, 2)
     out = torch.empty(300, N, dtype=FP32, device="cuda")
     extras = EPILOGUES[epilogue](full, full[:1], full[:, :1])
-    assert_alike(described(a, b, out, "ieee", extras), out)
+    assert_alike(matmul_call(a, b, out, "ieee", **extras), out)
 
 
 @pytest.mark.parametrize("m", [1, 70, 1000])
@@ -239,7 +241,7 @@ def test_what_follows_the_sum_is_compiled_alike(epilogue):
 def test_configs_of_packed_weights_are_alike(zeros, m):
     weight = tritile.quantize(on_gpu((N, 1024), BF16), bits=4, group_size=64, zero_points=zeros)
     x, out = on_gpu((m, 1024), BF16, 1), torch.empty(m, N, dtype=BF16, device="cuda")
-    assert_alike(packed_op.described(x, weight, None, out), out)
+    assert_alike(packed_op.quantized_call(x, weight, None, out), out)
 
 
 def test_torchs_deterministic_algorithms_change_nothing():

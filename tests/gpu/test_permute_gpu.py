@@ -125,7 +125,7 @@ def test_runs_of_several_dimensions_beyond_2_to_31_elements(shape, order):
 def test_any_legal_config_gives_the_answer(config, dtype):
     raw, x = bits((2, 777, 531), dtype)
     out = torch.zeros(2, 531, 777, dtype=dtype, device="cuda")
-    launched(permute_op.described(x, out, [0, 2, 1]), config)
+    launched(permute_op.permute_call(x, out, [0, 2, 1]), config)
     assert same_bits(out, raw.transpose(1, 2))
 
 
@@ -137,7 +137,7 @@ def right_amid(config, dtype, shape, order, offsets):
     _, buffer = bits((out_at + math.prod(shape) + 9,), dtype, seed=1)
     before, end = words_of(buffer).clone(), out_at + math.prod(shape)
     out = buffer[out_at:end].view(wanted.shape[:-1])
-    call = permute_op.described(x, out, order)
+    call = permute_op.permute_call(x, out, order)
     if illegal(config, call.problem, current_gpu()) is not None:
         return False
     launch.prepare(call, config)(*call.tensors)

@@ -16,7 +16,7 @@ from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.lab import baselines
-from tritile.ops.linear_quantized import described
+from tritile.ops.linear_quantized import quantized_call
 from tritile.planning import aten, gpu_tables, model
 from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
@@ -47,7 +47,7 @@ CONFIGS = [
 
 
 def run(config, x, weight, out, bias=None):
-    call = described(x, weight, bias, out)
+    call = quantized_call(x, weight, bias, out)
     return launched(call, config), call
 
 

@@ -9,7 +9,7 @@ from tests.launched import launched
 from tests.reference import placed, product64, values
 from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.planning import model
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_operands_are_rounded(native, config, layouts):
     a, b = (values(shape, torch.float32, i, "cuda") for i, shape in enumerate(((200, 333), (333, 140))))
     a, b = placed(a, layouts[0]), placed(b, layouts[1])
     out = torch.full((200, 140), float("nan"), device="cuda")
-    call = described(a, b, out, "tf32")
+    call = matmul_call(a, b, out, "tf32")
     run = launched(call, config)
     if not native:
         run._steps = list(run._triton)
@@ -62,7 +62,7 @@ def test_operands_that_are_copied_are_rounded(config, layouts):
     a, b = (values(shape, torch.float32, i, "cuda") for i, shape in enumerate(((600, 333), (333, 777))))
     a, b = placed(a, layouts[0]), placed(b, layouts[1])
     out = torch.full((600, 777), float("nan"), device="cuda")
-    call = described(a, b, out, "tf32")
+    call = matmul_call(a, b, out, "tf32")
     launched(call, config or model.pick(call.problem, devices.gpu(0)))
     assert_rounded(out, a, b)
 

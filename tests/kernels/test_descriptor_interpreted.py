@@ -14,7 +14,7 @@ from tritile.errors import TuningError
 from tritile.families.common import operands
 from tritile.families.common.operands import copied, realigned
 from tritile.families.work import work_of
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -38,7 +38,7 @@ def test_programs_without_a_block_are_refused():
 
 
 def run(config, a, b, out):
-    call = described(a, b, out, "tf32")  # computed as fp32 here
+    call = matmul_call(a, b, out, "tf32")  # computed as fp32 here
     launch.run_interpreted(call, config)
     assert_product(out, a, b)
 
@@ -76,7 +76,7 @@ def test_batches_of_two_dimensions_are_copied_matrix_by_matrix(config):
         (turned, b[:1]),
         (a[:, :1], b.transpose(0, 1).contiguous().transpose(0, 1)),
     ):
-        call = described(left, right, torch.empty(2, 3, 19, 35), "tf32")
+        call = matmul_call(left, right, torch.empty(2, 3, 19, 35), "tf32")
         assert len(call.batch_shape) == 2
         run(config, left, right, torch.empty(2, 3, 19, 35))
 
@@ -84,7 +84,7 @@ def test_batches_of_two_dimensions_are_copied_matrix_by_matrix(config):
 def test_only_the_operand_that_needs_it_is_copied():
     def steps(a, b):
         out = torch.empty(a.shape[0], b.shape[1])
-        work = work_of(described(a, b, out, "tf32"), config(), 1, False)
+        work = work_of(matmul_call(a, b, out, "tf32"), config(), 1, False)
         return [step.kernel.__name__ for step in work.steps], len(work.scratch)
 
     even, odd = torch.empty(64, 64), torch.empty(64, 65)
@@ -132,16 +132,16 @@ def test_copies_of_rows_off_sectors_give_the_same_answers(copies, turn, monkeypa
     buffer, out = frame((m, n), torch.float32, "row")
     run(CONFIGS[0], a, b, out)
     assert guard_intact(buffer, out)
-    steps = work_of(described(a, b, out, "tf32"), CONFIGS[0], 1, False).steps
+    steps = work_of(matmul_call(a, b, out, "tf32"), CONFIGS[0], 1, False).steps
     assert [step.kernel.__name__ for step in steps] == ["repack", "matmul_descriptor"]
     wide = torch.empty(64, 96)  # rows with gaps, that start on sectors
-    call = described(wide[:, :68], torch.empty(68, 64), torch.empty(64, 64), "tf32")
+    call = matmul_call(wide[:, :68], torch.empty(68, 64), torch.empty(64, 64), "tf32")
     assert len(work_of(call, config(), 1, False).steps) == 1
 
 
 def test_a_batch_that_no_descriptor_sees_is_refused():
     a = values((2, 3, 5, 16, 16), torch.float32).permute(2, 0, 1, 3, 4)[:, :, ::2]
-    call = described(a, a, torch.empty(5, 2, 2, 16, 16), "tf32")
+    call = matmul_call(a, a, torch.empty(5, 2, 2, 16, 16), "tf32")
     if len(call.batch_shape) < 3:
         pytest.skip("the batch merged")
     with pytest.raises(TuningError, match="do not merge"):

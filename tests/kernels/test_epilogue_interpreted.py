@@ -11,9 +11,9 @@ import torch
 import tritile
 from tests.configs import tile, tma
 from tests.reference import Sides, assert_fused, assert_gated, frame, guard_intact, placed, values
-from tritile.core.posed import posed
+from tritile.core.call import call_for
 from tritile.core.problem import MatmulProblem
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -44,11 +44,11 @@ def run(config, a, b, out, sides, up=None):
 
     Of a gated product what would be the residual is the other matrix's bias.
     """
-    extras = Extras(*sides)
+    extras = sides._asdict()
     if up is not None:
-        extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
+        extras = {"bias": sides.bias, "bias_up": sides.residual, "activation": sides.activation, "up": up}
     precision = "ieee" if config == TILE else "tf32"
-    launch.run_interpreted(described(a, b, out, precision, extras), config)
+    launch.run_interpreted(matmul_call(a, b, out, precision, **extras), config)
     if up is None:
         assert_fused(out, a, b, sides)
     else:
@@ -89,7 +89,7 @@ def test_a_batch_of_three_dimensions():
     a, b = values((2, 3, 2, M, K), FP32), values((2, 1, 2, K, N), FP32, 1)
     bias, residual = values((3, 1, 1, N), FP32, 2), values((2, 1, 1, M, N), FP32, 3)
     out = torch.empty(2, 3, 2, M, N)
-    call = described(a, b, out, "ieee", Extras(bias=bias, residual=residual))
+    call = matmul_call(a, b, out, "ieee", bias=bias, residual=residual)
     assert len(call.batch_shape) == 3
     run(TILE, a, b, out, Sides(bias=bias, residual=residual, activation="silu"))
 
@@ -101,8 +101,8 @@ def test_results_that_lie_column_by_column_are_made_turned(config, layout):
     rows, columns = ([side(spread, seed=seed) for seed in (6, 7)] for spread in ("row", "column"))
     sides = Sides(columns[0], rows[0], rows[1], columns[1], "gelu", 0.5, 2.0)
     buffer, out = frame((M, N), FP32, layout)
-    call = described(a, b, out, "ieee", Extras(*sides))
-    assert call.swapped
+    call = matmul_call(a, b, out, "ieee", **sides._asdict())
+    assert call.a.buffer == "b"
     assert str(call.problem.epilogue) == "scale_a=column scale_b=row bias=column residual=row weighted gelu"
     run(config, a, b, out, sides)
     assert guard_intact(buffer, out)
@@ -151,7 +151,7 @@ def test_the_problem_counts_both_matrices():
     gated = MatmulProblem(1, 64, 48, 32, "float16", "float16", epilogue="gated silu")
     assert gated.flops == 2 * plain.flops
     assert gated.bytes == plain.bytes + 32 * 48 * 2
-    call = posed(gated, lambda dtype, elements: torch.zeros(elements, dtype=getattr(torch, dtype)))
+    call = call_for(gated, lambda dtype, elements: torch.zeros(elements, dtype=getattr(torch, dtype)))
     assert call.problem == gated
     assert call.up.shape == call.b.shape
     assert call.up.tensor is not call.b.tensor

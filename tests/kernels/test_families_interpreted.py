@@ -28,7 +28,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import ACTIVATIONS
 from tritile.families.space import illegal
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -128,14 +128,14 @@ def made(family, a, b, out, sides=PLAIN):
 
     Gated products have no scales, weights or residual: what would be the residual is the other's bias.
     """
-    up, extras = None, Extras(*sides)
+    up, extras = None, sides._asdict()
     if family.gated:
         up = (8 * values(tuple(b.shape), b.dtype, 9)).round() / 8
-        extras = Extras(bias=sides.bias, bias_up=sides.residual, activation=sides.activation, up=up)
+        extras = {"bias": sides.bias, "bias_up": sides.residual, "activation": sides.activation, "up": up}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in family.patched:
             patched.setattr(name, value)
-        call = described(a, b, out, family.precision, extras)
+        call = matmul_call(a, b, out, family.precision, **extras)
         config = family.config(min(call.problem.m, call.problem.n))
         assert illegal(config, call.problem, H200) is None
         with reading_only(*(t for t in (a, b, up, *sides[:4]) if t is not None)):

@@ -18,7 +18,7 @@ from tritile.core.device import target_device
 from tritile.families.few_rows import across
 from tritile.families.space import illegal
 from tritile.families.work import work_of
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -31,7 +31,7 @@ CONFIG_OF = {"column": along, "row": across_of, "odd": lambda rows, dtype: odd_r
 
 def run(a, b, out, of_w="column", config=None):
     """Make a product by a legal config; return the launch's steps and workspaces."""
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     config = config or CONFIG_OF[of_w](min(call.problem.m, call.problem.n), a.dtype)
     assert illegal(config, call.problem, H200) is None
     launch.run_interpreted(call, config)
@@ -182,7 +182,7 @@ def test_every_shape_of_a_tile(of_w, n, config):
 def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
     a, b = pair(130, 3, 67, FP32)
     buffer, out = frame((130, 3), FP32, "sliced")
-    assert described(a, b, out, "ieee").problem.by_rows
+    assert matmul_call(a, b, out, "ieee").problem.by_rows
     run(a, b, out)
     assert_product(out, a, b)
     assert guard_intact(buffer, out)

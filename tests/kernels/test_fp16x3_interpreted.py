@@ -14,7 +14,7 @@ from tritile.core.problem.parts import PROMOTED_EVERY, error_bound, part_length
 from tritile.families.common.fallback import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.work import lowered
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -32,18 +32,18 @@ class Divided:
     """The parts, scales and verdict that the launches before the core leave."""
 
     def __init__(self, a, b):
-        call = described(a, b, torch.empty(*a.shape[:-1], b.shape[-1]), "fp16x3")
+        call = matmul_call(a, b, torch.empty(*a.shape[:-1], b.shape[-1]), "fp16x3")
         parts = lowered(call, False)
-        buffers = call.buffers
+        buffers = dict(zip(call.buffers, call.tensors, strict=True))
         for name, section in parts.scratch.items():
             buffers[name] = torch.empty(section.elements, dtype=getattr(torch, section.dtype))
         for step in parts.before:
             step.kernel[step.grid](*[launch._bound(v, buffers) for v in step.values])
         core = parts.core
-        self.verdict = int(buffers[core.verdict.word.buffer])
-        views = (core.a, core.b, core.fused.scale_a, core.fused.scale_b)
+        self.verdict = int(buffers[core.fallback.flag.buffer])
+        views = (core.a, core.b, core.sides["scale_a"], core.sides["scale_b"])
         self.a, self.b, self.a_scale, self.b_scale = (
-            buffers[view.tensor.buffer].as_strided(view.shape, view.strides) for view in views
+            buffers[view.buffer].as_strided(view.shape, view.strides) for view in views
         )
 
 
@@ -237,7 +237,7 @@ def test_families_carry_what_rounding_lost(family):
     """With exact products of blocks, 256 sums added one by one would be off by 2e-7 and more."""
     a, b = posed("uniform", 16, 8, 8192)
     out = torch.empty(16, 8)
-    launch.run_interpreted(described(a, b, out, "fp16x3"), FAMILIES[family])
+    launch.run_interpreted(matmul_call(a, b, out, "fp16x3"), FAMILIES[family])
     exact = product64(a, b)
     assert float((out - exact).norm() / exact.norm()) < 1e-7
 
@@ -249,7 +249,7 @@ def test_families_carry_what_rounding_lost(family):
 def test_families_make_the_core_or_leave_it(family, name):
     a, b = posed(name, 37, 35, 150, ("row", "column"))
     buffer, out = frame((37, 35), torch.float32, "sliced")
-    launch.run_interpreted(described(a, b, out, "fp16x3"), FAMILIES[family])
+    launch.run_interpreted(matmul_call(a, b, out, "fp16x3"), FAMILIES[family])
     assert_bounded(out, a, b)
     assert guard_intact(buffer, out)
 

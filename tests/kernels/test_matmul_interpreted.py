@@ -22,7 +22,7 @@ from tritile.families.permute.family import in_place
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops import permute
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
 
@@ -59,7 +59,7 @@ def test_blocks_of_any_shape_give_the_answer(blocks, k, dtype):
     config = tile(*blocks[:3], warps=16, stages=1, group=blocks[3])
     a, b = placed(values((37, k), dtype), "sliced"), placed(values((k, 41), dtype, 1), "column_sliced")
     out = torch.empty(37, 41, dtype=dtype)
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, config)
     assert_product(out, a, b)
@@ -70,7 +70,7 @@ def test_what_rounding_loses_of_each_block_of_k_is_added_again():
     step = torch.finfo(torch.float32).eps
     a, b, out = torch.zeros(16, 128 * 32), torch.ones(128 * 32, 16), torch.empty(16, 16)
     a[:, 0], a[:, 32::32] = 1.0, step / 4
-    launch.run_interpreted(described(a, b, out, "ieee"), tile(16, 16, 32, group=1))
+    launch.run_interpreted(matmul_call(a, b, out, "ieee"), tile(16, 16, 32, group=1))
     assert float((out.double() - (1 + 127 * step / 4)).abs().max()) <= step
 
 
@@ -79,13 +79,13 @@ def test_sizes_near_the_end_of_32_bits_are_wide():
     assert limit + 2**12 < 2**31
     for m, k, wide in ((limit, 1, True), (limit - 1, 1, False), (1, limit, True)):
         a = torch.empty((), dtype=torch.int8).expand(m, k)
-        call = described(a, a[:1].mT, torch.empty((), dtype=torch.int32).expand(m, 1), "ieee")
+        call = matmul_call(a, a[:1].mT, torch.empty((), dtype=torch.int32).expand(m, 1), "ieee")
         assert tile_family._args(call)["WIDE"] is wide
 
 
 def test_a_second_matrix_that_lies_far_apart_makes_a_gated_product_wide():
     one = torch.empty((), dtype=torch.float16).expand(64, 64)
-    call = described(one, one, one, "ieee", Extras(activation="silu", up=one))
+    call = matmul_call(one, one, one, "ieee", activation="silu", up=one)
     for step, wide in ((64, False), (2**26, True)):
         far = replace(call, up=replace(call.up, strides=(step, 1)))
         assert tile_family._args(far)["WIDE"] is wide
@@ -95,7 +95,7 @@ def test_a_second_matrix_that_lies_far_apart_makes_a_gated_product_wide():
 def test_words_are_counted_of_what_is_transposed_in_place(dtype, wide):
     """An element of 16 bytes is two of them."""
     x = torch.empty_strided((2, 2), (3 << 29, 1), dtype=dtype, device="meta")
-    call = replace(permute.described(x, x, [1, 0]), in_place=True)
+    call = replace(permute.permute_call(x, x, [1, 0]), in_place=True)
     (step,) = work_of(call, in_place(call.problem), 1, False).steps
     assert step.args["WIDE"] is wide
 
@@ -119,7 +119,7 @@ def test_which_products_are_made_so():
 def test_a_stretched_b_is_copied_once(monkeypatch):
     monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)
     a, b = values((3, 5, 7), torch.float32), placed(values((7, 9), torch.float32, 1), "column")
-    call = described(a.mT.contiguous().mT, b.expand(3, 7, 9), torch.empty(3, 5, 9), "ieee")
+    call = matmul_call(a.mT.contiguous().mT, b.expand(3, 7, 9), torch.empty(3, 5, 9), "ieee")
     config = model.pick(call.problem, TARGETS["nvidia-h200"])
     work = work_of(call, config, 132, False)
     assert [section.elements for section in work.scratch.values()] == [7 * 32]

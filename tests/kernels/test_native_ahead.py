@@ -14,12 +14,12 @@ from tests.ahead import (
     groups,
 )
 from tests.configs import tile, tma, turned
+from tritile.core.call import call_for
 from tritile.core.device import target_device
-from tritile.core.posed import Pointer, posed
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor
 from tritile.families.work import work_of
 from tritile.runtime import native
-from tritile.runtime.launch import _compiled
+from tritile.runtime.launch import At, _compiled, _placed
 from tritile.runtime.native import Loaded
 from tritile.runtime.offline import compiling_for
 
@@ -83,12 +83,14 @@ def compiled(problem, config, monkeypatch):
     device = target_device("nvidia-h200")
 
     def make(dtype, elements=0):
-        return Pointer(getattr(torch, dtype))
+        return At(0, getattr(torch, dtype))
 
     with compiling_for(device):
-        call = posed(problem, make)
+        call = call_for(problem)
         work = work_of(call, config, device.processors, True)
-        buffers = call.buffers | {name: make(section.dtype) for name, section in work.scratch.items()}
+        buffers = _placed(call.buffers) | {
+            name: make(section.dtype) for name, section in work.scratch.items()
+        }
         buffers |= {COUNTERS: make("int64")} if work.counters else {}
         kernels = [_compiled(step, buffers) for step in work.steps]
     monkeypatch.setattr(native, "_context_of", lambda device: None)

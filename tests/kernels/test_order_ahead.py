@@ -4,14 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.ahead import compiled
 from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
+from tritile.core.call import Memory, PermuteCall
 from tritile.core.device import target_device
-from tritile.core.posed import Pointer
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.core.views import PermuteCall
 from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
 from tritile.runtime.launch import compiles_of
@@ -75,11 +73,11 @@ def test_parts_of_a_sum_are_written_before_any_thread_says_so():
 
 @pytest.mark.parametrize("words", [1, 2])
 def test_tiles_that_change_places_are_read_before_either_is_written(words):
-    x = Pointer(torch.int64 if words == 2 else torch.int16)
+    x = Memory("x", "int64" if words == 2 else "int16")
     problem = PermuteProblem.turned(1, 100, 100, 16 if words == 2 else 2)
     call = PermuteCall(problem, x, x, in_place=True)
     with compiling_for(H200):
-        (compiled,) = compiles_of(call, in_place(problem), H200, Pointer)
+        (compiled,) = compiles_of(call, in_place(problem), H200)
         kernel = compiled()
     assert kernel.name == "transpose_in_place"
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]

@@ -34,7 +34,7 @@ def box(*blocks):
 def check(x, bits, dims, config, out=None):
     """Run the call with this config and compare; the call's problem, None where the config may not run it."""
     out = torch.empty([x.shape[d] for d in dims], dtype=x.dtype) if out is None else out
-    call = permute_op.described(x, out, dims)
+    call = permute_op.permute_call(x, out, dims)
     if illegal(config, call.problem, TARGETS["sm_90"]) is not None:
         return None
     launch.run_interpreted(call, config)

@@ -99,7 +99,7 @@ def test_every_legal_config_gives_the_answer(blocks, dtype):
     config = turned(*blocks[:2], group=blocks[2])
     raw, x = random_bits((2, 19, 37), dtype)
     out = torch.empty(2, 37, 19, dtype=dtype)
-    call = permute_op.described(x, out, [0, 2, 1])
+    call = permute_op.permute_call(x, out, [0, 2, 1])
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
     launch.run_interpreted(call, config)
     assert same_bits(out, raw.transpose(1, 2))
@@ -112,7 +112,7 @@ def test_elements_side_by_side_move_as_wider_words(offset, dtype):
         raw, flat = random_bits((offset + 5 * 7 * inner,), dtype)
         x, bits = flat[offset:].view(5, 7, inner), raw[offset:].view(5, 7, inner, -1)
         assert same_bits(tritile.transpose(x, 0, 1), bits.transpose(0, 1))
-        wide = permute_op.described(x, torch.empty(7, 5, inner, dtype=dtype), [1, 0, 2]).problem.itemsize
+        wide = permute_op.permute_call(x, torch.empty(7, 5, inner, dtype=dtype), [1, 0, 2]).problem.itemsize
         fits = dtype.itemsize < 8 and not offset % 2 and inner * dtype.itemsize <= 64
         assert (wide > dtype.itemsize) == fits
 
@@ -167,7 +167,7 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
     raw, flat = random_bits((3 + 5 * 80 * 70,), dtype)
     x, bits = flat[3:].view(5, 80, 70), raw[3:].view(5, 80, 70, -1)
     out = torch.empty(5, 70, 80, dtype=dtype)
-    call = permute_op.described(x, out, [0, 2, 1])
+    call = permute_op.permute_call(x, out, [0, 2, 1])
     assert call.batch_shape == (5,)
     config = turned(128, 128)
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", most)
@@ -181,13 +181,13 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
 def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
     buffer = values((2, 3, 40), torch.float32)
     x, before = buffer[:, :2], buffer[:, :2].clone()
-    call = permute_op.described(x, x, [1, 0, 2])
+    call = permute_op.permute_call(x, x, [1, 0, 2])
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 8)
     for piece, _ in pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"]):
         launch.run_interpreted(piece, in_place(call.problem))
     assert torch.equal(x, before.transpose(0, 1))
     square = torch.zeros(200, 200)
-    call = permute_op.described(square, square, [1, 0])
+    call = permute_op.permute_call(square, square, [1, 0])
     with pytest.raises(TuningError, match="more programs than a launch counts"):
         pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"])
 
@@ -200,8 +200,8 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
         with tritile.mode(mode):
             tritile.transpose(x, out=x)
     assert torch.equal(x, before.mT)
-    call = permute_op.described(x, x, [1, 0])
+    call = permute_op.permute_call(x, x, [1, 0])
     assert run.fixed(call) == in_place(call.problem)
-    assert run.fixed(permute_op.described(x, before, [1, 0])) is None
+    assert run.fixed(permute_op.permute_call(x, before, [1, 0])) is None
     for device in (None, TARGETS["nvidia-h200"]):
         assert tritile.plan(tritile.transpose, x, out=x, device=device).config == run.fixed(call)

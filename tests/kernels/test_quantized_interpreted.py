@@ -11,7 +11,7 @@ from tests.packed import KINDS, assert_linear, on_16_bytes, weight_of
 from tests.reference import frame, guard_intact, placed, values
 from tritile.errors import TuningError
 from tritile.families.quantized.family import scales_sums
-from tritile.ops.linear_quantized import described
+from tritile.ops.linear_quantized import quantized_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -36,7 +36,7 @@ def run(config, x, weight, out, bias=None):
     x, wide = on_16_bytes(x) if config.family == "descriptor" else x, x.dtype == torch.bfloat16
     into = torch.full(out.shape, float("nan")) if wide else out
     widened = on_16_bytes(x.float()) if wide else x
-    call = described(widened, weight, None if bias is None else bias.float(), into)
+    call = quantized_call(widened, weight, None if bias is None else bias.float(), into)
     launch.run_interpreted(call, config)
     if wide:
         out.copy_(into)

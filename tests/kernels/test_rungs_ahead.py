@@ -7,10 +7,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritile.core.device import target_device
-from tritile.core.posed import Pointer
 from tritile.lab.ladder import transpose
 from tritile.lab.ladder.results import described, matrices
 from tritile.lab.ladder.rungs import LADDERS
+from tritile.runtime.launch import At
 from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall
 from tritile.tune.measure.shipping import StandIn, pack, unpack
@@ -22,7 +22,7 @@ named = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: f"{rung.op}-{run
 
 
 def compiled(rung, n=1024, device=H200):
-    pointers = [Pointer(getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
+    pointers = [At(0, getattr(torch, rung.dtype))] * (3 if rung.op == "matmul" else 2)
     config = rung.configs[0]
     with compiling_for(device):
         given = rung.arguments(pointers, n, config)

@@ -9,7 +9,7 @@ from tests.reference import FP8, Sides, assert_fused, frame, guard_intact, name,
 from tests.scales import assert_exact, scale
 from tritile.families.common.work import Buffer
 from tritile.families.work import work_of
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -74,8 +74,8 @@ def test_every_family_takes_int8(config, layout):
     a, b = values((m, k), INT8), values((k, n), INT8, 1)
     scales, bias = (scale(m, 1), scale(1, n)), values((n,), FP32, 2)
     buffer, out = frame((m, n), FP32, layout)
-    call = described(a, b, out, "ieee", Extras(*scales, bias))
-    assert call.swapped == (layout == "column")
+    call = matmul_call(a, b, out, "ieee", scale_a=scales[0], scale_b=scales[1], bias=bias)
+    assert (call.a.buffer == "b") == (layout == "column")
     launch.run_interpreted(call, config)
     assert_exact(out, a, b, Sides(*scales, bias))
     assert guard_intact(buffer, out)
@@ -85,7 +85,7 @@ def test_one_tensor_as_both_operands():
     a = values((23, 23), INT8)
     got = tritile.scaled_matmul(a, a, scale(), scale(), out_dtype=FP32)
     assert_exact(got, a, a, Sides(scale(), scale()))
-    extras = Extras(scale(), scale())
-    call = described(a, a, torch.empty(23, 23), "ieee", extras)
+    extras = {"scale_a": scale(), "scale_b": scale()}
+    call = matmul_call(a, a, torch.empty(23, 23), "ieee", **extras)
     step = work_of(call, CONFIGS[0], 1, False).steps[-1]
     assert step.values[:3] == (Buffer("a"), Buffer("b"), Buffer("out"))  # not one buffer for both

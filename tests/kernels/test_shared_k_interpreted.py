@@ -13,7 +13,7 @@ from tests.interleaved import interleaved
 from tests.reference import assert_product, values
 from tritile.families.common.work import COUNTERS
 from tritile.families.work import work_of
-from tritile.ops.described import NOTHING, Extras, described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -41,12 +41,14 @@ def one_ahead(seed):
     return lambda left: left[seed % len(left)] if draw.random() < 0.9 else draw.choice(left)
 
 
-def launched(config, counters, choose, out, extras=NOTHING, processors=PROGRAMS_AT_ONCE):
-    call = described(A, B, out, "tf32", extras)  # computed as fp32 here
+def launched(config, counters, choose, out, processors=PROGRAMS_AT_ONCE, **extras):
+    call = matmul_call(A, B, out, "tf32", **extras)  # computed as fp32 here
     work = work_of(call, config, processors, False)
     (step,) = work.steps
     scratch = {name: torch.full((s.elements,), float("nan")) for name, s in work.scratch.items()}
-    buffers = call.buffers | scratch | {COUNTERS: counters[: work.counters]}
+    buffers = (
+        dict(zip(call.buffers, call.tensors, strict=True)) | scratch | {COUNTERS: counters[: work.counters]}
+    )
     with interleaved(choose):
         step.kernel[step.grid](*[launch._bound(arg, buffers) for arg in step.values])
 
@@ -69,7 +71,7 @@ def test_every_order_gives_the_product_and_leaves_the_counters_for_the_next(monk
 def test_a_tile_of_more_elements_than_registers_hold_is_summed_part_by_part():
     """Where more programs share tiles than run at once, the last of a tile sums all of it."""
     config = tma(128, 256, 32, 8, 2, split=2, group=1)
-    (step,) = work_of(described(A, B, torch.empty(40, 20), "tf32"), config, 1, False).steps
+    (step,) = work_of(matmul_call(A, B, torch.empty(40, 20), "tf32"), config, 1, False).steps
     assert step.args["POLLS"] == 0
     out, counters = torch.full((40, 20), float("nan")), torch.zeros(8, dtype=torch.int64)
     launched(config, counters, first(0), out, processors=1)
@@ -90,5 +92,5 @@ def test_a_result_that_is_its_own_residual_gets_the_product_once(monkeypatch, po
     counters = torch.zeros(8, dtype=torch.int64)
     for seed in range(20):
         out = torch.zeros((40, 20))
-        launched(tma(32, 32, 32, group=2, split=4), counters, shuffled(seed), out, Extras(residual=out))
+        launched(tma(32, 32, 32, group=2, split=4), counters, shuffled(seed), out, residual=out)
         assert_product(out, A, B)

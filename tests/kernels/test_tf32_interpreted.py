@@ -9,13 +9,13 @@ import tritile
 from tests.configs import tma
 from tests.reference import assert_product, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
+from tritile.core.call import call_for
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.operands import turned
 from tritile.families.common.work import Descriptor
 from tritile.families.work import work_of
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -65,7 +65,7 @@ def test_rounding_goes_to_even_and_leaves_what_is_not_finite():
 @pytest.mark.parametrize(("precision", "rounded"), [("tf32", True), ("ieee", False)])
 def test_descriptors_of_operands_round(precision, rounded):
     problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision=precision, b_align=4)
-    call = posed(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
+    call = call_for(problem, lambda dtype, elements: torch.empty(elements, dtype=getattr(torch, dtype)))
     step = work_of(call, tma(64, 64, 32), target_device("nvidia-h200").processors, False).steps[-1]
     descriptors = [value for value in step.values if isinstance(value, Descriptor)]
     assert [value.rounded for value in descriptors] == [rounded, rounded, False]
@@ -81,7 +81,7 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
     shapes = ((*batch, 33, 70), (*batch, 70, 35))
     a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
     buffer, out = frame((*batch, 33, 35), torch.float32, "row")
-    call = described(a, b, out, "tf32")
+    call = matmul_call(a, b, out, "tf32")
     config = tma(16, 32, 16)
     *_, step = work_of(call, config, 132, False).steps
     read = [value for value in step.values if isinstance(value, Descriptor)][:2]

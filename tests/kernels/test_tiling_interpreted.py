@@ -11,12 +11,12 @@ import torch
 from tests import configs
 from tests.accesses import watched
 from tests.reference import values
+from tritile.core.call import call_for
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import PermuteProblem
 from tritile.families.work import work_of
 from tritile.lab.picture import blocks_of, tiling_of
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -85,7 +85,7 @@ def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, co
     *batch, m, n, k = size
     a, b = (values((*batch, *s), torch.float32, i).round() for i, s in enumerate(((m, k), (k, n))))
     out = torch.empty(*batch, m, n)
-    call = described(a, b, out, "tf32")
+    call = matmul_call(a, b, out, "tf32")
     tiling = tiling_of(call.problem, config, DEVICE)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
     launch.run_interpreted(call, config)
@@ -133,7 +133,7 @@ def test_programs_of_a_transpose_move_their_tiles(problem, group, watch):
         kept.append(torch.arange(count).to(getattr(torch, dtype)))
         return kept[-1]
 
-    call = posed(problem, make)
+    call = call_for(problem, make)
     tiling = tiling_of(problem, config, DEVICE)
     launch.run_interpreted(call, config)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid

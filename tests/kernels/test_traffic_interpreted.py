@@ -14,7 +14,7 @@ from tritile.lab.ladder.matmul import matmul_naive
 from tritile.lab.ladder.transpose import transpose_rows
 from tritile.lab.traffic import SECTOR
 from tritile.ops import permute as permute_op
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
 
@@ -28,7 +28,7 @@ def product(m, n, k, layout, dtype, batch=()):
     a = torch.randn(*batch, m, k) if layout[0] == "N" else torch.randn(*batch, k, m).mT
     b = torch.randn(*batch, k, n) if layout[1] == "N" else torch.randn(*batch, n, k).mT
     out = torch.empty(*batch, m, n, dtype=dtype)
-    return described(a.to(dtype), b.to(dtype), out, "ieee")
+    return matmul_call(a.to(dtype), b.to(dtype), out, "ieee")
 
 
 TILE = Config.of(family="tile", **SMALL)
@@ -56,7 +56,7 @@ def test_products_ask_for_just_what_is_said(sizes, dtype, config, layout):
 def sectors_of(shape, dims, dtype, which=slice(0, 400, 133), gap=1):
     """Return by config the sectors that each program touches, predicted and counted, read and written."""
     x = torch.zeros(*shape[:-1], gap * shape[-1], dtype=dtype)[..., ::gap]
-    call = permute_op.described(x, x.permute(dims).contiguous(), dims)
+    call = permute_op.permute_call(x, x.permute(dims).contiguous(), dims)
     for config in model.ranked(call.problem, H200)[which]:
         with counted() as found:
             launch.run_interpreted(call, config)
@@ -102,12 +102,12 @@ def test_untiled_is_what_the_naive_kernels_ask_for(n):
     a, b, out = (torch.randn(n, n) for _ in range(3))
     with counted() as found:
         matmul_naive[(-(-n * n // 64),)](a, b, out, n, 64)
-    problem = described(a, b, out, "ieee").problem
+    problem = matmul_call(a, b, out, "ieee").problem
     assert traffic.untiled(problem) == traffic.Traffic(found.read, found.written)
     x, out = torch.randn(8 * n, 8 * n), torch.empty(8 * n, 8 * n)
     with counted() as found:
         transpose_rows[(8 * n,)](x, out, 8 * n, 1024)
-    said = traffic.untiled(permute_op.described(x, out, (1, 0)).problem)
+    said = traffic.untiled(permute_op.permute_call(x, out, (1, 0)).problem)
     assert (said.read, said.written) == (SECTOR * found.read_sectors, SECTOR * found.written_sectors)
 
 

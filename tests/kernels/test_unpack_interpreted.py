@@ -9,8 +9,8 @@ import torch
 import tritile
 from tests.packed import KINDS, assert_linear, weight_of
 from tests.reference import assert_product, values
+from tritile.core.call import call_for
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import QuantizedProblem
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import TuningError
@@ -175,7 +175,7 @@ def test_what_is_timed_answers_rightly(zeros, bias):
     given = [x, weight.packed, weight.scales, weight.zeros, side]
     memory = iter([tensor.flatten() for tensor in given if tensor is not None])
     out = torch.full((20 * 40,), torch.nan, dtype=torch.float16)
-    call = posed(problem, lambda dtype, elements: next(memory, out)[:elements])
+    call = call_for(problem, lambda dtype, elements: next(memory, out)[:elements])
     torch_calls.run_of(problem)(call)
     assert_linear(operands.matrix(call.out, 1)[0], x, weight, side, exact=False)
     assert torch_calls.run_of(QuantizedProblem(20, 40, 136, "float16", 4, 32, x_layout="strided")) is None

@@ -53,7 +53,7 @@ import json, sys
 from pathlib import Path
 import torch, triton, tritile
 from tritile.runtime import ahead, launch, offline; from tritile.planning import plans, table
-from tritile.ops import permute; from tritile.ops.described import described
+from tritile.ops import permute; from tritile.ops.products import matmul_call
 
 heard = []
 triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
@@ -65,14 +65,13 @@ with offline.compiling_for(device):
             kind = getattr(torch, problem.dtype)
             a = torch.empty(problem.m, problem.k, dtype=kind)
             b = torch.empty(problem.k, problem.n, dtype=kind)
-            call = described(a, b, a.new_empty(problem.m, problem.n), "ieee")
+            call = matmul_call(a, b, a.new_empty(problem.m, problem.n), "ieee")
         else:
             columns, rows = problem.shape
             x = torch.empty(rows, columns, dtype=torch.bfloat16)
-            call = permute.described(x, x.new_empty(columns, rows), [1, 0])
+            call = permute.permute_call(x, x.new_empty(columns, rows), [1, 0])
         assert call.problem == problem, (call.problem, problem)
-        workspace = lambda dtype: launch._At(0, getattr(torch, dtype))
-        for compiled in launch.compiles_of(call, entry.config, device, workspace):
+        for compiled in launch.compiles_of(call, entry.config, device):
             assert compiled().asm["ptx"]
 print(json.dumps([tritile.__file__, heard.count(True), heard.count(False)]))
 """

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tritile.core import of_torch
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
-from tritile.core.posed import posed
 from tritile.errors import TuningError
 from tritile.lab import baselines, bench
 from tritile.lab.baselines import PACKED_WEIGHT as PACKED
@@ -40,7 +40,7 @@ def calls_of(case):
         kind = getattr(torch, dtype)
         return torch.randn(elements).to(kind) if kind.is_floating_point else torch.ones(elements, dtype=kind)
 
-    return [posed(case.problem, make) for _ in range(2)]
+    return [call_for(case.problem, make) for _ in range(2)]
 
 
 def graphs(case, ways):
@@ -121,12 +121,12 @@ def test_torchs_permutation_moves_the_same_bits(dtype, shape, dims):
         size = getattr(torch, kind).itemsize
         return torch.randint(0, 256, (elements * size,), dtype=torch.uint8).view(getattr(torch, kind))
 
-    call = posed(case.problem, make)
-    before = call.x.clone()
+    call = call_for(case.problem, make)
+    before = call.x.tensor.clone()
     torch_calls.copy(call)
     answers.check_permuted(call)
-    assert torch.equal(call.x, before)
-    call.out[0] += 1
+    assert torch.equal(call.x.tensor, before)
+    call.out.tensor[0] += 1
     with pytest.raises(TuningError, match="elements differ"):
         answers.check_permuted(call)
 
@@ -259,11 +259,11 @@ def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
             return torch.randn(elements).to(kind)
         return torch.randint(torch.iinfo(kind).min, torch.iinfo(kind).max, (elements,), dtype=kind)
 
-    call = posed(case.problem, make)
+    call = call_for(case.problem, make)
     for way in baselines.torch_ways(call).values():
         assert answers.check(baselines.into_out(way), call, every=False) < 4e-3
     monkeypatch.setattr(of_torch, "int4_packed", lambda pairs, _: int4_packed(pairs, 8).flip(1))
-    call = posed(case.problem, make)
+    call = call_for(case.problem, make)
     with pytest.raises(TuningError, match="wrong answer"):
         answers.check(baselines.into_out(baselines.by_packed_weight(call)), call, every=False)
 
@@ -271,10 +271,10 @@ def test_torchs_own_packing_means_the_same_weight(layout, bias, monkeypatch):
 @pytest.mark.parametrize(("elements", "copied"), [(32, 32), (1000, 992), (31, 31)])
 def test_a_copy_moves_an_even_number_of_words(elements, copied):
     case = Case("given", "permute", "uint8", shape=(elements,), dims=(0,))
-    call = posed(case.problem, lambda dtype, count: torch.ones(count, dtype=getattr(torch, dtype)))
-    call.out.zero_()
+    call = call_for(case.problem, lambda dtype, count: torch.ones(count, dtype=getattr(torch, dtype)))
+    call.out.tensor.zero_()
     baselines.device_copy(call)
-    assert int(call.out.view(torch.uint8).sum()) == int(call.x.view(torch.uint8)[:copied].sum())
+    assert int(call.out.tensor.view(torch.uint8).sum()) == int(call.x.tensor.view(torch.uint8)[:copied].sum())
 
 
 class Clock(Graph):

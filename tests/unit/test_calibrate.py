@@ -18,9 +18,9 @@ from tests.configs import tma, warpgroups
 from tritile.cli import calibrating
 from tritile.cli import tune as command
 from tritile.cli.shared import app
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.planning import gpu_tables, model, plans, table
@@ -195,7 +195,7 @@ def test_torch_moves_what_a_permutation_moves(size):
     def make(dtype, elements):
         return torch.randint(-100, 100, (elements,)).to(getattr(torch, dtype))
 
-    call = posed(problem, make)
+    call = call_for(problem, make)
     torch_calls.copy(call)
     answers.check_permuted(call)
 

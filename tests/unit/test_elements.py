@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from tritile.core.posed import posed
+from tritile.core.call import call_for
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import TuningError
 from tritile.tune.subject import answers, operands
@@ -46,11 +46,11 @@ def answered(problem, monkeypatch):
             return torch.randn(elements, generator=generator).to(kind)
         return torch.randint(-99, 99, (elements,), generator=generator).to(kind)
 
-    call = shared(posed(problem, make))
+    call = shared(call_for(problem, make))
     with monkeypatch.context() as patch:
         patch.setattr(answers, "_wider", lambda dtype: torch.float64)
         patch.setattr(answers, "compare", lambda out, right, bound, place: out.copy_(right))
-        call.target.zero_()
+        call.out.tensor.zero_()
         answers.check_elements(call)
     return call
 
@@ -82,8 +82,8 @@ def test_one_wrong_element_in_the_last_column_fails(problem, monkeypatch):
 def test_weights_are_rounded_in_all_elements_or_in_none(monkeypatch, rounds):
     problem = QuantizedProblem(64, 256, 128, "bfloat16", 8, 128, True)
     call = answered(problem, monkeypatch)
-    scale = 1e-2 + 1e-2 * torch.rand(call.scales.numel(), generator=torch.Generator().manual_seed(8))
-    call.scales.view(-1).copy_(scale)
+    scale = 1e-2 + 1e-2 * torch.rand(call.scales.tensor.numel(), generator=torch.Generator().manual_seed(8))
+    call.scales.tensor.view(-1).copy_(scale)
     right = {
         how: torch.cat([part.wanted for part in answers._of_weights(call, torch.float64, False, how)])
         for how in (True, False)
@@ -110,7 +110,7 @@ def test_a_row_that_no_sample_has_is_looked_at_too(monkeypatch):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_is_wrong_in_any_place(monkeypatch, value):
     call = answered(PROBLEMS[1], monkeypatch)
-    call.target[-1] = value
+    call.out.tensor[-1] = value
     with pytest.raises(TuningError, match="1 elements"):
         answers.check_elements(call)
 
@@ -122,7 +122,7 @@ def test_the_element_next_to_an_output_is_guarded(problem, where, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *size, device, **rest: empty(*size, **rest))
     monkeypatch.setattr(operands, "random_elements", lambda dtype, n: empty(n, dtype=getattr(torch, dtype)))
     guarded = operands.Guarded(problem)
-    out = guarded.call.target
+    out = guarded.call.out.tensor
     out.zero_()
     guarded.check()
     place = out.storage_offset() + (-1 if where == "ahead of" else out.numel())

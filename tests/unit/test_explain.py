@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tritile
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError
 from tritile.families.common.rates import peak_tflops
@@ -200,7 +200,7 @@ def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
 def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
     problem = PermuteProblem.turned(2, m, n, size)
     for config in model.ranked(problem, H200)[::97]:
-        (step,) = work_of(posed(problem), config, H200.processors, early=False).steps
+        (step,) = work_of(call_for(problem), config, H200.processors, early=False).steps
         assert traffic.tiling(problem, config, H200).tiles == math.prod(step.grid), config
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import tritile
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import LOADS, GroupedProblem, ends_of, problem_from_dict, problem_to_dict
 from tritile.errors import (
     DeviceError,
@@ -169,7 +169,7 @@ def test_there_are_programs_for_every_tile(sizes):
 
 
 def test_a_grid_is_no_larger_than_the_processors_where_programs_go_on():
-    call = posed(ROWS, lambda dtype, elements: torch.empty(0, dtype=getattr(torch, dtype), device="meta"))
+    call = call_for(ROWS, lambda dtype, elements: torch.empty(0, dtype=getattr(torch, dtype), device="meta"))
     for config in legal_configs(ROWS, H200, "descriptor"):
         (step,) = work_of(call, config, 132, True).steps
         assert step.grid[1:] == (1, 1)
@@ -183,7 +183,7 @@ def on_host(problem):
         kind = getattr(torch, dtype)
         return torch.randn(elements).to(kind) if kind.is_floating_point else torch.zeros(elements, dtype=kind)
 
-    return shared(posed(problem, make))
+    return shared(call_for(problem, make))
 
 
 SMALL = GroupedProblem(5, 48, 24, 40, "float32", "float32", precision="ieee")
@@ -192,7 +192,7 @@ TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 
 def test_rows_of_no_group_are_looked_at():
     call = on_host(SMALL)
-    call.offs.clamp_(max=40)
+    call.offs.tensor.clamp_(max=40)
     launch.run_interpreted(call, TILE)
     assert answers.error_of(call) < 1e-6
     call.out.tensor[-1] = 1e-30

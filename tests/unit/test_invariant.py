@@ -24,7 +24,7 @@ from tritile.families.common.numerics import Numerics
 from tritile.families.numerics import canonical, numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.planning import gpu_tables, model, plans
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table
@@ -285,11 +285,11 @@ def test_the_environment_sets_a_process(monkeypatch):
 def test_calls_pose_invariant_problems_and_never_swap():
     a, b = torch.ones(5, 4), torch.ones(4, 3)
     out = torch.empty(3, 5).t()
-    assert described(a, b, out, "ieee").swapped
+    assert matmul_call(a, b, out, "ieee").a.buffer == "b"
     with tritile.batch_invariant():
-        call = described(a, b, out, "ieee")
+        call = matmul_call(a, b, out, "ieee")
         assert call.problem.invariant
-        assert not call.swapped
+        assert call.a.buffer == "a"
         assert tritile.plan(tritile.matmul, a, b).problem.invariant
     assert not tritile.plan(tritile.matmul, a, b).problem.invariant
 

@@ -11,15 +11,15 @@ import torch
 import triton
 
 from tests.configs import packed_weights, tma
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
-from tritile.core.posed import posed
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
 from tritile.families.matmul_tile import family as tile
 from tritile.families.space import legal_configs
 from tritile.families.work import laid_out, lowered, pieces_of, work_of, workspace_bytes
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import launch, native, offline
 from tritile.runtime.ahead import compiled_for
@@ -35,7 +35,7 @@ def by_descriptor(split=1, group=1):
 def _product(*batch, m=1, n=1):
     a = torch.empty(*batch, m, 1, dtype=torch.int8, device="meta")
     b = torch.empty(*batch, 1, n, dtype=torch.int8, device="meta")
-    return described(a, b, torch.empty(*batch, m, n, dtype=torch.int32, device="meta"), "ieee")
+    return matmul_call(a, b, torch.empty(*batch, m, n, dtype=torch.int32, device="meta"), "ieee")
 
 
 @pytest.mark.parametrize("batch", [(2**31 + 5,), (2**31 - 1,), (2**33,)])
@@ -50,7 +50,8 @@ def test_a_batch_of_more_programs_than_a_launch_counts_is_split(batch):
     assert sum(prod(piece.batch_shape) for piece in pieces) == prod(batch)
     start = 0
     for piece in pieces:
-        assert piece.a.tensor.storage_offset() == piece.out.tensor.storage_offset() == start
+        assert piece.a.address == start  # an element is a byte
+        assert piece.out.address == 4 * start
         start += prod(piece.batch_shape)
 
 
@@ -136,17 +137,17 @@ class _Noting:
 def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(monkeypatch):
     """Of a product whose a is copied, and whose K programs share."""
     a, b, out = (torch.empty(256, 256 + pad, dtype=torch.bfloat16)[:, :256] for pad in (1, 0, 0))
-    call, counters = described(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
+    call, counters = matmul_call(a, b, out, "ieee"), torch.zeros(64, dtype=torch.int64)
     work = work_of(call, by_descriptor(split=2), 132, False)
     kernels, memory, asked = [_Noting() for _ in work.steps], torch.empty(1 << 20, dtype=torch.uint8), []
     take = SimpleNamespace(take=lambda count, stream: asked.append(count) or counters)
     monkeypatch.setattr(launch, "counters_of", lambda device: take)
     monkeypatch.setattr(launch, "current_gpu", lambda: 0)
     monkeypatch.setattr(launch, "current_raw_stream", lambda device: 7)
-    made = launch.Launch(work, kernels, call.buffers, 0)
+    made = launch.Launch(work, kernels, launch._placed(call.buffers), 0)
     monkeypatch.setattr(torch, "empty", lambda size, **rest: memory[:size])
     made(*call.tensors)
-    lies = {name: tensor.data_ptr() for name, tensor in call.buffers.items()}
+    lies = {name: memory.address for name, memory in call.buffers.items()}
     offsets, end = laid_out(work.scratch.values())
     lies |= {name: memory.data_ptr() + by for name, by in zip(work.scratch, offsets, strict=True)}
     lies[COUNTERS] = counters.data_ptr()
@@ -171,31 +172,31 @@ def test_workspaces_start_where_descriptors_can():
 def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatch):
     """Also of what is added, and of a second matrix: what is stretched over the batch stays where it is."""
     a, b, up, residual = (torch.empty(4, *sizes) for sizes in ((3, 5), (5, 7), (5, 7), (3, 7)))
-    extras = Extras(bias=torch.empty(7), residual=residual)
-    gated = Extras(bias=torch.empty(4, 3, 7), activation="silu", up=up)
+    extras = {"bias": torch.empty(7), "residual": residual}
+    gated = {"bias": torch.empty(4, 3, 7), "activation": "silu", "up": up}
     posed_of, given = [], []
 
     def noted(piece, work, config, index):
-        posed_of.append(piece.tensors)
+        posed_of.append([memory.address for memory in piece.memory])
         return SimpleNamespace(at=given.append)
 
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 1)
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(launch, "_prepared", noted)
     for more in (extras, gated):
-        call = described(a, b, torch.empty(4, 3, 7), "ieee", more)
+        call = matmul_call(a, b, torch.empty(4, 3, 7), "ieee", **more)
         launch.prepare(call, TINY)(*call.tensors)
         starts = given[-4:]
-        assert starts == [[tensor.data_ptr() for tensor in tensors] for tensors in posed_of[-4:]]
+        assert starts == posed_of[-4:]
         for name, *found in zip(call.buffers, *starts, strict=True):
-            tensor = call.buffers[name]
+            tensor = call.buffers[name].tensor
             step = 0 if tensor.ndim == 1 else tensor.stride(0) * tensor.element_size()
             assert found == [tensor.data_ptr() + step * i for i in range(4)], name
 
 
 def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
     a, b = (torch.empty(4, 256, 256 + pad, dtype=torch.bfloat16)[..., :256] for pad in (1, 0))
-    call = described(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
+    call = matmul_call(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
     copied = 256 * 256 * 2  # a
     assert workspace_bytes(call, by_descriptor(), HOPPER) == 4 * copied
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 32)
@@ -216,7 +217,7 @@ def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
             32,
         ),
     }[op]
-    call = posed(problem)
+    call = call_for(problem)
     polls = [work_of(call, config, count, True).steps[-1].args["POLLS"] for count in (least - 1, least)]
     assert (polls[0], polls[1] > 0) == (0, True)
 
@@ -225,10 +226,10 @@ def test_what_is_never_stepped_over_makes_no_operand_less_aligned():
     """A row, and a column, of matrices whose rows start anywhere."""
     wide = torch.empty(64, 77).half()
     row, column = wide[:1, :64], wide.mT[:64, :1]
-    assert described(row, torch.empty(64, 64).half(), torch.empty(1, 64).half(), "ieee").a.align == 16
-    assert described(torch.empty(64, 64).half(), column, torch.empty(64, 1).half(), "ieee").b.align == 16
+    assert matmul_call(row, torch.empty(64, 64).half(), torch.empty(1, 64).half(), "ieee").a.align == 16
+    assert matmul_call(torch.empty(64, 64).half(), column, torch.empty(64, 1).half(), "ieee").b.align == 16
     assert (
-        described(wide[:2, :64], torch.empty(64, 64).half(), torch.empty(2, 64).half(), "ieee").a.align == 2
+        matmul_call(wide[:2, :64], torch.empty(64, 64).half(), torch.empty(2, 64).half(), "ieee").a.align == 2
     )
 
 
@@ -247,7 +248,7 @@ OPERATIONS = [
 @pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize("problem", OPERATIONS, ids=lambda problem: problem.label)
 def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, starts):
-    call = posed(problem)
+    call = call_for(problem)
     early = 0
     for family in model.families(problem, HOPPER):
         config = legal_configs(problem, HOPPER, family)[0]
@@ -260,9 +261,9 @@ def test_whatever_starts_before_the_kernel_ahead_is_done_waits_for_it(problem, s
 
 def test_just_one_kernel_makes_a_product_of_parts_whatever_its_data_are():
     """A second one would add to what the first has stored, where a residual is overwritten in place."""
-    call = posed(OPERATIONS[4])
+    call = call_for(OPERATIONS[4])
     parts = lowered(call, False)
-    ranges = [parts.core.verdict[1:], *(step.args["FLAGS"] for step in parts.after)]
+    ranges = [parts.core.fallback[1:], *(step.args["FLAGS"] for step in parts.after)]
     assert ranges[0][0] == 0
     assert all(one[1] == following[0] for one, following in itertools.pairwise(ranges))
     assert all(least < end for least, end in ranges)
@@ -272,7 +273,7 @@ def test_a_grid_has_no_more_programs_on_an_axis_than_a_launch_takes():
     """Whole columns of tiles as bands, of a batch too long for the third axis."""
     for batch in (65535, 65536):
         a = torch.empty(batch, 64, 64, dtype=torch.bfloat16, device="meta")
-        call = described(a, a, torch.empty_like(a), "ieee")
+        call = matmul_call(a, a, torch.empty_like(a), "ieee")
         *_, step = work_of(call, by_descriptor(group=8), 132, True).steps
         assert prod(step.grid) == batch
         assert max(step.grid[1:]) <= 65535

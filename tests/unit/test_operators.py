@@ -11,7 +11,7 @@ import tritile
 from tests.operators import DOUBLES, SAMPLES, A, B, Sample, W, drawn
 from tritile.core.settings import Rules, rules
 from tritile.ops import reference
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 
 # One of each formula.
 FEW = [
@@ -141,8 +141,8 @@ def recorded(monkeypatch):
     """The problems of products from now on, none of which is computed."""
     calls = []
 
-    def record(a, b, extras, out):
-        calls.append(described(a, b, out, "ieee", extras).problem)
+    def record(a, b, out, **extras):
+        calls.append(matmul_call(a, b, out, "ieee", **extras).problem)
 
     monkeypatch.setattr(reference, "product", record)
     return calls

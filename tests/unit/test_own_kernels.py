@@ -12,7 +12,7 @@ import tritile
 from tests.reference import values
 from tests.unit.test_like_triton import Bench
 from tritile.families.matmul_tile.family import FAMILY
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 from tritile.runtime.launch import _bound
 from tritile.tune import kernels
 
@@ -21,10 +21,11 @@ pytestmark = pytest.mark.interpreted
 
 def arguments(a, b, out):
     """The arguments of a product's launch that no config decides, by name."""
-    call = described(a, b, out, "ieee")
+    call = matmul_call(a, b, out, "ieee")
     (step,) = FAMILY.work(call, FAMILY.configs[0], 1, False).steps
     decided = {*dict(FAMILY.configs[0].kwargs), "MASK_M", "MASK_N", "MASK_K"}
-    return {name: _bound(v, call.buffers) for name, v in step.args.items() if name not in decided}
+    buffers = dict(zip(call.buffers, call.tensors, strict=True))
+    return {name: _bound(v, buffers) for name, v in step.args.items() if name not in decided}
 
 
 def tiles(m, n):
@@ -57,7 +58,7 @@ def test_configs_are_those_of_the_product_that_is_asked_for(layout):
     a = a.mT.contiguous().mT if layout == "column" else a
     a = a if layout != "apart" else torch.empty(2, 64 * 48 + 1)[:, :-1].unflatten(1, (64, 48))
     out = torch.empty(2, 64, 32)
-    assert kernels.problem_of(arguments(a, b, out)) == described(a, b, out, "ieee").problem
+    assert kernels.problem_of(arguments(a, b, out)) == matmul_call(a, b, out, "ieee").problem
 
 
 def test_each_precision_is_measured_for_itself(monkeypatch):
@@ -76,7 +77,7 @@ def test_only_legal_configs_are_measured():
     a, b, out = (torch.empty(shape, dtype=torch.float64) for shape in ((70, 50), (50, 90), (70, 90)))
     configs = {str(config.to_triton()): config for config in FAMILY.configs}
     left = kernels.likeliest([config.to_triton() for config in FAMILY.configs], {}, **arguments(a, b, out))
-    device, problem = tritile.target_device("nvidia-h200"), described(a, b, out, "ieee").problem
+    device, problem = tritile.target_device("nvidia-h200"), matmul_call(a, b, out, "ieee").problem
     assert len(left) == 48
     assert not any(FAMILY.illegal(configs[str(config)], problem, device) for config in left)
 

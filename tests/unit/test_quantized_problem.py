@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import tritile
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.posed import posed
 from tritile.core.problem import QuantizedProblem, problem_from_dict, problem_to_dict
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.space import illegal
 from tritile.lab import results
 from tritile.lab.results import summary
-from tritile.ops.linear_quantized import described
+from tritile.ops.linear_quantized import quantized_call
 from tritile.planning import model
 from tritile.tune.suites import SHIPPED, find, parse_shape
 
@@ -29,7 +29,7 @@ PROBLEM = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 )
 def test_written_and_read(problem):
     assert problem_from_dict(problem_to_dict(problem)) == problem
-    assert posed(problem).problem == problem
+    assert call_for(problem).problem == problem
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,15 @@ def test_a_call_poses_its_problem():
         torch.ones(40, 130, dtype=torch.float16), bits=8, group_size=32, zero_points=True
     )
     x, out = torch.ones(3, 130, dtype=torch.float16), torch.empty(3, 40, dtype=torch.float16)
-    call = described(x, weight, torch.ones(40), out)
+    call = quantized_call(x, weight, torch.ones(40), out)
     assert call.problem == QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "row", 4)
     assert [t.dtype for t in call.tensors] == [
         torch.float16, torch.int32, torch.float16, torch.int16, torch.float32, torch.float16
     ]  # fmt: skip
-    assert described(x.t().contiguous().t(), weight, None, out).problem.x_layout == "strided"
-    assert described(x[:1], weight, None, out[:1]).problem.x_align == 16  # of one row none is stepped over
+    assert quantized_call(x.t().contiguous().t(), weight, None, out).problem.x_layout == "strided"
+    assert (
+        quantized_call(x[:1], weight, None, out[:1]).problem.x_align == 16
+    )  # of one row none is stepped over
 
 
 def test_shapes_written_out():

@@ -12,13 +12,14 @@ import torch
 
 from tests.reference import DEFAULT_OUT
 from tritile.core.device import target_device
+from tritile.core.problem import ITEMSIZE
 from tritile.errors import TuningError
 from tritile.families.common.work import Descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops import grouped as groups
-from tritile.ops.described import Extras, described
+from tritile.ops.products import matmul_call
 
 H200 = target_device("nvidia-h200")
 READ = {"a_desc", "b_desc", "b_rest_desc", "up_desc"}
@@ -64,12 +65,12 @@ def products(draw, dtype, precision, out_dtype):
     batch = draw.choice([(), (), (3,), (2, 3)])
     a, b = viewed(draw, (*batch, m, k), dtype), viewed(draw, (*batch, k, n), dtype)
     plain = dtype in HALF or precision == "tf32"
-    extras = Extras()
+    extras = {}
     if plain and draw.random() < 0.4:
-        extras = Extras(bias=torch.empty(n, dtype=dtype), activation="relu")
+        extras = {"bias": torch.empty(n, dtype=dtype), "activation": "relu"}
     elif plain and draw.random() < 0.3:
-        extras = Extras(up=viewed(draw, (*batch, k, n), dtype), activation="silu")
-    return described(a, b, viewed(draw, (*batch, m, n), out_dtype), precision, extras)
+        extras = {"up": viewed(draw, (*batch, k, n), dtype), "activation": "silu"}
+    return matmul_call(a, b, viewed(draw, (*batch, m, n), out_dtype), precision, **extras)
 
 
 def grouped(draw, dtype):
@@ -80,7 +81,7 @@ def grouped(draw, dtype):
     a = torch.empty(*of_a, m, wide_k, dtype=dtype)[..., :k]
     b = torch.empty(*of_b, k, wide_n, dtype=dtype)[..., :n]
     out = viewed(draw, (m, n), DEFAULT_OUT.get(dtype, dtype))
-    return groups.described(groups.Operands(a, b, offs, None, None), out, "ieee")
+    return groups.grouped_call(groups.Operands(a, b, offs, None, None), out, "ieee")
 
 
 def config_of(draw, call, family):
@@ -95,7 +96,7 @@ def config_of(draw, call, family):
 def written(call, config):
     """Each descriptor that a call's launches write through, and bytes of an element."""
     work = work_of(call, config, H200.processors, True)
-    sizes = {name: tensor.element_size() for name, tensor in call.buffers.items()}
+    sizes = {name: ITEMSIZE[memory.dtype] for name, memory in call.buffers.items()}
     for step in work.steps:
         described = {name: arg for name, arg in step.args.items() if isinstance(arg, Descriptor)}
         assert set(described) <= READ | WRITTEN, "a descriptor that this test does not know"

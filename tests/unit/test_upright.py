@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests import configs
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
-from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, alignment
 from tritile.families.common.upright import sides_of
 from tritile.families.common.work import Buffer
@@ -202,7 +202,7 @@ def test_a_shape_covers_the_tile(problem):
 
 def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
     config, short = own(across.NAME, ODD_N)[0], sized(across.NAME, 1, 2713, 16)
-    work = across.work(posed(ODD_N), config, H200.processors, True)
+    work = across.work(call_for(ODD_N), config, H200.processors, True)
     made, added = work.steps
     assert work.scratch["parts"].elements == made.args["split"] * added.args["across"]
     assert made.args["parts_ptr"] == added.args["parts_ptr"] == Buffer("parts")
@@ -211,6 +211,6 @@ def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
     assert shared == made.args["split"] > 1
     assert traffic.tiling(ODD_N, config, H200).partials == 4 * shared * ODD_N.n
     assert traffic.tiled(ODD_N, config, H200).written == (4 * shared + ODD_N.itemsize) * ODD_N.n
-    work = across.work(posed(short), own(across.NAME, short)[0], H200.processors, True)
+    work = across.work(call_for(short), own(across.NAME, short)[0], H200.processors, True)
     assert work.steps[0].args["parts_ptr"] is None
     assert (len(work.steps), work.scratch) == (1, {})

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tritile
 from tritile.errors import GradientError, OverlapError, ShapeError
 from tritile.ops import asked, memo
-from tritile.ops.described import described
+from tritile.ops.products import matmul_call
 
 recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
 
@@ -198,7 +198,7 @@ def test_a_launch_gets_its_tensors_in_its_own_order_each_time(first_calls, name,
     assert len(first_calls) == 1
     if name not in ("transpose", "permute"):
         always, never = name == "groups of columns", name in ("gated", "groups of rows")
-        assert first_calls[0].swapped == (always or (into == "columns" and not never))
+        assert (first_calls[0].a.buffer == "b") == (always or (into == "columns" and not never))
 
 
 class Seen(TorchDispatchMode):
@@ -312,7 +312,7 @@ def f32(*shape):
 def remembered(given):
     """What is remembered of a call whose first tensor is a (3, 5)."""
     b, out = f32(5, 7), f32(3, 7)
-    call = described(given.resolve_neg(), b, out, "ieee")
+    call = matmul_call(given.resolve_neg(), b, out, "ieee")
     memo.remember("matmul", (None, None), None, call, (given, b), None, out)
     return dict(memo.CALLS)
 

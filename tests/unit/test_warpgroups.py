@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.configs import warpgroups
+from tritile.core.call import call_for
 from tritile.core.device import TARGETS, target_device
-from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem
 from tritile.families import numerics
 from tritile.families.common.warpgroups import REGISTERS
@@ -28,7 +28,7 @@ def changed(own, **values):
 
 
 def steps_of(problem, own):
-    return work_of(posed(problem), own, H200.processors, True).steps
+    return work_of(call_for(problem), own, H200.processors, True).steps
 
 
 @pytest.mark.parametrize(

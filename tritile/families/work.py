@@ -12,12 +12,11 @@ from typing import Final
 
 import torch
 
+from tritile.core.call import Call, MatmulCall, Memory, PermuteCall, QuantizedCall, View
 from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
-from tritile.core.views import Call, MatmulCall, PermuteCall, QuantizedCall, View
 from tritile.errors import TuningError
-from tritile.families.common.lowered import Lowered
-from tritile.families.common.work import Section, Work
+from tritile.families.common.work import Lowered, Section, Work
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.quantized.family import unpacking
 from tritile.families.registry import FAMILIES
@@ -71,30 +70,34 @@ def workspace_bytes(call: Call, config: Config, device: Device) -> int:
     return max(laid_out(work.scratch.values())[1] for _, work in pieces_of(call, config, device))
 
 
-def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
-    return tensor.as_strided((1,), (1,), tensor.storage_offset() + elements)
-
-
 def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     """Return the part of a call from `start` on along one axis of its batch."""
+
+    def moved(memory: Memory, elements: int, itemsize: int) -> Memory:
+        return replace(memory, address=memory.address + start * elements * itemsize, tensor=None)
+
     if isinstance(call, PermuteCall):
         problem, axis = call.problem, call.batch_dims[axis]
-        shape = (*problem.shape[:axis], size, *problem.shape[axis + 1 :])
         x, out = (
-            shifted(tensor, start * strides[axis] * problem.itemsize // tensor.element_size())
-            for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
+            moved(memory, strides[axis], problem.itemsize)
+            for memory, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
         )
+        shape = (*problem.shape[:axis], size, *problem.shape[axis + 1 :])
         return replace(call, problem=replace(problem, shape=shape), x=x, out=out)
     assert isinstance(call, MatmulCall)  # others have no batch
 
     def part(view: View) -> View:
-        step = view.batch_strides[axis] * view.itemsize // view.tensor.element_size()
-        return replace(view, tensor=shifted(view.tensor, start * step))
+        return replace(view, memory=moved(view.memory, view.batch_strides[axis], view.itemsize))
 
-    batch_shape = (*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :])
-    whole = replace(call, fused=call.fused.mapped(part), batch_shape=batch_shape)
-    up = call.up and part(call.up)
-    return replace(whole, a=part(call.a), b=part(call.b), out=part(call.out), up=up)
+    return replace(
+        call,
+        a=part(call.a),
+        b=part(call.b),
+        out=part(call.out),
+        batch_shape=(*call.batch_shape[:axis], size, *call.batch_shape[axis + 1 :]),
+        sides={name: part(view) for name, view in call.sides.items()},
+        up=call.up and part(call.up),
+    )
 
 
 def pieces_of(call: Call, config: Config, device: Device) -> list[tuple[Call, Work]]:

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
+from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import activated, composed
 from tritile.core.problem import FP8_DTYPES, Epilogue
 from tritile.core.quantized import by_row, unpacked
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.operands import weight_rows
@@ -65,13 +65,12 @@ def _fused_inputs(call: MatmulCall) -> Inputs:
     """Return a and b, the epilogue's tensors with broadcast dimensions of extent 1 or dropped, and `up`."""
     a_and_b = dict(zip("ab", torch_calls.in_one_batch(call)[0], strict=True))
     found = dict[str, Any](a_and_b)
-    for name, view in call.fused.named:
-        if view is not None:
-            tensor = operands.matrix(view, call.problem.batch)
-            wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
-            rows, columns = (slice(None) if step else slice(1) for step in view.strides)
-            wide = wide[..., rows, columns]
-            found[name] = wide[0] if view.strides[0] == 0 and call.dtype not in FP8_DTYPES else wide
+    for name, view in call.sides.items():
+        tensor = operands.matrix(view, call.problem.batch)
+        wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
+        rows, columns = (slice(None) if step else slice(1) for step in view.strides)
+        wide = wide[..., rows, columns]
+        found[name] = wide[0] if view.strides[0] == 0 and call.dtype not in FP8_DTYPES else wide
     if call.up is not None:
         up = operands.matrix(call.up, call.problem.batch)
         found["up"] = up[0] if call.problem.batch == 1 else up
@@ -80,7 +79,7 @@ def _fused_inputs(call: MatmulCall) -> Inputs:
 
 def fused(call: MatmulCall) -> Product:
     """Return the product with its epilogue, an operation after the other."""
-    of, kind, fast = call.fused, getattr(torch, call.out_dtype), call.precision == "fast"
+    kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
     fp8, one = call.dtype in FP8_DTYPES, torch.ones((), device=call.a.tensor.device)
 
     def multiplied(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
@@ -94,13 +93,13 @@ def fused(call: MatmulCall) -> Product:
     def run(a: torch.Tensor, b: torch.Tensor, bias: Side = None, **given: torch.Tensor) -> torch.Tensor:
         if "up" in given:
             left, right = F.linear(a, b.t(), bias), F.linear(a, given["up"].t(), given.get("bias_up"))
-            return activated(left, of.activation) * right
+            return activated(left, call.activation) * right
         residual = given.pop("residual", None)
         if bias is None or given or fp8 or call.dtype == "int8":
             sums = multiplied(a, b, list(given.values()))
-            return composed(sums, bias, residual, of.activation, of.alpha, of.beta)
+            return composed(sums, bias, residual, call.activation, call.alpha, call.beta)
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
-        return composed(add(bias, a, b, beta=of.beta, alpha=of.alpha), None, residual, of.activation)
+        return composed(add(bias, a, b, beta=call.beta, alpha=call.alpha), None, residual, call.activation)
 
     return Product(_fused_inputs, run)
 
@@ -123,7 +122,7 @@ def _merged_inputs(call: MatmulCall) -> Inputs:
 
 def merged(call: MatmulCall) -> Product:
     """Return a gated product as one product by both weights, then activation(left) * right."""
-    activation = call.fused.activation
+    activation = call.activation
 
     def linear(x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
         left, right = F.linear(x, **given).chunk(2, -1)
@@ -136,13 +135,13 @@ def merged(call: MatmulCall) -> Product:
 
 
 def _linear_inputs(call: QuantizedCall) -> Inputs:
-    bias = None if call.fused.bias is None else operands.matrix(call.fused.bias, 1)[0, 0]
+    bias = None if call.bias is None else operands.matrix(call.bias, 1)[0, 0]
     return {"input": operands.matrix(call.x, 1)[0], "bias": bias}
 
 
 def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
     dtype = getattr(torch, call.dtype)
-    weight = once(call.words, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]).to(dtype))
+    weight = once(call.words.tensor, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]).to(dtype))
     return {"weight": weight, **_linear_inputs(call)}
 
 
@@ -152,14 +151,14 @@ def _as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
     Scales and offsets have shape (groups, N, 2). A weight is (number - 8) * scale + offset.
     """
     (_, n), k, problem = call.out.shape, call.x.shape[1], call.problem
-    numbers = unpacked(call.words.view(problem.words), n, k, call.bits)
-    scales = by_row(call.scales.view(problem.scales), n, k // call.group_size).float()
+    numbers = unpacked(call.words.tensor.view(problem.words), n, k, call.bits)
+    scales = by_row(call.scales.tensor.view(problem.scales), n, k // call.group_size).float()
     offsets = torch.zeros_like(scales)
     if call.zeros is not None:
-        zeros = call.zeros.view(problem.scales) & (2**call.bits - 1)
+        zeros = call.zeros.tensor.view(problem.scales) & (2**call.bits - 1)
         offsets = (8 - by_row(zeros, n, k // call.group_size)) * scales
     pairs = numbers[:, ::2] << 4 | numbers[:, 1::2]
-    return pairs, torch.stack((scales.t(), offsets.t()), -1).to(call.scales.dtype)
+    return pairs, torch.stack((scales.t(), offsets.t()), -1).to(call.scales.tensor.dtype)
 
 
 def _packed_inputs(call: QuantizedCall) -> Inputs:
@@ -168,7 +167,7 @@ def _packed_inputs(call: QuantizedCall) -> Inputs:
         weight = of_torch.int4_packed(pairs.contiguous(), _INNER_K_TILES)
         return {"weight": weight, "scales": scales.contiguous()}
 
-    return {**once(call.words, PACKED_WEIGHT, packed), **_linear_inputs(call)}
+    return {**once(call.words.tensor, PACKED_WEIGHT, packed), **_linear_inputs(call)}
 
 
 def by_packed_weight(call: QuantizedCall) -> Product:
@@ -203,14 +202,14 @@ def in_general(call: Call) -> Product:
     if isinstance(call, GroupedCall):
         return Product(
             lambda c: {
-                "a": operands.matrix(c.a, 1)[0], "b": operands.matrix(c.b, c.groups), "offs": c.offs,
+                "a": operands.matrix(c.a, 1)[0], "b": operands.matrix(c.b, c.groups), "offs": c.offs.tensor,
             },
             lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs),
         )  # fmt: skip
     assert isinstance(call, MatmulCall)
     if call.up is not None:
         return merged(call)
-    if call.fused == UNFUSED:
+    if not call.epilogue:
         multiply = torch_calls.product(call)
         return Product(_fused_inputs, lambda a, b: multiply(a, b))
     return fused(call)
@@ -236,13 +235,13 @@ def torch_ways(call: Call) -> dict[str, Way]:
         return {"two products": fused(call), "one product": one, f"{COMPILED}, one product": compiled(one)}
     if call.dtype in FP8_DTYPES:  # sums are kept where tritile keeps them
         name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
-        return {name: torch_calls.multiply if call.fused == UNFUSED else fused(call)}
+        return {name: torch_calls.multiply if not call.epilogue else fused(call)}
     name = "_int_mm" if call.dtype == "int8" else "matmul"
-    if call.fused == UNFUSED:
+    if not call.epilogue:
         return {name: torch_calls.multiply}
     ways = {name: fused(call)}
-    activation = call.fused.activation
-    alone = call.problem.batch == 1 and call.fused.epilogue == Epilogue(bias="row", activation=activation)
+    activation = call.activation
+    alone = call.problem.batch == 1 and call.epilogue == Epilogue(bias="row", activation=activation)
     if alone and activation in ("relu", "gelu_tanh"):
         gelu = activation == "gelu_tanh"
         ways["_addmm_activation"] = Product(
@@ -284,7 +283,7 @@ def device_copy(call: PermuteCall) -> None:
 
     Copies of an odd number of 16-byte words are slower: up to 31 bytes are left out.
     """
-    x, out = call.x.view(torch.uint8), call.out.view(torch.uint8)
+    x, out = call.x.tensor.view(torch.uint8), call.out.tensor.view(torch.uint8)
     count = min(x.numel(), out.numel())
     count = count // EVEN * EVEN or count
     out[:count].copy_(x[:count])

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 
 from tritile.core import device as devices
 from tritile.core import of_torch
+from tritile.core.call import Call
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.core.settings import uses_aten
-from tritile.core.views import Call
 from tritile.errors import UnsupportedError, brief
 from tritile.lab import baselines, drawn
 from tritile.lab.results import HOST, Measurement, Result, Tell, append, host_result, result

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final, NamedTuple
 
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.posed import posed
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
@@ -85,7 +85,7 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
             raise UnsupportedError(f"{problem.label} copies rows: of permutations transposes are drawn")
         of = traffic.covers(problem, config)
         return Tiling(problem, (of.m, of.n), of.tiles_m, of.tiles_n, config["GROUP_M"], 0)
-    work = work_of(posed(problem), config, device.processors, False)
+    work = work_of(call_for(problem), config, device.processors, False)
     problem = problem.core
     rows, columns = traffic.tile_counts(config, problem)
     # FLAT kernels take the tile from the axes of their grid, whose first one is of tile rows.

@@ -12,12 +12,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core import settings
+from tritile.core.call import Call
 from tritile.core.log import log
 from tritile.core.of_torch import constant_in_graphs
 from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import MatmulProblem, suits
 from tritile.core.settings import rules
-from tritile.core.views import Call
 from tritile.errors import TritileError, UnsupportedError, brief
 from tritile.ops.aten import BYTES, LOWERED, by_torch
 from tritile.ops.dispatch import PLAIN, call_operator, needs_dispatch, sees_every_call

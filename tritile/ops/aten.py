@@ -89,8 +89,8 @@ def _how(of: Any) -> dict[str, Any]:
 
 def _scaled(of: Any, out: Any) -> ByTorch | None:
     a, _, scale_a, scale_b, bias, _ = of.tensors
-    if of.extras.blocks is not None:
-        of_blocks = BLOCK_SCALES[of.extras.shared], of.extras.activation, _how(of)["out_dtype"]
+    if of.scales:
+        of_blocks = BLOCK_SCALES[of.block_scales], of.activation, _how(of)["out_dtype"]
         return functools.partial(_by_blocks, *of_blocks)
     how = _how(of)
     by_row = scale_a.numel() > 1 or scale_b.numel() > 1
@@ -178,7 +178,7 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
     x, weight, bias, residual = of.tensors
     if x.dtype in BYTES or weight.ndim != 2 or x.ndim < 2 or not _as_they_lie(x, weight.t()):
         return None
-    activation = of.extras.activation
+    activation = of.activation
     if residual is not None or activation or not (bias is None or _is_row(bias, x)):
         return _into(out, x, lambda *tensors: _linear_composed(*tensors, activation=activation))
     if bias is not None and x.ndim > 2 and (out is not None or not x.is_contiguous()):
@@ -203,7 +203,7 @@ def _weighted(of: Any, out: Any) -> ByTorch | None:
     added, a, b = of.tensors
     if not _as_they_lie(a, b):
         return None
-    how = of.extras.activation, of.extras.alpha, of.extras.beta
+    how = of.activation, of.alpha, of.beta
     if how == ("", 1, 1) and _is_row(added, a) and a.ndim == 2:
         return _ADD if out is None else lambda added, a, b, out: _ADD(added, a, b, out=out)
     return _into(out, a, lambda added, a, b: composed(_MULTIPLY(a, b), added, None, *how))
@@ -238,9 +238,9 @@ def _complex(of: Any, out: Any) -> ByTorch:
         make = functools.partial(_linear_composed, activation="")
     elif of.op != "matmul":
         add = _ADD if of.op == "addmm" else _ADD_BATCHES
-        make = functools.partial(add, alpha=of.extras.alpha, beta=of.extras.beta)
+        make = functools.partial(add, alpha=of.alpha, beta=of.beta)
         # What is not read may overlap out, and torch is not asked if it minds.
-        if out is not None and of.extras.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
+        if out is not None and of.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
             return lambda *given: make(*given[:-1], out=given[-1])
     if out is None:
         return lambda *tensors: make(*tensors).resolve_conj()  # torch is lazy with products of vectors

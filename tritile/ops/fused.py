@@ -12,7 +12,6 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.ops.asked import asks, computed
 from tritile.ops.checks import check_number, check_rank, check_same_device, check_tensor, name_of
-from tritile.ops.described import Extras
 from tritile.ops.linear_quantized import quantized_linear
 from tritile.ops.memo import Tensors, recall
 from tritile.ops.products import Product
@@ -124,16 +123,16 @@ def linear_of(
     out_dtype: Any = None, precision: Any = None,
 ) -> Product:  # fmt: skip
     check_weight("linear", input, "weight", weight, (1, 2))
-    extras = Extras(bias=bias, residual=residual, activation=check_activation("linear", activation, input))
-    tensors = (input, weight, bias, residual)
-    return Product("linear", tensors, input, weight.t(), extras, out_dtype, precision)
+    tensors, sides = (input, weight, bias, residual), {"bias": bias, "residual": residual}
+    activation = check_activation("linear", activation, input)
+    return Product("linear", tensors, input, weight.t(), out_dtype, precision, sides, activation)
 
 
 _RANKS: Final = {"addmm": 2, "baddbmm": 3}
 
 
 def _weighted_of(
-    op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *how: Any
+    op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, dtype: Any, precision: Any
 ) -> Product:
     rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
     for name, tensor in ((of_a, a), (of_b, b)):
@@ -143,8 +142,8 @@ def _weighted_of(
         raise ShapeError(f"{op}: {shapes}: wanted the same batch size")
     weights = _number(op, "alpha", alpha, a), _number(op, "beta", beta, a)
     check_tensor(op, "input", added)
-    extras = Extras(None, None, added, None, check_activation(op, activation, a), *weights)
-    return Product(op, (added, a, b), a, b, extras, *how)
+    activation, sides = check_activation(op, activation, a), {"bias": added}
+    return Product(op, (added, a, b), a, b, dtype, precision, sides, activation, *weights)
 
 
 for _op in _RANKS:
@@ -287,6 +286,5 @@ def gated_of(
             f"({explained(_GATED_PRECISIONS, 'float32')})"
         )
     how = check_activation(_GATED, activation)
-    extras = Extras(bias=bias_gate, bias_up=bias_up, activation=how, up=weight_up.t())
-    tensors = (x, weight_gate, weight_up, bias_gate, bias_up)
-    return Product(_GATED, tensors, x, weight_gate.t(), extras, out_dtype, precision)
+    tensors, sides = (x, weight_gate, weight_up, bias_gate, bias_up), {"bias": bias_gate, "bias_up": bias_up}
+    return Product(_GATED, tensors, x, weight_gate.t(), out_dtype, precision, sides, how, up=weight_up.t())

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.call import Call, GroupedCall, Memory, View
 from tritile.core.device import capturing
 from tritile.core.of_torch import is_deterministic
 from tritile.core.of_triton import INTERPRETING
@@ -19,7 +20,6 @@ from tritile.core.problem import (
     Precision,
 )
 from tritile.core.settings import is_batch_invariant, uses_aten
-from tritile.core.views import Call, GroupedCall, View
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, brief
 from tritile.families import by_torch as torchs
 from tritile.ops import reference
@@ -200,25 +200,25 @@ def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, 
     return (count, m, n), None, a.shape[1], ((), ())
 
 
-def _view(tensor: torch.Tensor) -> View:
+def _view(name: str, tensor: torch.Tensor) -> View:
     """Return the view of a matrix, or of one for each group."""
     *batch, row, column = tensor.stride()
     rows, columns = tensor.shape[-2:]
-    return View(tensor, (rows, columns), (row, column), tuple(batch), tensor.element_size())
+    return View(Memory.of(name, tensor), (rows, columns), (row, column), tuple(batch))
 
 
-def described(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
+def grouped_call(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
     """Return the call of arguments that were checked, whose groups share rows of a or columns of b.
 
     out has the shape of the result. Where they share columns of b, the call is out^T = b^T a^T.
     """
-    a, b, result, swapped = _view(of.a), _view(of.b), _view(out), of.a.ndim == 3
-    scales = None if of.scale_a is None else (of.scale_a, of.scale_b)
-    if swapped:
-        a, b, result = b.transposed, a.transposed, result.transposed
-        scales = scales and scales[::-1]
-    dtypes, invariant = (name_of(of.a.dtype), name_of(out.dtype)), is_batch_invariant()
-    return GroupedCall(len(of.offs), a, b, result, of.offs, scales, *dtypes, precision, swapped, invariant)
+    a, b, result = _view("a", of.a), _view("b", of.b), _view("out", out)
+    given = (("scale_a", of.scale_a), ("scale_b", of.scale_b))
+    scales = tuple(Memory.of(name, scale) for name, scale in given if scale is not None)
+    if of.a.ndim == 3:
+        a, b, result, scales = b.transposed, a.transposed, result.transposed, scales[::-1]
+    offs = Memory.of("offs", of.offs)
+    return GroupedCall(len(of.offs), a, b, result, offs, precision, scales, is_batch_invariant())
 
 
 def _as_rows(of: Operands, options: tuple[Any, ...]) -> torch.Tensor:
@@ -317,7 +317,7 @@ class Groups(Asked):
         if self._is_batch:
             product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
             return product.call(unchanged, out, product.checked(None)[2])
-        return described(parts, out, how)
+        return grouped_call(parts, out, how)
 
     def compute(self, out: torch.Tensor) -> None:
         reference.grouped(*self.tensors, out)

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.call import Memory, QuantizedCall, View
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
-from tritile.core.views import UNFUSED, Fused, QuantizedCall, View
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed
@@ -18,21 +18,23 @@ from tritile.ops.run import interpret_product
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def described(
+def quantized_call(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> QuantizedCall:
     """Return the call of arguments that were checked: x (M, K) of any strides, out (M, N), contiguous."""
     (m, k), n = x.shape, weight.shape[0]
-    size = x.element_size()
     rows = x.stride(0) if m > 1 else -(-k // 16) * 16  # the stride of a single row does not matter
-    fused = UNFUSED
-    if bias is not None:
-        fused = Fused(bias=View(bias, (m, n), (0, bias.stride(0)), (), bias.element_size()))
-    x_view = View(x, (m, k), (rows, x.stride(1) if k > 1 else 1), (), size)
-    out_view = View(out, (m, n), (n, 1), (), out.element_size())
-    parts, how = (weight.packed, weight.scales, weight.zeros), (weight.bits, weight.group_size)
-    dtype, invariant = name_of(weight.dtype), is_batch_invariant()
-    return QuantizedCall(x_view, *parts, out_view, dtype, *how, fused, invariant)
+    return QuantizedCall(
+        View(Memory.of("x", x), (m, k), (rows, x.stride(1) if k > 1 else 1)),
+        Memory.of("words", weight.packed),
+        Memory.of("scales", weight.scales),
+        None if weight.zeros is None else Memory.of("zeros", weight.zeros),
+        None if bias is None else View(Memory.of("bias", bias), (m, n), (0, bias.stride(0))),
+        View(Memory.of("out", out), (m, n), (n, 1)),
+        weight.bits,
+        weight.group_size,
+        is_batch_invariant(),
+    )
 
 
 def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
@@ -87,7 +89,7 @@ class QuantizedLinear(Asked):
         weight = QuantizedWeight(*parts, bits, group_size, (n, k))  # type: ignore[call-arg,arg-type]
         assert x is not None
         rows = x.resolve_neg().reshape(-1, k)
-        return described(rows, weight, bias if bias is None else bias.resolve_neg(), out.view(-1, n))
+        return quantized_call(rows, weight, bias if bias is None else bias.resolve_neg(), out.view(-1, n))
 
     def compute(self, out: torch.Tensor) -> None:
         reference.linear_quantized(self.x, self.weight, self.bias, out)

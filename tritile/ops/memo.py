@@ -13,11 +13,10 @@ import torch
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
+from tritile.core.call import Call
 from tritile.core.forgetting import new_memo
 from tritile.core.of_torch import alike, forward_level, fp32_precision, is_deterministic
-from tritile.core.problem import TURNED
 from tritile.core.settings import rules
-from tritile.core.views import Call
 from tritile.errors import OverlapError
 from tritile.ops.checks import overlap, reach, same_memory
 from tritile.ops.run import mark_written, may_be_kept, new_output
@@ -29,7 +28,6 @@ _ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just befor
 _FIRST: Final = {
     op: next((i for i, (role, _) in enumerate(each) if role == "a"), None) for op, each in TENSORS.items()
 }
-_TRANSPOSED: Final = {"a": "b", "b": "a", **TURNED}
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
 _MOST: Final = 64  # calls of one key
 
@@ -191,8 +189,8 @@ def remember(
         return
     indices, everything = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, result)
     indices["out"] = len(tensors)
-    order = tuple(indices[_TRANSPOSED.get(role, role) if call.swapped else role] for role in call.roles)
-    if any(everything[i].data_ptr() != t.data_ptr() for i, t in zip(order, call.tensors, strict=True)):
+    order = tuple(indices[memory.buffer] for memory in call.memory)
+    if any(everything[i].data_ptr() != memory.address for i, memory in zip(order, call.memory, strict=True)):
         return  # the launch reads a copy
     reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(everything)]
     addresses = addresses_of(everything)

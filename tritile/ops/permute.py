@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import torch
 
+from tritile.core.call import Memory, PermuteCall
 from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
-from tritile.core.views import PermuteCall
 from tritile.errors import ShapeError
 from tritile.ops import reference
 from tritile.ops.asked import Asked, Change, Result, asks, computed, unchanged
@@ -57,7 +57,7 @@ def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
 
-def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> PermuteCall:
+def permute_call(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> PermuteCall:
     """Return the call that copies x to out, with the dimensions of x in the order `dims`."""
     flip = _flips(x)
     # A wider word must be aligned both in memory and within the storage.
@@ -72,9 +72,8 @@ def described(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Permut
     )
     # A copy of x onto itself with equal strides moves nothing.
     in_place = same_memory(x, out) and problem.x_strides != problem.out_strides
-    return PermuteCall(
-        problem, _as_integers(x, problem.itemsize), _as_integers(out, problem.itemsize), flip, in_place
-    )
+    x, out = (_as_integers(tensor, problem.itemsize) for tensor in (x, out))
+    return PermuteCall(problem, Memory.of("x", x), Memory.of("out", out), flip, in_place)
 
 
 def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
@@ -230,7 +229,7 @@ class Permutation(Asked):
         x = change(self.x)
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
-        return described(x.resolve_neg() if whole else x, out, self.dims)
+        return permute_call(x.resolve_neg() if whole else x, out, self.dims)
 
     def compute(self, out: torch.Tensor) -> None:
         reference.permute(self.x, self.dims, out)

@@ -8,12 +8,12 @@ from typing import Any, Final, overload
 import torch
 
 from tritile.core import device as devices
+from tritile.core.call import Call
 from tritile.core.device import Device
 from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
-from tritile.core.views import Call
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.asked import ASKED, Asked, unchanged
 from tritile.ops.aten import by_torch

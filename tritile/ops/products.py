@@ -1,19 +1,20 @@
-"""Check and describe products, with or without an epilogue."""
+"""Check products, with or without an epilogue, and fold their tensors to views."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from tritile.core import epilogue
+from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.precision import explained
-from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, SIDES, suits
+from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, SIDES, merged, suits
 from tritile.core.settings import is_batch_invariant
-from tritile.core.views import MatmulCall
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
-from tritile.ops.asked import Asked, Change, Result, asks
+from tritile.ops.asked import Asked, Change, Result, asks, unchanged
 from tritile.ops.checks import (
     broadcast,
     check_beside,
@@ -24,10 +25,10 @@ from tritile.ops.checks import (
     name_of,
     names_of,
 )
-from tritile.ops.described import NOTHING, Extras, described
 from tritile.ops.memo import IN_FP32, Tensors, check_out_apart, default_precision, reaches_of
 from tritile.ops.signatures import name_of_role
 
+_RIGHTS: Final = ("b", "up")
 _HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
 _FROM_FP8: Final = (torch.bfloat16, torch.float16, torch.float32)
 _OUT_DTYPES: Final = {
@@ -151,47 +152,160 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
         raise ShapeError(f"{op}: {name} has shape {own}: wanted one that broadcasts to {shape}")
 
 
+def _batch_strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a tensor's batch dimensions, broadcast to `batch`: 0 where one is expanded."""
+    missing = len(batch) - (tensor.ndim - 2)
+    own = [0 if size == 1 else step for size, step in zip(tensor.shape[:-2], tensor.stride(), strict=False)]
+    return (*[0] * missing, *own)
+
+
+def _folded(views: dict[str, View], batch: tuple[int, ...]) -> tuple[dict[str, View], tuple[int, ...]]:
+    """Fold batch dimensions into M where b is one matrix for all of them.
+
+    A dimension can be folded where one step along it is M steps along M, in every tensor that has rows.
+    """
+    while batch:
+        size, m = batch[-1], views["a"].shape[0]
+        with_rows = [view for name, view in views.items() if name not in _RIGHTS]
+        fits = m == 1 or all(view.batch_strides[-1] == m * view.strides[0] for view in with_rows)
+        if not fits or any(views[name].batch_strides[-1] for name in _RIGHTS if name in views):
+            break
+        for name, view in views.items():
+            (rows, columns), (row, column) = view.shape, view.strides
+            if name not in _RIGHTS:
+                rows, row = m * size, row if m > 1 else view.batch_strides[-1]
+            views[name] = View(view.memory, (rows, columns), (row, column), view.batch_strides[:-1])
+        batch = batch[:-1]
+    return views, batch
+
+
+def matmul_call(
+    input: torch.Tensor,
+    other: torch.Tensor,
+    out: torch.Tensor,
+    precision: str = "ieee",
+    *,
+    activation: str = "",
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+    up: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor, ...] = (),
+    block_scales: str = "",
+    **sides: torch.Tensor | None,
+) -> MatmulCall:
+    """Return the call of a product whose arguments were checked. out has the shape of the result.
+
+    `sides` are the epilogue's tensors, by the names of `tritile.core.problem.SIDES`, of shapes that broadcast
+    to the result's. `up` is the second matrix of a gated product. `scales` are those of input and other
+    within the sum; `block_scales` says how many rows and columns share one.
+
+    A column-major result is computed as the row-major result of the transposed operands. Batch-invariant
+    calls are not transposed: a result of many rows and one column is column-major, one of a single row is
+    not.
+    """
+    batch = broadcast(input.shape[:-2], other.shape[:-2])
+
+    def as_rows(tensor: torch.Tensor) -> torch.Tensor:
+        rows = tensor.unsqueeze(-1) if other.ndim == 1 else tensor
+        return rows.unsqueeze(-2) if input.ndim == 1 else rows
+
+    given = {name: tensor for name in SIDES if (tensor := sides.get(name)) is not None}
+    matrices = {
+        "a": input.unsqueeze(0) if input.ndim == 1 else input,
+        "b": other.unsqueeze(1) if other.ndim == 1 else other,
+        "out": as_rows(out),
+        **{name: as_rows(tensor.expand(out.shape)) for name, tensor in given.items()},
+        **({} if up is None else {"up": up}),
+    }
+    batch, steps = merged(batch, *(_batch_strides(tensor, batch) for tensor in matrices.values()))
+    views: dict[str, View] = {}
+    for (name, tensor), of_batch in zip(matrices.items(), steps, strict=True):
+        (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
+        if name in given:
+            row, column = row if rows > 1 else 0, column if columns > 1 else 0
+        views[name] = View(Memory.of(name, tensor), (rows, columns), (row, column), of_batch)
+    views, batch = _folded(views, batch)
+    call = MatmulCall(
+        views["a"], views["b"], views["out"], batch, precision, {name: views[name] for name in given},
+        activation, alpha, beta, views.get("up"),
+        tuple(Memory.of(name, scale) for name, scale in zip(("scale_a", "scale_b"), scales, strict=False)),
+        block_scales, invariant=is_batch_invariant(),
+    )  # fmt: skip
+    transposes = call.out.layout == "column" and up is None and not call.invariant
+    return call.transposed if transposes else call
+
+
 @dataclass(frozen=True)
 class Product(Asked):
-    """Hold a product a @ b with an epilogue. A product without any has the very `NOTHING` as its extras."""
+    """Hold a product of input and other with an epilogue: see `matmul_call` for what its fields mean.
+
+    `sides` are in the order of `SIDES`, those that are None left out.
+    """
 
     op: str
     tensors: Tensors
-    a: Any
-    b: Any
-    extras: Extras = NOTHING
+    input: Any
+    other: Any
     out_dtype: torch.dtype | None = None
     precision: str | None = None
+    sides: Mapping[str, Any] = field(default_factory=dict)
+    activation: str = ""
+    alpha: complex = 1.0
+    beta: complex = 1.0
+    up: Any = None
+    scales: tuple[Any, ...] = ()
+    block_scales: str = ""
+
+    def __post_init__(self) -> None:
+        given = {name: self.sides[name] for name in SIDES if self.sides.get(name) is not None}
+        object.__setattr__(self, "sides", given)
 
     @property
     def first(self) -> Any:
-        return self.a
+        return self.input
 
     @property
     def is_empty(self) -> bool:  # type: ignore[override]
         """True if the product is zeros, whatever the factors hold: K is 0, or alpha, as in torch."""
-        return bool(self.a.shape[-1] == 0 or self.extras.alpha == 0)
+        return bool(self.input.shape[-1] == 0 or self.alpha == 0)
+
+    @property
+    def is_scaled(self) -> bool:
+        return bool(self.scales) or "scale_a" in self.sides
+
+    def _fused(self, change: Change) -> dict[str, Any]:
+        """Return the epilogue as keywords, its tensors changed. A bias with beta = 0 is not read."""
+        found: dict[str, Any] = {
+            name: change(tensor) for name, tensor in self.sides.items() if name != "bias" or self.beta != 0
+        }
+        if self.activation:
+            found["activation"] = self.activation
+        if (self.alpha, self.beta) != (1, 1):
+            found |= {"alpha": self.alpha, "beta": self.beta}
+        if self.up is not None:
+            found["up"] = change(self.up)
+        if self.scales:
+            found |= {"scales": tuple(map(change, self.scales)), "block_scales": self.block_scales}
+        return found
 
     def checked(self, out: Any) -> Result:
-        op, a, b, extras = self.op, self.a, self.b, self.extras
+        op, a, b = self.op, self.input, self.other
         names = name_of_role(op, "a"), name_of_role(op, "b")
         for name, tensor in zip(names, (a, b), strict=True):
             check_tensor(op, name, tensor)
         check_same_device(op, a, names[1], b)
-        dtype = _check_dtypes(op, names, a, b, self.out_dtype, extras.scaled)
+        dtype = _check_dtypes(op, names, a, b, self.out_dtype, self.is_scaled)
         precision = check_precision(op, a.dtype, self.precision)
         for operand in (a, b):
             check_gpu(op, operand)
         shape = _result_shape(op, names, a, b)
         unnamed = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
-        if unnamed and not extras.scaled and extras.up is None:
+        if unnamed and not self.is_scaled and self.up is None:
             precision = unset_precision(a, b)
-        if extras is not NOTHING and not (dtype.is_floating_point or dtype.is_complex):
+        if op != "matmul" and not (dtype.is_floating_point or dtype.is_complex):
             raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
-        for role in SIDES:
-            tensor = getattr(extras, role)
-            if tensor is not None:
-                _check_side(op, name_of_role(op, role), tensor, a, shape)
+        for role, tensor in self.sides.items():
+            _check_side(op, name_of_role(op, role), tensor, a, shape)
         if out is not None:
             check_out(op, out, shape, dtype, a)
         return shape, dtype, precision
@@ -199,7 +313,7 @@ class Product(Asked):
     def check_memory(self, out: torch.Tensor) -> None:
         """Raise OverlapError where the memory of out overlaps. It may be exactly a tensor that is added."""
         check_out_memory(self.op, out)
-        unread = self.extras.bias if self.extras.beta == 0 else None
+        unread = self.sides.get("bias") if self.beta == 0 else None
         check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))
 
     def call(self, change: Change, out: torch.Tensor, how: str) -> MatmulCall:
@@ -207,23 +321,20 @@ class Product(Asked):
             # torch, which multiplies complex numbers, reads lazily negated ones as they lie
             return change(tensor) if tensor.is_complex() else change(tensor).resolve_neg()
 
-        if self.extras.blocks is not None and not out.is_contiguous():
+        if self.scales and not out.is_contiguous():
             out = out.new_empty(out.shape)  # torch's result is copied to out
-        return described(plain(self.a), plain(self.b), out, how, self.extras.mapped(plain))
+        return matmul_call(plain(self.input), plain(self.other), out, how, **self._fused(plain))
 
     def compute(self, out: torch.Tensor) -> None:
-        reference.product(self.a, self.b, self.extras, out)
+        reference.product(self.input, self.other, out, **self._fused(unchanged))
 
     def fill(self, out: torch.Tensor) -> None:
-        if self.extras is NOTHING:
-            out.zero_()
-            return
-        extras, sums = self.extras.mapped(torch.Tensor.resolve_neg), torch.zeros_like(out)
-        up = None if extras.up is None else sums
-        how = (extras.activation, extras.alpha, extras.beta)
-        out.copy_(epilogue.finished(sums, extras.tensors, *how, up))
+        fused, sums = self._fused(torch.Tensor.resolve_neg), torch.zeros_like(out)
+        how = self.activation, self.alpha, self.beta
+        up = None if self.up is None else sums
+        out.copy_(epilogue.finished(sums, list(map(fused.get, SIDES)), *how, up))
 
 
 @asks("matmul")
 def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
-    return Product("matmul", (input, other), input, other, NOTHING, out_dtype, precision)
+    return Product("matmul", (input, other), input, other, out_dtype, precision)

@@ -8,7 +8,6 @@ Every function writes to `out`, which has the shape and dtype of the result, any
 common with operands but for tensors that are added, and a permutation in place.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -17,28 +16,29 @@ import torch
 
 from tritile.core.epilogue import finished
 from tritile.core.of_torch import neg_view
-from tritile.core.problem import SCALE_K
+from tritile.core.problem import SCALE_K, SIDES
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
-from tritile.ops.described import NOTHING, Extras
 
 _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def product(a: torch.Tensor, b: torch.Tensor, extras: Extras, out: torch.Tensor) -> None:
-    """Multiply as `torch.matmul` does, and apply an epilogue: every product with operands a and b."""
+def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **fused: Any) -> None:
+    """Multiply as `torch.matmul` does, and apply an epilogue: the keywords of `ops.products.matmul_call`."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
-    if extras.blocks is not None:
+    scales, shared = fused.pop("scales", ()), fused.pop("block_scales", "")
+    if scales:
         (m, k), n = a.shape, b.shape[1]
-        rows, columns = map(int, extras.shared.split("x"))
-        a = a * _spread(extras.blocks[0], rows, m, k)
-        b = b * _spread(extras.blocks[1].t(), columns, n, k).t()
+        rows, columns = map(int, shared.split("x"))
+        a = a * _spread(scales[0], rows, m, k)
+        b = b * _spread(scales[1].t(), columns, n, k).t()
+    fused = {name: value for name, value in fused.items() if value is not None}
     if is_batch_invariant():
-        for row in _rows(a, b, extras, out):
+        for row in _rows(a, b, out, fused):
             _multiply(*row)
     else:
-        _multiply(a, b, extras, out)
+        _multiply(a, b, out, fused)
 
 
 def _spread(scales: torch.Tensor, shared: int, rows: int, k: int) -> torch.Tensor:
@@ -46,19 +46,20 @@ def _spread(scales: torch.Tensor, shared: int, rows: int, k: int) -> torch.Tenso
     return scales.double().repeat_interleave(shared, 0)[:rows].repeat_interleave(SCALE_K, 1)[:, :k]
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, extras: Extras, out: torch.Tensor) -> None:
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, fused: dict[str, Any]) -> None:
     # Not torch.matmul: a program may put tritile's functions in the place of torch's.
     sums = a @ b
-    if extras is NOTHING:
+    if not fused:
         out.copy_(sums if out.is_floating_point() or out.is_complex() else sums.to(torch.int64))
         return
-    up = None if extras.up is None else a @ extras.up.to(a.dtype)
-    out.copy_(finished(sums, extras.tensors, extras.activation, extras.alpha, extras.beta, up))
+    up = a @ fused["up"].to(a.dtype) if "up" in fused else None
+    how = fused.get("activation", ""), fused.get("alpha", 1.0), fused.get("beta", 1.0)
+    out.copy_(finished(sums, list(map(fused.get, SIDES)), *how, up))
 
 
 def _rows(
-    a: torch.Tensor, b: torch.Tensor, extras: Extras, out: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, Extras, torch.Tensor]]:
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, fused: dict[str, Any]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]]:
     """Yield the products of single rows, each of operands in memory of their own.
 
     A BLAS adds up in an order that depends on the number of rows and on where operands begin, and torch's
@@ -76,20 +77,20 @@ def _rows(
     *batch, m, _ = whole.shape
     left = (a.unsqueeze(0) if a.ndim == 1 else a).expand(*batch, m, -1)
     right = (b.unsqueeze(-1) if b.ndim == 1 else b).expand(*batch, -1, -1)
-    sides = extras._replace(blocks=None, up=None).mapped(lambda tensor: as_rows(tensor.expand(out.shape)))
+    sides = {name: as_rows(fused[name].expand(out.shape)) for name in SIDES if name in fused}
     for at in itertools.product(*map(range, batch)):
-        matrix, up = own(right, at), None if extras.up is None else own(extras.up.to(a.dtype))
+        matrix, up = own(right, at), {"up": own(fused["up"].to(a.dtype))} if "up" in fused else {}
         for i in range(m):
             row: Any = (*at, slice(i, i + 1))
-            one = sides.mapped(functools.partial(own, at=row))._replace(up=up)
-            yield own(left, row), matrix, NOTHING if extras is NOTHING else one, whole[row]
+            one = fused | up | {name: own(side, row) for name, side in sides.items()}
+            yield own(left, row), matrix, whole[row], one
 
 
 def linear_quantized(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
     """Multiply by what the numbers of a weight stand for, exactly, and add bias."""
-    product(x, weight.dequantize(torch.float64).t(), Extras(bias=bias), out)
+    product(x, weight.dequantize(torch.float64).t(), out, bias=bias)
 
 
 def grouped(
@@ -118,8 +119,8 @@ def grouped(
         else:
             left, right = (a[:, cut], b[cut]) if ragged == (2, 2) else (a[group], b[group])
             into, scales = out[group], (scale_of(scale_a, m, None), scale_of(scale_b, n, None))
-        extras = NOTHING if scales[0] is None else Extras(scales[0][:, None], scales[1])
-        product(left, right, extras, into)
+        of_rows = None if scales[0] is None else scales[0][:, None]
+        product(left, right, into, scale_a=of_rows, scale_b=scales[1])
 
 
 def permute(x: torch.Tensor, dims: Sequence[int], out: torch.Tensor) -> None:

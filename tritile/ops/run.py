@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from tritile.core import device as devices
+from tritile.core.call import Call, PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import capturing
 from tritile.core.forgetting import forget
@@ -18,7 +19,6 @@ from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import Product, QuantizedProblem, Tiled
 from tritile.core.settings import current_mode
 from tritile.core.threads import once
-from tritile.core.views import Call, PermuteCall
 from tritile.errors import HostWarning, TuningError, UnsupportedError, UntunedWarning, callers_level
 from tritile.families.permute.family import in_place
 from tritile.ops.checks import check_may_change

@@ -8,7 +8,6 @@ from tritile.core.problem import FP8_DTYPES, SCALE_K, Activation
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.asked import asks, computed
 from tritile.ops.checks import check_beside, check_rank, describe, name_of
-from tritile.ops.described import Extras
 from tritile.ops.fused import check_activation
 from tritile.ops.memo import recall
 from tritile.ops.products import Product
@@ -40,14 +39,19 @@ def _shared(scale: torch.Tensor, rows: int, k: int) -> int | None:
     return None
 
 
-def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> Extras:
-    """Return the scales, classified by shape. Raise ShapeError where the shapes fit no way of scaling."""
+def _scaling(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Return scales of the sums, by name, or none and what shares a scale within the sums.
+
+    Raise ShapeError where the shapes fit no way of scaling.
+    """
     (m, k), n = a.shape, b.shape[1]
     plain_a = scale_a.numel() == 1 or tuple(scale_a.shape) == (m, 1)
     plain_b = scale_b.numel() == 1 or tuple(scale_b.shape) == (1, n)
     if plain_a and plain_b:
         one_a, one_b = (scale.reshape(()) if scale.numel() == 1 else scale for scale in (scale_a, scale_b))
-        return Extras(one_a, one_b)
+        return {"scale_a": one_a, "scale_b": one_b}, ""
     of_a, of_b = _shared(scale_a, m, k), _shared(scale_b.t() if scale_b.ndim == 2 else scale_b, n, k)
     if of_a is None or of_b is None or name_of(a.dtype) not in FP8_DTYPES:
         wanted_a = f"one element, ({m}, 1)"
@@ -60,7 +64,7 @@ def _extras(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: to
             f"{_OP}: scale_a has shape {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: "
             f"wanted {wanted_a}, and {wanted_b}; both or neither with a scale for each {_BLOCK} of K"
         )
-    return Extras(blocks=(scale_a, scale_b), shared=f"{of_a}x{of_b}")
+    return {}, f"{of_a}x{of_b}"
 
 
 def scaled_matmul(
@@ -120,8 +124,10 @@ def scaled_of(
     use_fast_accum: bool,
 ) -> Product:  # fmt: skip
     _check_operands(a, b, scale_a, scale_b)
-    extras = _extras(a, b, scale_a, scale_b)
-    extras = extras._replace(bias=bias, residual=residual, activation=check_activation(_OP, activation))
-    fast = use_fast_accum and extras.blocks is None and a.dtype != torch.int8
-    tensors = (a, b, scale_a, scale_b, bias, residual)
-    return Product(_OP, tensors, a, b, extras, out_dtype, "fast" if fast else None)
+    sides, block_scales = _scaling(a, b, scale_a, scale_b)
+    fast = use_fast_accum and not block_scales and a.dtype != torch.int8
+    return Product(
+        _OP, (a, b, scale_a, scale_b, bias, residual), a, b, out_dtype, "fast" if fast else None,
+        {**sides, "bias": bias, "residual": residual}, check_activation(_OP, activation),
+        scales=(scale_a, scale_b) if block_scales else (), block_scales=block_scales,
+    )  # fmt: skip

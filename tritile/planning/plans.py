@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import triton
 
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
 from tritile.core.markup import Tabular
-from tritile.core.posed import posed
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import (
     PRECISIONS_OF,
@@ -128,7 +128,7 @@ class Plan(_Planned):
         by_torch = self.config == aten.CONFIG and not isinstance(self.problem, QuantizedProblem)
         if self.source == "interpreter" or by_torch:  # torch keeps cuBLAS's own
             return 0
-        return workspace_bytes(posed(self.problem), self.config, self.device)
+        return workspace_bytes(call_for(self.problem), self.config, self.device)
 
     @property
     def _rows(self) -> tuple[tuple[str, str], ...]:

@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.posed import Pointer, posed
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError, brief
 from tritile.runtime.compiles import asking
@@ -21,7 +21,7 @@ def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Cal
     To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
     a compile, means that the config cannot be used.
     """
-    for compiled in compiles_of(posed(problem), config, device, Pointer.named):
+    for compiled in compiles_of(call_for(problem), config, device):
         yield functools.partial(_asked, problem.label, str(config), compiled)
 
 

@@ -14,10 +14,10 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
+from tritile.core.call import Call, Memory
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, library_lock
-from tritile.core.views import Call
 from tritile.errors import NotCompiledError, TuningError, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.work import ALIGNMENT, laid_out, pieces_of, work_of
@@ -29,7 +29,7 @@ _RUNTIME: Final = triton.knobs.runtime
 
 
 @dataclass(frozen=True)
-class _At:
+class At:
     """Hold an address with a dtype, which Triton accepts as a tensor."""
 
     address: int
@@ -37,6 +37,10 @@ class _At:
 
     def data_ptr(self) -> int:
         return self.address
+
+
+def _placed(buffers: Mapping[str, Memory]) -> dict[str, At]:
+    return {name: At(memory.address, getattr(torch, memory.dtype)) for name, memory in buffers.items()}
 
 
 @functools.cache
@@ -59,7 +63,7 @@ def _bound(value: Any, buffers: Mapping[str, Any]) -> Any:
 def _addressed(arg: Any) -> Any:
     if type(arg) is tuple:
         return tuple(map(_addressed, arg))
-    return arg.address if isinstance(arg, _At) else arg
+    return arg.address if isinstance(arg, At) else arg
 
 
 def _workspaces(work: Work, make: Callable[[Section], Any]) -> dict[str, Any]:
@@ -74,16 +78,14 @@ def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
         return step.kernel.warmup(**args, grid=step.grid, **OPTIONS, **options)
 
 
-def compiles_of(
-    call: Call, config: Config, device: devices.Device, make: Callable[[str], Any]
-) -> Iterator[Callable[[], Any]]:
+def compiles_of(call: Call, config: Config, device: devices.Device) -> Iterator[Callable[[], Any]]:
     """Return, for each kernel that `prepare` needs for `call` with `config`, a function that compiles it.
 
-    They compile for the current target and return Triton's kernel; nothing runs. `make(dtype)` returns a
-    stand-in for a workspace. If a call takes several kernels, the last is the one that computes.
+    They compile for the current target and return Triton's kernel; nothing runs. If a call takes several
+    kernels, the last is the one that computes.
     """
     for piece, work in pieces_of(call, config, device):
-        buffers = piece.buffers | _workspaces(work, lambda section: make(section.dtype))
+        buffers = _placed(piece.buffers) | _workspaces(work, lambda s: At(0, getattr(torch, s.dtype)))
         main = work.steps[work.main]
         others = [step for step in work.steps if step is not main]
         yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
@@ -101,7 +103,7 @@ class _TritonLaunch:
 
     def __call__(self, pointers: Sequence[int], stream: int) -> None:
         pairs = zip(self._dtypes.items(), pointers, strict=True)
-        buffers = {name: _At(pointer, dtype) for (name, dtype), pointer in pairs}
+        buffers = {name: At(pointer, dtype) for (name, dtype), pointer in pairs}
         args = [_addressed(_bound(value, buffers)) for value in self._step.values]
         self._kernel[self._step.grid](*args, stream=stream)
 
@@ -189,12 +191,13 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     pieces = pieces_of(call, config, devices.gpu(index))
     if len(pieces) == 1:
         return _prepared(*pieces[0], config, index)
-    starts = [tensor.data_ptr() for tensor in call.tensors]
     return SplitLaunch(
         tuple(
             (
                 _prepared(piece, work, config, index),
-                tuple(tensor.data_ptr() - at for tensor, at in zip(piece.tensors, starts, strict=True)),
+                tuple(
+                    at.address - start.address for at, start in zip(piece.memory, call.memory, strict=True)
+                ),
             )
             for piece, work in pieces
         )
@@ -202,7 +205,7 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
 
 
 def _prepared(call: Call, work: Work, config: Config, index: int) -> Launch:
-    return bound(work, call.buffers, index, f"{config} cannot run {call.problem.label}")
+    return bound(work, _placed(call.buffers), index, f"{config} cannot run {call.problem.label}")
 
 
 def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:
@@ -215,7 +218,7 @@ def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Lau
         try:
             if work.counters:
                 counters_of(index).make_ready()
-            buffers = {**tensors, **_workspaces(work, lambda s: _At(0, getattr(torch, s.dtype)))}
+            buffers = {**tensors, **_workspaces(work, lambda s: At(0, getattr(torch, s.dtype)))}
             kernels = [_compiled(step, buffers) for step in work.steps]
             for kernel in kernels:  # load now, so that what the GPU cannot take fails here
                 loaded(kernel, device.shared_memory)
@@ -230,7 +233,7 @@ def run_interpreted(call: Call, config: Config) -> None:
     """Run a call in Triton's interpreter, one at a time: in a process with TRITON_INTERPRET=1."""
     work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
     scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
-    buffers = call.buffers | scratch
+    buffers = {memory.buffer: memory.tensor for memory in call.memory} | scratch
     for step in work.steps:
         args = {name: _bound(value, buffers) for name, value in step.args.items()}
         with library_lock:

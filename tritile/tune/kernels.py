@@ -14,8 +14,8 @@ from typing import Any, Final
 import triton
 
 from tritile.core import device as devices
+from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall, View
 from tritile.families.matmul_tile.family import FAMILY
 from tritile.planning import model
 from tritile.tune.autotuner import Autotuner, autotune
@@ -35,11 +35,10 @@ def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
         tensor, side = given[f"{name}_ptr"], name[0]
         strides = given[f"stride_{side}{rows.lower()}"], given[f"stride_{side}{columns.lower()}"]
         steps = tuple(given[f"{name}_batch_strides"]) if batch else ()
-        return View(tensor, (given[rows], given[columns]), strides, steps, tensor.element_size())
+        return View(Memory.of(name, tensor), (given[rows], given[columns]), strides, steps)
 
     a, b, out = view("a", "M", "K"), view("b", "K", "N"), view("out", "M", "N")
-    dtype, out_dtype = (str(each.tensor.dtype).removeprefix("torch.") for each in (a, out))
-    return MatmulCall(a, b, out, batch, dtype, out_dtype, given["PRECISION"]).problem
+    return MatmulCall(a, b, out, batch, given["PRECISION"]).problem
 
 
 def likeliest(

@@ -11,11 +11,11 @@ from typing import Final
 import torch
 
 from tritile.core import settings
+from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.threads import at_fork
-from tritile.core.views import Call
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
 from tritile.planning import aten, plans

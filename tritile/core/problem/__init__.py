@@ -27,7 +27,6 @@ from tritile.core.problem.checks import (
 from tritile.core.problem.epilogue import (
     ACTIVATIONS,
     SIDES,
-    TURNED,
     Activation,
     Epilogue,
 )
@@ -62,7 +61,7 @@ from tritile.errors import InvalidValueError
 __all__ = [
     "ACTIVATIONS", "ACTIVATION_DTYPES", "BLOCK_SCALES", "COMPLEX_DTYPES", "FP8_DTYPES", "GROUPED_DTYPES",
     "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LOADS", "MATMUL_DTYPES",
-    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "SCALE_K", "SIDES", "TURNED",
+    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "SCALE_K", "SIDES",
     "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue", "GroupSize", "GroupedProblem",
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Precision", "Problem",
     "Product", "QuantizedProblem", "Tiled", "WeightBits", "alignment", "ends_of",

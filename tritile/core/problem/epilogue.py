@@ -82,8 +82,7 @@ class Epilogue:
         return tuple(getattr(self, field.name) for field in fields(self)) if self else None
 
 
-# Operands in the order kernels take them, and those that are exchanged in out^T = b^T a^T.
+# Operands in the order kernels take them.
 SIDES: Final = ("scale_a", "scale_b", "bias", "residual", "bias_up")
-TURNED: Final = {"scale_a": "scale_b", "scale_b": "scale_a"}
 _FLAGS: Final = ("weighted", "gated")
 BARE: Final = Epilogue()

@@ -2,11 +2,10 @@
 
 from typing import Any, Final, NamedTuple
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
-from tritile.core.views import MatmulCall
-from tritile.families.common.fused import extra, fallback_flag
 from tritile.families.common.operands import Inputs, Seen, batch_of, described, storable
-from tritile.families.common.work import buffer_of
+from tritile.families.common.work import Buffer, epilogue_arguments, fallback_arguments
 
 BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes beside its tiles
 _MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
@@ -24,7 +23,7 @@ def output_of(call: MatmulCall) -> Output:
     """Return the output of the result; `strides`, over batch, rows and columns, serve without descriptor."""
     (outer, inner), batch_strides = batch_of(call, call.out)
     shape, strides = (outer, inner, *call.out.shape), (*batch_strides, *call.out.strides)
-    seen = Seen(buffer_of(call.out.tensor, "out").buffer, shape, strides, False)
+    seen = Seen(call.out.buffer, shape, strides, False)
     by_descriptor = storable(seen, call.out)
     return Output(described(seen, call.out.itemsize) if by_descriptor else seen, by_descriptor, seen.strides)
 
@@ -56,14 +55,12 @@ def grid_of(
 def arguments(call: MatmulCall, config: Config, read: Inputs, out: Output, early: bool) -> dict[str, Any]:
     """Return the arguments that all kernels share whose tiles travel by TMA, by name."""
     m, n, k, batch, inner = sizes_of(call)
-    flag, flags = fallback_flag(call)
     names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
     return {
-        "out_ptr": buffer_of(call.out.tensor, "out"),
+        "out_ptr": Buffer(call.out.buffer),
         "M": m, "N": n, "K": k, "batch": batch, "inner_batch": inner,
         **dict(zip(names, out.strides, strict=True)),
-        "flag_ptr": flag, "FLAGS": flags,
-        "extra": extra(call.fused, 2), "EPILOGUE": call.fused.epilogue.constants,
+        **fallback_arguments(call), **epilogue_arguments(call, 2),
         "A_ROW": not read.a.transposed, "B_ROW": not read.b.transposed, "UP_ROW": not read.up.transposed,
         "BY_DESCRIPTOR": out.by_descriptor, "WAIT": early, "BATCHED": batch > 1, **dict(config.kwargs),
     }  # fmt: skip

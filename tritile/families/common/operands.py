@@ -6,13 +6,13 @@ Rows of a copy start on 16 bytes, and run along K where tensor cores need that.
 import itertools
 from typing import Any, Final, NamedTuple
 
+from tritile.core.call import MatmulCall, View
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall, View
 from tritile.errors import TuningError
 from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.products import SECTOR
-from tritile.families.common.work import Buffer, Descriptor, Kernel, Section, Step, buffer_of
+from tritile.families.common.work import Buffer, Descriptor, Kernel, Section, Step
 
 repack: Final = Kernel("tritile.families.common.repack", "repack")
 
@@ -123,7 +123,7 @@ def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, 
     return (sizes[0], sizes[1]), (strides[0], strides[1])
 
 
-def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Seen:
+def seen_of(call: MatmulCall, view: View, turned: bool = False) -> Seen:
     """Return the operand with its contiguous dimension last, or if `turned` the other.
 
     A descriptor need not be able to read it.
@@ -133,12 +133,12 @@ def seen_of(call: MatmulCall, view: View, role: str, turned: bool = False) -> Se
     transposed = (view.layout == "column") != turned
     if transposed:
         rows, columns, stride_r, stride_c = columns, rows, stride_c, stride_r
-    buffer, strides = buffer_of(view.tensor, role).buffer, (stride_o, stride_i, stride_r, stride_c)
-    return Seen(buffer, (outer, inner, rows, columns), strides, transposed)
+    strides = (stride_o, stride_i, stride_r, stride_c)
+    return Seen(view.buffer, (outer, inner, rows, columns), strides, transposed)
 
 
 def readable(seen: Seen, view: View) -> bool:
-    if view.tensor.data_ptr() % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
+    if view.address % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
         return False
     steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
     return all(0 <= step < _MAX_STRIDE and step % 16 == 0 for step in steps)
@@ -170,7 +170,7 @@ class _Copy(NamedTuple):
     section: Section
 
 
-def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
+def _copy(seen: Seen, view: View, name: str) -> _Copy:
     """Describe the copy of an operand into a buffer: a stretched batch once, rows padded to whole units."""
     outer, inner = (
         1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
@@ -183,7 +183,7 @@ def _copy(seen: Seen, view: View, dtype: str, name: str) -> _Copy:
         "{}_rows": rows, "{}_columns": columns, "stride_{}cr": padded,
         **dict(zip(("stride_{}o", "stride_{}i", "stride_{}r", "stride_{}c"), seen.strides, strict=True)),
     }  # fmt: skip
-    section = Section(dtype, outer * inner * rows * padded)
+    section = Section(view.dtype, outer * inner * rows * padded)
     return _Copy(args, Seen(name, seen.shape, own, seen.transposed), section)
 
 
@@ -226,18 +226,17 @@ def inputs(call: MatmulCall, early: bool) -> Inputs:
     most = max(*call.a.shape, call.b.shape[1], *call.batch_shape)
     if most > WIDE_FROM:
         raise TuningError(f"a size of {most}: descriptors count in 32 bits")
-    b_dtype = call.b_dtype or call.dtype
     turn_a, turn_b = turned(call.problem)
     align_a, align_b = realigned(call.problem)
-    views = [(call.a, call.dtype, "a", turn_a, align_a), (call.b, b_dtype, "b", turn_b, align_b)]
+    views = [(call.a, "a", turn_a, align_a), (call.b, "b", turn_b, align_b)]
     if call.up is not None:
-        views.append((call.up, b_dtype, "up", turn_b, align_b))
+        views.append((call.up, "up", turn_b, align_b))
     found: list[Seen] = []
     copies: list[_Copy] = []
-    for view, dtype, role, turn, align in views:
-        seen = seen_of(call, view, role, turn)
+    for view, role, turn, align in views:
+        seen = seen_of(call, view, turn)
         if not readable(seen, view) or (align and seen.strides[2] * view.itemsize % SECTOR):
-            copies.append(_copy(seen, view, dtype, f"copy_{role}"))
+            copies.append(_copy(seen, view, f"copy_{role}"))
             seen = copies[-1].seen
         found.append(described(seen, view.itemsize))
     pairs = itertools.zip_longest(copies[::2], copies[1::2])

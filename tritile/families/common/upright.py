@@ -1,17 +1,15 @@
 """See a product of few rows, or columns, as few rows x by a large matrix w."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any, Final, NamedTuple
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall, Placed, View
-from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM
-from tritile.families.common.work import buffer_of
+from tritile.families.common.work import Buffer, epilogue_arguments
 
 FAMILIES: Final = ("few_rows", "few_rows_across")  # without tensor cores
 MOST_ROWS: Final = 8  # that these make
@@ -91,39 +89,20 @@ def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     return (columns, rows) if turned(problem) else (rows, columns)
 
 
-def _named(view: View, role: str, dtype: str) -> View:
-    """Return a view that names its buffer, so that a transposed call names those of the caller's."""
-    return replace(view, tensor=Placed(buffer_of(view.tensor, role).buffer, dtype, view.tensor.data_ptr()))
-
-
-def transposed(call: MatmulCall) -> MatmulCall:
-    """Return the call as out.T = b.T @ a.T; buffers keep the names that the caller's have."""
-    fused: dict[str, Any] = {
-        name: view and _named(view, name, call.out_dtype) for name, view in call.fused.named
-    }
-    return replace(
-        call,
-        a=_named(call.a, "a", call.dtype),
-        b=_named(call.b, "b", call.dtype),
-        out=_named(call.out, "out", call.out_dtype),
-        fused=replace(call.fused, **fused),
-    ).transposed
-
-
 def arguments(call: MatmulCall, config: Config, early: bool) -> dict[str, Any]:
     """Return the arguments of kernels of few rows, by name, where w is contiguous along K."""
     x, w, out = call.a, call.b, call.out
     (m, k), n, sizes = x.shape, w.shape[1], call.batch_shape or (1,)
     batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]
     return {
-        "x_ptr": buffer_of(x.tensor, "a"), "w_ptr": buffer_of(w.tensor, "b"),
-        "out_ptr": buffer_of(out.tensor, "out"), "M": m, "N": n, "K": k,
+        "x_ptr": Buffer(x.buffer), "w_ptr": Buffer(w.buffer), "out_ptr": Buffer(out.buffer),
+        "M": m, "N": n, "K": k,
         "stride_xm": x.strides[0] if m > 1 else 0, "stride_xk": x.strides[1],
         "stride_w": w.strides[1], "stride_om": out.strides[0], "stride_on": out.strides[1],
         "batch": prod(sizes), "batch_shape": sizes, "x_batch_strides": batch[0],
         "w_batch_strides": batch[1], "out_batch_strides": batch[2],
         "X_WORDS": x.align == WORD and (k == 1 or x.strides[1] == 1),
-        "extra": extra(call.fused, len(sizes)), "EPILOGUE": call.fused.epilogue.constants,
+        **epilogue_arguments(call, len(sizes)),
         "COMPENSATED": call.dtype == "float32", "WAIT": early, "STAGES": config.num_stages,
         **dict(config.kwargs),
     }  # fmt: skip

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from math import hypot
 from typing import Final, NamedTuple
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall
 from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault
 from tritile.families.common.grids import grid, options, unit
@@ -178,7 +178,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     shape, split = _shape(config, call.problem), parts(config, call.problem, processors)
-    call = upright.transposed(call) if upright.turned(call.problem) else call
+    call = call.transposed if upright.turned(call.problem) else call
     values = upright.arguments(call, config, early)
     m, n, k, batch, xk = (values[name] for name in ("M", "N", "K", "batch", "stride_xk"))
     tiles = -(-n // config["BLOCK_N"])

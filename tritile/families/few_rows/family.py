@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from math import hypot
 from typing import Final
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall
 from tritile.families.common import upright
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.grids import grid, options
@@ -146,7 +146,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     seen = upright.sides(call.problem)
-    call = upright.transposed(call) if upright.turned(call.problem) else call
+    call = call.transposed if upright.turned(call.problem) else call
     values = upright.arguments(call, config, early)
     values["X_WORDS"] &= seen.whole
     values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": upright.WORD // call.a.itemsize}

@@ -40,20 +40,27 @@ nothing, and a kernel of plain fp32 does its work.
 Where K is contiguous a program holds whole rows, which are read once. Where rows lie across K, or are too
 long, tiles are split, each by a program, after a launch that reads all for the rows' largest elements. Both
 count elements that are not dense, and lossy ones; counts of tiles are added up by atomic operations, and as
-they only grow, the tile whose addition takes one past its limit tells so: the verdict is the same.
+they only grow, the tile whose addition takes one past its limit sets the flag: it is the same.
 """
 
 from dataclasses import replace
 from math import gcd
 from typing import Any, Final, NamedTuple
 
+from tritile.core.call import Fallback, MatmulCall, Memory, View
 from tritile.core.config import Config
 from tritile.core.problem.parts import PART_UNIT, part_length
-from tritile.core.views import MatmulCall, Placed, Verdict, View
 from tritile.errors import TuningError
 from tritile.families.common.fallback import END, UNFIT
-from tritile.families.common.lowered import Lowered, copied_batch
-from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of, step_of
+from tritile.families.common.work import (
+    Buffer,
+    Kernel,
+    Lowered,
+    Section,
+    Step,
+    copied_batch,
+    step_of,
+)
 from tritile.families.matmul_tile import family as tile
 
 reset: Final = Kernel("tritile.families.common.fallback", "reset")
@@ -141,10 +148,10 @@ def _parts(
     bands = count * -(-rows // blocks.rows)
     most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // blocks.columns))
     chunks = 0 if blocks.once else max(1, most)
-    places = Placed(f"parts_of_{side}", "float16"), Placed(f"scales_of_{side}", "float32")
+    places = Memory(f"parts_of_{side}", "float16"), Memory(f"scales_of_{side}", "float32")
     return _Parts(
         {
-            f"{side}_ptr": buffer_of(view.tensor, side), f"{side}_matrices": count,
+            f"{side}_ptr": Buffer(view.buffer), f"{side}_matrices": count,
             f"{side}_batch_shape": shape, f"{side}_batch_strides": stepped, f"{side}_rows": rows,
             f"stride_{side}r": view.strides[0], f"stride_{side}c": view.strides[1],
             f"{side}_words": word, f"{side}_chunks": chunks, **blocks.constants(side.upper()),
@@ -157,8 +164,8 @@ def _parts(
         bands * chunks,
         bands * -(-part // blocks.columns),
         0 if blocks.once else bands * blocks.rows * (chunks + 2),
-        View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps), 2),
-        View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps), 4),
+        View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps)),
+        View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps)),
         {
             places[0].buffer: Section("float16", count * matrix),
             places[1].buffer: Section("float32", count * rows),
@@ -166,13 +173,13 @@ def _parts(
     )  # fmt: skip
 
 
-def _split(a: _Parts, b: _Parts, verdict: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
+def _split(a: _Parts, b: _Parts, flag: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
     """Return the launches that split both operands: one that prepares, if needed, and one that splits."""
     cut = [parts.blocks for parts in (a, b)]
     simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
     most = _REGISTERS if simple else _MORE_REGISTERS
     options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
-    args = {"flag_ptr": verdict, "words_ptr": words, "columns": k, "WAIT": early}
+    args = {"flag_ptr": flag, "words_ptr": words, "columns": k, "WAIT": early}
     args |= {**a.operand, **b.operand}
     if a.peaks + b.peaks:
         begin = Step(find_peaks.jitted, (a.peaks + b.peaks, 1, 1), args, options)
@@ -191,23 +198,22 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
 
     Raises TuningError where the caller has scales: the parts' scales need their place.
     """
-    if call.fused.scale_a is not None or call.fused.scale_b is not None:
+    if call.sides.keys() & {"scale_a", "scale_b"}:
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")
     out_shape = (call.a.shape[0], call.b.shape[1])
     a = _parts(call.a, call.batch_shape, out_shape, "a", 0)
     b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], "b", a.words)
     # The words of peaks and counts, if any, are the last workspace.
     counts = {"words": Section("int32", a.words + b.words)} if a.words + b.words else {}
-    word = Placed("verdict", "int32")
-    before = _split(a, b, Buffer(word.buffer), Buffer(*counts or [word.buffer]), call.a.shape[1], early)
+    flag = Memory("flag", "int32")
+    before = _split(a, b, Buffer(flag.buffer), Buffer(*counts or [flag.buffer]), call.a.shape[1], early)
     core = replace(
         call,
         a=a.view,
         b=b.view.transposed,
-        dtype="float16",
-        fused=replace(call.fused, scale_a=a.scales, scale_b=b.scales.transposed),
-        verdict=Verdict(word, 0, int(UNFIT)),
+        sides={"scale_a": a.scales, "scale_b": b.scales.transposed, **call.sides},
+        fallback=Fallback(flag, 0, int(UNFIT)),
     )
-    plain = replace(call, precision="ieee", verdict=Verdict(word, int(UNFIT), int(END)))
-    scratch = {word.buffer: Section("int32", 1), **a.scratch, **b.scratch, **counts}
+    plain = replace(call, precision="ieee", fallback=Fallback(flag, int(UNFIT), int(END)))
+    scratch = {flag.buffer: Section("int32", 1), **a.scratch, **b.scratch, **counts}
     return Lowered(before, core, tile.work(plain, _PLAIN).steps, scratch)

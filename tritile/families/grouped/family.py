@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from tritile.core.call import GroupedCall, View
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, GroupedProblem
-from tritile.core.views import GroupedCall, View
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.common.blocks import least_blocks, oversized, shared_fault
@@ -127,7 +127,8 @@ def _group_stride(view: View) -> int:
 def _args(call: GroupedCall) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
     return {
-        "a_ptr": Buffer("a"), "b_ptr": Buffer("b"), "out_ptr": Buffer("out"), "offs_ptr": Buffer("offs"),
+        "a_ptr": Buffer(a.buffer), "b_ptr": Buffer(b.buffer), "out_ptr": Buffer(out.buffer),
+        "offs_ptr": Buffer("offs"),
         "scale_a_ptr": None, "scale_b_ptr": None,
         "groups": call.groups, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1],
         "stride_ag": _group_stride(a), "stride_am": a.strides[0], "stride_ak": a.strides[1],
@@ -161,7 +162,7 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
     return Work((step_of(grouped_matmul_tile, grid, values, grids.options(config)),))
 
 
-def _described(view: View, buffer: str, groups: int, rows: int, columns: int) -> Descriptor:
+def _described(view: View, groups: int, rows: int, columns: int) -> Descriptor:
     """Return the descriptor of an operand, contiguous dimension last, for tiles of `rows` and `columns`."""
     shape, strides, block = view.shape, view.strides, (rows, columns)
     if view.layout == "column":
@@ -172,10 +173,10 @@ def _described(view: View, buffer: str, groups: int, rows: int, columns: int) ->
     steps = [
         s if size > 1 else unit for size, s in zip(sizes, (_group_stride(view), strides[0]), strict=False)
     ]
-    misplaced = view.tensor.data_ptr() % 16 or (strides[1] != 1 and shape[1] > 1)
+    misplaced = view.address % 16 or (strides[1] != 1 and shape[1] > 1)
     if misplaced or any(s % unit or not 0 <= s * view.itemsize < _MAX_STRIDE for s in steps):
         raise TuningError(f"no descriptor sees strides {strides} of {view.itemsize} bytes")
-    return Descriptor(buffer, sizes, (steps[0], steps[1], 1), (1, *block))
+    return Descriptor(view.buffer, sizes, (steps[0], steps[1], 1), (1, *block))
 
 
 def _cut(whole: Descriptor) -> Descriptor:
@@ -191,7 +192,7 @@ def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
     if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
         return None
     try:
-        whole = _described(out, "out", call.groups, rows, columns)
+        whole = _described(out, call.groups, rows, columns)
     except TuningError:
         return None
     return _cut(whole)
@@ -206,8 +207,8 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
     if reason is not None:
         raise TuningError(reason)
     m, n, k = (config[f"BLOCK_{side}"] for side in "MNK")
-    a = _described(call.a, "a", call.groups, m, k)
-    b = _described(call.b, "b", call.groups, k, n)
+    a = _described(call.a, call.groups, m, k)
+    b = _described(call.b, call.groups, k, n)
     rows = call.a.layout != "column", call.b.layout != "column"
     a, b = (operand._replace(rounded=call.precision == "tf32") for operand in (a, b))
     out = _stored(call, m, n // config["SUBTILES"])

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
+from tritile.core.call import MatmulCall, View
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, Product
-from tritile.core.views import MatmulCall, View
 from tritile.families.common.blocks import (
     blocks_fault,
     late_fault,
@@ -18,7 +18,6 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
-from tritile.families.common.fused import extra, fallback_flag
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
 from tritile.families.common.products import (
     accumulator_words,
@@ -30,7 +29,14 @@ from tritile.families.common.products import (
     warpgroup_mma,
 )
 from tritile.families.common.rates import memory_us, rate, turning
-from tritile.families.common.work import Kernel, Work, buffer_of, step_of
+from tritile.families.common.work import (
+    Buffer,
+    Kernel,
+    Work,
+    epilogue_arguments,
+    fallback_arguments,
+    step_of,
+)
 from tritile.families.family import Family
 
 gated_tile: Final = Kernel("tritile.families.matmul_tile.gated", "gated_tile")
@@ -209,24 +215,21 @@ def _args(call: MatmulCall) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
     (m, k), n = a.shape, b.shape[1]
     batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
-    flag, flags = fallback_flag(call)
     spans = [view.span for view in (a, b, out, call.up) if view is not None]
     exact = call.dtype == "float32" and call.precision == "ieee"
     return {
-        "a_ptr": buffer_of(a.tensor, "a"), "b_ptr": buffer_of(b.tensor, "b"),
-        "out_ptr": buffer_of(out.tensor, "out"),
+        "a_ptr": Buffer(a.buffer), "b_ptr": Buffer(b.buffer), "out_ptr": Buffer(out.buffer),
         "M": m, "N": n, "K": k,
         "stride_am": a.strides[0], "stride_ak": a.strides[1],
         "stride_bk": b.strides[0], "stride_bn": b.strides[1],
         "stride_om": out.strides[0], "stride_on": out.strides[1],
         "batch": prod(batch_shape), "batch_shape": batch_shape,
         "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
-        "extra": extra(call.fused, len(batch_shape), call.dtype), "EPILOGUE": call.fused.epilogue.constants,
+        **epilogue_arguments(call, len(batch_shape)), **fallback_arguments(call),
         "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
         "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
         "WIDE": max(*spans, m, n, k, prod(batch_shape)) >= WIDE_FROM,
         "PRECISION": input_precision(call), "COMPENSATED": exact, "PROMOTE": in_parts(call),
-        "flag_ptr": flag, "FLAGS": flags,
     }  # fmt: skip
 
 
@@ -234,7 +237,7 @@ def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = Fa
     values = _args(call) | dict(config.kwargs)
     if (up := call.up) is not None:
         values |= {
-            "up_ptr": buffer_of(up.tensor, "up"), "stride_uk": up.strides[0], "stride_un": up.strides[1],
+            "up_ptr": Buffer(up.buffer), "stride_uk": up.strides[0], "stride_un": up.strides[1],
             "up_batch_strides": _batch(call.batch_shape, up)[1], "ALIGN_UP": _units(up),
         }  # fmt: skip
     # Which edges tiles overhang.

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, Product
-from tritile.core.views import MatmulCall
 from tritile.errors import TuningError
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import (

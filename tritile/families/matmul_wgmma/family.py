@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall
 from tritile.families.common import tma_time
 from tritile.families.common.blocks import order_fault
 from tritile.families.common.descriptors import arguments, grid_of, output_of

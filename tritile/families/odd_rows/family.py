@@ -9,17 +9,16 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
+from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.core.views import MatmulCall
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
-from tritile.families.common.fused import extra
 from tritile.families.common.grids import POLLS, options
 from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import held, warpgroup_mma
-from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of, transposed
-from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
+from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of
+from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, epilogue_arguments, step_of
 from tritile.families.family import Family
 
 copy_shifted: Final = Kernel("tritile.families.odd_rows.kernel", "copy_shifted")
@@ -181,7 +180,7 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
-    call = transposed(call) if _turns(call.problem) else call
+    call = call.transposed if _turns(call.problem) else call
     values = arguments(call, config, early)
     m, n, row = values["M"], values["N"], -(-values["K"] // _ROW) * _ROW
     rows = _TURNED if call.a.strides[0] == 1 and m > 1 else 1
@@ -192,8 +191,8 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         shared = {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), "POLLS": POLLS}
     values |= shared | {
         "copies_ptr": Buffer("copies"), "stride_w": values["stride_w"] if n > 1 else 0, "stride_cm": row,
-        "extra": extra(call.fused, 2), "PERIOD": seen.period, "WORD": _WORD, "ROW": _ROW, "ROWS": rows,
-        "BLOCK": _COPIED // rows,
+        **epilogue_arguments(call, 2),
+        "PERIOD": seen.period, "WORD": _WORD, "ROW": _ROW, "ROWS": rows, "BLOCK": _COPIED // rows,
     }  # fmt: skip
     laid = {"num_warps": 8, "num_stages": 1, "launch_pdl": early}
     grid = (-(-row * rows // _COPIED), -(-m // rows), seen.period)

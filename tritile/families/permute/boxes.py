@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
+from tritile.core.call import PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import PermuteProblem
 from tritile.core.problem.permute import merged
-from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.work import Buffer, Kernel, Work, step_of

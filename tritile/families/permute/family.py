@@ -11,10 +11,10 @@ from dataclasses import replace
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
+from tritile.core.call import PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import PermuteProblem
-from tritile.core.views import PermuteCall
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
 from tritile.families.common.numerics import Numerics

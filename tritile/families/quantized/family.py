@@ -10,19 +10,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from tritile.core.call import QuantizedCall
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import QuantizedProblem, unit_columns, unpacked_row
-from tritile.core.views import QuantizedCall
+from tritile.core.problem import Epilogue, QuantizedProblem, unit_columns, unpacked_row
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault, shared_fault
 from tritile.families.common.descriptors import BARRIER
-from tritile.families.common.fused import extra
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
 from tritile.families.common.products import LINE, SECTOR, Facts, held
 from tritile.families.common.rates import rate
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
+from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, extra, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma.family import MAX_SHARED
@@ -252,7 +251,7 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
     if -(-k // block_k) < split:
         raise TuningError(f"SPLIT_K = {split} leaves programs without a block of K = {k}")
     scratch = {"parts": Section("float32", tiles * split * block_m * block_n)} if split > 1 else {}
-    turned = replace(call, fused=call.fused.transposed)  # for out^T, which the kernel makes
+    bias = call.bias and call.bias.transposed  # for out^T, which the kernel makes
     described = Descriptor("x", call.x.shape, (call.x.strides[0], 1), (block_m, block_k))
     values = {
         "x_ptr": Buffer("x"), "x_desc": described if config.family == DESCRIPTOR else None,
@@ -261,14 +260,15 @@ def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> W
         "parts_ptr": Buffer("parts") if split > 1 else None,
         "counters_ptr": Buffer(COUNTERS) if split > 1 else None,
         "M": m, "N": n, "K": k, "stride_xm": call.x.strides[0], "stride_xk": call.x.strides[1],
-        "magic": MAGIC[call.dtype], "extra": extra(turned.fused, 2),
+        "magic": MAGIC[call.dtype], "extra": extra({"bias": bias}, 2) if bias else None,
+        "EPILOGUE": Epilogue(bias=bias.spread).constants if bias else None,
         "ALIGN_X": unit(call.x.strides[0], call.x.itemsize),
         "ALIGN_N": unit(n, call.out.itemsize), "ALIGN_K": unit(k, call.x.itemsize),
         "BITS": call.bits, "GROUP_SIZE": call.group_size, "ZEROS": call.zeros is not None,
         "MASK_M": m % block_m != 0, "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0,
         "WAIT": early, "POLLS": polls(tiles * split, processors) if split > 1 else 0,
         "SCALES": scales_at_once(config, call.problem),
-        "SCALE_SUMS": scales_sums(config, call.group_size), "EPILOGUE": turned.fused.epilogue.constants,
+        "SCALE_SUMS": scales_sums(config, call.group_size),
     }  # fmt: skip
     values |= dict(config.kwargs)
     step = step_of(linear_quantized, (tiles, split, 1), values, options(config) | {"launch_pdl": early})

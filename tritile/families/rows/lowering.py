@@ -8,9 +8,8 @@ element of b, 0.14 ms of that.
 from dataclasses import replace
 from typing import Final
 
-from tritile.core.views import MatmulCall, Placed, View
-from tritile.families.common.lowered import Lowered, copied_batch
-from tritile.families.common.work import Buffer, Kernel, Section, Step, buffer_of
+from tritile.core.call import MatmulCall, Memory, View
+from tritile.families.common.work import Buffer, Kernel, Lowered, Section, Step, copied_batch
 
 lay_rows: Final = Kernel("tritile.families.rows.kernel", "lay_rows")
 
@@ -23,12 +22,12 @@ def wanted(call: MatmulCall) -> bool:
 
 
 def lowered(call: MatmulCall, early: bool) -> Lowered:
-    b, place = call.b, Placed("rows_of_b", call.dtype)
+    b, place = call.b, Memory("rows_of_b", call.b.dtype)
     (rows, columns), (block_r, block_c, warps) = b.shape, _TILE
     padded = -(-columns // _ROW) * _ROW
     count, shape, strides, steps = copied_batch(b, call.batch_shape)
     args = {
-        "source": buffer_of(b.tensor, "b"), "copy": Buffer(place.buffer),
+        "source": Buffer(b.buffer), "copy": Buffer(place.buffer),
         "batch_shape": shape, "batch_strides": strides, "rows": rows, "columns": columns,
         "stride_sr": b.strides[0], "stride_sc": b.strides[1], "stride_cr": padded,
         "ALIGN_C": _ROW, "BLOCK_R": block_r, "BLOCK_C": block_c, "WAIT": early,
@@ -36,5 +35,5 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     tiles = count * -(-rows // block_r) * -(-columns // block_c)
     step = Step(lay_rows.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
     matrix = rows * padded
-    copy = View(place, b.shape, (padded, 1), tuple(n * matrix for n in steps), b.itemsize)
-    return Lowered((step,), replace(call, b=copy), (), {place.buffer: Section(call.dtype, count * matrix)})
+    copy = View(place, b.shape, (padded, 1), tuple(n * matrix for n in steps))
+    return Lowered((step,), replace(call, b=copy), (), {place.buffer: Section(b.dtype, count * matrix)})

@@ -10,7 +10,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.posed import Pointer
 from tritile.core.problem import MatmulProblem, PermuteProblem, alignment
 from tritile.core.settings import mode
 from tritile.lab.ladder import matmul as products
@@ -21,6 +20,7 @@ from tritile.ops.permute import transpose
 from tritile.planning import plans
 from tritile.runtime import ahead
 from tritile.runtime.compiles import OPTIONS
+from tritile.runtime.launch import At
 from tritile.runtime.offline import Resources, check_fits, compiling_for, resources
 from tritile.tune.subject.answers import torch_fp32
 
@@ -92,7 +92,7 @@ class Rung:
         """Compile for a device, which need not be here. Raises TuningError where it does not fit."""
         if self.problem is not None:
             return ahead.compile_resources(self.problem(n), config, device)
-        pointers = [Pointer(getattr(torch, self.dtype))] * (3 if self.op == "matmul" else 2)
+        pointers = [At(0, getattr(torch, self.dtype))] * (3 if self.op == "matmul" else 2)
         with compiling_for(device):
             args = self.arguments(pointers, n, config)
             compiled = self.kernel.warmup(*args, grid=(1,), **OPTIONS, **config.to_triton().all_kwargs())

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.views import Call
 from tritile.errors import TuningError, brief
 from tritile.families.space import unbanded, worthwhile
 from tritile.planning import model

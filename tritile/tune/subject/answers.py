@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.core.epilogue import finished
-from tritile.core.problem import FP8_DTYPES
-from tritile.core.views import UNFUSED, Call, GroupedCall, MatmulCall, PermuteCall
+from tritile.core.problem import FP8_DTYPES, SIDES, Epilogue
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject.operands import (
@@ -146,8 +146,8 @@ def _rows(m: int, each: int, sample: bool, device: torch.device) -> Iterator[tup
 
 
 def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
-    batch, fused = call.problem.batch, call.fused
-    sides = [None if view is None else matrix(view, batch) for view in fused.views]
+    batch = call.problem.batch
+    sides = [matrix(call.sides[name], batch) if name in call.sides else None for name in SIDES]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
     rights = [b] if call.up is None else [b, matrix(call.up, batch)]
     (m, k), n = call.a.shape, call.b.shape[1]
@@ -160,9 +160,10 @@ def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Pa
             left = a[some, rows].to(wide)
             parts = [summed(left, each, grown) for each in right]
             wanted, bound = parts[0]
-            if fused != UNFUSED:
+            if call.epilogue:
                 near = [None if side is None else side[some, rows] for side in sides]
-                wanted, bound = with_epilogue(parts, near, step, fused.activation, fused.alpha, fused.beta)
+                how = call.activation, call.alpha, call.beta
+                wanted, bound = with_epilogue(parts, near, step, *how)
             yield Part(out[some, rows], wanted, bound, (some.start, first, 0))
 
 
@@ -180,7 +181,7 @@ def _of_weights(call: Any, wide: torch.dtype, sample: bool, rounds: bool = True)
     """`rounds`: weights are rounded to the dtype of x, as they are where sums of a group are not scaled."""
     (m, n), k = call.out.shape, call.x.shape[1]
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
-    bias = None if call.fused.bias is None else matrix(call.fused.bias, 1)[0]
+    bias = None if call.bias is None else matrix(call.bias, 1)[0]
     grown, step = growth(call.dtype, "ieee", k), step_of(call.dtype)
     for start in range(0, n, _SLAB):
         columns = slice(start, min(n, start + _SLAB))
@@ -245,14 +246,14 @@ def allowed_error(call: Any) -> float:
     dtype, k = call.dtype, call.a.shape[1]
     summing = {"float64": 1e-16, "int8": 0.0}.get(dtype, 1e-7) * math.sqrt(k) * 4
     inputs = 1e-3 if call.precision == "tf32" and dtype == "float32" else 0.0
-    what = call.fused if isinstance(call, MatmulCall) else UNFUSED
+    what = call.epilogue if isinstance(call, MatmulCall) else Epilogue()
     spared = 0.4 if what.activation else 1.0
     gate = summing + inputs if what.gated else 0.0
-    fused = (4e-16 if dtype == "float64" else 2e-7) if what != UNFUSED else 0.0
+    fused = (4e-16 if dtype == "float64" else 2e-7) if what else 0.0
     return ROUNDING[call.out_dtype] + (summing + inputs) / spared + gate + fused
 
 
-def _all_finite(call: Call) -> bool:
+def _all_finite(call: Any) -> bool:
     """Tell whether a product has neither infinities nor NaNs, and zeros in rows of no group."""
     batch = getattr(call.problem, "batch", 1)
     if isinstance(call, GroupedCall):
@@ -315,7 +316,7 @@ def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
     problem = call.problem
     lanes = 2 if problem.itemsize == 16 else 1
     x, out = (
-        tensor.as_strided((*problem.shape, lanes), (*(lanes * step for step in strides), 1))
-        for tensor, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
+        memory.tensor.as_strided((*problem.shape, lanes), (*(lanes * step for step in strides), 1))
+        for memory, strides in ((call.x, problem.x_strides), (call.out, problem.out_strides))
     )
     return x, out

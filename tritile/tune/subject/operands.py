@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tritile.core.call import Call, GroupedCall, QuantizedCall, View, call_for
 from tritile.core.device import Device
-from tritile.core.posed import posed
 from tritile.core.problem import (
     ITEMSIZE,
     GroupedProblem,
@@ -18,7 +18,6 @@ from tritile.core.problem import (
     ends_of,
 )
 from tritile.core.quantized import meaning
-from tritile.core.views import Call, GroupedCall, QuantizedCall, View
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run, copies_wanted
 
@@ -39,10 +38,10 @@ def random_elements(dtype: str, elements: int) -> torch.Tensor:
     return torch.randint(low, high, (elements,), dtype=kind, device="cuda")
 
 
-def _posed(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
-    call = posed(problem, make)
+def _filled(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
+    call = call_for(problem, make)
     if isinstance(call, QuantizedCall):
-        call.scales.mul_(2.0**-call.bits)  # so that results stay well within the range of float16
+        call.scales.tensor.mul_(2.0**-call.bits)  # so that results stay well within the range of float16
     return shared(call)
 
 
@@ -64,7 +63,7 @@ def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[
 
         return make
 
-    return [_posed(problem, take(number)) for number in range(count)]
+    return [_filled(problem, take(number)) for number in range(count)]
 
 
 def shared(call: Call, load: str = "skewed") -> Call:
@@ -73,7 +72,7 @@ def shared(call: Call, load: str = "skewed") -> Call:
     `load` is one of `tritile.core.problem.ends_of`.
     """
     if isinstance(call, GroupedCall):
-        call.offs.copy_(torch.tensor(ends_of(load, call.groups, call.a.shape[0]), dtype=torch.int32))
+        call.offs.tensor.copy_(torch.tensor(ends_of(load, call.groups, call.a.shape[0]), dtype=torch.int32))
     return call
 
 
@@ -98,20 +97,14 @@ def _worthless(tensor: torch.Tensor) -> float | int:
 
 def poison(call: Call) -> None:
     """Overwrite the output's memory with NaN, or -1 for whole numbers, so that gaps show."""
-    call.target.fill_(_worthless(call.target))
+    call.out.tensor.fill_(_worthless(call.out.tensor))
 
 
 class Guarded:
     """Hold a call whose output lies between guards: memory that no kernel may write."""
 
     def __init__(self, problem: Tiled) -> None:
-        asked: list[object] = []
-
-        def stand_in(dtype: str, elements: int) -> object:
-            asked.append(object())
-            return asked[-1]
-
-        target = asked.index(posed(problem, stand_in).target)
+        target = [*call_for(problem).buffers].index("out")
         place = itertools.count()
         self._guards: list[torch.Tensor] = []
 
@@ -123,7 +116,7 @@ class Guarded:
             self._guards = [memory[:_GUARD], memory[_GUARD + elements :]]
             return memory[_GUARD : _GUARD + elements]
 
-        self.call = _posed(problem, make)
+        self.call = _filled(problem, make)
 
     def check(self) -> None:
         """Raise TuningError where a guard was written."""
@@ -172,7 +165,7 @@ class Group(NamedTuple):
 
 def _ends(call: GroupedCall) -> list[int]:
     total = call.a.shape[0]
-    return list(itertools.accumulate((min(max(end, 0), total) for end in call.offs.tolist()), max))
+    return list(itertools.accumulate((min(max(end, 0), total) for end in call.offs.tensor.tolist()), max))
 
 
 def groups_of(call: GroupedCall) -> Iterator[Group]:
@@ -190,8 +183,8 @@ def of_no_group(call: GroupedCall) -> torch.Tensor:
 def weight_rows(call: QuantizedCall, start: int, stop: int) -> torch.Tensor:
     """Return unpacked rows of a weight, not rounded, as float32; `start` is a multiple of 16."""
     problem, end = call.problem, -(-stop // 16) * 16
-    words = call.words.view(problem.words)[start // 8 : end // 8]
-    scales = call.scales.view(problem.scales)[:, start:end]
-    zeros = None if call.zeros is None else call.zeros.view(problem.scales)[:, start:end]
+    words = call.words.tensor.view(problem.words)[start // 8 : end // 8]
+    scales = call.scales.tensor.view(problem.scales)[:, start:end]
+    zeros = None if call.zeros is None else call.zeros.tensor.view(problem.scales)[:, start:end]
     shape = (stop - start, problem.k)
     return meaning(words, scales, zeros, shape, call.bits, call.group_size)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.views import Call
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core import of_torch
+from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import composed
 from tritile.core.problem import (
     FP8_DTYPES,
@@ -16,7 +17,6 @@ from tritile.core.problem import (
     QuantizedProblem,
     Tiled,
 )
-from tritile.core.views import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.families import by_torch as torchs
 from tritile.planning import aten
 from tritile.runtime.unpacked import unpacked
@@ -57,21 +57,19 @@ def multiply(call: MatmulCall) -> None:
 
 def add(call: MatmulCall) -> None:
     """Make a product with a bias by torch, as its linear layers do."""
-    assert call.fused.bias is not None
     (a, b), out = in_one_batch(call)
-    row = operands.matrix(call.fused.bias, 1)[0, 0]  # of one dimension, for which cuBLAS adds it itself
+    row = operands.matrix(call.sides["bias"], 1)[0, 0]  # of one dimension, for which cuBLAS adds it itself
     torch.addmm(row, a, b, out=out)
 
 
 def compose(call: MatmulCall) -> None:
     """Make a product with an epilogue by torch, an operation after the other."""
     (a, b), out = in_one_batch(call)
-    of = call.fused
-    sides = (
-        None if view is None else operands.matrix(view, call.problem.batch) for view in (of.bias, of.residual)
+    sides = {name: operands.matrix(view, call.problem.batch) for name, view in call.sides.items()}
+    bias, residual = (
+        side if side is None or out.ndim == 3 else side[0] for side in map(sides.get, ("bias", "residual"))
     )
-    bias, residual = (side if side is None or out.ndim == 3 else side[0] for side in sides)
-    made = composed(torch.matmul(a, b), bias, residual, of.activation, of.alpha, of.beta)
+    made = composed(torch.matmul(a, b), bias, residual, call.activation, call.alpha, call.beta)
     out.copy_(made)
 
 
@@ -79,35 +77,35 @@ def unpack_and_multiply(call: QuantizedCall) -> None:
     """Make a product by a quantized weight by torch, after our kernel has unpacked the weight in memory."""
     x, out = (operands.matrix(view, 1)[0] for view in (call.x, call.out))
     how = (out.shape[1], x.shape[1], call.bits, call.group_size)
-    weight = unpacked(call.words, call.scales, call.zeros, *how).t()
-    if call.fused.bias is None:
+    zeros = None if call.zeros is None else call.zeros.tensor
+    weight = unpacked(call.words.tensor, call.scales.tensor, zeros, *how).t()
+    if call.bias is None:
         torch.mm(x, weight, out=out)
     else:
-        torch.addmm(operands.matrix(call.fused.bias, 1)[0, 0], x, weight, out=out)
+        torch.addmm(operands.matrix(call.bias, 1)[0, 0], x, weight, out=out)
 
 
 def scale(call: MatmulCall) -> None:
     """Make a product of fp8 matrices with scales, and perhaps a bias, by torch."""
-    of, (inputs, out) = call.fused, in_one_batch(call)
-    assert of.scale_a is not None and of.scale_b is not None  # noqa: PT018
-    scales = operands.matrix(of.scale_a, 1)[0, :, :1], operands.matrix(of.scale_b, 1)[0, :1]
-    if of.epilogue.scale_a == of.epilogue.scale_b == "one":
+    (inputs, out), sides = in_one_batch(call), call.sides
+    scales = operands.matrix(sides["scale_a"], 1)[0, :, :1], operands.matrix(sides["scale_b"], 1)[0, :1]
+    if call.epilogue.scale_a == call.epilogue.scale_b == "one":
         scales = scales[0][:1], scales[1][:, :1]
-    bias = None if of.bias is None else operands.matrix(of.bias, 1)[0, 0]
+    bias = operands.matrix(sides["bias"], 1)[0, 0] if "bias" in sides else None
     of_torch.scaled_mm(*inputs, *scales, bias, **_how(call), out=out)
 
 
 def groups(call: GroupedCall) -> None:
     """Make products of groups by torch, into a new matrix."""
     torchs.of_groups(
-        operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups), call.offs, None, None
+        operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups), call.offs.tensor, None, None
     )
 
 
 def copy(call: PermuteCall) -> None:
     problem, kind = call.problem, getattr(torch, OF_ITEMSIZE[call.problem.itemsize])
-    x = call.x.view(kind).as_strided(problem.shape, problem.x_strides)
-    call.out.view(kind).as_strided(problem.shape, problem.out_strides).copy_(x)
+    x = call.x.tensor.view(kind).as_strided(problem.shape, problem.x_strides)
+    call.out.tensor.view(kind).as_strided(problem.shape, problem.out_strides).copy_(x)
 
 
 RUNS: Final[dict[str, Callable[[Any], None]]] = {MatmulProblem.op: multiply, PermuteProblem.op: copy}
