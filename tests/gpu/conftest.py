@@ -4,7 +4,7 @@ import pytest
 
 import tritile
 from tests.reference import poison_empty
-from tritile.ops import asked
+from tritile.ops import call as ops_call
 from tritile.planning import aten
 
 
@@ -26,14 +26,14 @@ def by_torch(monkeypatch: pytest.MonkeyPatch):
     """Has torch make what it may; returns a list that grows at each of its calls."""
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     made = []
-    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
-    make = asked.by_torch
+    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    make = ops_call.by_torch
 
     def counted(*given):
         found = make(*given)
         return found and (lambda *call: made.append(None) or found(*call))
 
-    monkeypatch.setattr(asked, "by_torch", counted)
+    monkeypatch.setattr(ops_call, "by_torch", counted)
     tritile.forget()
     yield made
     tritile.forget()

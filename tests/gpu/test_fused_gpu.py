@@ -25,7 +25,7 @@ from tests.reference import (
 from tests.scales import assert_block_scaled, assert_exact, blocks_of, scale
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
-from tritile.ops import asked
+from tritile.ops import call as ops_call
 from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
@@ -246,7 +246,7 @@ def test_calls_met_again_prepare_nothing(monkeypatch):
         lambda: tritile.transpose(x),
     ]
     first = [bytes_of(call()) for call in calls]
-    monkeypatch.setattr(asked, "prepared", lambda call: pytest.fail("prepared again"))
+    monkeypatch.setattr(ops_call, "prepared", lambda call: pytest.fail("prepared again"))
     for _ in range(3):
         assert all(torch.equal(bytes_of(call()), wanted) for call, wanted in zip(calls, first, strict=True))
 

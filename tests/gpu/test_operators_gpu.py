@@ -7,7 +7,7 @@ import tritile
 from tests.launched import captured
 from tests.opdb import NAMES, check, samples
 from tests.reference import assert_product, name, values
-from tritile.ops import asked
+from tritile.ops import call as ops_call
 
 pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)
@@ -87,7 +87,7 @@ def test_autocast():
 def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
     a, b = gpu((33, 64)), gpu((64, 77), seed=1)
     tritile.matmul(a, b)
-    monkeypatch.setattr(asked, "prepared", lambda call: pytest.fail("it was not remembered"))
+    monkeypatch.setattr(ops_call, "prepared", lambda call: pytest.fail("it was not remembered"))
     monkeypatch.setattr(
         torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
     )

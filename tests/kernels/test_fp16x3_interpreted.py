@@ -10,7 +10,7 @@ import tritile
 from tests.configs import tile, tma
 from tests.reference import frame, guard_intact, placed, product64, values
 from tests.simulated import DATA, assert_bounded, promoted_product
-from tritile.core.problem.parts import PROMOTED_EVERY, error_bound, part_length
+from tritile.core.problem import PROMOTED_EVERY, error_bound, part_length
 from tritile.families.common.fallback import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.work import lowered

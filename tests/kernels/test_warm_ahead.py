@@ -23,7 +23,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.errors import NotCompiledError, TuningError
 from tritile.families import registry as families
 from tritile.lab import warm
-from tritile.ops import run as running
+from tritile.ops import call as ops_call
 from tritile.planning import plans, table
 from tritile.runtime import ahead, launch, offline
 from tritile.runtime.compiles import compiles_heard, compiles_refused
@@ -174,9 +174,9 @@ class FirstCall:
 
     def __init__(self, monkeypatch, tmp_path):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-        monkeypatch.setattr(running.devices, "gpu", lambda index: H200)
-        monkeypatch.setattr(running, "_candidates", lambda call, device: [turned(32, 32)])
-        monkeypatch.setattr(running, "fixed", lambda call: None)
+        monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
+        monkeypatch.setattr(ops_call, "_candidates", lambda call, device: [turned(32, 32)])
+        monkeypatch.setattr(ops_call, "fixed", lambda call: None)
         monkeypatch.setattr(launch, "prepare", self.compile)
         self.problem, self.tensors = TURN, (torch.empty(0),)
         in_a_new_process(TURN, turned(32, 32))
@@ -187,7 +187,7 @@ class FirstCall:
 
     def __call__(self, mode):
         with tritile.mode(mode):
-            return running.prepared(self)
+            return ops_call.prepared(self)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_where_triton_may_not_write_a_strict_call_says_what_is_missing(first_cal
 
 
 def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypatch):
-    monkeypatch.setattr(running, "fixed", lambda call: turned(32, 32))
+    monkeypatch.setattr(ops_call, "fixed", lambda call: turned(32, 32))
     with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
         first_call("strict")
 

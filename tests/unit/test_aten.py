@@ -20,7 +20,8 @@ from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, 
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
-from tritile.ops import asked, memo, run
+from tritile.ops import call as ops_call
+from tritile.ops import memo
 from tritile.ops.aten import by_torch
 from tritile.ops.fused import linear_of
 from tritile.ops.linear_quantized import QuantizedLinear
@@ -306,9 +307,9 @@ def planned(monkeypatch):
     """Has every call that torch may make planned so; returns the problems that were asked for."""
     problems = []
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
-    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: problems.append(problem) or True)
-    monkeypatch.setattr(asked, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run"))
+    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: problems.append(problem) or True)
+    monkeypatch.setattr(ops_call, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run"))
     tritile.forget()
     yield problems
     tritile.forget()
@@ -491,11 +492,11 @@ def test_torch_is_timed_once_where_its_time_cannot_be_kept(served, monkeypatch):
     monkeypatch.setattr(plans, "torch_was_timed", set())
     timed = []
     monkeypatch.setattr("tritile.tune.now.time_torch", lambda problem, *gpu: timed.append(problem))
-    monkeypatch.setattr(run.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
     with tritile.mode("tune"):
         for _ in range(3):
             plans.forget()
-            assert run.planned(HALF, 0, True).config.family == "tile"
+            assert ops_call.planned(HALF, 0, True).config.family == "tile"
     assert timed == [HALF]
 
 
@@ -508,10 +509,10 @@ def test_what_cannot_be_recorded_is_searched_once(served, monkeypatch):
     monkeypatch.setattr(
         "tritile.tune.now.tuned_now", lambda problem, *gpu: searched.append(problem) or config
     )
-    monkeypatch.setattr(run.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
     with tritile.mode("tune"):
         for by_torch in (True, False, True):
-            plan = run.planned(HALF, 0, by_torch)
+            plan = ops_call.planned(HALF, 0, by_torch)
             assert (plan.config, plan.source, plan.us) == (config, "exact", None)
             tritile.forget()
     assert searched == [HALF]
@@ -529,11 +530,11 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
     def refused(*tensors):
         raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
 
-    monkeypatch.setattr(asked, "by_torch", lambda *given: refused)
+    monkeypatch.setattr(ops_call, "by_torch", lambda *given: refused)
     with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
         tritile.matmul(operand(5, 7), operand(7, 9))
     monkeypatch.setattr(
-        asked, "by_torch", lambda *given: lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError())
+        ops_call, "by_torch", lambda *given: lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError())
     )
     with pytest.raises(torch.OutOfMemoryError):
         tritile.matmul(operand(5, 8), operand(8, 9))
@@ -541,7 +542,7 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
 
 def may(of):
     shape, dtype, how = of.checked(None)
-    problem = of.call(asked.unchanged, torch.empty(shape, dtype=dtype), how).problem
+    problem = of.call(torch.empty(shape, dtype=dtype), how).problem
     return by_torch(of, problem, how, None) is not None and aten.illegal(problem) is None
 
 
@@ -597,7 +598,7 @@ def test_a_remembered_call_that_torch_refuses_runs_by_tritile(planned, monkeypat
         raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
 
     memo.CALLS[key] = (replace(ready, run=refused),)
-    monkeypatch.setattr(asked, "is_by_aten", lambda *given: False)
+    monkeypatch.setattr(ops_call, "is_by_aten", lambda *given: False)
     with pytest.raises(pytest.fail.Exception, match="tritile's kernel"):
         tritile.matmul(a, b)
 
@@ -641,7 +642,7 @@ def facts(*tensors):
 def lowers(planned, monkeypatch):
     """Has every call that torch may make planned so, and traced anew."""
     monkeypatch.setattr(settings, "may_lower", True)
-    monkeypatch.setattr(asked, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -659,7 +660,7 @@ def graphs(lowers, monkeypatch):
 
         return torch.compile(function, backend=traced, fullgraph=True, **how)
 
-    monkeypatch.setattr(asked, "_is_lowered", constant_in_graphs(lambda *given: True))
+    monkeypatch.setattr(ops_call, "_is_lowered", constant_in_graphs(lambda *given: True))
     return found, compiled
 
 
@@ -667,9 +668,9 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
     """What `planned` plans by torch, but for calls that the operator has to check, refuse or make."""
     a, b, bias = operand(16, 32), operand(32, 8), operand(8)
     product = facts(a, b)
-    assert asked._is_lowered("matmul", product, (None, None))
-    assert asked._is_lowered("linear", facts(a, b.t(), bias, None), (None, None, None))
-    assert asked._is_lowered("addmm", facts(bias, a, b), (1, 1, None, None, None, int, int))
+    assert ops_call._is_lowered("matmul", product, (None, None))
+    assert ops_call._is_lowered("linear", facts(a, b.t(), bias, None), (None, None, None))
+    assert ops_call._is_lowered("addmm", facts(bias, a, b), (1, 1, None, None, None, int, int))
     for op, given, options in (
         ("matmul", product, (torch.float32, None)),
         ("matmul", product, (None, "exact")),
@@ -689,13 +690,13 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         ("matmul", facts(a.to(torch.complex64), b.to(torch.complex64)), (None, None)),
         ("matmul", facts(eight := operand(32, 32).to(torch.float8_e4m3fn), eight.t()), (None, None)),
     ):
-        assert not asked._is_lowered(op, given, options), (op, given, options)
+        assert not ops_call._is_lowered(op, given, options), (op, given, options)
     with tritile.batch_invariant():
-        assert not asked._is_lowered("matmul", product, (None, None))
+        assert not ops_call._is_lowered("matmul", product, (None, None))
     with tritile.mode(backends="triton"):
-        assert not asked._is_lowered("matmul", product, (None, None))
+        assert not ops_call._is_lowered("matmul", product, (None, None))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not asked._is_lowered("matmul", product, (None, None))
+        assert not ops_call._is_lowered("matmul", product, (None, None))
 
 
 @pytest.mark.parametrize("choose", [tritile.batch_invariant, lambda: tritile.mode(backends="triton")])

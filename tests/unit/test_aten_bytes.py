@@ -21,8 +21,9 @@ from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import GradientError, UnsupportedError
 from tritile.families import by_torch as torchs
-from tritile.ops import asked, grouped
 from tritile.ops import aten as ops_aten
+from tritile.ops import call as ops_call
+from tritile.ops import grouped
 from tritile.planning import aten, gpu_tables, plans
 from tritile.tune.subject import torch_calls
 
@@ -144,10 +145,10 @@ def torch_is(monkeypatch):
         plans.plan_for(call.problem, H200, None, False)  # refuses what is torch's alone
         pytest.fail("tritile's kernel was to run")
 
-    for module in (asked, grouped):
+    for module in (ops_call, grouped):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
-    monkeypatch.setattr(asked, "is_by_aten", is_by_aten)
-    monkeypatch.setattr(asked, "prepared", prepared)
+    monkeypatch.setattr(ops_call, "is_by_aten", is_by_aten)
+    monkeypatch.setattr(ops_call, "prepared", prepared)
     monkeypatch.setattr(ops_aten, "scaled_mm", fake.scaled_mm)
     monkeypatch.setattr(ops_aten, "int_mm", fake.int_mm)
     monkeypatch.setattr(torchs, "_SCALED_MM", fake.by_recipe)
@@ -499,8 +500,8 @@ def test_the_call_that_is_measured_is_the_same(torch_is, monkeypatch):
     whole, rows = (scale(), scale(seed=3)), (scale(37, 1), scale(1, 48))
     for scales, bias in ((whole, None), (whole, values((48,), BF16)), (rows, values((48,), BF16))):
         wanted = tritile.scaled_matmul(a, b, *scales, bias=bias)
-        of, out = asked.ASKED["scaled_matmul"](a, b, *scales, None, bias, None, None, False), wanted * 0
-        call = of.call(asked.unchanged, out, "ieee")
+        of, out = ops_call.REQUESTS["scaled_matmul"](a, b, *scales, None, bias, None, None, False), wanted * 0
+        call = of.call(out, "ieee")
         torch_calls.run_of(call.problem)(call)
         assert torch.equal(out, wanted)
         first, second = torch_is.calls[-2:]

@@ -16,8 +16,9 @@ from tritile.core.problem import MatmulProblem, problem_from_dict, problem_to_di
 from tritile.errors import InvalidValueError, OverlapError, UnsupportedError
 from tritile.families.space import legal_configs
 from tritile.lab.tune import problem_of
-from tritile.ops import asked, memo, run
 from tritile.ops import aten as ops_aten
+from tritile.ops import call as ops_call
+from tritile.ops import memo
 from tritile.planning import aten, plans
 
 H200 = target_device("nvidia-h200")
@@ -27,8 +28,8 @@ C64, C128 = torch.complex64, torch.complex128
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    monkeypatch.setattr(asked, "on_host", lambda tensor: False)
-    monkeypatch.setattr(run.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
     tritile.forget()
     yield
     tritile.forget()
@@ -37,13 +38,13 @@ def _as_on_a_gpu(monkeypatch):
 @pytest.fixture
 def first_calls(monkeypatch):
     """The problems of calls that are planned, and not remembered."""
-    found, plan = [], run.planned
+    found, plan = [], ops_call.planned
 
     def planned(problem, index, by_torch=False):
         found.append(problem)
         return plan(problem, index, by_torch)
 
-    monkeypatch.setattr(run, "planned", planned)
+    monkeypatch.setattr(ops_call, "planned", planned)
     return found
 
 
@@ -59,7 +60,7 @@ def test_products(made, dtype, times, seed, monkeypatch):
     @contextlib.contextmanager
     def again():
         with monkeypatch.context() as patch:
-            patch.setattr(asked, "is_by_aten", lambda *given: pytest.fail("planned again"))
+            patch.setattr(ops_call, "is_by_aten", lambda *given: pytest.fail("planned again"))
             yield
 
     draw = random.Random(f"{made.__name__} {dtype} {seed}")

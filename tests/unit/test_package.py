@@ -29,7 +29,7 @@ ROWS = (
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # Imports from beside or above: ops import the tuner where something is to be measured, and the package `tune`
 # is the function of its name where it is called.
-ALSO_ALLOWED = {("ops/run.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
+ALSO_ALLOWED = {("ops/call.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
 ADAPTERS = {"tritile.core.of_torch", "tritile.core.of_triton"}
 IMPORTS_NOTHING = {
@@ -153,7 +153,7 @@ def test_optional_packages_stay_in_their_rooms():
         ("families/permute/family.py", "import importlib\nimportlib.import_module('tritile.planning')"),
         ("families/permute/family.py", "pick = Kernel('tritile.planning.model', 'pick')"),
         ("ops/new.py", "from tritile.tune.now import tuned_now"),
-        ("tune/new.py", "from tritile.ops.run import prepared"),
+        ("tune/new.py", "from tritile.ops.call import prepared"),
         ("core/source.py", "from tritile.errors import TritileError"),
         ("errors.py", "import tritile"),
         ("lab/new.py", "from tritile.cli import app"),
@@ -168,7 +168,7 @@ def test_the_rule_catches(where, source):
     [
         ("core/source.py", "from tritile.core.of_triton import Heuristics"),
         ("families/new/kernel.py", "from ..common.tiles import multiple\nimport triton.language as tl"),
-        ("ops/run.py", "from tritile.tune.now import tuned_now"),
+        ("ops/call.py", "from tritile.tune.now import tuned_now"),
         ("cli/tune.py", "import tritile"),
     ],
 )

@@ -21,7 +21,7 @@ from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.families import space
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
-from tritile.ops import run
+from tritile.ops import call as ops_call
 from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, shape_of
@@ -408,13 +408,13 @@ def test_every_portfolio_that_serves_a_target_has_a_legal_pick():
 
 
 def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
-    monkeypatch.setattr(run, "_warned", set())
-    monkeypatch.setattr(run.devices, "gpu", lambda index: (A100, H200)[index])
+    monkeypatch.setattr(ops_call, "_warned", set())
+    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: (A100, H200)[index])
 
     def told(index, *problems):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            sources = {run.planned(problem, index).source for problem in problems}
+            sources = {ops_call.planned(problem, index).source for problem in problems}
         return sources, [str(each.message) for each in caught if each.category is UntunedWarning]
 
     with settings.mode("off"):

@@ -5,7 +5,7 @@ import torch
 
 from tritile.core.device import target_device
 from tritile.errors import TuningError, UnsupportedError
-from tritile.ops import run
+from tritile.ops import call as ops_call
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import launch
@@ -15,7 +15,7 @@ HOPPER = target_device("nvidia-h200")
 
 @pytest.fixture
 def call(monkeypatch):
-    monkeypatch.setattr(run.devices, "gpu", lambda index: HOPPER)
+    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: HOPPER)
     a, b, out = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
     plans.forget()
     return matmul_call(a, b, out, "ieee")
@@ -38,13 +38,13 @@ def preparing(monkeypatch, fail):
 def test_a_first_call_ranks_nothing_beyond_its_plan(call, monkeypatch):
     tried = preparing(monkeypatch, fail=0)
     monkeypatch.setattr(model, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
-    assert run.prepared(call) == plans.plan_for(call.problem, HOPPER).config
+    assert ops_call.prepared(call) == plans.plan_for(call.problem, HOPPER).config
     assert len(tried) == 1
 
 
 def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypatch):
     tried = preparing(monkeypatch, fail=3)
-    assert run.prepared(call) == tried[3]
+    assert ops_call.prepared(call) == tried[3]
     wanted = [plans.plan_for(call.problem, HOPPER).config]
     wanted += [config for config in model.screened(call.problem, HOPPER, 8) if config not in wanted]
     assert tried == wanted[:4]
@@ -53,5 +53,5 @@ def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypat
 def test_where_none_runs_the_error_says_why(call, monkeypatch):
     tried = preparing(monkeypatch, fail=100)
     with pytest.raises(UnsupportedError, match="refused 1; refused 2; refused 3"):
-        run.prepared(call)
+        ops_call.prepared(call)
     assert 1 < len(tried) <= 9

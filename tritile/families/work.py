@@ -73,8 +73,12 @@ def workspace_bytes(call: Call, config: Config, device: Device) -> int:
 def _piece(call: Call, axis: int, start: int, size: int) -> Call:
     """Return the part of a call from `start` on along one axis of its batch."""
 
-    def moved(memory: Memory, elements: int, itemsize: int) -> Memory:
-        return replace(memory, address=memory.address + start * elements * itemsize, tensor=None)
+    def moved(memory: Memory, stride: int, itemsize: int) -> Memory:
+        by, tensor = start * stride * itemsize, memory.tensor
+        if tensor is not None:
+            at = tensor.storage_offset() + by // tensor.element_size()
+            tensor = tensor.as_strided((1,), (1,), at)
+        return replace(memory, address=memory.address + by, tensor=tensor)
 
     if isinstance(call, PermuteCall):
         problem, axis = call.problem, call.batch_dims[axis]

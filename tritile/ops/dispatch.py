@@ -1,13 +1,17 @@
-"""Send calls that torch must see through its dispatcher, to the operators of `torch.ops.tritile`.
+"""List the arguments of each operation, and send calls that torch must see to the operators that take them.
 
 A plain call on plain tensors launches its kernel at once. Calls that torch keeps track of (gradients,
-tangents, transforms, subclasses, modes, autocast, tracing) go to the operator of the same name in
-`tritile.ops.operators`. The operator's kernels for CUDA and CPU are the plain call again.
+tangents, transforms, subclasses, modes, autocast, tracing) go through its dispatcher to the operator of the
+same name in `tritile.ops.operators`. The operator's kernels for CUDA and CPU are the plain call again.
+
+`tensors` and `options` are an operation's arguments that are tensors, and all others, each in the order of
+its schema. `values` are all of them in that order.
 """
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import chain, compress
+from typing import Any, Final
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -20,7 +24,84 @@ from tritile.core.of_torch import (
 )
 from tritile.errors import TritileError
 from tritile.ops.checks import check_may_change
-from tritile.ops.signatures import NAMED
+
+_HOW: Final = "ScalarType? out_dtype=None, str? precision=None"
+_WEIGHTS: Final = "Scalar beta=1, Scalar alpha=1, str? activation=None"
+
+# Tensors come before the `*`: torch redistributes no sharded tensors among keywords.
+SCHEMAS: Final = {
+    "matmul": f"Tensor input, Tensor other, *, {_HOW}",
+    "linear": "Tensor input, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? residual=None, "
+    f"*, {_HOW}",
+    "addmm": f"Tensor input, Tensor mat1, Tensor mat2, *, {_WEIGHTS}, {_HOW}",
+    "baddbmm": f"Tensor input, Tensor batch1, Tensor batch2, *, {_WEIGHTS}, {_HOW}",
+    "gated_linear": "Tensor input, Tensor weight_gate, Tensor weight_up, str? activation=\"silu\", "
+    f"Tensor? bias_gate=None, Tensor? bias_up=None, *, {_HOW}",
+    "scaled_matmul": "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, ScalarType? out_dtype=None, "
+    "Tensor? bias=None, str? activation=None, Tensor? residual=None, bool use_fast_accum=False",
+    "grouped_matmul": "Tensor a, Tensor b, Tensor? offs=None, Tensor? scale_a=None, Tensor? scale_b=None, "
+    f"*, {_HOW}",
+    "permute": "Tensor input, int[] dims",
+    "transpose": "Tensor input, int dim0, int dim1",  # no operator of its own: torch sees `permute`
+    "linear_quantized": "Tensor input, Tensor packed, Tensor scales, Tensor? zeros=None, Tensor? bias=None, "
+    "*, int bits, int group_size, int n, int k",
+}  # fmt: skip
+# The role in a product of each tensor whose role has another name.
+_ROLES: Final[dict[str, dict[str, str]]] = {
+    "matmul": {"input": "a", "other": "b"},
+    "linear": {"input": "a", "weight": "b"},
+    "addmm": {"input": "bias", "mat1": "a", "mat2": "b"},
+    "baddbmm": {"input": "bias", "batch1": "a", "batch2": "b"},
+    "gated_linear": {"input": "a", "weight_gate": "b", "weight_up": "up", "bias_gate": "bias"},
+    "permute": {"input": "x"},
+    "transpose": {"input": "x"},
+    "linear_quantized": {"input": "x", "packed": "words"},
+}
+
+
+def _pairs(arguments: str) -> list[tuple[str, str]]:
+    found = [each.partition("=")[0].split() for each in arguments.split(", ") if each]
+    return [(kind, name) for kind, name in found]
+
+
+_PAIRS: Final = {op: _pairs(schema.replace(" *,", "")) for op, schema in SCHEMAS.items()}
+_ARE_TENSORS: Final = {op: [kind.startswith("Tensor") for kind, _ in pairs] for op, pairs in _PAIRS.items()}
+_ARE_OPTIONS: Final = {op: [not is_tensor for is_tensor in each] for op, each in _ARE_TENSORS.items()}
+
+# The names of the arguments of each operation, and of those that its operator takes by name alone.
+NAMES: Final = {op: tuple(name for _, name in pairs) for op, pairs in _PAIRS.items()}
+NAMED: Final = {
+    op: tuple(name for _, name in _pairs(schema.partition("*, ")[2])) for op, schema in SCHEMAS.items()
+}
+# The tensors of each operation: role in the product, and argument's name.
+TENSORS: Final = {
+    op: tuple((_ROLES.get(op, {}).get(name, name), name) for name in compress(NAMES[op], _ARE_TENSORS[op]))
+    for op in SCHEMAS
+}
+
+
+def parted(op: str, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the tensors and the options of all arguments."""
+    return tuple(compress(values, _ARE_TENSORS[op])), tuple(compress(values, _ARE_OPTIONS[op]))
+
+
+# The place of each argument among the tensors with the options behind them.
+_PLACES: Final = {
+    op: [list(chain(*parted(op, names))).index(name) for name in names] for op, names in NAMES.items()
+}
+
+
+def joined(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Any, ...]:
+    """Return all arguments of these tensors and options. Options may have more behind them."""
+    given = (*tensors, *options)
+    return tuple(given[place] for place in _PLACES[op])
+
+
+def name_of_role(op: str, role: str) -> str:
+    return next(name for own, name in TENSORS[op] if own == role)
+
+
+# --- The dispatcher ---
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types that do not override calls
 

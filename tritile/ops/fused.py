@@ -10,12 +10,12 @@ from tritile.core.problem import ACTIVATIONS, Activation, Precision
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
-from tritile.ops.asked import asks, computed
+from tritile.ops.call import computed, requests
 from tritile.ops.checks import check_number, check_rank, check_same_device, check_tensor, name_of
+from tritile.ops.dispatch import name_of_role
 from tritile.ops.linear_quantized import quantized_linear
 from tritile.ops.memo import Tensors, recall
 from tritile.ops.products import Product
-from tritile.ops.signatures import name_of_role
 
 
 def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
@@ -117,7 +117,7 @@ def check_bias_alone(*others: Any) -> None:
         raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
 
 
-@asks("linear")
+@requests("linear")
 def linear_of(
     input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None,
     out_dtype: Any = None, precision: Any = None,
@@ -147,7 +147,7 @@ def _weighted_of(
 
 
 for _op in _RANKS:
-    asks(_op)(functools.partial(_weighted_of, _op))
+    requests(_op)(functools.partial(_weighted_of, _op))
 
 
 def _weighted(op: str, tensors: Tensors, out: Any, *options: Any) -> torch.Tensor:
@@ -274,7 +274,7 @@ def gated_linear(
     return recall(_GATED, tensors, out, options, computed)
 
 
-@asks(_GATED)
+@requests(_GATED)
 def gated_of(
     x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
     bias_up: Any = None, out_dtype: Any = None, precision: Any = None,

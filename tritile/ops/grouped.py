@@ -1,7 +1,7 @@
 """Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,7 +23,15 @@ from tritile.core.settings import is_batch_invariant, uses_aten
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, brief
 from tritile.families import by_torch as torchs
 from tritile.ops import reference
-from tritile.ops.asked import Asked, Change, Result, asks, computed, run_plain, unchanged
+from tritile.ops.call import (
+    Request,
+    Result,
+    computed,
+    on_host,
+    requests,
+    run_plain,
+    wide,
+)
 from tritile.ops.checks import (
     check_beside,
     check_out,
@@ -34,9 +42,8 @@ from tritile.ops.checks import (
     name_of,
     names_of,
 )
-from tritile.ops.memo import recall
+from tritile.ops.memo import mark_written, recall
 from tritile.ops.products import capability, check_gpu, check_precision, matmul_of
-from tritile.ops.run import mark_written, on_host
 from tritile.planning.aten import MOST_GROUPS
 
 OP: Final = "grouped_matmul"
@@ -261,7 +268,7 @@ def _sharing_k(of: Operands, dtype: torch.dtype, precision: str | None) -> torch
 
 
 @dataclass(frozen=True)
-class Groups(Asked):
+class Groups(Request):
     tensors: Operands
     out_dtype: torch.dtype | None
     precision: str | None
@@ -306,21 +313,24 @@ class Groups(Asked):
         given = {name: tensor for name, tensor in self.tensors._asdict().items() if tensor is not None}
         check_out_memory(OP, out, **given)
 
-    def call(self, change: Change, out: torch.Tensor, how: str) -> Call:
+    def call(self, out: torch.Tensor, how: str) -> Call:
         if not (self._is_batch or self._is_one_call):
             a, b, *_ = self.tensors
             shapes = f"a has {a.ndim} dimensions and b {b.ndim}"
             raise UnsupportedError(
                 f"{OP}: {shapes}: such a call is made of others, and has no plan of its own"
             )
-        parts = Operands(*(None if t is None else change(t).resolve_neg() for t in self.tensors))
+        parts = Operands(*(None if t is None else t.resolve_neg() for t in self.tensors))
         if self._is_batch:
             product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
-            return product.call(unchanged, out, product.checked(None)[2])
+            return product.call(out, product.checked(None)[2])
         return grouped_call(parts, out, how)
 
     def compute(self, out: torch.Tensor) -> None:
         reference.grouped(*self.tensors, out)
+
+    def widened(self) -> "Groups":
+        return replace(self, tensors=Operands(*map(wide, self.tensors)))
 
     def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         a, b, offs, *_ = of = self.tensors
@@ -338,7 +348,7 @@ class Groups(Asked):
         return made if out is None else mark_written(OP, out.copy_(made))
 
 
-@asks(OP)
+@requests(OP)
 def _groups_of(
     a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out_dtype: Any, precision: Any
 ) -> Groups:

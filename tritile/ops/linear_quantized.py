@@ -1,6 +1,6 @@
 """Multiply by a quantized weight: `tritile.linear` of a `QuantizedWeight`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -10,10 +10,9 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops import reference
-from tritile.ops.asked import Asked, Change, Result, asks, computed
+from tritile.ops.call import Request, Result, computed, requests, wide
 from tritile.ops.checks import check_beside, check_same_device, check_tensor, name_of
 from tritile.ops.memo import Tensors, recall
-from tritile.ops.run import interpret_product
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -51,7 +50,7 @@ def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch
 
 
 @dataclass(frozen=True)
-class QuantizedLinear(Asked):
+class QuantizedLinear(Request):
     """Hold x (..., K) @ weight^T + bias, for a `QuantizedWeight`."""
 
     x: Any
@@ -82,28 +81,21 @@ class QuantizedLinear(Asked):
                 raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
         return (*x.shape[:-1], n), x.dtype, "ieee"
 
-    def call(self, change: Change, out: torch.Tensor, how: str) -> QuantizedCall:
-        """Return the described call. Rows that have no single stride are copied."""
-        x, *parts, bias = (None if tensor is None else change(tensor) for tensor in self.tensors)
-        (n, k), bits, group_size = self.weight.shape, self.weight.bits, self.weight.group_size
-        weight = QuantizedWeight(*parts, bits, group_size, (n, k))  # type: ignore[call-arg,arg-type]
-        assert x is not None
-        rows = x.resolve_neg().reshape(-1, k)
-        return quantized_call(rows, weight, bias if bias is None else bias.resolve_neg(), out.view(-1, n))
+    def call(self, out: torch.Tensor, how: str) -> QuantizedCall:
+        """Return the call, folded to views. Rows that have no single stride are copied."""
+        n, k = self.weight.shape
+        bias = None if self.bias is None else self.bias.resolve_neg()
+        return quantized_call(self.x.resolve_neg().reshape(-1, k), self.weight, bias, out.view(-1, n))
 
     def compute(self, out: torch.Tensor) -> None:
         reference.linear_quantized(self.x, self.weight, self.bias, out)
 
-    def interpret(self, out: torch.Tensor, how: str) -> None:
-        """Compute on host tensors, whose scales stay as they are."""
-
-        def describe(read: Change, into: torch.Tensor, how: str) -> QuantizedCall:
-            return self.call(lambda t: t if t is self.weight.scales else read(t), into, how)
-
-        interpret_product(describe, (self.x, self.bias), out, how)
+    def widened(self) -> "QuantizedLinear":
+        """Return the same with x and bias as float32; scales stay as they are."""
+        return replace(self, x=wide(self.x), bias=wide(self.bias))
 
 
-@asks("linear_quantized")
+@requests("linear_quantized")
 def _quantized_of(
     x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, bits: int, group_size: int, n: int, k: int
 ) -> QuantizedLinear:

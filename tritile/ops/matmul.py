@@ -8,7 +8,7 @@ import torch
 
 from tritile.core.problem import Precision
 from tritile.errors import ShapeError
-from tritile.ops.asked import computed
+from tritile.ops.call import computed
 from tritile.ops.checks import check_rank
 from tritile.ops.memo import Key, Tensors, recall
 

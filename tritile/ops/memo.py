@@ -1,4 +1,4 @@
-"""Remember prepared calls: what tells one from another, and how it is launched.
+"""Remember prepared calls: what distinguishes them, and how it is launched.
 
 A call that was prepared before costs one look-up and a launch. Calls are told apart by a coarse key; where
 several share one, torch's own test of tensors, in C++, finds the right one.
@@ -14,13 +14,22 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core.call import Call
+from tritile.core.device import capturing
 from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import alike, forward_level, fp32_precision, is_deterministic
-from tritile.core.settings import rules
+from tritile.core.of_torch import (
+    alike,
+    current_gpu,
+    empty_strided_on_gpu,
+    forward_level,
+    fp32_precision,
+    increment_versions,
+    is_deterministic,
+    modes_entered,
+)
+from tritile.core.settings import current_mode, rules
 from tritile.errors import OverlapError
-from tritile.ops.checks import overlap, reach, same_memory
-from tritile.ops.run import mark_written, may_be_kept, new_output
-from tritile.ops.signatures import TENSORS
+from tritile.ops.checks import check_may_change, overlap, reach, same_memory
+from tritile.ops.dispatch import TENSORS
 from tritile.runtime.launch import Launch, SplitLaunch
 
 _ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just before out's is written
@@ -80,6 +89,32 @@ CALLS: Final[dict[Key, tuple[Ready, ...]]] = new_memo()  # the latest first
 NEVER_PREPARED: Final = (RuntimeError, AttributeError, TypeError)  # raised by what is never prepared
 
 
+def new_output(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return a new output on a GPU, its elements not yet written."""
+    if empty_strided_on_gpu is not None and device.index == current_gpu() and modes_entered() == 0:
+        return empty_strided_on_gpu(shape, strides, dtype)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
+    """Tell autograd that out is overwritten, as torch's own out= does; return out.
+
+    Raise GradientError for an inference tensor outside of `torch.inference_mode()`.
+    """
+    if out.is_inference():
+        check_may_change(op, out)
+    else:
+        increment_versions((out,))
+    return out
+
+
+def may_be_kept() -> bool:
+    """True if a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
+    return not (current_mode() == "tune" and capturing())
+
+
 def default_precision() -> str:
     """Return what torch's own setting asks for in fp32: "ieee", "tf32", or "none" where nobody set it."""
     if fp32_precision is None:  # the other way saves a microsecond
@@ -116,9 +151,9 @@ def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor) -> bo
     return True
 
 
-def _key(op: str, everything: Tensors, options: Key) -> Key:
-    sizes = everything[0].shape, everything[len(everything) > 2].shape
-    return (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, everything))
+def _key(op: str, all_tensors: Tensors, options: Key) -> Key:
+    sizes = all_tensors[0].shape, all_tensors[len(all_tensors) > 2].shape
+    return (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, all_tensors))
 
 
 def recall(
@@ -133,20 +168,20 @@ def recall(
     """
     if is_dynamo_compiling() or forward_level() >= 0:
         return otherwise(op, tensors, out, options)
-    everything = (*tensors, out)
+    all_tensors = (*tensors, out)
     try:
-        known = CALLS.get(_key(op, everything, options), ())
+        known = CALLS.get(_key(op, all_tensors, options), ())
     except NEVER_PREPARED:
         known = ()
     for ready in known:
-        if not ready.alike(*ready.distinct(everything)):
+        if not ready.alike(*ready.distinct(all_tensors)):
             continue
-        if ready.same and any(everything[i] is not everything[j] for i, j in ready.same):
+        if ready.same and any(all_tensors[i] is not all_tensors[j] for i, j in ready.same):
             continue
         if not (ready.setting is None or ready.setting == default_precision()):
             continue
         if ready.by_torch:
-            if ready.low and [at and at & 15 for at in addresses_of(everything)] != ready.low:
+            if ready.low and [at and at & 15 for at in addresses_of(all_tensors)] != ready.low:
                 continue
             if out is not None and not _may_write(ready, op, tensors, out):
                 continue
@@ -157,7 +192,7 @@ def recall(
                 raise
             except (RuntimeError, ValueError):
                 break  # tritile's kernel runs then, and is remembered before this
-        addresses = addresses_of(everything)
+        addresses = addresses_of(all_tensors)
         if [at and at & 15 for at in addresses] != ready.low:
             continue
         if out is None:
@@ -187,27 +222,27 @@ def remember(
     """
     if not may_be_kept():
         return
-    indices, everything = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, result)
+    indices, all_tensors = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, result)
     indices["out"] = len(tensors)
     order = tuple(indices[memory.buffer] for memory in call.memory)
-    if any(everything[i].data_ptr() != memory.address for i, memory in zip(order, call.memory, strict=True)):
+    if any(all_tensors[i].data_ptr() != memory.address for i, memory in zip(order, call.memory, strict=True)):
         return  # the launch reads a copy
-    reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(everything)]
-    addresses = addresses_of(everything)
+    reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(all_tensors)]
+    addresses = addresses_of(all_tensors)
     start = addresses.index(addresses[-1])
     if start < len(tensors):  # a tensor that is overwritten, or not read: other calls start elsewhere
         reaches[start] = 0
     read = tuple((i, far) for i, far in enumerate(reaches[:-1]) if far)
 
-    everything = (*tensors, out)
+    all_tensors = (*tensors, out)
     addresses[-1] = None if out is None else addresses[-1]
     places: dict[int, int] = {}
-    for i, tensor in enumerate(everything):
+    for i, tensor in enumerate(all_tensors):
         if tensor is not None:
             places.setdefault(id(tensor), i)
     firsts = list(places.values())  # torch's test takes each tensor once
     distinct = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
-    same = tuple((i, places[id(t)]) for i, t in enumerate(everything) if t is not None and i not in firsts)
+    same = tuple((i, places[id(t)]) for i, t in enumerate(all_tensors) if t is not None and i not in firsts)
     first = _FIRST[op]
     by_setting = first is not None and tensors[first].dtype in IN_FP32
     low = [at and at & 15 for at in addresses]
@@ -215,11 +250,11 @@ def remember(
     if by_torch and tensors[0].element_size() > 1 and all(tensor is None for tensor in added):
         low = []  # a product of two matrices is as good wherever these begin
     ready = Ready(
-        distinct, alike(*distinct(everything)), same, low,
+        distinct, alike(*distinct(all_tensors)), same, low,
         start,
         default_precision() if by_setting else None,
         how, by_torch, itemgetter(*order), tuple(reaches), read,
         tuple(result.shape), result.stride(), result.dtype, result.device,
     )  # fmt: skip
-    key = _key(op, everything, options)
+    key = _key(op, all_tensors, options)
     CALLS[key] = (ready, *CALLS.get(key, ())[: _MOST - 1])

@@ -11,11 +11,10 @@ from tritile.core.of_torch import neg_view
 from tritile.core.problem import PermuteProblem
 from tritile.errors import ShapeError
 from tritile.ops import reference
-from tritile.ops.asked import Asked, Change, Result, asks, computed, unchanged
+from tritile.ops.call import Request, Result, computed, interpret, requests
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import needs_dispatch
 from tritile.ops.memo import Key, Tensors, recall
-from tritile.ops.run import interpret
 
 _SEQUENCES: Final = (list, tuple)
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -198,7 +197,7 @@ def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Permutation(Asked):
+class Permutation(Request):
     """Hold a copy: `which` is the order of dimensions, or the pair that "transpose" exchanges."""
 
     op: str
@@ -225,8 +224,8 @@ class Permutation(Asked):
         in_place = _mirrored(self.x, self.dims) and same_memory(self.x, out)
         check_out_memory(self.op, out, **({} if in_place else {"input": self.x}))
 
-    def call(self, change: Change, out: torch.Tensor, how: str) -> PermuteCall:
-        x = change(self.x)
+    def call(self, out: torch.Tensor, how: str) -> PermuteCall:
+        x = self.x
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
         return permute_call(x.resolve_neg() if whole else x, out, self.dims)
@@ -235,14 +234,14 @@ class Permutation(Asked):
         reference.permute(self.x, self.dims, out)
 
     def interpret(self, out: torch.Tensor, how: str) -> None:
-        interpret(self.call(unchanged, out, how))
+        interpret(self.call(out, how))
 
 
-@asks("permute")
+@requests("permute")
 def _permute_of(input: Any, dims: Any) -> Permutation:
     return Permutation("permute", (input,), dims)
 
 
-@asks("transpose")
+@requests("transpose")
 def _transpose_of(input: Any, dim0: Any, dim1: Any) -> Permutation:
     return Permutation("transpose", (input,), (dim0, dim1))

@@ -15,17 +15,16 @@ from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, ShapeError
-from tritile.ops.asked import ASKED, Asked, unchanged
 from tritile.ops.aten import by_torch
+from tritile.ops.call import REQUESTS, Request, fixed
 from tritile.ops.checks import check_memory
+from tritile.ops.dispatch import NAMES
 from tritile.ops.fused import BESIDE_BIAS, addmm, baddbmm, check_bias_alone, gated_linear, linear
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
 from tritile.ops.permute import contiguous, copied, permute, transpose
-from tritile.ops.run import fixed
 from tritile.ops.scaled import scaled_matmul
-from tritile.ops.signatures import NAMES
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import KernelPlan, Plan, Plannable
@@ -40,20 +39,20 @@ _FUNCTIONS: Final = (
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
 
 
-def _asked(name: str, given: dict[str, Any]) -> Asked:
+def _request(name: str, given: dict[str, Any]) -> Request:
     if name in ("mm", "bmm"):
         a, b = given["input"], given["mat2"]
         check_matrices(name, a, b, 2 if name == "mm" else 3)
-        return ASKED["matmul"](a, b, given["out_dtype"], given["precision"])
+        return REQUESTS["matmul"](a, b, given["out_dtype"], given["precision"])
     if name == "contiguous":
         x = given["input"]
         if copied(x):
-            return ASKED["permute"](x, tuple(range(x.ndim)))
+            return REQUESTS["permute"](x, tuple(range(x.ndim)))
         raise InvalidValueError(f"contiguous of {tuple(x.shape)} launches no kernel: input is contiguous")
     if isinstance(given.get("weight"), QuantizedWeight):
         check_bias_alone(*(given[name] for name in BESIDE_BIAS))
         return QuantizedLinear(given["input"], given["weight"], given["bias"])
-    return ASKED[name](*(given[each] for each in NAMES[name]))
+    return REQUESTS[name](*(given[each] for each in NAMES[name]))
 
 
 def function_of(who: str, what: Any) -> Callable[..., Any]:
@@ -83,7 +82,7 @@ def _call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise InvalidValueError(f"{who}: {function.__name__}: {error}") from error
     given.apply_defaults()
     out = given.arguments.get("out")
-    of = _asked(function.__name__, given.arguments)
+    of = _request(function.__name__, given.arguments)
     shape, dtype, how = of.checked(out)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=of.first.device)
@@ -92,7 +91,7 @@ def _call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     if out.numel() == 0 or of.is_empty:
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in of.tensors[:2] if tensor is not None)
         raise ShapeError(f"{who}: {of.op} of {shapes} launches no kernel")
-    call = of.call(unchanged, out, how)
+    call = of.call(out, how)
     return call, uses_aten() and by_torch(of, call.problem, how, given.arguments.get("out")) is not None
 
 

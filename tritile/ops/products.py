@@ -1,7 +1,7 @@
 """Check products, with or without an epilogue, and fold their tensors to views."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
-from tritile.ops.asked import Asked, Change, Result, asks, unchanged
+from tritile.ops.call import Request, Result, requests, wide
 from tritile.ops.checks import (
     broadcast,
     check_beside,
@@ -25,8 +25,8 @@ from tritile.ops.checks import (
     name_of,
     names_of,
 )
+from tritile.ops.dispatch import name_of_role
 from tritile.ops.memo import IN_FP32, Tensors, check_out_apart, default_precision, reaches_of
-from tritile.ops.signatures import name_of_role
 
 _RIGHTS: Final = ("b", "up")
 _HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
@@ -236,7 +236,7 @@ def matmul_call(
 
 
 @dataclass(frozen=True)
-class Product(Asked):
+class Product(Request):
     """Hold a product of input and other with an epilogue: see `matmul_call` for what its fields mean.
 
     `sides` are in the order of `SIDES`, those that are None left out.
@@ -273,7 +273,7 @@ class Product(Asked):
     def is_scaled(self) -> bool:
         return bool(self.scales) or "scale_a" in self.sides
 
-    def _fused(self, change: Change) -> dict[str, Any]:
+    def _fused(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
         """Return the epilogue as keywords, its tensors changed. A bias with beta = 0 is not read."""
         found: dict[str, Any] = {
             name: change(tensor) for name, tensor in self.sides.items() if name != "bias" or self.beta != 0
@@ -316,17 +316,23 @@ class Product(Asked):
         unread = self.sides.get("bias") if self.beta == 0 else None
         check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))
 
-    def call(self, change: Change, out: torch.Tensor, how: str) -> MatmulCall:
+    def call(self, out: torch.Tensor, how: str) -> MatmulCall:
         def plain(tensor: torch.Tensor) -> torch.Tensor:
             # torch, which multiplies complex numbers, reads lazily negated ones as they lie
-            return change(tensor) if tensor.is_complex() else change(tensor).resolve_neg()
+            return tensor if tensor.is_complex() else tensor.resolve_neg()
 
         if self.scales and not out.is_contiguous():
             out = out.new_empty(out.shape)  # torch's result is copied to out
         return matmul_call(plain(self.input), plain(self.other), out, how, **self._fused(plain))
 
     def compute(self, out: torch.Tensor) -> None:
-        reference.product(self.input, self.other, out, **self._fused(unchanged))
+        reference.product(self.input, self.other, out, **self._fused(lambda tensor: tensor))
+
+    def widened(self) -> "Product":
+        sides = {name: wide(side) for name, side in self.sides.items()}
+        scales = tuple(map(wide, self.scales))
+        operands = {"input": wide(self.input), "other": wide(self.other), "up": wide(self.up)}
+        return replace(self, **operands, sides=sides, scales=scales)
 
     def fill(self, out: torch.Tensor) -> None:
         fused, sums = self._fused(torch.Tensor.resolve_neg), torch.zeros_like(out)
@@ -335,6 +341,6 @@ class Product(Asked):
         out.copy_(epilogue.finished(sums, list(map(fused.get, SIDES)), *how, up))
 
 
-@asks("matmul")
+@requests("matmul")
 def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
     return Product("matmul", (input, other), input, other, out_dtype, precision)

@@ -6,7 +6,7 @@ import torch
 
 from tritile.core.problem import FP8_DTYPES, SCALE_K, Activation
 from tritile.errors import DtypeError, ShapeError
-from tritile.ops.asked import asks, computed
+from tritile.ops.call import computed, requests
 from tritile.ops.checks import check_beside, check_rank, describe, name_of
 from tritile.ops.fused import check_activation
 from tritile.ops.memo import recall
@@ -118,7 +118,7 @@ def scaled_matmul(
     return recall(_OP, tensors, out, options, computed)
 
 
-@asks(_OP)
+@requests(_OP)
 def scaled_of(
     a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
     use_fast_accum: bool,

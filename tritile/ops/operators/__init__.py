@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tritile.core.epilogue import activated
-from tritile.ops.asked import ASKED, run_plain
+from tritile.ops.call import REQUESTS, run_plain
 from tritile.ops.dispatch import call_overload
 from tritile.ops.fused import check_activation
 from tritile.ops.operators import batches
@@ -41,7 +41,7 @@ def _define_weighted(op: str) -> None:
     def record(input: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, *how: Any) -> torch.Tensor:
         check_activation(op, activation, a)
         if alpha == 0:  # through a product with K = 0 the factors have zeros for gradients
-            ASKED[op](input, a, b, beta, alpha, activation, *how).checked(None)
+            REQUESTS[op](input, a, b, beta, alpha, activation, *how).checked(None)
             a, b = a[..., :0], b[..., :0, :]
         return activated(Product.of(op, input, a, b, beta, alpha, None, *how), activation or "")
 
@@ -53,7 +53,7 @@ def _record_gated(
     input: Any, gate: Any, up: Any, activation: Any, bias_gate: Any, bias_up: Any, *how: Any
 ) -> torch.Tensor:
     """Compute both products, whose values the derivative needs."""
-    ASKED["gated_linear"](input, gate, up, activation, bias_gate, bias_up, *how)  # its checks
+    REQUESTS["gated_linear"](input, gate, up, activation, bias_gate, bias_up, *how)  # its checks
     of_gate = call_overload("linear", input, gate, bias_gate, None, None, *how)
     of_up = call_overload("linear", input, up, bias_up, None, None, *how)
     return activated(of_gate, activation or "") * of_up

@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.quantized import meaning
-from tritile.ops.dispatch import call_overload
+from tritile.ops.dispatch import NAMES, call_overload
 from tritile.ops.operators.library import Formula
-from tritile.ops.signatures import NAMES
 
 Kind = tuple[tuple[int, ...], torch.dtype]
 

@@ -34,10 +34,9 @@ from tritile.core.of_torch import (
     without_keys,
 )
 from tritile.core.settings import rules, under
-from tritile.ops.asked import ASKED, run_plain
+from tritile.ops.call import REQUESTS, run_plain
 from tritile.ops.checks import check_constant
-from tritile.ops.dispatch import call_overload, register_shardings
-from tritile.ops.signatures import NAMES, SCHEMAS, parted
+from tritile.ops.dispatch import NAMES, SCHEMAS, call_overload, parted, register_shardings
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # Kernels take any strides: a compiler need not copy what it passes on.
@@ -60,7 +59,7 @@ def define(
     """Define `tritile::name`, and its overload that writes to out.
 
     Args:
-        name: the operator's name, of `tritile.ops.signatures.SCHEMAS`.
+        name: the operator's name, of `tritile.ops.dispatch.SCHEMAS`.
         record: makes the result where a gradient is wanted, as `differentiate` says.
         rule: for a batch of torch.vmap's, as `batch` says.
         operands: what torch.autocast casts, and what has no gradient in fp8.
@@ -78,7 +77,7 @@ def define(
         return run_plain(name, tensors, out, options)
 
     def fake(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-        of = ASKED[name](*filled(args, named))
+        of = REQUESTS[name](*filled(args, named))
         shape, dtype, _ = of.checked(out)
         return of.first.new_empty(shape, dtype=dtype) if out is None else out
 

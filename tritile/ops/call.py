@@ -1,0 +1,385 @@
+"""Take a call from its arguments to its launch: checked, folded to views, planned and prepared.
+
+A public function asks `tritile.ops.memo.recall` first, which launches what was prepared before. What it does
+not know comes to `computed`. Every operation registers a function of all its arguments that returns a
+`Request`, which is what runs, is traced, and is planned.
+"""
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from tritile.core import device as devices
+from tritile.core import settings
+from tritile.core.call import Call, PermuteCall
+from tritile.core.config import Config
+from tritile.core.device import capturing
+from tritile.core.forgetting import forget
+from tritile.core.log import log
+from tritile.core.of_torch import constant_in_graphs
+from tritile.core.of_triton import INTERPRETING
+from tritile.core.problem import MatmulProblem, Product, QuantizedProblem, Tiled, suits
+from tritile.core.settings import current_mode, rules
+from tritile.core.threads import once
+from tritile.errors import (
+    HostWarning,
+    TritileError,
+    TuningError,
+    UnsupportedError,
+    UntunedWarning,
+    brief,
+    callers_level,
+)
+from tritile.families.permute.family import in_place
+from tritile.ops.aten import BYTES, LOWERED, by_torch
+from tritile.ops.dispatch import PLAIN, call_operator, joined, needs_dispatch, sees_every_call
+from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
+from tritile.planning import aten, gpu_tables, model, plans
+from tritile.planning.aten import is_torch_only
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH
+from tritile.runtime import launch
+from tritile.runtime.compiles import as_mode_asks, asking
+
+Result = tuple[tuple[int, ...], torch.dtype, str]
+_WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
+_FALLBACKS: Final = 8  # predicted configs to try where the planned one does not run
+
+
+class Request:
+    """Hold the arguments of an operation: the tensors, as given, and the options.
+
+    An operation defines `checked`, `call` and `compute`. The rest is what most operations do. `tensors` are
+    in the order of `tritile.ops.dispatch.TENSORS`.
+    """
+
+    op: str
+    tensors: Tensors
+
+    is_empty = False  # nothing to compute, although the result has elements
+
+    @property
+    def first(self) -> Any:
+        """Return the first operand, on whose device the result is."""
+        return self.tensors[0]
+
+    def checked(self, out: Any) -> Result:
+        """Return shape and dtype of the result, and the precision. Raise a TritileError for bad arguments.
+
+        out may be None; its memory is not checked.
+        """
+        raise NotImplementedError
+
+    def check_memory(self, out: torch.Tensor) -> None:
+        """Raise OverlapError where the memory of out overlaps."""
+
+    def call(self, out: torch.Tensor, how: str) -> Call:
+        """Return the call, folded to views, in the precision `how`."""
+        raise NotImplementedError
+
+    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
+        """Return the result where another operation computes it, else None."""
+        return None
+
+    def fill(self, out: torch.Tensor) -> None:
+        """Store the result where `is_empty`."""
+        out.zero_()
+
+    def compute(self, out: torch.Tensor) -> None:
+        """Compute tensors in host memory by torch: see `tritile.ops.reference`."""
+        raise NotImplementedError
+
+    def interpret(self, out: torch.Tensor, how: str) -> None:
+        """Run the kernels in Triton's interpreter, by wider dtypes where it gets those of the call wrong."""
+        if not any(t.dtype in _WIDENED for t in (*self.tensors, out) if t is not None):
+            return interpret(self.call(out, how))
+        wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        interpret(self.widened().call(wide, how if self.first.dtype == torch.float32 else "ieee"))
+        out.copy_(wide)  # torch rounds
+        return None
+
+    def widened(self) -> "Request":
+        """Return the same with all floating tensors as float32."""
+        raise NotImplementedError
+
+
+_Makes = TypeVar("_Makes", bound=Callable[..., Request])
+
+# What makes the request of each operation, from all of its arguments. It may raise a TritileError.
+REQUESTS: Final[dict[str, Callable[..., Request]]] = {}
+
+
+def requests(op: str) -> Callable[[_Makes], _Makes]:
+    def register(function: _Makes) -> _Makes:
+        REQUESTS[op] = function
+        return function
+
+    return register
+
+
+# --- The way of a call ---
+
+
+def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    """Compute what `recall` does not know, at once or through torch's dispatcher."""
+    if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors, options):
+        facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+        if _is_lowered(op, facts, options):
+            return LOWERED[op](tensors, options)
+    if needs_dispatch(*tensors, out):
+        values = joined(op, tensors, options)
+        return call_operator(op, values, out, lambda: REQUESTS[op](*values).checked(out))
+    return eager(op, tensors, out, options)
+
+
+def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    """Compute what `recall` does not know on plain tensors, and have it know the launch."""
+    of = REQUESTS[op](*joined(op, tensors, options))
+    rules()  # report a wrong setting of the environment on any device
+    shape, dtype, how = of.checked(out)
+    if out is not None:
+        of.check_memory(out)
+    done = of.run_otherwise(out, how)
+    if done is not None:
+        return done
+    result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
+    if result.numel() == 0:
+        return result
+    if not of.first.is_meta:
+        if of.is_empty:
+            of.fill(result)
+        elif on_host(of.first):
+            if INTERPRETING and not is_torch_only(of.call(result, how).problem):
+                of.interpret(result, how)
+            else:
+                of.compute(result)
+        else:
+            call = of.call(result, how)
+            torchs = by_torch(of, call.problem, how, out) if rules().aten else None
+            if torchs is not None and is_by_aten(call.problem, of.first.device.index):
+                remember(op, options, torchs, call, tensors, out, result, by_torch=True)
+                problem = call.problem
+                if out is None:
+                    del call, result  # torch allocates its own
+                try:
+                    return torchs(*tensors) if out is None else mark_written(op, torchs(*tensors, out))
+                except torch.OutOfMemoryError:
+                    raise
+                except (RuntimeError, ValueError) as error:  # torch says what it does not support
+                    why = brief(error)
+                    if is_torch_only(problem):
+                        raise UnsupportedError(f"{op}: torch refuses it: {why}") from error
+                    log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
+                result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
+                call = of.call(result, how)
+            launch = prepared(call)
+            launch(*call.tensors)
+            remember(op, options, launch, call, tensors, out, result)
+    return result if out is None else mark_written(op, result)
+
+
+def run_plain(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    """Compute an operation on plain tensors: the kernel of its operator on CUDA and CPU."""
+    return recall(op, tensors, out, options, eager)
+
+
+# --- Planned and prepared ---
+
+_warned: set[str] = set()  # GPUs
+
+
+def planned(problem: Tiled, index: int, by_torch: bool = False) -> plans.Plan:
+    """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
+
+    Where several threads meet a problem at the same time, one measures it and the others wait. `by_torch`:
+    torch's kernel may make it.
+    """
+    device = devices.gpu(index)
+    chosen = plans.plan_for(problem, device, None, by_torch)
+    if chosen is None and capturing():
+        chosen = plans.plan_for(problem, device, "cached", by_torch)
+    elif chosen is None:
+        chosen = once(
+            ("planned", problem, device, by_torch), lambda: _measured(problem, device, index, by_torch)
+        )
+    assert chosen is not None
+    if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
+        _warn_uncalibrated(device)
+    return chosen
+
+
+def is_by_aten(problem: Tiled, index: int) -> bool:
+    """True if torch's kernel is planned for a problem on a GPU that it may make."""
+    return planned(problem, index, True).config == aten.CONFIG
+
+
+def _warn_uncalibrated(device: devices.Device) -> None:
+    """Warn, once for each GPU without calibrated classes, that the model chooses configs."""
+    if device.name in _warned or gpu_tables.is_calibrated(device):
+        return
+    _warned.add(device.name)
+    warnings.warn(
+        f"configs are predicted, as no class of problems was measured on {device.name}: "
+        "run `tritile tune --calibrate all`, which takes minutes for each class",
+        UntunedWarning,
+        stacklevel=callers_level(),
+    )
+
+
+def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool) -> plans.Plan:
+    chosen = plans.plan_for(problem, device, None, by_torch)
+    if chosen is not None:  # another thread has just measured it
+        return chosen
+    from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
+
+    if plans.plan_for(problem, device) is None:
+        config = tuned_now(problem, device, index)
+        forget()
+        if plans.plan_for(problem, device) is None:
+            plans.unrecorded[problem, device] = config
+    if by_torch and isinstance(problem, Product | QuantizedProblem):
+        if store_of(device).best(TORCH, problem) is None:
+            time_torch(problem, device, index)
+        plans.torch_was_timed.add((problem, device))
+        forget()
+    chosen = plans.plan_for(problem, device, None, by_torch)
+    assert chosen is not None
+    return chosen
+
+
+def fixed(call: Call) -> Config | None:
+    """Return the config of a call in place, which has no choice; None for other calls.
+
+    Such a call must not be measured, as it changes its own input.
+    """
+    return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
+
+
+def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
+    """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
+
+    Ranking the whole space is the slowest step of a first call. It is done only where the planned config does
+    not run.
+    """
+    only = fixed(call)
+    first = only or planned(call.problem, call.tensors[0].device.index).config
+    yield first
+    if only is None:
+        yield from (c for c in model.screened(call.problem, device, _FALLBACKS) if c != first)
+
+
+def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
+    """Return the launch of a call on a GPU, by its plan.
+
+    Where the planned config does not compile or load here, the next configs of the model are tried.
+
+    Raises:
+        UnsupportedError: no config runs.
+        NotCompiledError: something would have to be compiled, in mode "strict".
+    """
+    device, failures = devices.gpu(call.tensors[0].device.index), []
+    label = f"{call.problem.label} on {device.name}"
+    advice = "call it once in another mode"
+    if fixed(call) is None:  # calls in place are not compiled ahead
+        advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
+    for config in _candidates(call, device):
+        try:
+            with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
+                return launch.prepare(call, config)
+        except TuningError as error:
+            failures.append(why := str(error))
+            facts = {"problem": call.problem.label, "config": str(config), "device": device.name}
+            log("compile", logging.WARNING, **facts, failure=why)
+    raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}")
+
+
+# --- Host memory, and the interpreter ---
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """True if calls on this tensor launch nothing on a GPU: in host memory, or by TRITON_INTERPRET.
+
+    Warn once where no kernel is interpreted either.
+    """
+    if tensor.device.type == "cpu" and not INTERPRETING:
+        warn_of_host()
+    return tensor.device.type == "cpu" or INTERPRETING
+
+
+@functools.cache
+def warn_of_host() -> None:
+    """Warn, once in a process and at the line that called tritile, that no kernel runs."""
+    warnings.warn(
+        "tensors are in host memory: torch computes them on the CPU, and no GPU kernel runs. With "
+        "TRITON_INTERPRET=1 in the environment tritile's kernels run in Triton's interpreter",
+        HostWarning,
+        stacklevel=callers_level(),
+    )
+
+
+def interpret(call: Call) -> None:
+    launch.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
+
+
+def wide(tensor: Any) -> Any:
+    """Return a tensor as float32, unless it is None or not of a floating type."""
+    return tensor.float() if tensor is not None and tensor.is_floating_point() else tensor
+
+
+# --- Traced by torch's compiler ---
+
+
+def _is_static(tensors: Tensors, options: Key) -> bool:
+    """True of plain tensors, or None, and options whose numbers torch's compiler takes for constants."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to load, and loaded by then
+
+    for option in options:
+        if isinstance(option, int | float) and not has_static_value(option):
+            return False
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in PLAIN:
+            return False
+        for size in (*tensor.shape, *tensor.stride()):
+            if not has_static_value(size):
+                return False
+    return True
+
+
+@constant_in_graphs
+def _is_lowered(op: str, facts: Key, options: Key) -> bool:
+    """True if a call that torch's compiler traces is planned by torch's kernel: its graph then has torch's.
+
+    `facts` has shape, strides, dtype and device of each tensor. What is planned later, after measuring, does
+    not change a graph that is compiled.
+    """
+    first, real = facts[0][3], not any(isinstance(option, complex) for option in options)
+    is_plain = op in LOWERED and facts[0][2] not in BYTES and not facts[0][2].is_complex and real
+    if not is_plain or sees_every_call() or torch.compiler.is_exporting():
+        return False
+    if first.type != "cuda" or any(each is not None and each[3] != first for each in facts):
+        return False
+    tensors = [
+        None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
+        for each in facts
+    ]
+    try:
+        if not rules().aten:
+            return False
+        of = REQUESTS[op](*joined(op, tensors, options))
+        shape, dtype, how = of.checked(None)
+        problem = of.call(torch.empty(shape, dtype=dtype, device="meta"), how).problem
+        # A precision that nobody names depends on the GPU, which meta tensors do not tell.
+        if not isinstance(problem, MatmulProblem) or 0 in shape or of.is_empty:
+            return False
+        if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):
+            return False
+        return by_torch(of, problem, how, None) is not None and is_by_aten(problem, first.index)
+    except TritileError:  # the operator raises it
+        return False
