@@ -9,9 +9,10 @@ the output written once. `label` is a short name for a table of results.
 
 import functools
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any, Final
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Final
 
 from tritile.core.problem.checks import (
     BLOCK_SCALES,
@@ -23,6 +24,7 @@ from tritile.core.problem.checks import (
     SCALE_K,
     Precision,
     alignment,
+    check,
 )
 from tritile.core.problem.epilogue import (
     ACTIVATIONS,
@@ -39,9 +41,15 @@ from tritile.core.problem.grouped import (
     GroupedProblem,
     ends_of,
 )
-from tritile.core.problem.kernel import KernelProblem
-from tritile.core.problem.matmul import MatmulProblem, Operand
-from tritile.core.problem.parts import error_bound, suits
+from tritile.core.problem.matmul import (
+    PART_UNIT,
+    PROMOTED_EVERY,
+    MatmulProblem,
+    Operand,
+    error_bound,
+    part_length,
+    suits,
+)
 from tritile.core.problem.permute import PermuteProblem, merged
 from tritile.core.problem.quantized import (
     ACTIVATION_DTYPES,
@@ -61,13 +69,48 @@ from tritile.errors import InvalidValueError
 __all__ = [
     "ACTIVATIONS", "ACTIVATION_DTYPES", "BLOCK_SCALES", "COMPLEX_DTYPES", "FP8_DTYPES", "GROUPED_DTYPES",
     "GROUPED_PRECISIONS", "GROUP_SIZES", "ITEMSIZE", "LOADS", "MATMUL_DTYPES",
-    "MAX_GROUPS", "MAX_RAGGED", "PRECISIONS_OF", "SCALE_K", "SIDES",
+    "MAX_GROUPS", "MAX_RAGGED", "PART_UNIT", "PRECISIONS_OF", "PROMOTED_EVERY", "SCALE_K", "SIDES",
     "UNIT_WORDS", "WEIGHT_BITS", "Activation", "Epilogue", "GroupSize", "GroupedProblem",
     "KernelProblem", "Known", "MatmulProblem", "Operand", "PermuteProblem", "Precision", "Problem",
     "Product", "QuantizedProblem", "Tiled", "WeightBits", "alignment", "ends_of",
-    "error_bound", "merged", "problem_from_dict", "problem_key", "problem_to_dict", "scales_shape",
-    "suits", "unit_columns", "unpacked_row", "words_shape",
+    "error_bound", "merged", "part_length", "problem_from_dict", "problem_key", "problem_to_dict",
+    "scales_shape", "suits", "unit_columns", "unpacked_row", "words_shape",
 ]  # fmt: skip
+
+
+def _pairs(value: Any) -> bool:
+    whole = isinstance(value, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
+    return whole and all(isinstance(name, str) for name, _ in value)
+
+
+def _plain(value: Any) -> bool:
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(value, int | float | bool | str | None) and finite
+
+
+@dataclass(frozen=True)
+class KernelProblem:
+    """Describe a call of a kernel that `tritile.autotune` decorates: its name, key values and dtypes."""
+
+    op: ClassVar[str] = "kernel"
+    kernel: str
+    key: tuple[tuple[str, int | float | bool | str | None], ...]
+    dtypes: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        check(isinstance(self.kernel, str), self, "the kernel's name")
+        check(_pairs(self.key) and all(_plain(v) for _, v in self.key), self, "plain, finite key values")
+        check(_pairs(self.dtypes) and all(isinstance(v, str) for _, v in self.dtypes), self, "dtypes by name")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the integers of the key: by them two problems of one kernel are near or far."""
+        return tuple(v for _, v in self.key if isinstance(v, int) and not isinstance(v, bool) and v > 0)
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel} " + " ".join(f"{name}={value}" for name, value in self.key)
+
 
 Known = MatmulProblem | PermuteProblem  # every operand is a plain tensor
 Product = MatmulProblem | GroupedProblem

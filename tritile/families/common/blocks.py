@@ -2,8 +2,7 @@
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import SCALE_K, GroupedProblem, PermuteProblem, Product
-from tritile.core.problem.parts import PROMOTED_EVERY
+from tritile.core.problem import PROMOTED_EVERY, SCALE_K, GroupedProblem, PermuteProblem, Product
 from tritile.families.common.products import warpgroup_mma
 
 

@@ -5,8 +5,7 @@ from typing import Any, Final, NamedTuple
 from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import FP8_DTYPES, SCALE_K, Product
-from tritile.core.problem.parts import PROMOTED_EVERY
+from tritile.core.problem import FP8_DTYPES, PROMOTED_EVERY, SCALE_K, Product
 
 SECTOR: Final = 32  # bytes that device memory moves at once
 LINE: Final = 128  # bytes that a cache looks up at once

@@ -49,7 +49,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.call import Fallback, MatmulCall, Memory, View
 from tritile.core.config import Config
-from tritile.core.problem.parts import PART_UNIT, part_length
+from tritile.core.problem import PART_UNIT, part_length
 from tritile.errors import TuningError
 from tritile.families.common.fallback import END, UNFIT
 from tritile.families.common.work import (
