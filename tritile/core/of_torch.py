@@ -34,7 +34,7 @@ fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 # Tell autograd that tensors were written, in half the time of torch's wrapper.
 increment_versions: Final = torch._C._increment_version
 
-# Tell whether torch.use_deterministic_algorithms is on.
+# True where torch.use_deterministic_algorithms is on.
 is_deterministic: Final = torch._C._get_deterministic_algorithms
 
 
@@ -47,7 +47,7 @@ def constant_in_graphs(function: _Function) -> _Function:
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
 modes_entered: Final = torch._C._len_torch_dispatch_stack  # return how many `__torch_dispatch__` modes are on
-# Tell whether torch.autocast is on for any device.
+# True where torch.autocast is on for any device.
 is_any_autocast_on: Final = torch._C._is_any_autocast_enabled
 # Read the level of forward derivatives, -1 outside all.
 forward_level: Final = functools.partial(getattr, forward_ad, "_current_level")
@@ -56,13 +56,13 @@ forward_recording: Final = forward_ad._set_fwd_grad_enabled  # turn tangents on 
 innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
 # Return the transform that runs.
 current_transform: Final = pyfunctorch.retrieve_current_functorch_interpreter
-# Tell whether torch.func wraps a tensor.
+# True of a tensor that torch.func wraps.
 is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
 unwrap_batched: Final = vmap.unwrap_batched  # split arguments of vmap into tensors and batch dimensions
 add_batch_dim: Final = torch._C._functorch._add_batch_dim  # wrap a result of vmap with its batch dimension
 FakeTensor: TypeAlias = _FakeTensor  # stand for a tensor while a call is traced
 is_fake: Final = _is_fake  # True of a FakeTensor, functionalised or within a transform, too
-TracingContext: TypeAlias = _TracingContext  # tell whether torch.compile traces in this thread
+TracingContext: TypeAlias = _TracingContext  # says if torch.compile traces in this thread
 
 
 def alike(*tensors: torch.Tensor) -> Callable[..., bool]:

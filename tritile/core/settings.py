@@ -158,7 +158,7 @@ def is_batch_invariant() -> bool:
 
 
 def rules() -> Rules:
-    """Tell what is in force for a call made now: a key of what is remembered of calls has it."""
+    """Return what is in force for a call made now: a key of what is remembered of calls has it."""
     silent = _ENVIRON is not None and not (
         b"TRITILE_MODE" in _ENVIRON
         or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
@@ -235,7 +235,7 @@ def table_path() -> Path | None:
 
 
 def cache_dir() -> Path:
-    """Tell where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
+    """Return where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
 
     Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
     """

@@ -30,7 +30,7 @@ BYTES: Final = frozenset({torch.int8, torch.float8_e4m3fn, torch.float8_e5m2})  
 
 
 def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
-    """Return torch's call for what was asked; None where torch may not make it.
+    """Return torch's call for a request; None where torch may not make it.
 
     `problem` describes it, and `how` is its precision.
 

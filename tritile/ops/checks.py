@@ -95,7 +95,7 @@ def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tens
         )
 
 
-def check_beside(op: str, first: torch.Tensor, name: str, other: Any, dtypes: Sequence[torch.dtype]) -> None:
+def check_operand(op: str, first: torch.Tensor, name: str, other: Any, dtypes: Sequence[torch.dtype]) -> None:
     """Raise DtypeError or DeviceError unless an argument is of these dtypes and on the first's device."""
     check_tensor(op, name, other)
     check_same_device(op, first, name, other)

@@ -107,12 +107,12 @@ def linear(
     return recall("linear", tensors, out, options, computed)
 
 
-BESIDE_BIAS: Final = ("activation", "residual", "out_dtype", "precision", "out")
+NOT_WITH_PACKED: Final = ("activation", "residual", "out_dtype", "precision", "out")
 
 
 def check_bias_alone(*others: Any) -> None:
-    """Raise UnsupportedError where `linear` of a QuantizedWeight has one of `BESIDE_BIAS`."""
-    given = ", ".join(name for name, value in zip(BESIDE_BIAS, others, strict=True) if value is not None)
+    """Raise UnsupportedError where `linear` of a QuantizedWeight has one of `NOT_WITH_PACKED`."""
+    given = ", ".join(name for name, value in zip(NOT_WITH_PACKED, others, strict=True) if value is not None)
     if given:
         raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
 

@@ -33,7 +33,7 @@ from tritile.ops.call import (
     wide,
 )
 from tritile.ops.checks import (
-    check_beside,
+    check_operand,
     check_out,
     check_out_memory,
     check_same_device,
@@ -155,7 +155,7 @@ def _check_offs(of: Operands, groups: int | None) -> None:
     if offs is None:
         shapes = f"a is {tuple(a.shape)} and b {tuple(of.b.shape)}"
         raise ShapeError(f"{OP}: {shapes}, and offs is None: wanted offs, the end of each group")
-    check_beside(OP, a, "offs", offs, (torch.int32,))
+    check_operand(OP, a, "offs", offs, (torch.int32,))
     if offs.ndim != 1 or (groups is not None and offs.shape[0] != groups):
         wanted = "(groups,)" if groups is None else f"({groups},)"
         raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: wanted {wanted}")
@@ -173,7 +173,7 @@ def _check_scales(of: Operands, wanted: tuple[tuple[int, ...], tuple[int, ...]])
     if of.scale_a is None:
         return
     for name, scale, shape in zip(("scale_a", "scale_b"), of[3:], wanted, strict=True):
-        check_beside(OP, of.a, name, scale, (torch.float32,))
+        check_operand(OP, of.a, name, scale, (torch.float32,))
         if tuple(scale.shape) != shape or not scale.is_contiguous():
             found = f"shape {tuple(scale.shape)} and strides {scale.stride()}"
             raise ShapeError(f"{OP}: {name} has {found}: wanted {shape}, contiguous")

@@ -11,7 +11,7 @@ from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops import reference
 from tritile.ops.call import Request, Result, computed, requests, wide
-from tritile.ops.checks import check_beside, check_same_device, check_tensor, name_of
+from tritile.ops.checks import check_operand, check_same_device, check_tensor, name_of
 from tritile.ops.memo import Tensors, recall
 
 _BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -76,7 +76,7 @@ class QuantizedLinear(Request):
             shapes = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
             raise ShapeError(f"linear: {shapes}: wanted input (..., {k})")
         if bias is not None:
-            check_beside("linear", x, "bias", bias, _BIASES)
+            check_operand("linear", x, "bias", bias, _BIASES)
             if tuple(bias.shape) != (n,):
                 raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
         return (*x.shape[:-1], n), x.dtype, "ieee"

@@ -1,7 +1,7 @@
-"""Remember prepared calls: what distinguishes them, and how it is launched.
+"""Remember prepared calls: what distinguishes them, and how each is launched.
 
-A call that was prepared before costs one look-up and a launch. Calls are told apart by a coarse key; where
-several share one, torch's own test of tensors, in C++, finds the right one.
+A call that was prepared before costs one look-up and a launch. A coarse key finds those that may be meant;
+torch's own test of tensors, in C++, finds the right one among them.
 """
 
 from collections.abc import Callable, Sequence

@@ -19,7 +19,7 @@ from tritile.ops.aten import by_torch
 from tritile.ops.call import REQUESTS, Request, fixed
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
-from tritile.ops.fused import BESIDE_BIAS, addmm, baddbmm, check_bias_alone, gated_linear, linear
+from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_bias_alone, gated_linear, linear
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
@@ -50,7 +50,7 @@ def _request(name: str, given: dict[str, Any]) -> Request:
             return REQUESTS["permute"](x, tuple(range(x.ndim)))
         raise InvalidValueError(f"contiguous of {tuple(x.shape)} launches no kernel: input is contiguous")
     if isinstance(given.get("weight"), QuantizedWeight):
-        check_bias_alone(*(given[name] for name in BESIDE_BIAS))
+        check_bias_alone(*(given[name] for name in NOT_WITH_PACKED))
         return QuantizedLinear(given["input"], given["weight"], given["bias"])
     return REQUESTS[name](*(given[each] for each in NAMES[name]))
 
@@ -65,7 +65,7 @@ def function_of(who: str, what: Any) -> Callable[..., Any]:
 
 
 def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Return the described call of an operation, whose result is allocated.
+    """Return the call of an operation, whose result is allocated.
 
     Raises InvalidValueError for what is no operation, and what the call itself raises for its arguments.
     """

@@ -17,7 +17,7 @@ from tritile.ops import reference
 from tritile.ops.call import Request, Result, requests, wide
 from tritile.ops.checks import (
     broadcast,
-    check_beside,
+    check_operand,
     check_out,
     check_out_memory,
     check_same_device,
@@ -142,7 +142,7 @@ def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Ten
 
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
     alike = like.dtype == torch.float64 or like.is_complex()
-    check_beside(op, like, name, tensor, (like.dtype,) if alike else _HALF)
+    check_operand(op, like, name, tensor, (like.dtype,) if alike else _HALF)
     try:
         fits = broadcast(tensor.shape, shape) == shape
     except ShapeError:

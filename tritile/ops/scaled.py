@@ -7,7 +7,7 @@ import torch
 from tritile.core.problem import FP8_DTYPES, SCALE_K, Activation
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.call import computed, requests
-from tritile.ops.checks import check_beside, check_rank, describe, name_of
+from tritile.ops.checks import check_operand, check_rank, describe, name_of
 from tritile.ops.fused import check_activation
 from tritile.ops.memo import recall
 from tritile.ops.products import Product
@@ -24,7 +24,7 @@ def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
             wanted = ", ".join(_QUANTISED)
             raise DtypeError(f"{_OP}: {name} is {describe(tensor)}: wanted one of {wanted}")
     for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
-        check_beside(_OP, a, name, tensor, (torch.float32,))
+        check_operand(_OP, a, name, tensor, (torch.float32,))
 
 
 def _blocks(size: int, shared: int) -> int:

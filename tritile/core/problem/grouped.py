@@ -29,7 +29,7 @@ LOADS: Final = ("even", "skewed", "sparse")
 
 
 def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
-    """Tell where groups end that share `total`, for measuring, the same at every call.
+    """Return where groups end that share `total`, for measuring, the same at every call.
 
     "even": all as large, but for what does not divide; "skewed": in any order, the i-th largest has 1 / i of
     the largest's share; "sparse": as "even" of every fourth group, the others being empty.

@@ -226,7 +226,7 @@ def part_length(k: int) -> int:
 
 
 def error_bound(k: int) -> float:
-    """Tell how far an element of the product may be from exact, before it is rounded, as a share of |a| |b|.
+    """Return how far an element of the product may be from exact, before rounding, as a share of |a| |b|.
 
     Holds for finite data and Hopper's tensor cores; derived in `tritile.families.fp16x3.lowering`.
     """

@@ -122,7 +122,7 @@ class PermuteProblem:
 
     @functools.cached_property
     def plane(self) -> Plane:
-        """Tell which dimensions make the tiles."""
+        """Return the dimensions that make the tiles."""
         axes = [i for i, size in enumerate(self.shape) if size > 1]
         x, out = self.x_strides, self.out_strides
         dense_x = min(axes, key=lambda i: (x[i] == 0, x[i], -i), default=None)
@@ -160,7 +160,7 @@ class PermuteProblem:
 
     @functools.cached_property
     def batch(self) -> int:
-        """Tell how many planes of m x n there are."""
+        """Return how many planes of m x n there are."""
         return math.prod(self.shape[i] for i in self.plane.batch)
 
     def _layout(self, strides: tuple[int, ...]) -> str:

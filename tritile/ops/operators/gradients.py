@@ -51,19 +51,19 @@ def _kind_of(tensor: Any, needed: bool) -> Kind | None:
 class Form(NamedTuple):
     """Say by the names of its arguments what an operator computes: alpha a b + beta added + ... .
 
-    b is the transpose of the argument where `turned`. What is added is multiplied by 1 where the operator has
-    no `beta`.
+    b is the transpose of the argument where `is_transposed`. What is added is multiplied by 1 where the
+    operator has no `beta`.
     """
 
     a: str
     b: str
     added: tuple[str, ...] = ()
-    turned: bool = False
+    is_transposed: bool = False
 
 
 FORMS: Final = {
     "matmul": Form("input", "other"),
-    "linear": Form("input", "weight", ("bias", "residual"), turned=True),
+    "linear": Form("input", "weight", ("bias", "residual"), is_transposed=True),
     "addmm": Form("mat1", "mat2", ("input",)),
     "baddbmm": Form("batch1", "batch2", ("input",)),
     "scaled_matmul": Form("a", "b", ("bias", "residual")),  # a and b have no gradients
@@ -102,12 +102,12 @@ class Product(Formula):
         g = g.unsqueeze(-2) if len(of_a) == 1 else g
         alpha = _conjugate(ctx.alpha)
         if b is not None:
-            left = _gradient_of_left(g, b, ctx.form.turned, ctx.precision)
+            left = _gradient_of_left(g, b, ctx.form.is_transposed, ctx.precision)
             left = left.sum_to_size(of_a if len(of_a) > 1 else (1, *of_a)).reshape(of_a)
             found[ctx.form.a] = _weighted(left, alpha)
         if a is not None:
-            right = _gradient_of_right(g, a, len(of_b), ctx.form.turned, ctx.precision)
-            rows = (1, *of_b) if ctx.form.turned else (*of_b, 1)
+            right = _gradient_of_right(g, a, len(of_b), ctx.form.is_transposed, ctx.precision)
+            rows = (1, *of_b) if ctx.form.is_transposed else (*of_b, 1)
             right = right.sum_to_size(of_b if len(of_b) > 1 else rows).reshape(of_b)
             found[ctx.form.b] = _weighted(right, alpha)
         return None, *(found.get(name) for name in ctx.names)
@@ -119,15 +119,15 @@ class Product(Formula):
         for x, y in ((of[ctx.form.a], b), (a, of[ctx.form.b])):
             if x is not None and y is not None:
                 how = (output.dtype, ctx.precision)
-                values = ("linear", x, y, None, None, None) if ctx.form.turned else ("matmul", x, y)
+                values = ("linear", x, y, None, None, None) if ctx.form.is_transposed else ("matmul", x, y)
                 terms.append(_weighted(call_overload(*values, *how), ctx.alpha))
         terms += [None if of[each] is None else _weighted(of[each], ctx.beta) for each in ctx.form.added]
         return _sum(terms, output)
 
 
-def _gradient_of_left(g: torch.Tensor, b: torch.Tensor, turned: bool, precision: Any) -> torch.Tensor:
+def _gradient_of_left(g: torch.Tensor, b: torch.Tensor, is_transposed: bool, precision: Any) -> torch.Tensor:
     """Return the gradient of a, a matrix, before it is summed over expanded dimensions."""
-    if turned:
+    if is_transposed:
         rows = b if b.ndim > 1 else b.unsqueeze(0)
         return _multiplied(g, rows.conj(), b.dtype, precision)
     columns = b if b.ndim > 1 else b.unsqueeze(-1)
@@ -135,13 +135,13 @@ def _gradient_of_left(g: torch.Tensor, b: torch.Tensor, turned: bool, precision:
 
 
 def _gradient_of_right(
-    g: torch.Tensor, a: torch.Tensor, rank: int, turned: bool, precision: Any
+    g: torch.Tensor, a: torch.Tensor, rank: int, is_transposed: bool, precision: Any
 ) -> torch.Tensor:
     """Return the gradient of b, of `rank` dimensions, as a matrix: one product where b serves a batch."""
     a = a if a.ndim > 1 else a.unsqueeze(0)
     if a.ndim > 2 and rank <= 2:
         a, g = a.flatten(0, -2), g.flatten(0, -2)
-    if turned:
+    if is_transposed:
         return _multiplied(g.mT, a.conj(), a.dtype, precision)
     return _multiplied(a.mH, g, a.dtype, precision)
 
