@@ -31,7 +31,7 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 
 from tritile.core import device as devices  # noqa: E402
-from tritile.core.call import posed  # noqa: E402
+from tritile.core.call import call_for  # noqa: E402
 from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
@@ -94,7 +94,7 @@ def stated(problem):
                 return torch.randn(elements, device=device).to(kind)
             return torch.randint(0, 99, (elements,), device=device).to(kind)
 
-        return shared(posed(problem, make))
+        return shared(call_for(problem, make))
 
     return call
 
