@@ -26,8 +26,8 @@ from tritile.errors import TuningError
 from tritile.families.permute.family import in_place
 from tritile.families.space import illegal
 from tritile.families.work import pieces_of
+from tritile.ops import call as ops_call
 from tritile.ops import permute as permute_op
-from tritile.ops import run
 from tritile.runtime import launch
 
 pytestmark = [
@@ -201,7 +201,7 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
             tritile.transpose(x, out=x)
     assert torch.equal(x, before.mT)
     call = permute_op.permute_call(x, x, [1, 0])
-    assert run.fixed(call) == in_place(call.problem)
-    assert run.fixed(permute_op.permute_call(x, before, [1, 0])) is None
+    assert ops_call.fixed(call) == in_place(call.problem)
+    assert ops_call.fixed(permute_op.permute_call(x, before, [1, 0])) is None
     for device in (None, TARGETS["nvidia-h200"]):
-        assert tritile.plan(tritile.transpose, x, out=x, device=device).config == run.fixed(call)
+        assert tritile.plan(tritile.transpose, x, out=x, device=device).config == ops_call.fixed(call)
