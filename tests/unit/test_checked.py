@@ -48,7 +48,7 @@ def test_a_problem_and_a_config_come_back_from_data_and_keys(problem):
 @pytest.mark.parametrize(
     ("read", "source"),
     [(problem_from, each) for each in PROBLEMS] + [(config_from, each) for each in CONFIGS],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: getattr(value, "__name__", str(value)[:40]),
 )
 def test_other_problems_and_configs_are_refused(read, source):
     with pytest.raises(InvalidValueError):
