@@ -50,7 +50,7 @@ MEASURED = [
 
 @pytest.mark.parametrize(("permuted", "config", "us"), MEASURED)
 def test_the_formula_is_near_what_was_measured(permuted, config, us):
-    assert boxes.predicted_us(config, permuted, H200) == pytest.approx(us, rel=0.4)
+    assert boxes.cost(config, permuted, H200) == pytest.approx(us, rel=0.4)
 
 
 def test_every_config_runs_somewhere_and_one_of_those_with_equal_boxes():
@@ -72,7 +72,7 @@ def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
 def test_boxes_run_short_sides_and_not_long_ones():
     plan, before = plans.plan_for(THIN, H200, "cached"), plans.by_portfolio(THIN, H200)
     assert plan.config.family == "box"
-    assert before.us > plan.us == boxes.predicted_us(plan.config, THIN, H200)
+    assert before.us > plan.us == boxes.cost(plan.config, THIN, H200)
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
     assert plans.plan_for(LONG, H200, "cached").config == plans.by_portfolio(LONG, H200).config

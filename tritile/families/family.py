@@ -8,6 +8,7 @@ from typing import Any
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.source import source_hash
+from tritile.families.common.cost import Program
 from tritile.families.common.numerics import Numerics, canonical_product, of_product
 from tritile.families.common.work import Kernel, Work
 
@@ -20,7 +21,8 @@ class Family:
     - `illegal(config, problem, device)`: says why a config may not run a problem, None where it may.
     - `pointless(config, problem, device)`: tells whether a config is dominated: another does the same or
       strictly less work.
-    - `predicted_us(config, problem, device)`: returns microseconds, of which only the order matters.
+    - `cost(config, problem, device)`: returns what a program of a product does, from which the formula of all
+      products predicts a time; or microseconds, by a formula of its own.
     - `work(call, config, processors, early)`: returns what launches a call: see
       `tritile.families.work.work_of`.
     - `numerics(config, problem, device)`: returns what decides the bits of an element.
@@ -42,7 +44,7 @@ class Family:
     space: Callable[[], Iterable[Config]]
     illegal: Callable[[Config, Any, Device], str | None]
     pointless: Callable[[Config, Any, Device], bool]
-    predicted_us: Callable[[Config, Any, Device], float]
+    cost: Callable[[Config, Any, Device], Program | float]
     work: Callable[[Any, Config, int, bool], Work]
     numerics: Callable[[Config, Any, Device], Numerics] = of_product
     canonical: Callable[[Any, Device], Numerics] = canonical_product

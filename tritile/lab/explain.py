@@ -20,7 +20,6 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common import upright
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
-from tritile.families.common.tma_time import TmaFit
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
@@ -50,6 +49,7 @@ _MOST_ELSEWHERE = (48, 16)  # the least of recent GPUs, except 7.5
 _AMD_WAVES = 32
 _REGISTERS = 65536  # of an SM, in four partitions; a warp takes them in units of 256
 _RESERVED = 1024  # bytes of shared memory that the system takes for each block
+_L2_BYTES = 64.0  # that an SM takes from the L2 cache in a clock, with all reading
 _SHARED_BYTES = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
 
 
@@ -268,7 +268,7 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
         requested = traffic.tiled(problem, config, device).total
         parts = {
             MEMORY: traffic.unique(problem).total / (device.memory_gbps * 1e3),
-            L2: requested / (TmaFit.l2_bytes * device.processors * clocks_us),
+            L2: requested / (_L2_BYTES * device.processors * clocks_us),
             TENSOR_CORES if uses_tensor_cores(summed) else FMA: 2.0 * m * n * k * busiest / peak / clocks_us,
             SHARED: 2 * (m + n) * k * problem.itemsize * busiest / _SHARED_BYTES / clocks_us,
         }

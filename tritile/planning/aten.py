@@ -28,13 +28,14 @@ from tritile.core.problem import (
     Tiled,
 )
 from tritile.errors import InvalidValueError
-from tritile.families.common.tma_time import TmaFit
+from tritile.families.common.cost import leading_strides
 from tritile.planning.checked import number_from, rows_from
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
-from tritile.planning.formula import leading_strides
 
 CONFIG: Final = Config((), 1, 1, family=ATEN)
 LAYERS: Final = 32, 16  # units
+_UNPACK_US: Final = 0.835  # of the launch that unpacks a weight
+_UNPACKED_SHARE: Final = 0.811  # of the peak bandwidth, that it reaches
 OTHER: Final = 1.05  # ours has to be predicted this much slower where torch, cuBLAS or the GPU is another
 
 # Tile shapes of cuBLAS's kernels on Hopper.
@@ -127,7 +128,7 @@ def unpack_us(problem: Product | QuantizedProblem, device: Device) -> float:
     if not isinstance(problem, QuantizedProblem):
         return 0.0
     moved = problem.weight_bytes + problem.unpacked_bytes
-    return moved / (device.memory_gbps * TmaFit.repack_share * 1e3) + TmaFit.repack_us
+    return moved / (device.memory_gbps * _UNPACKED_SHARE * 1e3) + _UNPACK_US
 
 
 def _illegal_bytes(problem: Product, multiple: int) -> str | None:

@@ -1,24 +1,38 @@
-"""Rank configs by their families' estimates of time: to order a search, and to choose without measurements.
+"""Rank configs by predicted time: to order a search, and to choose without measurements.
 
-Estimates are in microseconds, but only their order matters.
+One formula predicts products by tiles (`families/common/cost.py`), from what their families say that a
+program does. Families of few rows, odd rows and permutations have formulas of their own.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, Tiled
+from tritile.core.problem import GroupedProblem, MatmulProblem, Tiled
+from tritile.families.common.cost import Program, product_us
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs, worthwhile
+from tritile.planning.formula import FORMULAS
 
 _SHAPES = 4  # tile shapes wanted, at the least, among configs to try first
 
 
 def predict_us(config: Config, problem: Tiled, device: Device) -> float:
     made = problem.core if isinstance(problem, MatmulProblem) else problem
-    return FAMILIES[problem.op][config.family].predicted_us(config, made, device)
+    cost = FAMILIES[problem.op][config.family].cost(config, made, device)
+    if not isinstance(cost, Program):
+        return cost
+    seen = problem.even if isinstance(problem, GroupedProblem) else problem
+    return product_us(config, _facts(seen, device, FORMULAS[seen.op].key(config)), device, cost)
+
+
+@functools.lru_cache(256)
+def _facts(problem: Tiled, device: Device, key: Any) -> Any:
+    return FORMULAS[problem.op].facts(problem, device, key)
 
 
 def _order(problem: Tiled, device: Device) -> Callable[[Config], tuple[float, str]]:

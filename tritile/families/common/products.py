@@ -1,6 +1,6 @@
 """Say what products by tiles have in common: what takes them time, and how their terms are summed."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from tritile.core.call import MatmulCall
 from tritile.core.config import Config
@@ -9,30 +9,6 @@ from tritile.core.problem import FP8_DTYPES, PROMOTED_EVERY, SCALE_K, Product
 
 SECTOR: Final = 32  # bytes that device memory moves at once
 LINE: Final = 128  # bytes that a cache looks up at once
-
-
-class Facts(NamedTuple):
-    """Hold what a product's time depends on beside its config: numbers, or tensors over many products."""
-
-    m: Any
-    n: Any
-    k: Any
-    batch: Any
-    size_a: Any  # bytes an element
-    size_b: Any
-    bytes_a: Any  # of one matrix
-    bytes_b: Any
-    bytes_out: Any  # of all results
-    reread: Any  # share of b that each band of tiles after the first reads again from device memory
-    odd_a: Any  # 1 where rows of a do not start on sectors, else 0
-    odd_b: Any
-    odd_out: Any
-    off_a: Any  # 1 where rows of a do not start on lines
-    off_b: Any
-    by_row: Any  # 1 where b is contiguous along N, 0 where along K
-    copied: Any  # bytes of operands that are copied first
-    copies: Any  # 1 where any operand is copied, else 0
-    processors: Any
 
 
 def uses_tensor_cores(problem: Product) -> bool:
@@ -79,6 +55,11 @@ def held(device: Device, threads: int, registers: float, shared: int, most: int)
     """Return how many programs, of `most`, an SM holds at once: by shared memory, registers and threads."""
     by_shared = (device.shared_memory + 1024) // (shared + 1024)
     return int(max(1, min(by_shared, 65536 // (threads * registers), 2048 // threads, most)))
+
+
+def held_with_tma(device: Device, shared: int, warps: int) -> int:
+    """Return how many programs whose tiles TMA brings an SM holds at once, by shared memory and warps."""
+    return max(1, min((device.shared_memory + 1024) // (shared + 1024), 16 // warps, 4))
 
 
 def in_parts(call: MatmulCall) -> bool:

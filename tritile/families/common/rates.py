@@ -53,16 +53,10 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
     return None if peak is None else peak * device.processors * device.clock_ghz / 1e3
 
 
-def memory_us(
-    config: Config, problem: MatmulProblem, device: Device, short: float, bandwidth: float
-) -> float:
-    """Return microseconds of moving every operand once, slower by the share `short` of short rows in tiles.
-
-    `bandwidth`: the share of the device's that is reached.
-    """
-    row = config["BLOCK_N" if problem.b_layout == "row" else "BLOCK_K"]  # b is the larger where it counts
-    slower = 1.0 + short * max(0.0, 128 / (row * problem.itemsize) - 1.0)
-    return problem.bytes * slower / (device.memory_gbps * bandwidth * 1e3)
+def multiply_clocks(config: Config, problem: MatmulProblem, device: Device) -> float:
+    """Return clocks of an SM to multiply a block of K, at the rate of `rate`."""
+    columns = config["BLOCK_N"] * problem.rights
+    return 2.0 * config["BLOCK_M"] * columns * config["BLOCK_K"] / rate(problem, device)
 
 
 def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | None) -> float:

@@ -11,7 +11,6 @@ from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common.blocks import late_fault, names_fault, shared_fault
 from tritile.families.common.operands import reachable, tiles
-from tritile.families.common.tma_time import Programs
 
 NAME: Final = "warpgroups"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "PERSISTENT", "SUBTILES")
@@ -113,13 +112,6 @@ def fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
     if reason is None and tiles(config, problem) >= 2**31:
         return "more tiles than a launch counts"
     return reason or shared_fault(shared_bytes(config, problem), device)
-
-
-def programs_of(config: Config, problem: MatmulProblem) -> Programs:
-    main, consumers = main_columns(config), config["CONSUMERS"]
-    rows, rest = config["BLOCK_M"] // consumers, config["BLOCK_N"] - main
-    pieces = ([(rows, main)] + [(rows, rest)] * (rest > 0)) * consumers
-    return Programs(pieces, shared_bytes(config, problem), 4 * consumers + 4, consumers, True, 1)
 
 
 @functools.cache

@@ -144,7 +144,7 @@ def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
     return -(-blocks // -(-blocks // split))
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     own, _, wide = _shape(config, problem)
     split, tiles = parts(config, problem, device.processors), _tiles(config, problem)
     busiest = -(-tiles * split // device.processors)  # programs of the busiest SM
@@ -199,7 +199,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, few_rows_across, _configs, illegal, pointless, predicted_us, work,
+    MatmulProblem.op, NAME, few_rows_across, _configs, illegal, pointless, cost, work,
     also=(sum_parts,), resident=resident, numerics=numerics, contends=upright.contends,
     margin=1.2,  # its formula errs by 15% (standard deviation) at its picks
 )  # fmt: skip

@@ -119,7 +119,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem), 32)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     seen, programs = upright.sides(problem), _programs(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)
@@ -157,7 +157,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, few_rows, _configs, illegal, pointless, predicted_us, work,
+    MatmulProblem.op, NAME, few_rows, _configs, illegal, pointless, cost, work,
     resident=resident, numerics=numerics, contends=upright.contends,
     margin=1.1,  # its formula errs by 11% (standard deviation) at its picks
 )  # fmt: skip

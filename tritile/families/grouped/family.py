@@ -7,7 +7,6 @@ unfilled.
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 from tritile.core.call import GroupedCall, View
@@ -17,6 +16,7 @@ from tritile.core.problem import ITEMSIZE, GroupedProblem
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.common.blocks import least_blocks, oversized, shared_fault
+from tritile.families.common.cost import Program
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.numerics import of_product
 from tritile.families.common.products import accumulator_words
@@ -114,9 +114,8 @@ def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> b
     return oversized(config, problem, least_blocks(problem) | {"BLOCK_K": 128})
 
 
-def _tma_predicted_us(config: Config, problem: GroupedProblem, device: Device) -> float:
-    kwargs = tuple(sorted((*config.kwargs, ("SPLIT_K", 1))))
-    return descriptor.predicted_us(replace(config, kwargs=kwargs), problem.even, device)
+def _tma_cost(config: Config, problem: GroupedProblem, device: Device) -> Program:
+    return descriptor.cost(config, problem.even, device)
 
 
 def _group_stride(view: View) -> int:
@@ -225,10 +224,10 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
 
 TILE: Final = Family(
     GroupedProblem.op, tile.NAME, grouped_matmul_tile, _tile_configs, tile.illegal, tile.pointless,
-    lambda config, problem, device: tile.predicted_us(config, problem.even, device), tile_work,
+    lambda config, problem, device: tile.cost(config, problem.even, device), tile_work,
 )  # fmt: skip
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
-    _tma_pointless, _tma_predicted_us, descriptor_work,
+    _tma_pointless, _tma_cost, descriptor_work,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tritile.core.call import MatmulCall, View
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import FP8_DTYPES, MatmulProblem, Product
+from tritile.core.problem import FP8_DTYPES, ITEMSIZE, MatmulProblem, Product
 from tritile.families.common.blocks import (
     blocks_fault,
     late_fault,
@@ -18,6 +18,7 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
+from tritile.families.common.cost import Program
 from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
 from tritile.families.common.products import (
     accumulator_words,
@@ -28,7 +29,7 @@ from tritile.families.common.products import (
     uses_tensor_cores,
     warpgroup_mma,
 )
-from tritile.families.common.rates import memory_us, rate, turning
+from tritile.families.common.rates import multiply_clocks, turning
 from tritile.families.common.work import (
     Buffer,
     Kernel,
@@ -47,10 +48,10 @@ PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M")
 _MAX_BLOCK: Final = 256
 MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _REGISTER_SHARE: Final = 0.88  # share of a thread's registers that accumulator and loads may take together
+_SPARED_WORDS: Final = 16.6  # registers that neither accumulator nor loads can have
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
 MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is fully unrolled, and summed in plain fp32
 PLAIN_FMA_WORDS: Final = 64  # the same where operands and partial sums are in registers too
-_LAUNCH_US = 2.0
 
 
 def shared_bytes(config: Config, problem: Product, device: Device) -> int:
@@ -116,86 +117,34 @@ def pointless(config: Config, problem: Product, device: Device) -> bool:
     return oversized(config, problem, least_blocks(problem))
 
 
-class Fit:
-    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
-
-    They are fitted to measured trials of an H200.
-    """
-
-    latency = 1330.0  # from requesting a tile to having it, from device memory
-    start = 1350.0  # to start a program, compute its addresses and fill the pipeline
-    start_warp = 0.0385  # the same for each warp, as a share of `start`
-    turn = 24.2  # barriers and bookkeeping in a K iteration
-    turn_warp = 21.2  # the same for each warp
-    shared_bytes = 138.0  # of shared memory
-    l2_bytes = 417.0  # of the L2 cache, with all SMs reading
-    load = 7.06  # one warp-wide load instruction with its address and mask
-    narrow = 0.544  # factor of one of less than 4 bytes
-    load_words = 7.99  # registers that a load which is not asynchronous keeps busy
-    copy_words = 1.3  # the same of an asynchronous one
-    piece = 3.0  # factor of an asynchronous load of 4 or 8 bytes a thread over one of 16
-    piece_words = 4.0  # registers that it keeps busy
-    spared_words = 16.6  # registers that neither accumulator nor loads can have
-    small_mma = 3.12  # factor of tensor cores without whole warpgroups, on Hopper and later
-    bandwidth = 0.879  # share of the peak bandwidth of device memory that is reached
-    reach = 2.19  # how many times its share of the bandwidth one SM can use
-    short = 0.181  # share by which rows of half of 128 bytes are slower
-    overlap = 0.0576  # share of the fixed cost of a round that the next one does not hide
-
-
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     threads = config.num_warps * device.warp_size
     registers = min(255, accumulator_words(config, problem, device) + 56)
     return held(device, threads, registers, shared_bytes(config, problem, device), 16)
 
 
-def _turn_clocks(config: Config, problem: MatmulProblem, device: Device, together: int) -> float:
-    m, n, k = config["BLOCK_M"], config["BLOCK_N"] * problem.rights, config["BLOCK_K"]
-    size = problem.itemsize
-    warps, threads = config.num_warps, config.num_warps * device.warp_size
-    warpgroups = warpgroup_mma(config, problem, device)
-    slow = 1.0 if warpgroups or not device.has_tma else Fit.small_mma
+def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
+    m, n, threads = config["BLOCK_M"], config["BLOCK_N"], config.num_warps * device.warp_size
+    tensor_cores, loads = uses_tensor_cores(problem), loads_per_thread(config, problem, device)
+    slow = turning(problem, device, None)
     if problem.dtype == "float64":
         # Hopper has warp instructions only here; a block is requested when the last of two is done.
-        slow = 1.0 if config.num_stages > 2 else 1.35
-    elif not uses_tensor_cores(problem):
-        slow = max(1.0, 8 / (m * n / threads) ** 0.5)  # a thread with few elements reads much for each
-    slow *= max(1.0, 4 / (warps * together))  # each warp has a quarter of the tensor cores
-    multiply = 2.0 * m * n * k / rate(problem, device) * slow * turning(problem, device, None)
-    rows_at_once = 64 if warpgroups else 32
-    shared = -(-m // rows_at_once) * (min(rows_at_once, m) + n) * k * size / Fit.shared_bytes
-    feed = (m + n) * k * size / Fit.l2_bytes
-    thread_loads = loads_per_thread(config, problem, device)
-    align = min(problem.a_align, problem.b_align)
-    narrow, load_words = (Fit.piece, Fit.piece_words) if align < 16 else (1.0, Fit.copy_words)
-    if align < 4:
-        narrow, load_words = Fit.narrow, Fit.load_words
-    loads = Fit.load * narrow * thread_loads * warps
-    held = accumulator_words(config, problem, device) + load_words * thread_loads
-    spilling = 1.0 + max(0.0, held - min(255, 65536 // threads) + Fit.spared_words) / 64
-    beside = Fit.turn + Fit.turn_warp * warps
-    return max(multiply, shared, feed, loads) * spilling + beside
-
-
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    turns = -(-problem.k // k)
-    tiles = -(-problem.m // m) * -(-problem.n // n) * problem.batch
-    together = min(resident(config, problem, device), -(-tiles // device.processors))
-    turn = _turn_clocks(config, problem, device, together)
-    fetch = Fit.latency + (m + n * problem.rights) * k * problem.itemsize / Fit.l2_bytes
-    alone = max(turn, (turn + fetch) / max(1, config.num_stages - 1))
-    fixed = Fit.start * (1 + Fit.start_warp * config.num_warps)
-    rounds = -(-tiles // (device.processors * together))
-    last = tiles - (rounds - 1) * device.processors * together
-    last_together = min(together, -(-last // device.processors))
-    full_round = turns * max(alone, together * turn) + Fit.overlap * fixed
-    clocks = (rounds - 1) * full_round + turns * max(alone, last_together * turn) + fixed
-    busy = max(0.05, min(1.0, Fit.reach * tiles / device.processors))
-    moved_us = memory_us(config, problem, device, Fit.short, Fit.bandwidth) / busy
-    compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
-    # More than the larger of the two: of two configs bound by memory, the one with less work is safer.
-    return max(compute_us, moved_us) + 0.1 * min(compute_us, moved_us) + _LAUNCH_US
+        slow *= 1.0 if config.num_stages > 2 else 1.35
+    elif not tensor_cores:
+        # Multiply-adds overlap nothing, and a thread with few elements reads much for each.
+        slow *= 2 * max(1.0, 8 / (m * n * problem.rights / threads) ** 0.5)
+        words = 4.0 if min(problem.a_align, problem.b_align) < 16 else 1.3  # that a load keeps
+        kept = accumulator_words(config, problem, device) + words * loads + _SPARED_WORDS
+        slow *= 1.0 + max(0.0, kept - min(255, 65536 // threads)) / 64  # spills
+    return Program(
+        resident(config, problem, device),
+        multiply_clocks(config, problem, device) * slow,
+        not tensor_cores or not device.has_tma or warpgroup_mma(config, problem, device),
+        m * n * ITEMSIZE[problem.out_dtype],
+        config.num_warps,
+        loads * config.num_warps,
+        rights=problem.rights,
+    )
 
 
 def _units(view: View) -> tuple[int, int, int]:
@@ -250,6 +199,6 @@ def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = Fa
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, matmul_tile, _configs, illegal, pointless, predicted_us, work,
+    MatmulProblem.op, NAME, matmul_tile, _configs, illegal, pointless, cost, work,
     also=(gated_tile,), resident=resident,
 )  # fmt: skip

@@ -15,7 +15,6 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem, Product
 from tritile.errors import TuningError
-from tritile.families.common import tma_time
 from tritile.families.common.blocks import (
     blocks_fault,
     late_fault,
@@ -24,12 +23,20 @@ from tritile.families.common.blocks import (
     oversized,
     shared_fault,
 )
+from tritile.families.common.cost import Program
 from tritile.families.common.descriptors import BARRIER, arguments, grid_of, output_of, sizes_of
 from tritile.families.common.grids import options, polls
 from tritile.families.common.numerics import of_product
-from tritile.families.common.operands import inputs, reachable, repack, tiles
-from tritile.families.common.products import accumulator_words, in_parts, input_precision, uses_tensor_cores
-from tritile.families.common.tma_time import Programs, tma_us
+from tritile.families.common.operands import inputs, reachable, repack, tiles, turned
+from tritile.families.common.products import (
+    accumulator_words,
+    held_with_tma,
+    in_parts,
+    input_precision,
+    uses_tensor_cores,
+    warpgroup_mma,
+)
+from tritile.families.common.rates import multiply_clocks, turning
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 
@@ -147,26 +154,24 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     return oversized(config, problem, least_blocks(problem) | {"BLOCK_K": 128})
 
 
-def _programs(config: Config, problem: MatmulProblem) -> Programs:
-    count = max(1, config.num_warps // 4)
-    m, n = config["BLOCK_M"], config["BLOCK_N"]
-    # Where rows are too few, columns are split.
-    pieces = [(m, n // count) if m < 64 * count else (m // count, n)] * count
-    shared = shared_bytes(config, problem)
-    return Programs(pieces, shared, config.num_warps, config.num_warps // 4, False, config["SPLIT_K"])
-
-
 def at_once(config: Config, problem: MatmulProblem) -> int:
     """Return how many programs an SM holds for sure: by shared memory, and 255 registers a thread."""
     return max(1, min(8 // config.num_warps, _SM_SHARED // (shared_bytes(config, problem) + 1024)))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    return tma_time.resident(_programs(config, problem), device)
+    return held_with_tma(device, shared_bytes(config, problem), config.num_warps)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    return tma_us(config, problem, device, _programs(config, problem))
+def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
+    return Program(
+        resident(config, problem, device),
+        multiply_clocks(config, problem, device) * turning(problem, device, turned(problem)),
+        warpgroup_mma(config, problem, device) or device.nvidia >= 100,
+        config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[problem.out_dtype],
+        config.num_warps,
+        rights=problem.rights,
+    )
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
@@ -200,7 +205,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, matmul_descriptor, _configs, illegal, pointless, predicted_us, work,
+    MatmulProblem.op, NAME, matmul_descriptor, _configs, illegal, pointless, cost, work,
     also=(repack, gated_descriptor), resident=resident,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

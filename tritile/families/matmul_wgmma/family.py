@@ -8,14 +8,14 @@ from typing import Final
 from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem
-from tritile.families.common import tma_time
+from tritile.core.problem import ITEMSIZE, MatmulProblem
 from tritile.families.common.blocks import order_fault
+from tritile.families.common.cost import Program
 from tritile.families.common.descriptors import arguments, grid_of, output_of
 from tritile.families.common.numerics import of_product
-from tritile.families.common.operands import Seen, inputs, repack, tiles
-from tritile.families.common.products import in_parts, promoted_turns
-from tritile.families.common.tma_time import tma_us
+from tritile.families.common.operands import Seen, inputs, repack, tiles, turned
+from tritile.families.common.products import held_with_tma, in_parts, promoted_turns
+from tritile.families.common.rates import multiply_clocks, turning
 from tritile.families.common.warpgroups import (
     COLUMNS,
     NAME,
@@ -24,7 +24,6 @@ from tritile.families.common.warpgroups import (
     epilogue_fault,
     fault,
     main_columns,
-    programs_of,
     shared_bytes,
     swizzled,
 )
@@ -69,11 +68,16 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    return tma_time.resident(programs_of(config, problem), device)
+    return held_with_tma(device, shared_bytes(config, problem), 4 * config["CONSUMERS"] + 4)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
-    return tma_us(config, problem, device, programs_of(config, problem))
+def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
+    return Program(
+        resident(config, problem, device),
+        multiply_clocks(config, problem, device) * turning(problem, device, turned(problem)),
+        True,
+        config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[problem.out_dtype],
+    )
 
 
 def _tile(seen: Seen | None, dtype: str, rows: int, columns: int) -> Descriptor | None:
@@ -100,7 +104,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, matmul_warpgroups, _configs, illegal, pointless, predicted_us, work,
+    MatmulProblem.op, NAME, matmul_warpgroups, _configs, illegal, pointless, cost, work,
     also=(repack,), resident=resident,
     numerics=functools.partial(of_product, specialised=True),
 )  # fmt: skip

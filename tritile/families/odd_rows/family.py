@@ -145,7 +145,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     return held(device, threads, registers, shared_bytes(config, problem, device), 32)
 
 
-def predicted_us(config: Config, problem: MatmulProblem, device: Device) -> float:
+def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     seen, split = _sides(problem), config["SPLIT_K"]
     programs = _tiles(config, problem) * split
     busiest = -(-programs // device.processors)  # programs of the busiest SM
@@ -202,7 +202,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, odd_rows, _configs, illegal, pointless, predicted_us, work,
+    MatmulProblem.op, NAME, odd_rows, _configs, illegal, pointless, cost, work,
     also=(copy_shifted,), resident=resident, numerics=numerics, contends=contends,
     margin=1.2,  # its formula errs by 12% (standard deviation) at its picks, and is 6% too low
 )  # fmt: skip

@@ -17,6 +17,7 @@ from tritile.core.problem import PermuteProblem
 from tritile.core.problem.permute import merged
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
+from tritile.families.common.cost import overlapped
 from tritile.families.common.work import Buffer, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.permute.family import TILE, digits
@@ -258,9 +259,8 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     return Parts(moved / (device.memory_gbps * 1e3), gather / clocks, issue / clocks, wait / clocks)
 
 
-def predicted_us(config: Config, problem: PermuteProblem, device: Device) -> float:
-    total = sum(part**Fit.power for part in parts_us(config, problem, device))
-    return Fit.start_us + float(total ** (1 / Fit.power))
+def cost(config: Config, problem: PermuteProblem, device: Device) -> float:
+    return float(overlapped(Fit.start_us, parts_us(config, problem, device), Fit.power))
 
 
 def _magics(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -318,7 +318,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
 
 
 FAMILY: Final = Family(
-    PermuteProblem.op, BOX, permute_box, configs, illegal, pointless, predicted_us, work,
+    PermuteProblem.op, BOX, permute_box, configs, illegal, pointless, cost, work,
     resident=resident, numerics=TILE.numerics, canonical=TILE.canonical, contends=contends,
     margin=1.1,  # of 60 permutations 17 are taken, none of which was slower; of 25 without one two were
 )  # fmt: skip

@@ -17,6 +17,7 @@ from tritile.core.device import Device
 from tritile.core.problem import PermuteProblem
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
+from tritile.families.common.cost import overlapped
 from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import held
 from tritile.families.common.work import Buffer, Kernel, Step, Work, step_of
@@ -144,7 +145,6 @@ class Fit:
     setup = 52.8  # instructions of a warp before its first element
     edge = 1.5  # extra cost, in sectors, of a sector that two runs in out share
     scatter = 0.0888  # slower by this share if neighbouring programs write short runs far apart
-    overlap = 0.25  # share of the faster bounds that adds to the slowest
     launch_us = 1.19
 
 
@@ -209,9 +209,8 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     return Parts(memory_us * slow, l2_us * slow, issue_us, wait_us)
 
 
-def predicted_us(config: Config, problem: PermuteProblem, device: Device) -> float:
-    times = parts_us(config, problem, device)
-    return max(times) * (1 - Fit.overlap) + Fit.overlap * sum(times) + Fit.launch_us
+def cost(config: Config, problem: PermuteProblem, device: Device) -> float:
+    return float(overlapped(Fit.launch_us, parts_us(config, problem, device), 2))
 
 
 def digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
@@ -298,7 +297,7 @@ def _exact(*_: Any) -> Numerics:
 
 
 TILE: Final = Family(
-    PermuteProblem.op, NAME, permute_tile, _configs, illegal, pointless, predicted_us, work,
+    PermuteProblem.op, NAME, permute_tile, _configs, illegal, pointless, cost, work,
     resident=resident, numerics=_exact, canonical=_exact,
 )  # fmt: skip
 PACKED_WORDS: Final = replace(

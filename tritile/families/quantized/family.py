@@ -1,8 +1,6 @@
 """Make products with packed weights, unpacked in registers: a program makes a tile, or a part of its sum.
 
-x comes through pointers, or by tensor descriptor (TMA). Time is predicted as for other products. Programs of
-one SM go through K at the pace of the slowest of tensor cores, the instructions that unpack the weight and
-load x, the L2 cache, and the latency that too few stages leave uncovered. Device memory bounds the whole.
+x comes through pointers, or by tensor descriptor (TMA).
 """
 
 import itertools
@@ -16,10 +14,11 @@ from tritile.core.device import Device
 from tritile.core.problem import Epilogue, QuantizedProblem, unit_columns, unpacked_row
 from tritile.errors import TuningError
 from tritile.families.common.blocks import blocks_fault, shared_fault
+from tritile.families.common.cost import Facts, Program
 from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.numerics import Numerics, fastest, matrix
-from tritile.families.common.products import LINE, SECTOR, Facts, held
+from tritile.families.common.products import LINE, SECTOR, held
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, extra, step_of
 from tritile.families.family import Family
@@ -157,32 +156,9 @@ def pointless(config: Config, problem: QuantizedProblem, device: Device) -> bool
     return bool(config["BLOCK_K"] >= 2 * max(problem.k, unit_columns(problem.bits)))
 
 
-class Fit:
-    """Hold the formula's constants, in clocks and bytes a clock of one SM unless said otherwise.
-
-    Constants that plain products have too come from their fit to an H200; instructions are counted in kernels
-    compiled for it. `turn`, `shown` and `rendezvous` were chosen among a few by the trials of 17 problems on
-    an H200: the first pick takes 1.09 times as long as the best, at worst 1.21.
-    """
-
-    latency = 1220.0  # from requesting a block to having it, from device memory
-    start = 2220.0  # to start a program and fill the pipeline
-    turn = 330.0  # barriers and bookkeeping in a K iteration
-    unpack = 2.4  # instructions of a thread for each number; half as many more for bytes to bfloat16
-    unscaled = 1.4  # the same where sums are scaled instead of weights
-    instructions = 128.0  # that an SM issues in a clock, over all lanes
-    spared = 160.0  # registers of a thread that accumulator and unpacked weight can have
-    copy = 7.0  # one warp-wide asynchronous copy of 16 bytes a lane, with its address
-    shown = 0.9  # share of the shorter of unpacking and multiplying that is not hidden: one waits for it
-    l2_bytes = 64.0  # of the L2 cache, with all SMs reading
-    bandwidth = 0.87  # share of the peak bandwidth of device memory that is reached
-    reach = 2.5  # how many times its share of the bandwidth one SM can use
-    least_m = 32  # columns of an instruction below which tensor cores wait for the weight's registers
-    epilogue = 359.0  # to store a tile, however small
-    store_bytes = 100.0  # of the epilogue, which transposes tiles
-    part_bytes = 12.8  # of partial sums, stored and loaded where programs share a tile
-    rendezvous = 1500.0  # for programs that share a tile to meet
-    launch_us = 1.0
+_UNPACK: Final = 2.4  # instructions of a thread for each number; half as many more for bytes to bfloat16
+_UNSCALED: Final = 1.4  # the same where sums are scaled instead of weights
+_LEAST_M: Final = 32  # columns of an instruction below which tensor cores wait for the weight's registers
 
 
 def resident(config: Config, problem: QuantizedProblem, device: Device) -> int:
@@ -203,45 +179,20 @@ def facts_of(problem: QuantizedProblem, device: Device) -> Facts:
     )  # fmt: skip
 
 
-def _turn_clocks(config: Config, problem: QuantizedProblem, device: Device) -> float:
+def cost(config: Config, problem: QuantizedProblem, device: Device) -> Program:
     m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    multiply = 2.0 * max(m, Fit.least_m) * n * k / rate(problem.product, device)
     in_two = problem.bits == 8 and problem.dtype == "bfloat16"
     summed = scales_sums(config, problem.group_size)
-    each = Fit.unscaled if summed else Fit.unpack
-    issue = n * (k * each * (1.5 if in_two else 1.0) + m * summed) / Fit.instructions
-    if config.family == NAME:  # x through pointers
-        issue += Fit.copy * m * k * problem.itemsize / (16 * 32)
-    used = min(m, problem.m)
-    feed = (used * k * problem.itemsize + n * k * problem.bits / 8) / Fit.l2_bytes
-    held = accumulator_words(config, device) * (1 + summed) + weight_words(config, device)
-    spilling = 1.0 + max(0.0, held - Fit.spared) / 32
-    return (max(multiply, issue, feed) + Fit.shown * min(multiply, issue)) * spilling + Fit.turn
-
-
-def predicted_us(config: Config, problem: QuantizedProblem, device: Device) -> float:
-    m, n, split = config["BLOCK_M"], config["BLOCK_N"], config["SPLIT_K"]
-    programs = tiles(config, problem) * split
-    blocks = -(-problem.k // config["BLOCK_K"])
-    turns = -(-blocks // split)
-    together = min(resident(config, problem, device), -(-programs // device.processors))
-    turn = _turn_clocks(config, problem, device)
-    alone = max(turn, (turn + Fit.latency) / max(1, config.num_stages - 1))
-    store = Fit.epilogue + m * n * problem.itemsize / Fit.store_bytes
-    if split > 1:
-        # All programs sum together, or the last one alone.
-        gathered = 1 if programs <= device.processors else split
-        store += Fit.rendezvous + m * n * 4 * (1 + gathered) / Fit.part_bytes
-    rounds = -(-programs // (device.processors * together))
-    last = programs - (rounds - 1) * device.processors * together
-    last_together = min(together, -(-last // device.processors))
-    clocks = (rounds - 1) * (turns * max(alone, together * turn) + (Fit.start + store * together) / 2)
-    clocks += Fit.start + turns * max(alone, last_together * turn) + store * last_together
-    ahead = resident(config, problem, device) * (config.num_stages - 1) / 8  # blocks in flight hide latency
-    busy = max(0.05, min(1.0, Fit.reach * min(1.0, ahead) * programs / device.processors))
-    memory_us = problem.bytes / (device.memory_gbps * Fit.bandwidth * 1e3 * busy)
-    compute_us = clocks / (device.clock_ghz * 0.85 * 1e3)
-    return float(max(compute_us, memory_us) + 0.1 * min(compute_us, memory_us) + Fit.launch_us)
+    each = (_UNSCALED if summed else _UNPACK) * (1.5 if in_two else 1.0)
+    return Program(
+        resident(config, problem, device),
+        2.0 * max(m, _LEAST_M) * n * k / rate(problem.product, device),
+        True,
+        m * n * problem.itemsize,
+        config.num_warps,
+        m * k * problem.itemsize / (16 * device.warp_size) if config.family == NAME else 0.0,
+        n * (k * each + m * summed) / 128,
+    )
 
 
 def work(call: QuantizedCall, config: Config, processors: int, early: bool) -> Work:
@@ -318,7 +269,7 @@ def canonical(problem: QuantizedProblem, device: Device) -> Numerics:
 
 
 TILE: Final = Family(
-    QuantizedProblem.op, NAME, linear_quantized, _configs, illegal, pointless, predicted_us, work,
+    QuantizedProblem.op, NAME, linear_quantized, _configs, illegal, pointless, cost, work,
     numerics=numerics, canonical=canonical, interpreted=interpreted, resident=resident,
 )  # fmt: skip
 TMA: Final = replace(
