@@ -143,7 +143,7 @@ def test_how_far_a_kind_is_off_is_learnt():
     split = Config.of(4, 6, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=2, SUBTILES=1)
 
     def behind(problem):
-        """How far the split config is predicted to be behind the best, None if that is split or it may not run."""
+        """How far the split config is predicted behind the best; None if that is split, or it is illegal."""
         own = {c: model.predict_us(c, problem, H200) for c in sweep.useful([*configs, split], problem, H200)}
         alike = sweep.kind_of(min(own, key=own.__getitem__)) == sweep.kind_of(split)
         return own[split] / min(own.values()) if split in own and not alike else None
