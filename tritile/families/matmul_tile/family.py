@@ -69,6 +69,13 @@ def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
 
 
+def _fragment_words(config: Config, problem: Product, device: Device) -> float:
+    """Return registers of a thread for operands that tensor cores do not read from shared memory."""
+    if not device.nvidia or not uses_tensor_cores(problem) or warpgroup_mma(config, problem, device):
+        return 0.0
+    return float((config["BLOCK_M"] * config["BLOCK_N"] * problem.rights / config.num_warps) ** 0.5)
+
+
 def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
     if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
         return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
@@ -85,8 +92,7 @@ def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
     if words > most:
         return f"{words} accumulator registers a thread, of {most}"
     held = words + _WORDS_PER_LOAD * loads_per_thread(config, problem, device)
-    if device.nvidia and uses_tensor_cores(problem) and not warpgroup_mma(config, problem, device):
-        held += (config["BLOCK_M"] * config["BLOCK_N"] / config.num_warps) ** 0.5  # operand fragments
+    held += _fragment_words(config, problem, device)
     room = _REGISTER_SHARE * min(255, 65536 // (config.num_warps * device.warp_size))
     if held > room:
         return f"{held:.0f} registers a thread for accumulator and loads, of {room:.0f}"
@@ -133,16 +139,18 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     elif not tensor_cores:
         # Multiply-adds overlap nothing, and a thread with few elements reads much for each.
         slow *= 2 * max(1.0, 8 / (m * n * problem.rights / threads) ** 0.5)
-        words = 4.0 if min(problem.a_align, problem.b_align) < 16 else 1.3  # that a load keeps
-        kept = accumulator_words(config, problem, device) + words * loads + _SPARED_WORDS
-        slow *= 1.0 + max(0.0, kept - min(255, 65536 // threads)) / 64  # spills
+    # Registers that loads keep busy spill sums: most where loads are not asynchronous.
+    align = min(problem.a_align, problem.b_align)
+    kept = loads * (1.3 if align >= 16 else 4.0 if align >= 4 else 8.0)
+    kept += accumulator_words(config, problem, device) + _fragment_words(config, problem, device)
+    spilling = 1.0 + max(0.0, kept + _SPARED_WORDS - min(255, 65536 // threads)) / 64
     return Program(
         resident(config, problem, device),
-        multiply_clocks(config, problem, device) * slow,
+        multiply_clocks(config, problem, device) * slow * spilling,
         not tensor_cores or not device.has_tma or warpgroup_mma(config, problem, device),
         m * n * ITEMSIZE[problem.out_dtype],
         config.num_warps,
-        loads * config.num_warps,
+        loads * config.num_warps * spilling,
         rights=problem.rights,
     )
 

@@ -106,7 +106,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
         return f"{words} accumulator registers a thread, of {_MAX_WORDS}"
     fused = problem.epilogue
     at_once = words // config["SUBTILES"]
-    if device.nvidia >= 100 and at_once > _MAX_WORDS // 2 and "full" in (fused.bias, fused.residual):
+    beside = "full" in (fused.bias, fused.residual) or (problem.promoted and fused.activation == "gelu")
+    if device.nvidia >= 100 and at_once > _MAX_WORDS // 2 and beside:
         return f"{at_once} sums a thread beside what is added to them spill on {device.name}"
     return shared_fault(shared_bytes(config, problem), device)
 
