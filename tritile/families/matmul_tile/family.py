@@ -142,7 +142,8 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     # Registers that loads keep busy spill sums: most where loads are not asynchronous.
     align = min(problem.a_align, problem.b_align)
     kept = loads * (1.3 if align >= 16 else 4.0 if align >= 4 else 8.0)
-    kept += accumulator_words(config, problem, device) + _fragment_words(config, problem, device)
+    kept += accumulator_words(config, problem, device)
+    kept += 2 * _fragment_words(config, problem, device)  # the next ones are loaded ahead
     spilling = 1.0 + max(0.0, kept + _SPARED_WORDS - min(255, 65536 // threads)) / 64
     return Program(
         resident(config, problem, device),
