@@ -137,7 +137,7 @@ def test_the_longest_sides_are_drawn_without_a_line_for_each_tile():
 
 def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     output = tmp_path / "tiling.svg"
-    words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 2, "--output", output)
+    words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 1, "--output", output)
     assert commands.run("picture", "300x200x150", *words).exit_code == 0
     assert "BLOCK_M=64 BLOCK_N=64" in " ".join(output.read_text().split())
     assert "Tile 3 of 0 to 19" in output.read_text()
