@@ -69,7 +69,12 @@ BY_TMA = set(families.digests()) - {
 @pytest.mark.parametrize(
     ("path", "old", "new", "wanted"),
     [
-        ("families/common/operands.py", "whole and not stretched", "whole or stretched", set(families.digests())),
+        (
+            "families/common/operands.py",
+            "whole and not stretched",
+            "whole or stretched",
+            {*families.digests()},
+        ),
         ("families/fp16x3/lowering.py", "def ", "async def ", {*PRODUCTS}),
         (
             "families/permute/kernel.py",
