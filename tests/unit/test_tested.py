@@ -54,16 +54,6 @@ def changed(package, path, old, new):
 
 
 PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
-# Families whose modules import those of TMA's, and so those.
-BY_TMA = set(families.digests()) - {
-    "matmul/tile",
-    "matmul/few_rows",
-    "matmul/few_rows_across",
-    "matmul/odd_rows",
-    "permute/tile",
-    "permute/packed",
-    "permute/box",
-}
 
 
 @pytest.mark.parametrize(
