@@ -2,7 +2,8 @@
 
 1. The table that `TRITILE_TABLE` pins.
 2. The store: measurements of just this problem on this GPU.
-3. The shipped table: measurements of it on this GPU model, or one like it.
+3. The shipped table: kinds of products that torch's kernel makes by rule, then measurements of just this
+   problem on this GPU model, or one like it.
 4. The portfolio of the problem's class, or a family that portfolios leave out, where its own formula, which
    was fitted to measurements, predicts it to be faster.
 5. The model: each family's estimate of its own configs.
