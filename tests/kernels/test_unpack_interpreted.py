@@ -74,8 +74,8 @@ def by_torch(unpacking, monkeypatch):
 
 
 def unpack(weight):
-    parts = (weight.packed, weight.scales, weight.zeros)
-    return unpacked.unpacked(*parts, *weight.shape, weight.bits, weight.group_size)
+    unpack = unpacked.Unpack(*weight.shape, weight.bits, weight.group_size)
+    return unpack(weight.packed, weight.scales, weight.zeros)
 
 
 RAGGED = (1, 1), (16, 64), (17, 65), (31, 127), (32, 128), (5, 191), (16, 192), (33, 256), (2, 257), (48, 513)

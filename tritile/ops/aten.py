@@ -18,7 +18,7 @@ from tritile.errors import UnsupportedError
 from tritile.families import by_torch as torchs
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import is_torch_only
-from tritile.runtime.unpacked import unpacked
+from tritile.runtime.unpacked import Unpack
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 _MULTIPLY: Final = torch.matmul
@@ -227,8 +227,8 @@ def _quantized(of: Any, out: Any) -> ByTorch | None:
         return None
     if bias is not None and not (_is_row(bias, x) and (x.ndim == 2 or x.is_contiguous())):
         return None
-    how = (*weight.shape, weight.bits, weight.group_size)
-    return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpacked(packed, scales, zeros, *how), bias)
+    unpack = Unpack(*weight.shape, weight.bits, weight.group_size)
+    return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpack(packed, scales, zeros), bias)
 
 
 def _complex(of: Any, out: Any) -> ByTorch:

@@ -125,8 +125,8 @@ def requests(op: str) -> Callable[[_Makes], _Makes]:
 # --- The way of a call ---
 
 
-def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
-    """Compute what `recall` does not know, at once or through torch's dispatcher."""
+def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
+    """Compute a call that was not prepared before, at once or through torch's dispatcher."""
     if is_dynamo_compiling() and out is None and settings.may_lower and _is_static(tensors, options):
         facts = tuple(None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         if _is_lowered(op, facts, options):
@@ -134,11 +134,11 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
         return call_operator(op, values, out, lambda: REQUESTS[op](*values).checked(out))
-    return eager(op, tensors, out, options)
+    return eager(op, tensors, out, options, key)
 
 
-def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
-    """Compute what `recall` does not know on plain tensors, and have it know the launch."""
+def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
+    """Compute a call on plain tensors, and remember how under the key of `recall`."""
     of = REQUESTS[op](*joined(op, tensors, options))
     rules()  # report a wrong setting of the environment on any device
     shape, dtype, how = of.checked(out)
@@ -162,7 +162,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
             call = of.call(result, how)
             torchs = by_torch(of, call.problem, how, out) if rules().aten else None
             if torchs is not None and is_by_aten(call.problem, of.first.device.index):
-                remember(op, options, torchs, call, tensors, out, result, by_torch=True)
+                remember(op, key, torchs, call, tensors, out, result, by_torch=True)
                 problem = call.problem
                 if out is None:
                     del call, result  # torch allocates its own
@@ -179,7 +179,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
                 call = of.call(result, how)
             launch = prepared(call)
             launch(*call.tensors)
-            remember(op, options, launch, call, tensors, out, result)
+            remember(op, key, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)
 
 

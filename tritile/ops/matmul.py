@@ -10,7 +10,7 @@ from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.call import computed
 from tritile.ops.checks import check_rank
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Tensors, recall
 
 
 def matmul(
@@ -75,9 +75,9 @@ def matmul(
 def _computed_if(check: Callable[[Any, Any], None]) -> Callable[..., torch.Tensor]:
     """Return what computes a product of tensors that pass a check, once `recall` does not know them."""
 
-    def checked(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+    def checked(op: str, tensors: Tensors, out: Any, *keys: Any) -> torch.Tensor:
         check(*tensors)
-        return computed(op, tensors, out, options)
+        return computed(op, tensors, out, *keys)
 
     return checked
 

@@ -1,7 +1,7 @@
-"""Remember prepared calls: what distinguishes them, and how each is launched.
+"""Remember prepared calls: one cache, one key.
 
-A call that was prepared before costs one look-up and a launch. A coarse key finds those that may be meant;
-torch's own test of tensors, in C++, finds the right one among them.
+A call that was prepared before costs one look-up and a launch. The key is coarse: it finds the calls of an
+operation with these sizes and options. torch's own test of tensors, in C++, finds the right one among them.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,18 +42,17 @@ _MOST: Final = 64  # calls of one key
 
 Tensors = Sequence[Any]
 ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, and out behind them where it is given
-Addresses = list[Any]  # an int, or None
 Key = tuple[Any, ...]
 
 
-def addresses_of(tensors: Tensors) -> Addresses:
+def addresses_of(tensors: Tensors) -> list[Any]:
     """Return where each tensor begins, None for None."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Hold the launch of a prepared call, what tells calls like it, and what it needs besides addresses.
+    """How a prepared call is launched, and the guards by which a call is like it.
 
     Places are those of the caller's tensors, out being the last.
 
@@ -71,7 +70,7 @@ class Ready:
     distinct: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
     alike: Callable[..., bool]
     same: tuple[tuple[int, int], ...]
-    low: Addresses
+    low: list[Any]
     start: int
     setting: str | None
     run: Any
@@ -86,74 +85,6 @@ class Ready:
 
 
 CALLS: Final[dict[Key, tuple[Ready, ...]]] = new_memo()  # the latest first
-NEVER_PREPARED: Final = (RuntimeError, AttributeError, TypeError)  # raised by what is never prepared
-
-
-def new_output(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Return a new output on a GPU, its elements not yet written."""
-    if empty_strided_on_gpu is not None and device.index == current_gpu() and modes_entered() == 0:
-        return empty_strided_on_gpu(shape, strides, dtype)
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
-
-def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
-    """Tell autograd that out is overwritten, as torch's own out= does; return out.
-
-    Raise GradientError for an inference tensor outside of `torch.inference_mode()`.
-    """
-    if out.is_inference():
-        check_may_change(op, out)
-    else:
-        increment_versions((out,))
-    return out
-
-
-def may_be_kept() -> bool:
-    """True if a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
-    return not (current_mode() == "tune" and capturing())
-
-
-def default_precision() -> str:
-    """Return what torch's own setting asks for in fp32: "ieee", "tf32", or "none" where nobody set it."""
-    if fp32_precision is None:  # the other way saves a microsecond
-        return torch.backends.cuda.matmul.fp32_precision
-    return fp32_precision("cuda", "matmul")
-
-
-def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
-    """Raise OverlapError where out overlaps an input. It may be exactly a tensor that is added.
-
-    A tensor with a reach of 0 bytes is not read.
-    """
-    for (role, name), tensor, far in zip(TENSORS[op], tensors, reaches, strict=False):
-        if far and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
-            allowed = f", or exactly {name}'s" if role in _ADDED else ""
-            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
-
-
-def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor) -> bool:
-    """True, with out marked as written, unless it begins elsewhere than the tensor that it was before.
-
-    Raise OverlapError where it overlaps an input.
-    """
-    at = out.data_ptr()
-    if ready.start != len(tensors) and tensors[ready.start].data_ptr() != at:
-        return False
-    end = at + ready.reaches[-1]
-    for index, far in ready.read:
-        other = tensors[index].data_ptr()
-        if other < end and at < other + far:
-            check_out_apart(op, out, tensors, ready.reaches)
-            break
-    mark_written(op, out)
-    return True
-
-
-def _key(op: str, all_tensors: Tensors, options: Key) -> Key:
-    sizes = all_tensors[0].shape, all_tensors[len(all_tensors) > 2].shape
-    return (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, all_tensors))
 
 
 def recall(
@@ -162,18 +93,23 @@ def recall(
     """Launch a call that was prepared before, in this state of torch's; else call `otherwise`.
 
     `options` are all arguments that are not tensors. Torch's own test, in C++, compares types, dtypes,
-    devices, sizes, strides, `requires_grad`, and each tensor's dispatch keys in this thread. These tell
+    devices, sizes, strides, `requires_grad`, and each tensor's dispatch keys in this thread. These show
     laziness, modes, autocast and transforms: a call that torch must see is never taken for one that it need
     not. Raise OverlapError where out, this time, overlaps an input.
+
+    `otherwise` takes the first four arguments and the key, for `remember`: None for a call that is not to be
+    remembered.
     """
     if is_dynamo_compiling() or forward_level() >= 0:
-        return otherwise(op, tensors, out, options)
+        return otherwise(op, tensors, out, options, None)
     all_tensors = (*tensors, out)
     try:
-        known = CALLS.get(_key(op, all_tensors, options), ())
-    except NEVER_PREPARED:
-        known = ()
-    for ready in known:
+        sizes = all_tensors[0].shape, all_tensors[len(all_tensors) > 2].shape
+        key = (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, all_tensors))
+        prepared = CALLS.get(key, ())
+    except (RuntimeError, AttributeError, TypeError):  # an argument that the operation refuses
+        return otherwise(op, tensors, out, options, None)
+    for ready in prepared:
         if not ready.alike(*ready.distinct(all_tensors)):
             continue
         if ready.same and any(all_tensors[i] is not all_tensors[j] for i, j in ready.same):
@@ -202,47 +138,36 @@ def recall(
             continue
         ready.run.at(ready.pick(addresses))
         return out
-    return otherwise(op, tensors, out, options)
-
-
-def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
-    """Return the length of each tensor in bytes: 0 for None, for an empty tensor, and for `unread`."""
-    return tuple(
-        0 if tensor is None or tensor is unread or not tensor.numel() else reach(tensor) for tensor in tensors
-    )
+    return otherwise(op, tensors, out, options, key)
 
 
 def remember(
-    op: str, options: Key, how: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
+    op: str, key: Key | None, how: Launch | SplitLaunch | ByTorch, call: Call, tensors: Tensors, out: Any,
     result: torch.Tensor, by_torch: bool = False,
 ) -> None:  # fmt: skip
-    """Remember how a call is made, where its plan may be kept: its launch, or `by_torch` torch's call.
+    """Remember under the key of `recall` how a call is made: its launch, or `by_torch` torch's call.
 
-    `tensors` and `out` are the caller's.
+    `tensors` and `out` are the caller's. Nothing is remembered of a plan that is not to be kept.
     """
-    if not may_be_kept():
+    if key is None or not may_be_kept():
         return
-    indices, all_tensors = {role: i for i, (role, _) in enumerate(TENSORS[op])}, (*tensors, result)
-    indices["out"] = len(tensors)
+    indices = {role: i for i, (role, _) in enumerate(TENSORS[op])} | {"out": len(tensors)}
     order = tuple(indices[memory.buffer] for memory in call.memory)
-    if any(all_tensors[i].data_ptr() != memory.address for i, memory in zip(order, call.memory, strict=True)):
+    addresses = addresses_of((*tensors, result))
+    if any(addresses[i] != memory.address for i, memory in zip(order, call.memory, strict=True)):
         return  # the launch reads a copy
-    reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate(all_tensors)]
-    addresses = addresses_of(all_tensors)
+    reaches = [reach(tensor) if i in order else 0 for i, tensor in enumerate((*tensors, result))]
     start = addresses.index(addresses[-1])
     if start < len(tensors):  # a tensor that is overwritten, or not read: other calls start elsewhere
         reaches[start] = 0
-    read = tuple((i, far) for i, far in enumerate(reaches[:-1]) if far)
-
-    all_tensors = (*tensors, out)
-    addresses[-1] = None if out is None else addresses[-1]
-    places: dict[int, int] = {}
+    if out is None:
+        addresses[-1] = None
+    all_tensors, places = (*tensors, out), dict[int, int]()
     for i, tensor in enumerate(all_tensors):
         if tensor is not None:
             places.setdefault(id(tensor), i)
     firsts = list(places.values())  # torch's test takes each tensor once
     distinct = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
-    same = tuple((i, places[id(t)]) for i, t in enumerate(all_tensors) if t is not None and i not in firsts)
     first = _FIRST[op]
     by_setting = first is not None and tensors[first].dtype in IN_FP32
     low = [at and at & 15 for at in addresses]
@@ -250,11 +175,94 @@ def remember(
     if by_torch and tensors[0].element_size() > 1 and all(tensor is None for tensor in added):
         low = []  # a product of two matrices is as good wherever these begin
     ready = Ready(
-        distinct, alike(*distinct(all_tensors)), same, low,
-        start,
-        default_precision() if by_setting else None,
-        how, by_torch, itemgetter(*order), tuple(reaches), read,
-        tuple(result.shape), result.stride(), result.dtype, result.device,
-    )  # fmt: skip
-    key = _key(op, all_tensors, options)
+        distinct=distinct,
+        alike=alike(*distinct(all_tensors)),
+        same=tuple(
+            (i, places[id(t)]) for i, t in enumerate(all_tensors) if t is not None and i not in firsts
+        ),
+        low=low,
+        start=start,
+        setting=default_precision() if by_setting else None,
+        run=how,
+        by_torch=by_torch,
+        pick=itemgetter(*order),
+        reaches=tuple(reaches),
+        read=tuple((i, far) for i, far in enumerate(reaches[:-1]) if far),
+        shape=tuple(result.shape),
+        strides=result.stride(),
+        dtype=result.dtype,
+        device=result.device,
+    )
     CALLS[key] = (ready, *CALLS.get(key, ())[: _MOST - 1])
+
+
+def may_be_kept() -> bool:
+    """True if a plan made now may be kept: not a stopgap that mode "tune" uses during a capture."""
+    return not (current_mode() == "tune" and capturing())
+
+
+def default_precision() -> str:
+    """Return torch's own setting for fp32: "ieee", "tf32", or "none" where nobody set it."""
+    if fp32_precision is None:  # the other way saves a microsecond
+        return torch.backends.cuda.matmul.fp32_precision
+    return fp32_precision("cuda", "matmul")
+
+
+# --- The output ---
+
+
+def new_output(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return a new output on a GPU, its elements not yet written."""
+    if empty_strided_on_gpu is not None and device.index == current_gpu() and modes_entered() == 0:
+        return empty_strided_on_gpu(shape, strides, dtype)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def mark_written(op: str, out: torch.Tensor) -> torch.Tensor:
+    """Have autograd know that out is overwritten, as torch's own out= does; return out.
+
+    Raise GradientError for an inference tensor outside of `torch.inference_mode()`.
+    """
+    if out.is_inference():
+        check_may_change(op, out)
+    else:
+        increment_versions((out,))
+    return out
+
+
+def _may_write(ready: Ready, op: str, tensors: Tensors, out: torch.Tensor) -> bool:
+    """True, with out marked as written, unless it begins elsewhere than the tensor that it was before.
+
+    Raise OverlapError where it overlaps an input.
+    """
+    at = out.data_ptr()
+    if ready.start != len(tensors) and tensors[ready.start].data_ptr() != at:
+        return False
+    end = at + ready.reaches[-1]
+    for index, far in ready.read:
+        other = tensors[index].data_ptr()
+        if other < end and at < other + far:
+            check_out_apart(op, out, tensors, ready.reaches)
+            break
+    mark_written(op, out)
+    return True
+
+
+def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Sequence[int]) -> None:
+    """Raise OverlapError where out overlaps an input. It may be exactly a tensor that is added.
+
+    A tensor with a reach of 0 bytes is not read.
+    """
+    for (role, name), tensor, far in zip(TENSORS[op], tensors, reaches, strict=False):
+        if far and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
+            allowed = f", or exactly {name}'s" if role in _ADDED else ""
+            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
+
+
+def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:
+    """Return the length of each tensor in bytes: 0 for None, for an empty tensor, and for `unread`."""
+    return tuple(
+        0 if tensor is None or tensor is unread or not tensor.numel() else reach(tensor) for tensor in tensors
+    )

@@ -183,12 +183,12 @@ def transpose(
     return recall("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
 
 
-def _computed(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
+def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     if needs_dispatch(*tensors, out):  # torch has one operator, and would refuse wrong dims in its own words
         ndim = tensors[0].ndim
         dims = swapped(ndim, *options[:2]) if op == "transpose" else ordered(ndim, options[0])
         op, options = "permute", (dims,)
-    return computed(op, tensors, out, options)
+    return computed(op, tensors, out, options, key)
 
 
 def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:

@@ -1,5 +1,6 @@
 """torch's own calls for what a call of tritile's does, into the same output."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from tritile.core.problem import (
 )
 from tritile.families import by_torch as torchs
 from tritile.planning import aten
-from tritile.runtime.unpacked import unpacked
+from tritile.runtime.unpacked import Unpack
 from tritile.tune.subject import operands
 from tritile.tune.suites import OF_ITEMSIZE
 
@@ -73,12 +74,11 @@ def compose(call: MatmulCall) -> None:
     out.copy_(made)
 
 
-def unpack_and_multiply(call: QuantizedCall) -> None:
+def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
     """Make a product by a quantized weight by torch, after our kernel has unpacked the weight in memory."""
     x, out = (operands.matrix(view, 1)[0] for view in (call.x, call.out))
-    how = (out.shape[1], x.shape[1], call.bits, call.group_size)
     zeros = None if call.zeros is None else call.zeros.tensor
-    weight = unpacked(call.words.tensor, call.scales.tensor, zeros, *how).t()
+    weight = unpack(call.words.tensor, call.scales.tensor, zeros).t()
     if call.bias is None:
         torch.mm(x, weight, out=out)
     else:
@@ -122,5 +122,8 @@ def run_of(problem: Tiled) -> Callable[[Any], None] | None:
             return add
         return None if aten.illegal(problem) else compose
     if isinstance(problem, QuantizedProblem):
-        return None if aten.illegal(problem) else unpack_and_multiply
+        if aten.illegal(problem):
+            return None
+        unpack = Unpack(problem.n, problem.k, problem.bits, problem.group_size)
+        return functools.partial(unpack_and_multiply, unpack)
     return RUNS.get(problem.op)
