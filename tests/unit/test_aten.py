@@ -3,8 +3,10 @@
 Calls are made on host tensors that pass for a GPU's, so that torch really computes them.
 """
 
+import contextlib
 import json
 import math
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -30,6 +32,7 @@ from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, from_store, read, write
 from tritile.planning.trial import TORCH, Trial
+from tritile.tune import now
 
 H200 = target_device("nvidia-h200")
 HALF = MatmulProblem(1, 1000, 2000, 3000, "bfloat16", "bfloat16", b_layout="column")
@@ -483,39 +486,38 @@ def test_a_pinned_table_leaves_torch_out(served, monkeypatch):
     assert plans.plan_for(HALF, H200, "tune", True).config == config  # nothing of it is measured
 
 
-def test_torch_is_timed_once_where_its_time_cannot_be_kept(served, monkeypatch):
-    served(times(10.0))
-    store_of(H200).add(
-        plans.FAMILIES["matmul"]["tile"].digest,
-        Trial(HALF, plans.FAMILIES["matmul"]["tile"].configs[0], 50.0, error=0.0),
-    )
-    monkeypatch.setattr(plans, "torch_was_timed", set())
-    timed = []
-    monkeypatch.setattr("tritile.tune.now.time_torch", lambda problem, *gpu: timed.append(problem))
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
-    with tritile.mode("tune"):
-        for _ in range(3):
-            plans.forget()
-            assert ops_call.planned(HALF, 0, True).config.family == "tile"
-    assert timed == [HALF]
-
-
-def test_what_cannot_be_recorded_is_searched_once(served, monkeypatch):
+@pytest.mark.filterwarnings("ignore::tritile.errors.StoreWarning")
+@pytest.mark.parametrize("can_write", [True, False])
+def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeypatch, can_write):
     """A first call plans twice: for torch's kernel, and to prepare its own."""
-    served()
-    searched, config = [], legal_configs(HALF, H200)[0]
-    monkeypatch.setattr(plans, "torch_was_timed", set())
-    monkeypatch.setattr(plans, "unrecorded", {})
-    monkeypatch.setattr(
-        "tritile.tune.now.tuned_now", lambda problem, *gpu: searched.append(problem) or config
-    )
+    served(times(10.0))
+    config, measured = legal_configs(HALF, H200, "tile")[0], []
+
+    def tuned_now(problem, device, gpu):
+        measured.append("ours")
+        store_of(device).add(plans.FAMILIES["matmul"]["tile"].digest, Trial(problem, config, 50.0))
+
+    def refuse(*_):
+        raise sqlite3.OperationalError("disk is full")
+
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(now, "_alone", lambda gpu: contextlib.nullcontext())
+    monkeypatch.setattr(now, "copies_of", out_of_memory)
+    monkeypatch.setattr(now, "tuned_now", tuned_now)
+    timed = now.time_torch
+    monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))
     monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
+    if not can_write:
+        monkeypatch.setattr("tritile.planning.store._put", refuse)
     with tritile.mode("tune"):
         for by_torch in (True, False, True):
             plan = ops_call.planned(HALF, 0, by_torch)
-            assert (plan.config, plan.source, plan.us) == (config, "exact", None)
+            assert (plan.config, plan.source, plan.us) == (config, "exact", 50.0)
             tritile.forget()
-    assert searched == [HALF]
+    assert measured == ["ours", "torch"]
+    assert "no memory" in store_of(H200).trials(TORCH, HALF)[0].failure
 
 
 def test_fp16_parts_never_give_way_to_torchs_plain_fp32_whose_time_is_known(served):

@@ -386,16 +386,21 @@ def test_a_file_that_cannot_be_used_breaks_no_call(store, monkeypatch, name):
         before = store.path.read_bytes() if store.path.exists() else b""
         store = Store(DEVICE, store.path.parent)
         with one_warning(text):
-            store.add(KERNEL, trial(1.0, 1), trial(1.0, 2))
-            assert store.trials(KERNEL, PROBLEM) == ([trial()] if reads else [])
-            store.add(KERNEL, trial(1.0, 1))
-        assert store.lost == 3
+            store.add(KERNEL, trial(9.0, 1), trial(1.0, 2))
+            new, kept = [trial(9.0, 1), trial(1.0, 2)], [trial()] if reads else []
+            assert store.trials(KERNEL, PROBLEM) == kept + new, "they count in this process"
+            store.add(KERNEL, trial(7.0, 1))
+        assert len(store.unwritten) == 2
+        assert store.trials("another", PROBLEM) == store.trials(KERNEL, replace(PROBLEM, m=8)) == []
         assert (store.path.read_bytes() if store.path.exists() else b"") == before
         if lock is not None:
             lock.close()
     if passes:
         store.add(KERNEL, trial(2.0, 3))
-        assert store.best(KERNEL, PROBLEM) == trial(2.0, 3)
+        found = {trial(7.0, 1), trial(1.0, 2), trial(2.0, 3)}
+        for again in (store, Store(DEVICE, store.path.parent)):
+            assert set(again.trials(KERNEL, PROBLEM)) - {trial()} == found
+        assert not store.unwritten
     assert store.path.parent.is_file() or aside(store) == []
 
 

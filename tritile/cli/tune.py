@@ -47,8 +47,8 @@ def ranks() -> tuple[int, int, int, int]:
 
 
 def _remembered(store: Store) -> str:
-    lost = f"{store.lost} trials are lost: {store.path} cannot be written"
-    return lost if store.lost else f"remembered in {store.path}"
+    lost = f"{len(store.unwritten)} trials are lost: {store.path} cannot be written"
+    return lost if store.unwritten else f"remembered in {store.path}"
 
 
 def _torch_us(problem: Problem, device: Device) -> float | None:

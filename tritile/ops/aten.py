@@ -227,7 +227,8 @@ def _quantized(of: Any, out: Any) -> ByTorch | None:
         return None
     if bias is not None and not (_is_row(bias, x) and (x.ndim == 2 or x.is_contiguous())):
         return None
-    unpack = Unpack(*weight.shape, weight.bits, weight.group_size)
+    n, k = weight.shape
+    unpack = Unpack(n, k, weight.bits, weight.group_size)
     return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpack(packed, scales, zeros), bias)
 
 

@@ -23,7 +23,7 @@ from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.of_torch import constant_in_graphs
 from tritile.core.of_triton import INTERPRETING
-from tritile.core.problem import MatmulProblem, Product, QuantizedProblem, Tiled, suits
+from tritile.core.problem import MatmulProblem, Tiled, suits
 from tritile.core.settings import current_mode, rules
 from tritile.core.threads import once
 from tritile.errors import (
@@ -41,8 +41,6 @@ from tritile.ops.dispatch import PLAIN, call_operator, joined, needs_dispatch, s
 from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.aten import is_torch_only
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH
 from tritile.runtime import launch
 from tritile.runtime.compiles import as_mode_asks, asking
 
@@ -238,16 +236,13 @@ def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool
     from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
 
     if plans.plan_for(problem, device) is None:
-        config = tuned_now(problem, device, index)
+        tuned_now(problem, device, index)
         forget()
-        if plans.plan_for(problem, device) is None:
-            plans.unrecorded[problem, device] = config
-    if by_torch and isinstance(problem, Product | QuantizedProblem):
-        if store_of(device).best(TORCH, problem) is None:
-            time_torch(problem, device, index)
-        plans.torch_was_timed.add((problem, device))
+        chosen = plans.plan_for(problem, device, None, by_torch)
+    if chosen is None:
+        time_torch(problem, device, index)
         forget()
-    chosen = plans.plan_for(problem, device, None, by_torch)
+        chosen = plans.plan_for(problem, device, None, by_torch) or plans.plan_for(problem, device)
     assert chosen is not None
     return chosen
 

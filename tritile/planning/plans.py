@@ -150,10 +150,6 @@ class Plan(_Planned):
         return (*rows, ("means", means))
 
 
-# Of what mode "tune" measured: the fastest configs where the store cannot be written, and the problems at
-# which torch was timed, whether or not that worked. Both outlive `forget`: nothing is measured twice.
-unrecorded: Final[dict[tuple[Tiled, Device], Config]] = {}
-torch_was_timed: Final[set[tuple[Tiled, Device]]] = set()
 _memo: dict[tuple[Tiled, Device, str, bool], Plan] = new_memo()
 
 
@@ -207,9 +203,7 @@ def _chosen(problem: Tiled, device: Device, mode: str, by_torch: bool) -> Plan |
     if plan is not None:
         return plan
     if mode == "tune":
-        config = unrecorded.get((problem, device))
-        why = "the fastest measured in this process"
-        return None if config is None else Plan(problem, config, "exact", device, None, why)
+        return None
     plan = (_by_rule(problem, device) if by_torch else None) or tabled(problem, device)
     if mode == "strict":
         if plan is None or not plan.current:
@@ -321,8 +315,8 @@ class _TorchTime(NamedTuple):
 def _or_aten(plan: Plan, mode: str) -> Plan | None:
     """Return the plan with torch's time, or one by torch's kernel where that is faster.
 
-    A pinned table keeps torch's kernel out, and mode "off" its time too. None where mode "tune" is to measure
-    torch first: once in a process, as its time may be impossible to record.
+    A pinned table keeps torch's kernel out, and mode "off" its time too. None where mode "tune" is to time
+    torch first: once, as a timing that fails is remembered too.
     """
     problem, device = plan.problem, plan.device
     if mode == "off" or plan.config == aten.CONFIG or not isinstance(problem, Product | QuantizedProblem):
@@ -330,7 +324,7 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
     pinned = gpu_tables.pinned(device)
     torchs = _torch_measured(plan, pinned)
     if torchs is None and mode == "tune" and pinned is None:
-        return plan if (problem, device) in torch_was_timed else None
+        return plan if store_of(device).trials(TORCH, problem) else None
     torchs = torchs or _torch_predicted(problem, plan)
     if torchs is None:
         return plan

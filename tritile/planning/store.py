@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 from filelock import FileLock
 
 from tritile.core.device import Device
+from tritile.core.forgetting import Memo
 from tritile.core.problem import Problem, problem_key
 from tritile.core.settings import cache_dir
 from tritile.core.threads import at_fork
@@ -253,15 +254,15 @@ def rows_of(path: Path) -> list[Row]:
 class Store:
     """Remember the trials of one GPU model in `directory` (default: `settings.cache_dir()`).
 
-    `path` is the file. `lost` counts trials that could not be written. Only `merge` and `of_file` raise, and
-    only for a file that they cannot take. Adding is one short transaction, so that a killed process loses at
-    most what it was adding.
+    `path` is the file. Trials that cannot be written count in this process, and are written with the next
+    ones. Only `merge` and `of_file` raise, and only for a file that they cannot take. Adding is one short
+    transaction, so that a killed process loses at most what it was adding.
     """
 
     def __init__(self, device: Device, directory: Path | None = None) -> None:
         self.device = device
         self.path = Path(directory or cache_dir()).absolute() / f"{device.slug}.sqlite3"
-        self.lost = 0
+        self.unwritten: Memo[Any, tuple[Row, Row]] = Memo()  # by environment, problem and config
         self._warned: set[str] = set()
         self._checked: tuple[int, int] | None = None
 
@@ -270,24 +271,39 @@ class Store:
         pairs, reasons = sifted(trials, lambda trial: (self._environment(kernel), row_of(trial)))
         if reasons:
             self._warn("trial", f"a trial cannot be remembered: {reasons[0]}")
-        if pairs and self._use(lambda connection: _put(connection, pairs), None, write=True) is None:
-            self.lost += len(pairs)
+        for environment, row in pairs:
+            self.unwritten[environment, row[0], row[2]] = environment, row
+        written = dict(self.unwritten)
+        if pairs and self._use(lambda file: _put(file, [*written.values()]), None, write=True) is not None:
+            for key, pair in written.items():
+                if self.unwritten.get(key) is pair:  # another thread may have replaced it
+                    self.unwritten.pop(key)
 
     def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
         """Return all trials of this problem, with this kernel or one of `more`, on this very device."""
-        with contextlib.suppress(ValueError, TypeError):  # nothing of this form is ever remembered
-            kernels = f"kernel IN ({', '.join('?' for _ in (kernel, *more))})"
-            values = (*self._environment(kernel), *more, problem_key(problem))
-            return self._trials(f"{kernels} AND problem = ?", values)
-        return []
+        try:
+            environment, text = self._environment(kernel), problem_key(problem)
+        except (ValueError, TypeError):  # nothing of this form is ever remembered
+            return []
+        kernels = f"kernel IN ({', '.join('?' for _ in (kernel, *more))})"
+        query = f"{_SELECT} WHERE {_ON_DEVICE} AND {kernels} AND problem = ? ORDER BY trials.id"
+        rows = self._selected(query, (*environment, *more, text))
+        digests, here = (kernel, *more), environment[:-1]
+        new = {
+            config: row
+            for (place, of, config), (_, row) in list(self.unwritten.items())
+            if of == text and place[:-1] == here and place[-1] in digests
+        }
+        return self._valid([row for row in rows if row[2] not in new] + list(new.values()), trial_from)
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
         """Return the fastest trial of this problem whose answer was checked, else the fastest that works."""
         return best_of(self.trials(kernel, problem))
 
     def bests(self, kernel: str, op: str) -> list[Trial]:
+        query = f"{_SELECT} WHERE {_ON_DEVICE} AND kernel = ? ORDER BY trials.id"
         found: dict[Problem, Trial] = {}
-        for trial in self._trials("kernel = ?", self._environment(kernel)):
+        for trial in self._valid(self._selected(query, self._environment(kernel)), trial_from):
             if trial.works and trial.problem.op == op:
                 found[trial.problem] = min(found.get(trial.problem, trial), trial, key=rank)
         return list(found.values())
@@ -325,10 +341,6 @@ class Store:
     def _environment(self, kernel: str) -> Row:
         facts = vars(self.device) | {"kernel": kernel}
         return _environment_from([facts[name] for name in _ENVIRONMENT])
-
-    def _trials(self, condition: str, values: Row) -> list[Trial]:
-        query = f"{_SELECT} WHERE {_ON_DEVICE} AND {condition} ORDER BY trials.id"
-        return self._valid(self._selected(query, values), trial_from)
 
     def _selected(self, query: str, values: Row = ()) -> list[Row]:
         nothing: list[Row] = []

@@ -16,7 +16,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.threads import at_fork
-from tritile.errors import TuningError
+from tritile.errors import TuningError, brief
 from tritile.families.registry import FAMILIES
 from tritile.planning import aten, plans
 from tritile.planning.portfolio import RACED
@@ -85,20 +85,25 @@ def searched_now(
 def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     """Time torch and a problem's fastest measured config by turns, and remember torch's time.
 
-    Nothing is remembered where torch has no single call for the problem, or no config of it was measured.
+    A failure is remembered, too. Nothing is where torch has no single call for the problem, or no config of
+    it was measured.
     """
     run, best = torch_calls.run_of(problem), best_of(plans.trials(problem, device))
     if run is None or best is None or not best.us:
         return
-    with _alone(gpu), contextlib.suppress(TuningError, RuntimeError):
-        calls = copies_of(problem, device, launches(problem))
-        ours = run_of(launch.prepare(calls[0], best.config))
-        clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
-        with answers.torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
+    us, failure = None, None
+    setting = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
+    try:
+        with _alone(gpu), answers.torch_fp32(setting):
+            calls = copies_of(problem, device, launches(problem))
+            ours = run_of(launch.prepare(calls[0], best.config))
+            clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
             pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
-        ratios = [torchs / own for own, torchs in pairs]
-        trial = Trial(problem, aten.CONFIG, best.us * statistics.median(ratios), measured_utc=now())
-        logged(store_of(device).add)(TORCH, trial)
+            us = best.us * statistics.median(torchs / own for own, torchs in pairs)
+    except (TuningError, RuntimeError) as error:
+        failure = brief(error)
+    trial = Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now())
+    logged(store_of(device).add)(TORCH, trial)
 
 
 @contextlib.contextmanager

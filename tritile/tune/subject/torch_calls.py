@@ -120,7 +120,7 @@ def run_of(problem: Tiled) -> Callable[[Any], None] | None:
     if isinstance(problem, MatmulProblem) and problem.epilogue:
         if problem.batch == 1 and problem.epilogue == Epilogue(bias="row"):
             return add
-        return None if aten.illegal(problem) else compose
+        return compose if aten.is_compared(problem) else None
     if isinstance(problem, QuantizedProblem):
         if aten.illegal(problem):
             return None
