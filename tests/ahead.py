@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.core.versions import parsed
 from tritile.families.space import illegal
 from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for
+from tritile.runtime.ahead import compiling_for
 
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 H200 = target_device("nvidia-h200")

@@ -15,7 +15,7 @@ import triton
 
 import tritile
 from tritile.runtime import ahead
-from tritile.runtime.offline import compiling_for
+from tritile.runtime.ahead import compiling_for
 
 GPU = "h200"
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -123,7 +123,7 @@ def on_plain(*configs):
 
 
 def few_rows(problem, device):
-    return model.beside(problem, device)[0]
+    return model.outside_portfolios(problem, device)[0]
 
 
 def odd_rows(problem, device):

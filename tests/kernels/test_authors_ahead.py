@@ -5,7 +5,7 @@ import torch
 
 from authors import SUBJECTS
 from tritile.core.device import target_device
-from tritile.runtime import offline
+from tritile.runtime import ahead
 
 NAMES = ("sm_80", "sm_90", "sm_100", "gfx942")
 ROWS = {"ROWS": 2, "BLOCK": 1024, "num_warps": 4}
@@ -17,9 +17,9 @@ def compiled(name, target, shape, dtype, options):
     subject, device = SUBJECTS[name], target_device(target)
     given = subject.inputs(shape, dtype, "cpu")
     values = [v.dtype if isinstance(v, torch.Tensor) else v for v in given.values()]
-    with offline.compiling_for(device):
+    with ahead.compiling_for(device):
         kernel = subject.kernel.warmup(*values, grid=(1,), **options)
-    taken = offline.resources(kernel)
+    taken = ahead.resources(kernel)
     assert (kernel.metadata.target, taken.excess(device)) == (device.target, None)
     return kernel
 

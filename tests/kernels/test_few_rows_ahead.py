@@ -26,7 +26,7 @@ ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
 @pytest.mark.parametrize("problem", ALONG, ids=str)
 def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
     problem = replace(problem, m=m)
-    for config in model.beside(problem, H200)[:2]:
+    for config in model.outside_portfolios(problem, H200)[:2]:
         taken = ahead.compile_resources(problem, config, H200)
         assert taken.spills == 0
         assert taken.shared <= max(1024, family.shared_bytes(config, problem))  # 1024 to sum over threads

@@ -12,7 +12,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import UnsupportedError
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
-from tritile.runtime.offline import resources
+from tritile.runtime.ahead import resources
 
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float32", "float32", precision="fp16x3")
 RAGGED = MatmulProblem(

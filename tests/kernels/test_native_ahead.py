@@ -19,9 +19,9 @@ from tritile.core.device import target_device
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor
 from tritile.families.work import work_of
 from tritile.runtime import native
+from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import At, _compiled, _placed
 from tritile.runtime.native import Loaded
-from tritile.runtime.offline import compiling_for
 
 BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
 CASES = [

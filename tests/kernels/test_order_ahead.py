@@ -12,8 +12,8 @@ from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
+from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import compiles_of
-from tritile.runtime.offline import compiling_for
 
 H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")

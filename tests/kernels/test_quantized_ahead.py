@@ -16,7 +16,7 @@ from tritile.families.space import legal_configs
 from tritile.lab import warm
 from tritile.planning import aten, model
 from tritile.runtime import ahead
-from tritile.runtime.offline import resources
+from tritile.runtime.ahead import resources
 
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
 

@@ -10,8 +10,8 @@ from tritile.core.device import target_device
 from tritile.lab.ladder import transpose
 from tritile.lab.ladder.results import described, matrices
 from tritile.lab.ladder.rungs import LADDERS
+from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import At
-from tritile.runtime.offline import compiling_for
 from tritile.tune.decorated import KernelCall
 from tritile.tune.measure.shipping import StandIn, pack, unpack
 

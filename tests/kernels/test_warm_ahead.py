@@ -25,7 +25,7 @@ from tritile.families import registry as families
 from tritile.lab import warm
 from tritile.ops import call as ops_call
 from tritile.planning import plans, table
-from tritile.runtime import ahead, launch, offline
+from tritile.runtime import ahead, launch
 from tritile.runtime.compiles import compiles_heard, compiles_refused
 
 H200 = target_device("nvidia-h200")
@@ -52,13 +52,13 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch, triton, tritile
-from tritile.runtime import ahead, launch, offline; from tritile.planning import plans, table
+from tritile.runtime import ahead, launch; from tritile.planning import plans, table
 from tritile.ops import permute; from tritile.ops.products import matmul_call
 
 heard = []
 triton.knobs.compilation.listener = lambda **told: heard.append(told["cache_hit"])
 entries, device = table.read(Path(sys.argv[1])).entries, tritile.target_device("nvidia-h200")
-with offline.compiling_for(device):
+with ahead.compiling_for(device):
     for entry in entries:
         problem = entry.problem
         if problem.op == "matmul":
@@ -148,7 +148,7 @@ def test_what_is_warmed_is_found(monkeypatch, tmp_path):
 
     def call():
         in_a_new_process(TURN, plan.config)
-        with compiles_refused("a kernel", "warm it"), offline.compiling_for(H200):
+        with compiles_refused("a kernel", "warm it"), ahead.compiling_for(H200):
             return [compiled() for compiled in ahead.compiles_for(TURN, plan.config, H200)]
 
     with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
@@ -182,7 +182,7 @@ class FirstCall:
         in_a_new_process(TURN, turned(32, 32))
 
     def compile(self, call, config):
-        with offline.compiling_for(H200):
+        with ahead.compiling_for(H200):
             return [compiled() for compiled in ahead.compiles_for(TURN, config, H200)]
 
     def __call__(self, mode):
@@ -244,7 +244,7 @@ def test_a_listener_of_the_users_goes_on_hearing(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(knobs.compilation, "listener", listener)
     in_a_new_process(TURN, turned(32, 32))
-    with compiles_heard(), offline.compiling_for(H200):
+    with compiles_heard(), ahead.compiling_for(H200):
         [compiled() for compiled in ahead.compiles_for(TURN, turned(32, 32), H200)]
     assert heard == [("permute_tile", False)]
     assert knobs.compilation.listener is listener
@@ -277,7 +277,7 @@ def test_compiles_of_other_threads_are_not_counted():
 def test_a_split_call_compiles_each_of_its_parts():
     """A batch of more programs than one launch counts is launched in parts, whose sizes are their own."""
     problem = PermuteProblem.turned(2**23, 256, 256, 1)
-    with offline.compiling_for(H200):
+    with ahead.compiling_for(H200):
         parts = list(ahead.compiles_for(problem, turned(16, 16), H200))
     assert len(parts) > 1
     assert torch.iinfo(torch.int32).max < 2**23 * 16 * 16 <= len(parts) * torch.iinfo(torch.int32).max

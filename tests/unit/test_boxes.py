@@ -66,7 +66,7 @@ def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
     assert boxes.contends(SHORT)
     assert not boxes.contends(problem((100, 2, 500), (1, 0, 2), 16))
     assert "NVIDIA" in illegal(boxed(4096, 64, 32), SHORT, target_device("gfx942"))
-    assert model.beside(SHORT, target_device("gfx942")) == []
+    assert model.outside_portfolios(SHORT, target_device("gfx942")) == []
 
 
 def test_boxes_run_short_sides_and_not_long_ones():
@@ -80,7 +80,7 @@ def test_boxes_run_short_sides_and_not_long_ones():
 
 def test_mode_tune_races_boxes():
     likely = plans.likely(THIN, H200, RACED)
-    assert likely[RACED:] == model.beside(THIN, H200)[:2]
+    assert likely[RACED:] == model.outside_portfolios(THIN, H200)[:2]
     assert {config.family for config in likely[RACED:]} == {"box"}
 
 

@@ -82,8 +82,8 @@ def test_likely_configs_are_near_the_best_and_such_as_portfolios_hold():
     assert {config["GROUP_M"] for config in found} == {8}
     few_rows = MatmulProblem(1, 4, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
     for problem in (few_rows, PermuteProblem.of((2, 10913728, 5), (5, 10, 1), (54568640, 5, 1), 1)):
-        assert {config.family for config in model.beside(problem, H200)}
-        assert not run.likely(problem, H200).keys() & set(model.beside(problem, H200))
+        assert {config.family for config in model.outside_portfolios(problem, H200)}
+        assert not run.likely(problem, H200).keys() & set(model.outside_portfolios(problem, H200))
 
 
 def unsplit(config):

@@ -21,7 +21,7 @@ from tritile.families.space import legal_configs
 from tritile.families.work import laid_out, lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
-from tritile.runtime import launch, native, offline
+from tritile.runtime import ahead, launch, native
 from tritile.runtime.ahead import compiled_for
 
 HOPPER = target_device("nvidia-h200")
@@ -107,7 +107,7 @@ def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_pat
     monkeypatch.setattr(subprocess, "run", recorded)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = compiled_for(SMALL, TINY, device)
-    offline._assembled(kernel)
+    ahead._assembled(kernel)
     compiler_version.__wrapped__("cuda", device.arch)
     compiling, asked = (tool for tool, *rest in called if any("--gpu-name" in word for word in rest))
     assert compiling == asked == called[-1][0]
@@ -176,13 +176,13 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     gated = {"bias": torch.empty(4, 3, 7), "activation": "silu", "up": up}
     posed_of, given = [], []
 
-    def noted(piece, work, config, index):
-        posed_of.append([memory.address for memory in piece.memory])
+    def noted(work, tensors, index, fault):
+        posed_of.append([at.address for at in tensors.values()])
         return SimpleNamespace(at=given.append)
 
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 1)
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "_prepared", noted)
+    monkeypatch.setattr(launch, "bound", noted)
     for more in (extras, gated):
         call = matmul_call(a, b, torch.empty(4, 3, 7), "ieee", **more)
         launch.prepare(call, TINY)(*call.tensors)

@@ -39,7 +39,7 @@ FP32 = {"dtype": "float32", "out_dtype": "float32"}
 
 
 def own(name, problem, device=H200):
-    return [config for config in model.beside(problem, device) if config.family == name]
+    return [config for config in model.outside_portfolios(problem, device) if config.family == name]
 
 
 def sized(name, m, n, k, dtype="bfloat16"):
@@ -146,7 +146,7 @@ def test_off_asks_the_model_and_mode_tune_races_two_beside_the_portfolios():
     assert (off.config, off.source) == (model.pick(ODD, H200), "model")
     assert off.config.family == few.NAME
     likely = plans.likely(ODD, H200, RACED)
-    assert likely[RACED:] == model.beside(ODD, H200)[:2]
+    assert likely[RACED:] == model.outside_portfolios(ODD, H200)[:2]
     assert few.NAME not in {config.family for config in likely[:RACED]}
     assert few.NAME not in {config.family for config in plans.likely(replace(ODD, m=9), H200, RACED)}
 

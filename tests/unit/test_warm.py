@@ -17,8 +17,7 @@ from tritile.errors import InvalidValueError, NotCompiledError, NotTunedError, T
 from tritile.families.common.operands import copied
 from tritile.lab import warm as asked
 from tritile.planning import gpu_tables, plans
-from tritile.runtime.ahead import compiles_for
-from tritile.runtime.offline import compiling_for
+from tritile.runtime.ahead import compiles_for, compiling_for
 
 H200 = target_device("nvidia-h200")
 

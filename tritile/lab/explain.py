@@ -29,8 +29,7 @@ from tritile.lab.traffic import Tiling, Traffic, bytes_text
 from tritile.ops.plan import IN_PLACE, plan
 from tritile.planning import model
 from tritile.planning.plans import trials
-from tritile.runtime.ahead import compiled_for
-from tritile.runtime.offline import Resources, check_fits, resources
+from tritile.runtime.ahead import Resources, check_fits, compiled_for, resources
 
 MEMORY: Final = "device memory"
 L2: Final = "L2 cache"

@@ -42,9 +42,8 @@ from tritile.ops.plan import IN_PLACE, plan
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
-from tritile.runtime.ahead import compiles_for
+from tritile.runtime.ahead import compiles_for, compiling_for
 from tritile.runtime.compiles import as_mode_asks, compiles_refused
-from tritile.runtime.offline import compiling_for
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import compile_ahead
 from tritile.tune.measure.workers import COMPILE_LIMIT_S, Workers
@@ -119,7 +118,7 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
     for each in alike:
         name = class_of(each)
         found = gpu_tables.portfolio(name, device) if name is not None else None
-        configs = (*(found[0].configs if found else ()), *model.beside(each, device)[:1])
+        configs = (*(found[0].configs if found else ()), *model.outside_portfolios(each, device)[:1])
         yield from ((config, each) for config in configs if illegal(config, each, device) is None)
     first, among = alike[0], {replace(each, m=1) for each in alike}
     digests = [family.digest for family in FAMILIES[first.op].values()]

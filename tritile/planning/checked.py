@@ -1,28 +1,51 @@
-"""Check what is read from stores and tables: a file may be damaged, forged, or of another version."""
+"""Read and check stores and tables: a file may be damaged, forged, or of another version."""
 
+import functools
 import json
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Hashable, Iterable
 from importlib.resources.abc import Traversable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from tritile.core.config import Config
 from tritile.core.problem import Problem, problem_from_dict, problem_key
-from tritile.errors import FileError, InvalidValueError
+from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 
 MAX_TEXT: Final = 1 << 16
 MAX_US: Final = 1e12
 T = TypeVar("T")
 
 
-def state_of(path: Path) -> tuple[int, ...]:
+def state_of(file: Path | Traversable) -> tuple[int, ...]:
     """Return what differs once a file has changed or another took its place, () without a file."""
     try:
-        facts = path.stat()
+        facts = Path(str(file)).stat()
     except (OSError, ValueError):
         return ()
     return facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+def opened(read: Callable[[Any], T], file: Path | Traversable, unusable: str | None = None) -> T | None:
+    """Return what `read(file)` gives, read once for each state of the file.
+
+    Where it raises InvalidValueError and `unusable` is given, a StoreWarning that begins with that is issued,
+    once, and None is returned.
+    """
+    found: T | None = _opened(read, cast(Hashable, file), unusable, state_of(file))
+    return found
+
+
+@functools.lru_cache(32)
+def _opened(read: Callable[[Any], Any], file: Any, unusable: str | None, state: tuple[int, ...]) -> Any:
+    try:
+        return read(file)
+    except InvalidValueError as error:
+        if unusable is None:
+            raise
+        warnings.warn(f"{unusable}{error}", StoreWarning, stacklevel=callers_level())
+        return None
 
 
 def read_json(file: Path | Traversable, most: int) -> Any:

@@ -11,18 +11,16 @@ tritile/tables/<gpu>.json`. Tables are found by the names of their files.
 """
 
 import functools
-import warnings
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
-from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning.aten import OTHER, AtenTimes, versions
-from tritile.planning.checked import state_of
+from tritile.planning.checked import opened, state_of
 from tritile.planning.kernel_table import is_kernel_table
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read
@@ -30,23 +28,9 @@ from tritile.planning.table import Table, read
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
 
 
-@functools.lru_cache(16)
-def _read(path: Path, state: tuple[int, ...]) -> Table:
-    return read(path)
-
-
-@functools.lru_cache(16)
-def _read_if_valid(file: Any, what: str, state: tuple[int, ...] = ()) -> Table | None:
-    """Return the table in a file; None, with a StoreWarning that says what is not used, where it is none."""
-    try:
-        return read(file)
-    except InvalidValueError as error:
-        warnings.warn(f"{what} not used: {error}", StoreWarning, stacklevel=3)
-        return None
-
-
-def _of_just(table: Table | None, device: Device) -> Table | None:
-    """Return the table if it is of just this GPU model: several models may share a file name."""
+def _of_just(device: Device, path: Path, unusable: str | None = None) -> Table | None:
+    """Return the table of a file if it is of just this GPU model: several models may share a file name."""
+    table = opened(read, path, unusable)
     return table if table is not None and table.device["name"] == device.name else None
 
 
@@ -56,14 +40,13 @@ def pinned(device: Device) -> Table | None:
     Raises InvalidValueError where the file holds no table.
     """
     path = table_path()
-    return None if path is None or is_kernel_table(path) else _of_just(_read(path, state_of(path)), device)
+    return None if path is None or is_kernel_table(path) else _of_just(device, path)
 
 
 def calibrated(device: Device) -> Table | None:
     """Return what `tritile tune --calibrate` measured for a GPU model on this machine; None if nothing."""
     path = calibrated_path(device)
-    state = state_of(path)
-    return _of_just(_read_if_valid(path, "portfolios are", state), device) if state else None
+    return _of_just(device, path, "portfolios are not used: ") if state_of(path) else None
 
 
 def calibrated_path(device: Device) -> Path:
@@ -79,20 +62,18 @@ def shipped(device: Device) -> tuple[Table, ...]:
     return _shipped(device.name, device.slug, device.arch, device.processors, device.memory_gbps)
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _shipped(name: str, slug: str, arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
-    files: Iterator[Any] = _folder().iterdir()
     found = []
-    for file in files:
-        table = _read_if_valid(file, "a shipped table is") if file.name.endswith(".json") else None
+    for file in _folder().iterdir():
+        table = opened(read, file, "a shipped table is not used: ") if file.name.endswith(".json") else None
         if table is None:
             continue
         least, most = sorted((table.device.get("memory_gbps", 0.0), gbps))
         is_own = file.name == f"{slug}.json" and table.device["name"] == name
         same = (table.device.get("arch"), table.device.get("processors")) == (arch, processors)
         if is_own or (same and most <= _LIKE_GBPS * least):
-            order = not is_own, most / least if least else 1.0, table.device["name"]
-            found.append((order, table))
+            found.append(((not is_own, most / least if least else 1.0, table.device["name"]), table))
     return tuple(table for _, table in sorted(found, key=lambda each: each[0]))
 
 
@@ -102,14 +83,13 @@ def _folder() -> Traversable:
 
 def serving(device: Device) -> Iterator[tuple[Table, str]]:
     """Yield the tables that serve a GPU in their order, each with words for where it comes from."""
-    fixed, own = pinned(device), calibrated(device)
-    if fixed is not None:
+    if fixed := pinned(device):
         yield fixed, "of the table that is pinned"
-    if own is not None:
+    if own := calibrated(device):
         yield own, "measured here"
-    for found in shipped(device):
-        of = found.device["name"]
-        yield found, f"measured for {'this GPU' if of == device.name else f'{of}, which is like it'}"
+    for table in shipped(device):
+        of = table.device["name"]
+        yield table, f"measured for {'this GPU' if of == device.name else f'{of}, which is like it'}"
 
 
 def portfolio(name: str | None, device: Device) -> tuple[Portfolio, Table, str] | None:

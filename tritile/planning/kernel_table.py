@@ -7,7 +7,6 @@ that it was measured with.
 A file must never break a call: whatever is wrong with it, or with an entry, is left out with a StoreWarning.
 """
 
-import functools
 import json
 import warnings
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from tritile.core.files import write_whole
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.checked import problem_from, read_json, sifted, state_of
+from tritile.planning.checked import opened, problem_from, read_json, sifted
 from tritile.planning.table import Entry, entry_from
 from tritile.planning.trial import Trial
 
@@ -115,21 +114,11 @@ def _is_nested(value: Any, depth: int) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=16)
-def _read_once(path: Path, state: tuple[int, ...]) -> KernelTable | None:
-    """Return the table of a file in this state; None, with a StoreWarning, where it is bad."""
-    try:
-        return read(path)
-    except FileError as error:
-        warnings.warn(str(error), StoreWarning, stacklevel=callers_level())
-        return None
-
-
 def kernel_tables(path: Path | None) -> list[KernelTable]:
     """Return the tables that serve a kernel: that of `TRITILE_TABLE`, if it holds kernels, and `path`."""
     pinned = table_path()
-    paths = [pinned] if pinned is not None and is_kernel_table(pinned) else []
-    found = (_read_once(each, state_of(each)) for each in (paths if path is None else [*paths, path]))
+    paths = [pinned if pinned is not None and is_kernel_table(pinned) else None, path]
+    found = (opened(read, each, "") for each in paths if each is not None)
     return [table for table in found if table is not None]
 
 

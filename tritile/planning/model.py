@@ -54,15 +54,16 @@ def pick(problem: Tiled, device: Device) -> Config:
     return likeliest(legal_configs(problem, device), problem, device)
 
 
-def beside(problem: Tiled, device: Device) -> list[Config]:
+def outside_portfolios(problem: Tiled, device: Device) -> list[Config]:
     """Return the configs worth running that no portfolio holds, in the order in which they are taken.
 
     Their families have margins: formulas that were fitted to measurements, whose times are microseconds.
     """
-    known, found = FAMILIES[problem.op], dict[Config, float]()
+    found: dict[Config, float] = {}
     for name in contenders(problem):
-        if (margin := known[name].margin) is not None:
-            own = worthwhile(known[name].configs, problem, device)
+        family = FAMILIES[problem.op][name]
+        if (margin := family.margin) is not None:
+            own = worthwhile(family.configs, problem, device)
             found |= {config: margin * predict_us(config, problem, device) for config in own}
     return sorted(found, key=lambda config: (found[config], config.key))
 

@@ -170,27 +170,28 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     by_torch = by_torch and aten.is_compared(problem)
     key = (problem, device, mode or current_mode(), by_torch)
     plan = _memo.get(key)
-    if plan is None:
-        since = perf_counter()
-        warn_untested()
-        plan = _chosen(*key)
-        if plan is not None and by_torch:
-            plan = _or_aten(plan, key[2])
-        if plan is not None:
-            _memo[key] = plan
-            facts = {"problem": problem.label, "config": str(plan.config), "source": plan.source}
-            log("plan", logging.INFO, **facts, device=device.name, us=plan.us, seconds=perf_counter() - since)
+    if plan is not None:
+        return plan
+    since = perf_counter()
+    warn_untested()
+    plan = _chosen(*key)
+    if plan is not None and by_torch:
+        plan = _or_aten(plan, key[2])
+    if plan is not None:
+        _memo[key] = plan
+        facts = {"problem": problem.label, "config": str(plan.config), "source": plan.source}
+        log("plan", logging.INFO, **facts, device=device.name, us=plan.us, seconds=perf_counter() - since)
     return plan
 
 
 def _by_torch_only(problem: Tiled, device: Device, by_torch: bool) -> Plan:
-    unfit = aten.illegal(problem)
-    if unfit is None and not by_torch:
-        unfit = "there is no kernel of tritile's to plan, measure or compile"
+    fault = aten.illegal(problem)
+    if fault is None and not by_torch:
+        fault = "there is no kernel of tritile's to plan, measure or compile"
         if not uses_aten():
-            unfit = 'backends leave torch out: wanted "triton,aten" in TRITILE_BACKENDS or tritile.mode'
-    if unfit is not None:
-        raise UnsupportedError(f"only torch computes {problem.label}, but {unfit}")
+            fault = 'backends leave torch out: wanted "triton,aten" in TRITILE_BACKENDS or tritile.mode'
+    if fault is not None:
+        raise UnsupportedError(f"only torch computes {problem.label}, but {fault}")
     why = "the one candidate: tritile has no kernel for it"
     return Plan(problem, aten.CONFIG, "model", device, None, why)
 
@@ -218,17 +219,17 @@ def _chosen(problem: Tiled, device: Device, mode: str, by_torch: bool) -> Plan |
     if plan is not None:
         return plan
     plan = by_portfolio(problem, device)
-    return by_model(problem, device) if plan is None else _or_other_family(plan)
+    return _or_other_family(plan) if plan is not None else by_model(problem, device)
 
 
 # --- Measurements of just this problem: the store and the tables ---
 
 
-def _any_batch(problem: Tiled) -> Tiled:
-    """Return the same problem of a call that need not be batch-invariant: more of them are measured."""
+def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
+    """Return a problem and the same without batch invariance, of which more are measured."""
     if isinstance(problem, PermuteProblem) or not problem.invariant:
-        return problem
-    return replace(problem, invariant=False)
+        return (problem,)
+    return problem, replace(problem, invariant=False)
 
 
 def trials(problem: Tiled, device: Device) -> list[Trial]:
@@ -241,44 +242,40 @@ def _measured(problem: Tiled, device: Device, mode: str) -> Plan | None:
 
     A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
     """
-    for measured in dict.fromkeys((problem, problem if mode == "tune" else _any_batch(problem))):
+    for measured in (problem,) if mode == "tune" else _with_free(problem):
         works = (trial for trial in trials(measured, device) if trial.works)
-        good = [trial for trial in works if illegal(trial.config, problem, device) is None]
-        best = best_of(good)
+        legal = [trial for trial in works if illegal(trial.config, problem, device) is None]
+        best = best_of(legal)
         if best is not None:
-            why = f"the fastest of {len(good)} measured on this GPU"
+            why = f"the fastest of {len(legal)} measured on this GPU"
             return Plan(problem, best.config, "exact", device, best.us, why)
     return None
 
 
-def _of_table(
-    table: Table, problem: Tiled, device: Device, source: str, why: str, remark: str = ""
-) -> Plan | None:
+def _of_table(table: Table, problem: Tiled, device: Device, source: str, why: str) -> Plan | None:
     """Return what a table holds for a problem, or for it without batch invariance, if that is legal here."""
-    entry = table.find(problem) or table.find(_any_batch(problem))
+    entry = next(filter(None, map(table.find, _with_free(problem))), None)
     if entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = table.is_current(problem.op, entry.config.family)
-    why += ", of another version of the kernel" * (not current) + remark
+    why += ", of another version of the kernel" * (not current)
+    if source == "table" and table.triton not in ("", device.triton):
+        why += f"; measured with triton {table.triton}, in use is {device.triton}"
     return Plan(problem, entry.config, source, device, entry.us, why, current)
 
 
 def _pinned(problem: Tiled, device: Device, mode: str) -> Plan | None:
     table = gpu_tables.pinned(device)
-    if table is None:
-        return None
-    plan = _of_table(table, problem, device, "pinned", "of the table that is pinned")
+    plan = _of_table(table, problem, device, "pinned", "of the table that is pinned") if table else None
     return plan if plan is None or plan.current or mode != "strict" else None
 
 
 def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Return what the shipped tables hold; None where they hold nothing that is legal here."""
-    for shipped in gpu_tables.shipped(device):
-        of = shipped.device["name"]
+    for table in gpu_tables.shipped(device):
+        of = table.device["name"]
         what = "this GPU" if of == device.name else f"{of}, which is like it,"
-        other = shipped.triton not in ("", device.triton)
-        remark = f"; measured with triton {shipped.triton}, in use is {device.triton}" * other
-        plan = _of_table(shipped, problem, device, "table", f"measured for {what} in tritile's table", remark)
+        plan = _of_table(table, problem, device, "table", f"measured for {what} in tritile's table")
         if plan is not None:
             return plan
     return None
@@ -299,17 +296,11 @@ def _by_rule(problem: Tiled, device: Device) -> Plan | None:
 
 
 class _TorchTime(NamedTuple):
-    """Hold what torch's kernel takes and where that is from.
-
-    `margin`: how many times as long the other config has to take for torch's kernel to run. `error`: the
-    share by which a predicted time may be off.
-    """
-
     us: float
     source: str
     where: str
-    margin: float = 1.0
-    error: float = 0.0
+    margin: float = 1.0  # how many times as long the other config has to take for torch's kernel to run
+    error: float = 0.0  # the share by which a predicted time may be off
 
 
 def _or_aten(plan: Plan, mode: str) -> Plan | None:
@@ -332,10 +323,7 @@ def _or_aten(plan: Plan, mode: str) -> Plan | None:
     if not may_run or plan.us is None or plan.us < torchs.margin * torchs.us:
         return replace(plan, other_us=torchs.us, other=torchs.where, other_error=torchs.error)
     ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torchs.where}"
-    return replace(
-        plan, config=aten.CONFIG, source=torchs.source, us=torchs.us, why=why, current=True,
-        other_us=plan.us, other=ours,
-    )  # fmt: skip
+    return Plan(problem, aten.CONFIG, torchs.source, device, torchs.us, why, other_us=plan.us, other=ours)
 
 
 def _torch_measured(plan: Plan, pinned: Table | None) -> _TorchTime | None:
@@ -344,13 +332,13 @@ def _torch_measured(plan: Plan, pinned: Table | None) -> _TorchTime | None:
         return _TorchTime(trial.us, "exact", "measured on this GPU")
     tables: tuple[Table, ...] = ()
     if plan.source == "pinned" and pinned is not None:
-        tables, where = (pinned,), "measured for this GPU in the table that is pinned"
+        tables, where = (pinned,), "the table that is pinned"
     elif plan.source == "table":
-        tables, where = gpu_tables.shipped(plan.device), "measured for this GPU in tritile's table"
+        tables, where = gpu_tables.shipped(plan.device), "tritile's table"
     for table in tables:
         entry = table.find(plan.problem) if table.device["name"] == plan.device.name else None
         if entry is not None and entry.torch_us:
-            return _TorchTime(entry.torch_us, plan.source, where)
+            return _TorchTime(entry.torch_us, plan.source, f"measured for this GPU in {where}")
     return None
 
 
@@ -382,7 +370,7 @@ def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     if own is None:
         return []
     ranked = [config for _, config in own.ranked(problem, device, count)]
-    return list(dict.fromkeys((*ranked, *model.beside(problem, device)[:_OTHERS])))
+    return list(dict.fromkeys((*ranked, *model.outside_portfolios(problem, device)[:_OTHERS])))
 
 
 def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
@@ -397,18 +385,15 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
         if not configs:
             return None
-        config = model.likeliest(configs, problem, device)
-        us = model.predict_us(config, problem, device)
         why = f"predicted to be the fastest of a shortlist: {name} was not measured on this GPU"
-        return Plan(problem, config, "model", device, us, why, False)
+        return _by_model(model.likeliest(configs, problem, device), problem, device, why, False)
     portfolio, table, where = found
     ranked = portfolio.ranked(problem, device, 2)
     if not ranked:
         return None
     us, config = ranked[0]
-    current = table.is_current(problem.op, config.family)
     behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long" if ranked[1:] else ""
-    loss = portfolio.loss
+    loss, current = portfolio.loss, table.is_current(problem.op, config.family)
     why = (
         f"predicted to be the fastest of the {len(portfolio.configs)} configs of {portfolio.name}, {where}"
         f"{behind}; at {loss.sizes} sizes left out picks lost {loss.median:.1%} at the median, "
@@ -421,7 +406,7 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
 def _or_other_family(plan: Plan) -> Plan:
     """Return a portfolio's plan, or that of a family that portfolios leave out, if faster by its margin."""
     problem, device, us = plan.problem, plan.device, plan.us
-    config = next(iter(model.beside(problem, device)), None)
+    config = next(iter(model.outside_portfolios(problem, device)), None)
     if config is None or us is None or config.family == plan.config.family:
         return plan
     own, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
@@ -433,10 +418,15 @@ def _or_other_family(plan: Plan) -> Plan:
 
 
 def by_model(problem: Tiled, device: Device) -> Plan:
-    config = model.pick(problem, device)
-    us = model.predict_us(config, problem, device)
     why = "predicted to be the fastest of all legal configs: mode is off, or no portfolio serves this problem"
-    return Plan(problem, config, "model", device, us, why)
+    return _by_model(model.pick(problem, device), problem, device, why)
+
+
+def _by_model(config: Config, problem: Tiled, device: Device, why: str, current: bool = True) -> Plan:
+    return Plan(problem, config, "model", device, model.predict_us(config, problem, device), why, current)
+
+
+# --- Host memory ---
 
 
 def on_host(problem: Tiled) -> Plan:

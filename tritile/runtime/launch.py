@@ -187,25 +187,12 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     Raises TuningError where the config does not compile, or asks for more than the GPU has, and
     NotCompiledError where compiles are refused.
     """
-    index = call.tensors[0].device.index
-    pieces = pieces_of(call, config, devices.gpu(index))
-    if len(pieces) == 1:
-        return _prepared(*pieces[0], config, index)
-    return SplitLaunch(
-        tuple(
-            (
-                _prepared(piece, work, config, index),
-                tuple(
-                    at.address - start.address for at, start in zip(piece.memory, call.memory, strict=True)
-                ),
-            )
-            for piece, work in pieces
-        )
-    )
-
-
-def _prepared(call: Call, work: Work, config: Config, index: int) -> Launch:
-    return bound(work, _placed(call.buffers), index, f"{config} cannot run {call.problem.label}")
+    index, pieces = call.tensors[0].device.index, []
+    for piece, work in pieces_of(call, config, devices.gpu(index)):
+        launch = bound(work, _placed(piece.buffers), index, f"{config} cannot run {piece.problem.label}")
+        starts = zip(piece.memory, call.memory, strict=True)
+        pieces.append((launch, tuple(at.address - start.address for at, start in starts)))
+    return pieces[0][0] if len(pieces) == 1 else SplitLaunch(tuple(pieces))
 
 
 def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:

@@ -16,7 +16,7 @@ from tritile.core.device import HOST, Device
 from tritile.core.of_triton import handles_of
 from tritile.core.problem import KernelProblem
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
-from tritile.runtime.offline import check_fits, compiling_for
+from tritile.runtime.ahead import check_fits, compiling_for
 from tritile.tune.identity import tensors_of, zero
 from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
 from tritile.tune.measure.bench import Stage, Taken

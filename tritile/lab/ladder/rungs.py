@@ -19,9 +19,9 @@ from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.planning import plans
 from tritile.runtime import ahead
+from tritile.runtime.ahead import Resources, check_fits, compiling_for, resources
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.launch import At
-from tritile.runtime.offline import Resources, check_fits, compiling_for, resources
 from tritile.tune.subject.answers import torch_fp32
 
 Values = Mapping[str, Any] | Config  # a kernel's parameters by name

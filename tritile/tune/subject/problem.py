@@ -18,9 +18,8 @@ from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.trial import best_of
 from tritile.runtime import launch
-from tritile.runtime.ahead import compiled_for
+from tritile.runtime.ahead import check_fits, compiled_for
 from tritile.runtime.native import loaded
-from tritile.runtime.offline import check_fits
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
