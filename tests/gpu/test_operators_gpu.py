@@ -87,7 +87,7 @@ def test_autocast():
 def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
     a, b = gpu((33, 64)), gpu((64, 77), seed=1)
     tritile.matmul(a, b)
-    monkeypatch.setattr(ops_call, "prepared", lambda call: pytest.fail("it was not remembered"))
+    monkeypatch.setattr(ops_call, "prepared", lambda *given: pytest.fail("it was not remembered"))
     monkeypatch.setattr(
         torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
     )

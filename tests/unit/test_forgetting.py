@@ -54,7 +54,7 @@ def test_the_older_half_makes_room_and_is_freed():
 def test_calls_of_sizes_without_end(monkeypatch):
     prepared, launched = [], []
 
-    def prepare(call):
+    def prepare(call, *how):
         prepared.append(call.problem.k)
         return Launch(call.problem.k)
 

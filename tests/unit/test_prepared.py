@@ -35,11 +35,15 @@ def preparing(monkeypatch, fail):
     return tried
 
 
-def test_a_first_call_ranks_nothing_beyond_its_plan(call, monkeypatch):
-    tried = preparing(monkeypatch, fail=0)
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_first_call_is_planned_once_and_ranks_nothing_beyond_its_plan(call, monkeypatch, by_torch):
+    tried, planned, choose = preparing(monkeypatch, fail=0), [], plans._chosen
+    monkeypatch.setattr(plans, "_chosen", lambda *given: planned.append(given) or choose(*given))
     monkeypatch.setattr(model, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
-    assert ops_call.prepared(call) == plans.plan_for(call.problem, HOPPER).config
-    assert len(tried) == 1
+    assert not (by_torch and ops_call.is_by_aten(call.problem, 0))
+    found = ops_call.prepared(call, by_torch)
+    assert len(tried) == len(planned) == 1
+    assert found == plans.plan_for(call.problem, HOPPER).config
 
 
 def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypatch):

@@ -175,7 +175,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
                     log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
                 result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
                 call = of.call(result, how)
-            launch = prepared(call)
+            launch = prepared(call, torchs is not None)
             launch(*call.tensors)
             remember(op, key, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)
@@ -255,21 +255,26 @@ def fixed(call: Call) -> Config | None:
     return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
-def _candidates(call: Call, device: devices.Device) -> Iterator[Config]:
+def _candidates(call: Call, device: devices.Device, by_torch: bool) -> Iterator[Config]:
     """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
 
     Ranking the whole space is the slowest step of a first call. It is done only where the planned config does
     not run.
     """
     only = fixed(call)
-    first = only or planned(call.problem, call.tensors[0].device.index).config
+    if only is not None:
+        yield only
+        return
+    problem, index = call.problem, call.tensors[0].device.index
+    first = planned(problem, index, by_torch).config
+    if first == aten.CONFIG:  # torch refused the call
+        first = planned(problem, index).config
     yield first
-    if only is None:
-        yield from (c for c in model.screened(call.problem, device, _FALLBACKS) if c != first)
+    yield from (config for config in model.screened(problem, device, _FALLBACKS) if config != first)
 
 
-def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
-    """Return the launch of a call on a GPU, by its plan.
+def prepared(call: Call, by_torch: bool = False) -> launch.Launch | launch.SplitLaunch:
+    """Return the launch of a call on a GPU, by its plan, which was made with or without torch's kernel.
 
     Where the planned config does not compile or load here, the next configs of the model are tried.
 
@@ -282,7 +287,7 @@ def prepared(call: Call) -> launch.Launch | launch.SplitLaunch:
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
-    for config in _candidates(call, device):
+    for config in _candidates(call, device, by_torch):
         try:
             with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
                 return launch.prepare(call, config)

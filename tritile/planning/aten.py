@@ -29,7 +29,7 @@ from tritile.core.problem import (
 )
 from tritile.errors import InvalidValueError
 from tritile.families.common.cost import leading_strides
-from tritile.planning.checked import number_from, rows_from
+from tritile.planning.checked import numbers_from, rows_from
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
 
 CONFIG: Final = Config((), 1, 1, family=ATEN)
@@ -276,36 +276,35 @@ class AtenTimes:
         def rounded(rows: Rows) -> list[list[float]]:
             return [[float(f"{value:.4g}") for value in row] for row in rows]
 
-        numbers = {"ranges": rounded(self.ranges), "layers": [rounded(rows) for rows in self.layers]}
-        of = {
-            "error": round(self.error, 4),
+        return {
             "margin": self.margin,
             "sizes": self.sizes,
+            "classes": list(self.classes),
+            "ranges": rounded(self.ranges),
+            "layers": [rounded(rows) for rows in self.layers],
+            "error": round(self.error, 4),
             "versions": dict(self.versions),
         }
-        return {"classes": list(self.classes)} | numbers | of
 
 
 def aten_times_of(data: Any) -> AtenTimes:
     """Return what `AtenTimes.to_dict` gave. Raises InvalidValueError for anything else."""
     names = [field.name for field in fields(AtenTimes)]
-    if not isinstance(data, Mapping) or set(data) != set(names) or None in data.values():
+    if not isinstance(data, Mapping) or set(data) != set(names):
         raise InvalidValueError(f"aten: wanted {', '.join(names)}")
-    classes, used, layers = data["classes"], data["versions"], data["layers"]
-    is_list = isinstance(classes, list) and classes and {str} >= set(map(type, classes))
-    if not is_list or not set(classes) <= set(MEASURED):
-        raise InvalidValueError(f"aten: classes {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}")
-    texts = (*used, *used.values()) if isinstance(used, Mapping) else (None,)
-    if not all(isinstance(text, str) for text in texts):
-        raise InvalidValueError("aten: wanted versions by name")
     one, two = LAYERS
     shapes = ((one, 1 + INPUTS), (two, 1 + one), (1, 1 + two))
-    if not isinstance(layers, list) or len(layers) != len(shapes):
-        raise InvalidValueError(f"aten: wanted {len(shapes)} layers")
-    first, second, last = (
-        rows_from("aten", rows, *each, _LARGEST) for rows, each in zip(layers, shapes, strict=True)
-    )
-    error, margin = (float(number_from(data[name], 0, _LARGEST)) for name in ("error", "margin"))
-    sizes = int(number_from(data["sizes"], 1, 1 << 31, whole=True))
+    try:
+        classes, used = tuple(data["classes"]), dict(data["versions"])
+        layers = zip(data["layers"], shapes, strict=True)
+        first, second, last = (rows_from("aten", rows, *shape, _LARGEST) for rows, shape in layers)
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(f"aten: {str(error)[:200]}") from error
+    if not classes or not all(isinstance(each, str) and each in MEASURED for each in classes):
+        raise InvalidValueError(f"aten: classes {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}")
+    if not all(isinstance(text, str) for text in (*used, *used.values())):
+        raise InvalidValueError("aten: wanted versions by name")
     ranges = rows_from("aten", data["ranges"], 2, INPUTS, _LARGEST)
-    return AtenTimes(tuple(classes), ranges, (first, second, last), error, margin, sizes, dict(used))
+    error, margin = numbers_from("shares", [data["error"], data["margin"]], 2, 0, _LARGEST)
+    (sizes,) = numbers_from("sizes", [data["sizes"]], 1, 1, 1 << 31)
+    return AtenTimes(classes, ranges, (first, second, last), error, margin, int(sizes), used)
