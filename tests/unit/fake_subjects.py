@@ -16,6 +16,7 @@ from tritile.core.device import HOST
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
 from tritile.tune.measure.bench import Taken
+from tritile.tune.measure.timing import Eager
 from tritile.tune.subject import ProblemSubject
 
 
@@ -85,13 +86,8 @@ class Fake:
         return _Stage(self, copies)
 
 
-class _Timed:
-    launches = 1
-
-    def __init__(self, run):
-        self._run = run
-
-    def time_us(self):
+class _Timed(Eager):
+    def _all_us(self):
         return self._run(None)
 
 
@@ -126,7 +122,7 @@ class _Stage:
         return (lambda call: float(config["SPEED"])), Taken(32, 0, 0)
 
     def timed(self, config, run):
-        return _Timed(run)
+        return _Timed(run, [0])
 
     def check(self, config, run):
         if config["FAULT"] == "wrong":
@@ -170,7 +166,7 @@ class _FormulaStage:
         return (lambda call: us), Taken(1, 0, 0)
 
     def timed(self, config, run):
-        return _Timed(run)
+        return _Timed(run, [0])
 
     def check(self, config, run):
         return 0.0

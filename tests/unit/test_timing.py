@@ -59,9 +59,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
-    timing._queued_between_us.cache_clear()
+    timing._neutral_us.cache_clear()
     yield made
-    timing._queued_between_us.cache_clear()
+    timing._neutral_us.cache_clear()
 
 
 def test_launches_that_wait_for_the_last_take_what_the_gpu_takes(gpu):
@@ -112,6 +112,7 @@ def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch(monkeypatch):
     class Graph:
         def capture_begin(self, pool=None, capture_error_mode=None):
             captured.append([])
+            self.own = captured[-1]
 
         def capture_end(self):
             pass
@@ -120,7 +121,7 @@ def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch(monkeypatch):
             return 0
 
         def replay(self):
-            pass
+            return sum({"neutral": NEUTRAL_US}.get(what, LAUNCH_US) for what in self.own)
 
     class Stream:
         def wait_stream(self, other):
@@ -133,24 +134,44 @@ def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch(monkeypatch):
     monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
     monkeypatch.setattr(timing, "_side", lambda device: Stream())
     monkeypatch.setattr(timing, "_kept", lambda device: Graph())
-    monkeypatch.setattr(timing, "_replayed_us", lambda work: float(len(captured[-1])))
+    monkeypatch.setattr(timing, "_elapsed_us", lambda work: work())
     for name, made in (("CUDAGraph", Graph), ("current_stream", Stream), ("current_device", lambda: 0)):
         monkeypatch.setattr(torch.cuda, name, made)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    timing._between_us.cache_clear()
-    graph = timing.Graph(lambda call: captured and captured[-1].append(call), ["a", "b"])
-    timing._between_us.cache_clear()
+    timing._neutral_us.cache_clear()
+    assert (
+        timing.Graph(lambda call: captured and captured[-1].append(call), ["a", "b"]).time_us() == LAUNCH_US
+    )
+    timing._neutral_us.cache_clear()
     assert captured == [["neutral", "a", "neutral", "b"], ["neutral", "neutral"]]
-    assert graph._between_us == 2.0
 
 
 def test_a_host_that_is_slow_for_a_while_does_not_lengthen_neutral_kernels(monkeypatch):
-    """Replay neutral kernels for longer than other programs disturb each of them."""
+    """Time neutral kernels for longer than other programs disturb each of them."""
     now = [0.0]
 
-    def neutral():
-        now[0] += 1e-4
-        return 90.0 if now[0] < 0.012 else 10.0
+    class Neutral(timing.Eager):
+        def _all_us(self):
+            now[0] += 1e-4
+            return 90.0 if now[0] < 0.012 else 10.0
 
     monkeypatch.setattr(timing.time, "monotonic", lambda: now[0])
-    assert timing._least_us(neutral) == 10.0
+    assert timing._neutral_us(Neutral, 0, 3) == 10.0
+
+
+def test_timers_take_turns_as_long_as_the_budget_lasts(monkeypatch):
+    """The first round says how many there is time for, and does not count."""
+    seen = []
+
+    class Timer(timing.Eager):
+        def _all_us(self):
+            seen.append(self._run)
+            return 1e3 * self.launches if seen.count(self._run) > 1 else 4e3 * self.launches
+
+    timers = [Timer(name, range(count)) for name, count in (("a", 1), ("b", 2))]
+    samples = timing.interleaved(timers, budget_ms=100.0)
+    assert seen == ["a", "b"] * 9  # 12 ms a round
+    assert samples == [[1e3] * 8] * 2
+    seen.clear()
+    assert timing.screen_us(timers[0], fastest_us=1e3) == (4e3, 0.0)
+    assert seen == ["a"]

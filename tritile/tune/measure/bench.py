@@ -22,7 +22,7 @@ _KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph hol
 
 
 class Taken(NamedTuple):
-    """Hold a kernel's resources: registers and spilled 32-bit words a thread, bytes of shared memory."""
+    """A kernel's resources: registers and spilled 32-bit words a thread, bytes of shared memory."""
 
     registers: int | None = None
     spills: int | None = None
@@ -30,7 +30,7 @@ class Taken(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """Hold a quick timing, and the kernel's resources."""
+    """A quick timing, and the kernel's resources."""
 
     timing: Timing
     taken: Taken
@@ -45,8 +45,6 @@ class Stage(Protocol):
     answer, and for writes outside the kernel's memory.
     """
 
-    @property
-    def calls(self) -> Sequence[Any]: ...
     def prepared(self, config: Config) -> tuple[Run, Taken]: ...
     def timed(self, config: Config, run: Run) -> Eager: ...
     def check(self, config: Config, run: Run) -> float | None: ...
@@ -90,74 +88,61 @@ class Shop(Protocol):
 
 
 class Bench:
-    """Hold one subject's operands, and time the configs that are loaded for it."""
+    """Hold one subject's operands, and time the configs that are loaded for it.
+
+    Where memory runs out, whatever was under way is done again with half the copies of the operands.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._copies = subject, subject.copies
-        self._stage = self._staged()
+        self._stage: Stage | None = None
         self._loaded: dict[Config, tuple[Run, Taken]] = {}
         self._graphs: dict[Config, Eager] = {}
         self._times: dict[Config, float] = {}
+        self._on_stage(lambda stage: None)
 
-    def _staged(self) -> Stage:
+    def _on_stage(self, work: Callable[[Stage], T]) -> T:
         while True:
             try:
-                return self._subject.stage(self._copies)
+                if self._stage is None:
+                    self._stage = self._subject.stage(self._copies)
+                return work(self._stage)
             except torch.cuda.OutOfMemoryError:
+                self._graphs.clear()
+                self._loaded.clear()
                 if self._copies <= 1:
+                    torch.cuda.empty_cache()
                     raise
-                self._copies //= 2
-                torch.cuda.empty_cache()
-
-    def _shrink(self) -> bool:
-        """Halve the copies of the operands after memory ran out; return False where there is but one."""
-        count = len(self._stage.calls)
-        self._graphs.clear()
-        self._loaded.clear()
-        if count == 1:
+            self._stage = None  # here no traceback holds its memory any more
             torch.cuda.empty_cache()
-            return False
-        del self._stage
-        torch.cuda.empty_cache()
-        self._copies = count // 2
-        self._stage = self._staged()
-        return True
+            self._copies //= 2
 
-    def _run(self, config: Config) -> tuple[Run, Taken]:
+    def _run(self, stage: Stage, config: Config) -> tuple[Run, Taken]:
         if config not in self._loaded:
-            self._loaded[config] = self._stage.prepared(config)
+            self._loaded[config] = stage.prepared(config)
         return self._loaded[config]
 
-    def _graph(self, config: Config) -> Eager:
+    def _graph(self, stage: Stage, config: Config) -> Eager:
         if config not in self._graphs:
-            self._graphs[config] = self._stage.timed(config, self._run(config)[0])
+            self._graphs[config] = stage.timed(config, self._run(stage, config)[0])
         return self._graphs[config]
-
-    def _fitting(self, work: Callable[[], T]) -> T:
-        """Call `work`; where memory runs out, again with half the copies of the operands."""
-        while True:
-            try:
-                return work()
-            except torch.cuda.OutOfMemoryError:
-                if not self._shrink():
-                    raise
 
     def screen(self, config: Config, fastest_us: float) -> Screened:
         """Time a config quickly."""
-        timing = self._fitting(lambda: screen_us(self._graph(config), fastest_us))
+        timing = self._on_stage(lambda stage: screen_us(self._graph(stage, config), fastest_us))
         _finish()
         self._times[config] = timing.us
         for slow in sorted(self._graphs, key=lambda c: self._times.get(c, math.inf))[_KEPT:]:
             del self._graphs[slow]
-        return Screened(timing, self._run(config)[1])
+        return Screened(timing, self._loaded[config][1])
 
     def race(self, configs: Sequence[Config]) -> list[list[float]]:
         """Return microseconds of each config, run after run, the configs taking turns."""
-        return self._fitting(lambda: interleaved([self._graph(config) for config in configs]))
+        return self._on_stage(lambda stage: interleaved([self._graph(stage, config) for config in configs]))
 
     def check(self, config: Config) -> float | None:
         """Return the relative error of a config's answer. Raises TuningError for a wrong one."""
-        error = self._fitting(lambda: self._stage.check(config, self._run(config)[0]))
+        error = self._on_stage(lambda stage: stage.check(config, self._run(stage, config)[0]))
         _finish()
         return error
 

@@ -33,14 +33,15 @@ from tritile.tune.search import (
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up
-_FINALISTS = 4  # configs in the final race
+_FINALISTS = 4  # configs in the final race, and
+_CLOSE = 1.15  # times the fastest, up to which a config is one of them
 _WHOLE = 256  # configs in a batch of a search through all
 Keep = Callable[[str, Trial], None]  # takes the digest of the kernel, and what was measured of it
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Set how a search goes: by `screening`, or through every config. Its defaults are those of every search.
+    """How a search goes: by `screening`, or through every config. Its defaults are those of every search.
 
     `batch`: configs to compile at a time. `problem_s`: seconds after which a problem is screened no further.
     A screening ends where its next batch promises too little gain, or after `most` configs.
@@ -62,7 +63,7 @@ def whole(rules: Rules) -> Rules:
 
 @dataclass(frozen=True)
 class Task:
-    """Hold a subject, its search space, its earlier trials, and the config to beat."""
+    """A subject, its search space, its earlier trials, and the config to beat."""
 
     subject: Subject
     space: SearchSpace | Listed
@@ -72,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Tuned:
-    """Hold the outcome of tuning one problem: the best trial, or the `failure` to find one.
+    """The outcome of tuning one problem: the best trial, or the `failure` to find one.
 
     `trials`: configs measured now. `seconds`: since the operands were made.
     """
@@ -125,9 +126,8 @@ class _Search:
 
     def __init__(self, task: Task, shop: Shop, rules: Rules, keep: Keep) -> None:
         self.task, self.shop, self.rules, self._remember = task, shop, rules, keep
-        self.subject = task.subject
-        self.trials: dict[Config, Trial] = dict(task.trials)
-        self.fastest_us = min(tried_of(task.trials.values()).values(), default=math.inf)
+        self.subject, self.trials = task.subject, dict(task.trials)
+        self.fastest_us = min(self.tried.values(), default=math.inf)
         self.new = 0
         self.foreseen: set[Config] = set()  # configs whose checks were compiled ahead
         self.begun = False
@@ -139,9 +139,6 @@ class _Search:
     def tried(self) -> Tried:
         return tried_of(self.trials.values())
 
-    def ranked(self) -> list[Config]:
-        return fastest_first(self.tried)
-
     def keep(self, trial: Trial) -> None:
         self.trials[trial.config] = trial
         self.fastest_us = min(self.fastest_us, trial.time)
@@ -151,12 +148,11 @@ class _Search:
         trial = self.trials.get(config) or Trial(self.subject.problem, config, None)
         self.keep(replace(trial, us=None, failure=reason, measured_utc=now()))
 
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         """True if this problem's time is over, which is much longer where no config works yet."""
         waited = time.monotonic() - self.since
-        return waited > _HOPELESS * self.rules.problem_s or (
-            waited > self.rules.problem_s and bool(self.ranked())
-        )
+        patience = 1 if self.fastest_us < math.inf else _HOPELESS
+        return waited > patience * self.rules.problem_s
 
     def propose(self) -> list[Config]:
         tried, incumbent = self.tried, self.task.incumbent
@@ -164,43 +160,43 @@ class _Search:
         return list(dict.fromkeys([*first, *proposed(self.task.space, tried, self.rules)]))
 
     def compile(self, configs: Sequence[Config]) -> None:
-        pending = [self.shop.compile(self.subject, config) for config in configs]
-        self.compiles = dict(zip(pending, configs, strict=True))
+        self.compiles = {self.shop.compile(self.subject, config): config for config in configs}
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True if a step need not wait for a compiler."""
         return not self.compiles or any(future.done() for future in self.compiles)
 
-    def begin(self) -> None:
-        """Put operands on the GPU while the first configs compile. Raises TuningError where that fails."""
-        self.begun = True
-        self.shop.begin(self.subject)
-        self.since = time.monotonic()
-
-    def step(self) -> bool:
-        """Screen the compiled configs and propose more; return whether screening is over."""
-        if not self.begun:
-            self.begin()
-        for future in [future for future in self.compiles if future.done()]:
-            self._screen(self.compiles.pop(future), future)
-            if self.late():
-                self.give_up()
-                break
-        if not self.compiles:
-            self.compile([] if self.late() else self.propose())
-            best = self.ranked()[:1]
+    def step(self) -> Tuned | None:
+        """Screen what is compiled, and propose more; return the outcome once nothing more is proposed."""
+        try:
+            if not self.begun:  # put operands on the GPU while the first configs compile
+                self.begun = True
+                self.shop.begin(self.subject)
+                self.since = time.monotonic()
+            for future in [future for future in self.compiles if future.done()]:
+                self._screen(self.compiles.pop(future), future)
+                if self.is_late():
+                    self.cancel()
+                    break
+            if self.compiles:
+                return None
+            self.compile([] if self.is_late() else self.propose())
+            best = fastest_first(self.tried)[:1]
             if best and best[0] not in self.foreseen:
                 self.foreseen.update(best)
                 self.shop.compile(self.subject, best[0], for_check=True)
-        return not self.compiles
+            return None if self.compiles else self._outcome()
+        except TuningError as error:  # of its operands, not of one config
+            self.abandon()
+            return Tuned(self.subject.problem, None, self.new, 0.0, str(error))
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         for future in self.compiles:
             future.cancel()
         self.compiles = {}
 
     def abandon(self) -> None:
-        self.give_up()
+        self.cancel()
         self.shop.end(self.subject)
 
     def _screen(self, config: Config, compiled: Future[None]) -> None:
@@ -217,36 +213,36 @@ class _Search:
         used = (taken.registers, spilled, taken.shared)
         self.keep(Trial(self.subject.problem, config, *timing, *used, measured_utc=now()))
 
-    def finish(self) -> Tuned:
+    def _outcome(self) -> Tuned:
         """Race the fastest configs, and choose the first whose answer is right."""
-        ranked = self.ranked()
-        limit = 1.15 * (self.tried[ranked[0]] if ranked else 0.0)
-        finalists = [c for c in ranked[:_FINALISTS] if self.tried[c] <= limit]
-        incumbent = self.task.incumbent
+        winner = next(filter(None, map(self._checked, self._ranked())), None)
+        self.shop.end(self.subject)
+        texts = {trial.failure for trial in self.trials.values() if trial.failure}
+        reasons = "; ".join(sorted(texts)[:4]) or "none was tried"
+        failure = None if winner else f"no config works: {reasons}"
+        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure)
+
+    def _ranked(self) -> list[Config]:
+        """Race the fastest; return all configs that worked, the winner first.
+
+        Finalists come first: another's quick timing may have been lucky, and was not in turns with theirs.
+        """
+        tried = self.tried
+        ranked, incumbent = fastest_first(tried), self.task.incumbent
+        finalists = [config for config in ranked[:_FINALISTS] if tried[config] <= _CLOSE * tried[ranked[0]]]
         if incumbent in ranked and incumbent not in finalists:
             finalists.append(incumbent)
-        # Finalists first: another's quick timing may have been lucky, and was not taken in turns with theirs.
-        order = self._raced(finalists) if len(finalists) > 1 else finalists
+        order = self._raced(finalists)
         if self.rules.by_trials and len(finalists) > 1:
-            fastest = self.ranked()[:_FINALISTS]
+            fastest = fastest_first(self.tried)[:_FINALISTS]
             if not {*fastest} <= {*finalists}:  # a quick timing that the race's times do not reach
                 self._raced(fastest)
-            order = self.ranked()
-        winner = None
-        for config in [*order, *(config for config in ranked if config not in order)]:
-            try:
-                error = self.shop.check(self.subject, config)
-            except WorkerError as wrong:
-                self.fail(config, str(wrong))
-                continue
-            winner = replace(self.trials[config], error=error)
-            if winner != self.trials[config]:
-                self.keep(winner)
-            break
-        self.shop.end(self.subject)
-        return self._outcome(winner)
+            order = fastest_first(self.tried)
+        return list(dict.fromkeys([*order, *ranked]))
 
     def _raced(self, finalists: Sequence[Config]) -> list[Config]:
+        if len(finalists) < 2:
+            return list(finalists)
         try:
             times = self.shop.race(self.subject, finalists)
         except WorkerError:
@@ -256,11 +252,16 @@ class _Search:
             self.keep(replace(self.trials[config], **timing_of(measured)._asdict(), measured_utc=now()))
         return settled(samples, self.task.incumbent)
 
-    def _outcome(self, winner: Trial | None) -> Tuned:
-        texts = {trial.failure for trial in self.trials.values() if trial.failure}
-        reasons = "; ".join(sorted(texts)[:4]) or "none was tried"
-        failure = None if winner else f"no config works: {reasons}"
-        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure)
+    def _checked(self, config: Config) -> Trial | None:
+        try:
+            error = self.shop.check(self.subject, config)
+        except WorkerError as wrong:
+            self.fail(config, str(wrong))
+            return None
+        trial = replace(self.trials[config], error=error)
+        if trial != self.trials[config]:
+            self.keep(trial)
+        return trial
 
 
 def tune(
@@ -276,52 +277,26 @@ def tune(
     whose operands cannot be made (out of memory, say), that has no legal config, or whose every config fails
     is yielded with its failure.
     """
-    waiting, more = iter(tasks), True
-    active: list[_Search] = []
+    coming, active = iter(tasks), list[_Search]()
     try:
         while True:
             stop = not keep_on()
-            while more and not stop and len(active) < _LOOKAHEAD:
-                try:
-                    task = next(waiting)
-                except StopIteration:
-                    more = False
-                    break
+            while not stop and len(active) < _LOOKAHEAD and (task := next(coming, None)) is not None:
                 try:
                     active.append(_Search(task, shop, rules, keep))
                 except UnsupportedError as error:  # no config is legal
                     yield Tuned(task.subject.problem, None, 0, 0.0, str(error))
-            begun = [search for search in active if search.begun]
-            if not active or (stop and not begun):
+            own = [search for search in active if search.begun] if stop else active[: shop.benches]
+            if not own:
                 return
-            search = _next_of(begun if stop else active[: shop.benches])
-            outcome = _advance(search)
-            if outcome is not None:
+            # One with something to measure, else one to begin, else the first that a compiler serves.
+            ready = [search for search in own if search.is_ready()]
+            search = next(iter([*ready, *(search for search in own if not search.begun)]), None)
+            if search is None:
+                wait([future for each in own for future in each.compiles], return_when=FIRST_COMPLETED)
+            elif (outcome := search.step()) is not None:
                 active.remove(search)
                 yield outcome
     finally:
         for search in active:
             search.abandon()
-
-
-def _advance(search: _Search) -> Tuned | None:
-    try:
-        if not search.ready():
-            search.begin()
-            return None
-        return search.finish() if search.step() else None
-    except TuningError as error:  # of its operands, not of one config
-        search.abandon()
-        return Tuned(search.subject.problem, None, search.new, 0.0, str(error))
-
-
-def _next_of(searches: Sequence[_Search]) -> _Search:
-    """Return a search with something to measure, else one to begin, else the first that a compiler serves."""
-    while True:
-        for search in searches:
-            if search.ready():
-                return search
-        for search in searches:
-            if not search.begun:
-                return search
-        wait([future for search in searches for future in search.compiles], return_when=FIRST_COMPLETED)

@@ -1,9 +1,9 @@
 """Time launches on the GPU.
 
-A CUDA graph runs a launch over copies of its operands that exceed the L2 cache three times, so each run finds
-a cold cache. A neutral kernel runs ahead of each launch, as other kernels do in a program: the start of a
-launch is then not hidden behind the end of one of its own kind. A graph of the neutral kernel alone is timed
-too, and its time subtracted.
+A CUDA graph, or a queue in a stream, runs a launch over copies of its operands that exceed the L2 cache three
+times, so each run finds a cold cache. A neutral kernel runs ahead of each launch, as other kernels do in a
+program: the start of a launch is then not hidden behind the end of one of its own kind. The neutral kernels
+are timed alone too, and their time is subtracted.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton.testing
@@ -22,6 +22,7 @@ from tritile.core.config import Config
 from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
+K = TypeVar("K")
 Run = Callable[[Any], object]  # launches a config on one copy of a call
 _WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
@@ -43,7 +44,7 @@ def do_bench(call: Callable[[], object], quantiles: Sequence[float] = (0.5, 0.2,
 
 
 class Timing(NamedTuple):
-    """Hold a launch's median microseconds, and its spread: the 20th to 80th percentile over the median."""
+    """A launch's median microseconds, and its spread: the 20th to 80th percentile over the median."""
 
     us: float
     spread: float
@@ -59,27 +60,6 @@ def timing_of(samples: Sequence[float]) -> Timing:
 def copies_wanted(bytes_each: int, l2_bytes: int) -> int:
     """Return how many copies of operands exceed the L2 cache three times; 400 at most."""
     return min(_MAX_COPIES, max(1, math.ceil(3 * l2_bytes / max(1, bytes_each))))
-
-
-def _replayed_us(work: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(1e3 * start.elapsed_time(end))
-
-
-def _least_us(neutral: Callable[[], float]) -> float:
-    """Return the least of many times of neutral kernels, as others may use the host and the GPU too."""
-    until, times = time.monotonic() + _REPLAYS_S, [neutral()]
-    while len(times) < _REPLAYS or time.monotonic() < until:
-        times.append(neutral())
-    return min(times)
-
-
-def _nothing() -> None:
-    """Do nothing before a run."""
 
 
 @functools.cache
@@ -112,119 +92,102 @@ def _kept(device: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _captured(run: Run, calls: Sequence[Any]) -> torch.cuda.CUDAGraph:
-    device = torch.cuda.current_device()
-    neutral, graph = _idle(device), torch.cuda.CUDAGraph()
-    stream, pool, collects = _side(device), _kept(device).pool(), gc.isenabled()
-    stream.wait_stream(torch.cuda.current_stream())
-    gc.disable()  # `torch.cuda.graph` collects instead, which takes a large program a tenth of a second
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads go on
-            try:
-                for call in calls:
-                    neutral.add_(1)
-                    run(call)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # of a capture that failed
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-    except BaseException:
-        _kept.cache_clear()  # torch may hold its pool to be captured into still
-        raise
-    finally:
-        if collects:
-            gc.enable()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph
-
-
-@functools.cache
-def _between_us(device: int, count: int) -> float:
-    graph = _captured(lambda call: None, range(count))
-    return _least_us(lambda: _replayed_us(graph.replay))
-
-
-def _net_us(us: float, between_us: float) -> float:
-    """Subtract the time of the neutral kernels. Raises TuningError unless the difference is positive."""
-    net = us - between_us
-    if not 0 < net < math.inf:
-        raise TuningError(f"it was timed at {net:g} us, less than the kernels between launches")
-    return net
-
-
 class Eager:
-    """Time launches on several calls, one after the other, as often as one likes.
+    """Time launches on several calls, one after the other, as often as one likes, without a graph or a wait.
 
     `before` runs ahead of them, and is not timed.
     """
 
-    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
+    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = lambda: None) -> None:
         self.launches = len(calls)
         self._run, self._calls, self._before = run, calls, before
+        self._load()
+
+    def _load(self) -> None:
+        """Make what is not to be timed."""
 
     def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over all calls, without a graph or a wait."""
+        """Return microseconds of a launch, the mean over all calls.
+
+        Raises TuningError for a time that no launch takes: a broken clock, or less than the neutral kernels.
+        """
+        between = self._between_us()
+        us = (self._all_us() - between) / self.launches
+        if not 0 < us < math.inf:
+            raise TuningError(f"it was timed at {us:g} us")
+        return us
+
+    def _all_us(self) -> float:
         self._before()
-        return _replayed_us(lambda: [self._run(call) for call in self._calls]) / self.launches
+        return _elapsed_us(lambda: [self._run(call) for call in self._calls])
+
+    def _between_us(self) -> float:
+        return 0.0
+
+
+def _elapsed_us(work: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(1e3 * start.elapsed_time(end))
+
+
+@functools.cache
+def _neutral_us(kind: "type[Graph | Queued]", device: int, count: int) -> float:
+    """Return the least of many times of neutral kernels, as others may use the host and the GPU too."""
+    alone = kind(lambda call: None, range(count))
+    until, times = time.monotonic() + _REPLAYS_S, [alone._all_us()]
+    while len(times) < _REPLAYS or time.monotonic() < until:
+        times.append(alone._all_us())
+    return min(times)
 
 
 class Graph(Eager):
     """Time a launch in a CUDA graph that runs it on several calls."""
 
-    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
-        super().__init__(run, calls, before)
+    def _load(self) -> None:
         stream = _side(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            run(calls[0])  # loads modules and makes workspaces, which a capture may not
+            self._run(self._calls[0])  # loads modules and makes workspaces, which a capture may not
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = _captured(run, calls)
-        self._between_us = _between_us(torch.cuda.current_device(), len(calls))
+        self._graph = self._captured()
 
-    def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over a replay. Raises TuningError unless positive."""
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        device = torch.cuda.current_device()
+        neutral, graph = _idle(device), torch.cuda.CUDAGraph()
+        stream, pool, collects = _side(device), _kept(device).pool(), gc.isenabled()
+        stream.wait_stream(torch.cuda.current_stream())
+        gc.disable()  # `torch.cuda.graph` collects instead, which takes a large program a tenth of a second
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads go on
+                try:
+                    for call in self._calls:
+                        neutral.add_(1)
+                        self._run(call)
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # of a capture that failed
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        except BaseException:
+            _kept.cache_clear()  # torch may hold its pool to be captured into still
+            raise
+        finally:
+            if collects:
+                gc.enable()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph
+
+    def _all_us(self) -> float:
         self._before()
-        return _net_us(_replayed_us(self._graph.replay), self._between_us) / self.launches
+        return _elapsed_us(self._graph.replay)
 
-
-def _queued_us(launches: Callable[[], object], before: Callable[[], object] = _nothing) -> float:
-    """Return microseconds of launches that wait on the GPU until the last is enqueued.
-
-    `before` runs ahead of them, and is not timed.
-    """
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for cycles in _WAITS:
-        before()
-        wait_on_gpu(cycles)
-        start.record()
-        launches()
-        end.record()
-        waited = not start.query()
-        end.synchronize()
-        if waited:
-            return float(1e3 * start.elapsed_time(end))
-    raise TuningError("launches took too long to enqueue to be timed")
-
-
-def _enqueue(run: Run, calls: Sequence[Any]) -> None:
-    """Launch each behind a neutral kernel and an event.
-
-    The event keeps a launch from starting early: in a stream that would hide 1.3 us of each, a third of a
-    short product's time, and in a graph hides a quarter of that.
-    """
-    neutral = _idle(torch.cuda.current_device())
-    between = torch.cuda.Event(enable_timing=True)  # without a time to take it holds back nothing
-    for call in calls:
-        neutral.add_(1)
-        between.record()
-        run(call)
-
-
-@functools.cache
-def _queued_between_us(device: int, count: int) -> float:
-    return _least_us(lambda: _queued_us(lambda: _enqueue(lambda call: None, range(count))))
+    def _between_us(self) -> float:
+        return _neutral_us(Graph, torch.cuda.current_device(), self.launches)
 
 
 class Queued(Eager):
@@ -233,18 +196,41 @@ class Queued(Eager):
     Nothing is captured, as during a capture a program's other threads may not wait for the GPU.
     """
 
-    def __init__(self, run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> None:
-        super().__init__(run, calls, before)
-        run(calls[0])  # loads modules
+    def _load(self) -> None:
+        self._run(self._calls[0])  # modules
 
-    def time_us(self) -> float:
-        """Return microseconds of a launch, the mean over all calls. Raises TuningError unless positive."""
-        between = _queued_between_us(torch.cuda.current_device(), self.launches)
-        us = _queued_us(lambda: _enqueue(self._run, self._calls), self._before)
-        return _net_us(us, between) / self.launches
+    def _all_us(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for cycles in _WAITS:
+            self._before()
+            wait_on_gpu(cycles)
+            start.record()
+            self._enqueue()
+            end.record()
+            waited = not start.query()
+            end.synchronize()
+            if waited:
+                return float(1e3 * start.elapsed_time(end))
+        raise TuningError("launches took too long to enqueue to be timed")
+
+    def _enqueue(self) -> None:
+        """Launch each behind a neutral kernel and an event.
+
+        The event keeps a launch from starting early: in a stream that would hide 1.3 us of each, a third of a
+        short product's time, and in a graph hides a quarter of that.
+        """
+        neutral = _idle(torch.cuda.current_device())
+        between = torch.cuda.Event(enable_timing=True)  # without a time to take it holds back nothing
+        for call in self._calls:
+            neutral.add_(1)
+            between.record()
+            self._run(call)
+
+    def _between_us(self) -> float:
+        return _neutral_us(Queued, torch.cuda.current_device(), self.launches)
 
 
-def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _nothing) -> Eager:
+def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = lambda: None) -> Eager:
     """Return a Graph; a plain timer where the launch cannot be captured."""
     before()
     try:
@@ -256,32 +242,29 @@ def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = _not
         return Eager(run, calls, before)
 
 
-def _timed_us(graph: Eager) -> float:
-    """Time a launch. Raises TuningError for a time that no launch takes, as a broken clock tells."""
-    us = graph.time_us()
-    if not 0 < us < math.inf:
-        raise TuningError(f"it was timed at {us:g} us")
-    return us
-
-
-def screen_us(graph: Eager, fastest_us: float = math.inf) -> Timing:
+def screen_us(timer: Eager, fastest_us: float = math.inf) -> Timing:
     """Time a few replays, fewer of long ones, and one where it is hopelessly behind the fastest."""
-    first = _timed_us(graph)
+    first = timer.time_us()
     if first > _HOPELESS * fastest_us:
         return Timing(first, 0.0)
-    repeats = 2 if first * graph.launches > 20_000 else 4
-    return timing_of([_timed_us(graph) for _ in range(repeats)])
+    repeats = 2 if first * timer.launches > 20_000 else 4
+    return timing_of([timer.time_us() for _ in range(repeats)])
 
 
-def interleaved(graphs: Sequence[Eager], budget_ms: float = 60.0) -> list[list[float]]:
-    """Return each graph's microseconds, in turns A B A B ..., so that clocks and heat affect all alike."""
-    once_ms = sum(_timed_us(graph) * graph.launches for graph in graphs) / 1e3
-    rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget_ms / max(once_ms, 1e-3))))
-    samples: list[list[float]] = [[] for _ in graphs]
+def in_turns(timers: Mapping[K, Eager], rounds: int) -> dict[K, list[float]]:
+    """Return each timer's microseconds, in turns A B A B ..., so that clocks and heat affect all alike."""
+    samples: dict[K, list[float]] = {key: [] for key in timers}
     for _ in range(rounds):
-        for graph, times in zip(graphs, samples, strict=True):
-            times.append(_timed_us(graph))
+        for key, timer in timers.items():
+            samples[key].append(timer.time_us())
     return samples
+
+
+def interleaved(timers: Sequence[Eager], budget_ms: float = 60.0) -> list[list[float]]:
+    """Time in turns, as many rounds as the budget has room for; a first one, which is dropped, tells that."""
+    once_ms = sum(timer.time_us() * timer.launches for timer in timers) / 1e3
+    rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(budget_ms / max(once_ms, 1e-3))))
+    return list(in_turns(dict(enumerate(timers)), rounds).values())
 
 
 def slower(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -302,11 +285,8 @@ def settled(samples: Mapping[Config, Sequence[float]], incumbent: Config | None 
     middle = {config: statistics.median(times) for config, times in samples.items()}
     order = sorted(samples, key=lambda config: (middle[config], config.key))
     fastest = order[0]
-    tied = [
-        config
-        for config in order
-        if middle[config] <= _TIED * middle[fastest] and not slower(samples[fastest], samples[config])
-    ]
+    near = [config for config in order if middle[config] <= _TIED * middle[fastest]]
+    tied = [config for config in near if not slower(samples[fastest], samples[config])]
     first = min(tied, key=lambda config: config.key)
     if incumbent is not None and incumbent in samples and not slower(samples[fastest], samples[incumbent]):
         first = incumbent
