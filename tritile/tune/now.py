@@ -24,15 +24,15 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.runtime import launch
 from tritile.runtime.compiles import asking, compiles_heard
-from tritile.tune.calibrate.sweep import compile_at, flusher, launches, raced
+from tritile.tune.calibrate.sweep import compile_at
 from tritile.tune.measure import engine
 from tritile.tune.measure.engine import Keep, Rules, Tuned, logged, now
 from tritile.tune.measure.timing import Queued, settled, timing_of
 from tritile.tune.measure.workers import Workshop, borrowed
 from tritile.tune.subject import answers, task_of, torch_calls
-from tritile.tune.subject.operands import copies_of, run_of
+from tritile.tune.subject.operands import run_of
+from tritile.tune.subject.race import calls_of, flusher, raced
 
-_PAIRS: Final = 5
 _racing: Final = threading.RLock()
 at_fork(_racing)
 
@@ -88,22 +88,22 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     A failure is remembered, too. Nothing is where torch has no single call for the problem, or no config of
     it was measured.
     """
-    run, best = torch_calls.run_of(problem), best_of(plans.trials(problem, device))
-    if run is None or best is None or not best.us:
+    best = best_of(plans.trials(problem, device))
+    if torch_calls.run_of(problem) is None or best is None or not best.us:
         return
-    us, failure = None, None
-    setting = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
+    both, us, failures = (best.config, aten.CONFIG), None, list[str]()
+    precision = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
     try:
-        with _alone(gpu), answers.torch_fp32(setting):
-            calls = copies_of(problem, device, launches(problem))
-            ours = run_of(launch.prepare(calls[0], best.config))
-            clocks = [Queued(each, calls, flusher(device)) for each in (ours, run)]
-            pairs = [[clock.time_us() for clock in clocks] for _ in range(_PAIRS)]
+        with _alone(gpu), answers.torch_fp32(precision):
+            flush, calls = flusher(device), calls_of(problem, device)
+            samples = raced(calls, both, flush, Queued, lambda config, why: failures.append(why))
+        if not failures:
+            pairs = zip(*map(samples.__getitem__, both), strict=True)
             us = best.us * statistics.median(torchs / own for own, torchs in pairs)
     except (TuningError, RuntimeError) as error:
-        failure = brief(error)
-    trial = Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now())
-    logged(store_of(device).add)(TORCH, trial)
+        failures.append(brief(error))
+    failure = failures[0] if failures else None
+    logged(store_of(device).add)(TORCH, Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now()))
 
 
 @contextlib.contextmanager
@@ -118,14 +118,13 @@ def _alone(gpu: int) -> Iterator[None]:
 
 def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> Config | None:
     """Time configs side by side in this process; None where none is right."""
-    keep, families = logged(store_of(device).add), FAMILIES[problem.op]
-    calls = copies_of(problem, device, launches(problem))
+    keep, calls = logged(store_of(device).add), calls_of(problem, device)
     _compile(calls[0], likely, device, gpu)
     samples = raced(calls, likely, flusher(device), Queued)
-    trials = {}
-    for config, times in samples.items():
-        timing = timing_of(times)
-        trials[config] = Trial(problem, config, timing.us, timing.spread, measured_utc=now())
+    trials = {
+        config: Trial(problem, config, *timing_of(times), measured_utc=now())
+        for config, times in samples.items()
+    }
     winner = None
     for config in settled(samples) if samples else ():
         try:
@@ -136,7 +135,7 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
         winner, trials[config] = config, replace(trials[config], error=error)
         break
     for config, trial in trials.items():
-        keep(families[config.family].digest, trial)
+        keep(FAMILIES[problem.op][config.family].digest, trial)
     return winner
 
 

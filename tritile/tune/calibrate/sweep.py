@@ -11,33 +11,22 @@ from concurrent.futures import as_completed
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-import torch
-
-from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.errors import TuningError, brief
 from tritile.families.space import unbanded, worthwhile
-from tritile.planning import model
-from tritile.runtime import launch
+from tritile.planning import aten, model
 from tritile.runtime.ahead import compiled_for
-from tritile.tune.measure.timing import Graph, Queued
+from tritile.tune.measure.timing import Graph
 from tritile.tune.measure.workers import Workers
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
-from tritile.tune.subject.operands import copies_of, run_of
+from tritile.tune.subject.race import Tell, calls_of, flusher, raced
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
-_BEHIND: Final = 1.3  # times the fastest in a first round, up to which it is timed again
-_ROUNDS: Final = 4  # how often a config is timed again
-_GRAPH_US: Final = 250.0  # the least time of all launches in a graph
-_LAUNCHES: Final = 40  # the most launches in a graph
-_FLUSHED: Final = 3  # times the size of the L2 cache, read between replays
 _LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions
 
 Times = dict[Config, float]
-Tell = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
@@ -95,12 +84,6 @@ class Chooser:
             self._off[kind] = mean if before is None else before + _LEARNT * (mean - before)
 
 
-def flusher(device: Device) -> Callable[[], object]:
-    """Return a function that fills the L2 cache with memory that needs no writing back."""
-    memory = torch.ones(_FLUSHED * device.l2_bytes // 4, dtype=torch.float32, device="cuda")
-    return memory.sum
-
-
 def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> None:
     """Compile what a config launches at these sizes. Raises TuningError for a config that is refused."""
     for problem in problems:
@@ -131,56 +114,12 @@ def timed(
     problem: Tiled, configs: Sequence[Config], device: Device, flush: Callable[[], object], tell: Tell
 ) -> Row:
     """Time the configs that run, and torch, side by side."""
-    calls, torch_us = copies_of(problem, device, launches(problem)), None
+    torchs = [aten.CONFIG] if problem.op in torch_calls.RUNS else []
     with torch_fp32():
-        samples = raced(calls, configs, flush, Graph, tell)
-        run = torch_calls.RUNS.get(problem.op)
-        try:
-            if run is not None:
-                torch_us = statistics.median(timed_again(Graph(run, calls, flush)))
-        except (TuningError, RuntimeError) as error:  # torch multiplies no int8 of 16 rows and fewer
-            tell(f"{problem.label}: torch: {brief(error)}")
-    return Row(problem, {config: statistics.median(times) for config, times in samples.items()}, torch_us)
-
-
-def launches(problem: Tiled) -> int:
-    """Return how many launches of a problem to put in a graph, so that starting it hardly counts."""
-    guess = problem.bytes / 3e6 + getattr(problem, "flops", 0) / 6e8 + 4  # microseconds
-    return max(1 if guess > 2 * _GRAPH_US else 2, min(_LAUNCHES, round(_GRAPH_US / guess)))
-
-
-def timed_again(clock: Graph | Queued) -> list[float]:
-    """Time several times, in microseconds, after a run that is dropped: a graph's first replay uploads it."""
-    clock.time_us()
-    return [clock.time_us() for _ in range(_ROUNDS)]
-
-
-def raced(
-    calls: Sequence[Call],
-    configs: Sequence[Config],
-    flush: Callable[[], object],
-    clock: type[Graph | Queued],
-    tell: Tell = lambda text: None,
-) -> dict[Config, list[float]]:
-    """Time configs on the same calls; those near the fastest several times, in turns.
-
-    A config that does not run is reported to `tell`, and left out. `flush` empties the L2 cache.
-    """
-    clocks: dict[Config, Graph | Queued] = {}
-    samples: dict[Config, list[float]] = {}
-    for config in configs:
-        try:
-            clocks[config] = clock(run_of(launch.prepare(calls[0], config)), calls, flush)
-            # A graph's first replay uploads it: the second counts, unless the host held that up for longer.
-            samples[config] = [min(clocks[config].time_us(), clocks[config].time_us())]
-        except (TuningError, RuntimeError) as error:
-            tell(f"{calls[0].problem.label}: {config}: {brief(error)}")
-    limit = _BEHIND * min((us for (us,) in samples.values()), default=0.0)
-    near = [config for config, (us,) in samples.items() if us <= limit]
-    for _ in range(_ROUNDS):
-        for config in near:
-            samples[config].append(clocks[config].time_us())
-    return samples
+        samples = raced(calls_of(problem, device), [*configs, *torchs], flush, Graph, tell)
+    times = {config: statistics.median(us) for config, us in samples.items()}
+    torch_us = times.pop(aten.CONFIG, None)
+    return Row(problem, times, torch_us)
 
 
 def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, tell: Tell) -> Chooser:
