@@ -1,7 +1,6 @@
 """Fork servers that are there at once, and programs that test_engine ends amid a request."""
 
 import contextlib
-import functools
 import math
 import multiprocessing
 import os
@@ -11,8 +10,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-
-import pytest
 
 from tests.unit.fake_subjects import Fake, config
 from tritile.core.device import HOST
@@ -25,15 +22,15 @@ from tritile.tune.search import Listed
 LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
 
 
-class QuickWorkers(Workers):
+class _Quick:
     """Fork the server from the tests' own, or this process: a program of its own takes seconds to start.
 
     Requests time out when the subject notes in `folder` that it hangs, and never by the clock.
     """
 
-    def __init__(self, compilers=None, folder=None, server=None):
-        super().__init__(compilers)
+    def __init__(self, *arguments, folder=None, server=None, **limits):
         self.folder, self._context = folder, server or multiprocessing.get_context("fork")
+        super().__init__(*arguments, **limits)
 
     def _started(self, theirs):
         arguments = theirs, self._compilers, dict(os.environ), self.folder
@@ -41,6 +38,14 @@ class QuickWorkers(Workers):
         process.start()
         process.wait = process.join
         return process
+
+
+class QuickWorkers(_Quick, Workers):
+    pass
+
+
+class QuickWorkshop(_Quick, Workshop):
+    pass
 
 
 def _serve(connection, compilers, environment, folder):
@@ -65,14 +70,6 @@ def _serve(connection, compilers, environment, folder):
     workers.wait = lambda objects, limit: wait(objects, None if limit is None else 0.01)
     workers._Worker.is_late = is_late
     workers.serve(connection, compilers)
-
-
-def quick_workshop(*arguments, folder=None, server=None, **limits):
-    """Return a workshop of QuickWorkers."""
-    with pytest.MonkeyPatch.context() as patch:
-        quick = functools.partial(QuickWorkers, folder=folder, server=server)
-        patch.setattr(workers, "Workers", quick)
-        return Workshop(*arguments, **limits)
 
 
 def run_script(script, argument, environment, told):
@@ -114,6 +111,6 @@ def tuner(folder, expires):
     known = {t.config: t for t in store.trials("0123456789abcdef", Fake("").problem)}
     task = Task(Fake(str(folder)), Listed(configs), known)
     rules = Rules(exhaustive=True, batch=1, problem_s=math.inf)
-    with quick_workshop(None, jobs=1, limit_s=SCREEN_S, folder=folder if expires else None) as shop:
+    with QuickWorkshop(None, jobs=1, limit_s=SCREEN_S, folder=folder if expires else None) as shop:
         (tuned,) = tune([task], shop, rules, store.add)
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")

@@ -4,11 +4,10 @@ import os
 import sys
 
 from tests.unit.fake_subjects import Formula
-from tests.unit.helpers_for_fork_servers import QuickWorkers
+from tests.unit.helpers_for_fork_servers import QuickWorkshop
 from tritile import cli
 from tritile.cli import shared, tune
 from tritile.core.device import target_device
-from tritile.tune.measure import workers
 from tritile.tune.subject import problem as subjects
 from tritile.tune.suites import parse_shape
 
@@ -26,7 +25,7 @@ def enter_rank(rank, ranks, folder):
     with (folder / f"told-{rank}").open("w") as file:
         for output in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), output.fileno())
-    subjects.ProblemSubject, workers.Workers = Formula, QuickWorkers
+    subjects.ProblemSubject, tune.Workshop = Formula, QuickWorkshop
     shared.gpu_here = lambda: H200
     tune.now.time_torch = lambda *asked: None
     cli.app(["tune", *SHAPES, "--dtype", "float16", "--jobs", "1"], prog_name="tritile")

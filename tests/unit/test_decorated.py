@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 import tritile
-from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, quick_workshop
+from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, QuickWorkshop
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
@@ -215,7 +215,7 @@ def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, mon
 
 def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monkeypatch):
     """As where a module that it needs is not found there: it can be measured here all the same."""
-    quick = functools.partial(quick_workshop, jobs=1, server=server)
+    quick = functools.partial(QuickWorkshop, jobs=1, server=server)
     monkeypatch.setattr(workers, "Workshop", quick)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))

@@ -18,7 +18,7 @@ import pytest
 
 from tests.unit import helpers_for_fork_servers as helpers
 from tests.unit.fake_subjects import Fake, config
-from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, quick_workshop
+from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, QuickWorkshop
 from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.errors import UnsupportedError
@@ -37,7 +37,7 @@ def shared(server, tmp_path_factory):
     """A workshop, and the folder where subjects note that they hang."""
     folder = tmp_path_factory.mktemp("hung")
     limits = {"limit_s": helpers.SCREEN_S, "compile_s": helpers.COMPILE_S}
-    with quick_workshop(None, jobs=1, folder=folder, server=server, **limits) as shop:
+    with QuickWorkshop(None, jobs=1, folder=folder, server=server, **limits) as shop:
         yield shop, folder
 
 
@@ -252,13 +252,13 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
 def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(server, tmp_path):
     """Kill the server too, as where memory runs out."""
     slow = config(1, "takes long once")
-    with quick_workshop(None, jobs=1, limit_s=LONG_S, server=server) as shop:
+    with QuickWorkshop(None, jobs=1, limit_s=LONG_S, server=server) as shop:
 
         def killer():
             noted = tmp_path / "killed"
             while not (noted.exists() and noted.read_text()):  # else it is not noted that it was
                 time.sleep(0.01)
-            os.kill(shop.workers._server.pid, signal.SIGKILL)
+            os.kill(shop._server.pid, signal.SIGKILL)
 
         thread = threading.Thread(target=killer)
         thread.start()

@@ -149,5 +149,5 @@ def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> Non
         if seconds:
             with borrowed(gpu) as shop:
                 rest = configs[index + 1 :]
-                wait([shop.workers.submit(compile_at, each, [call.problem], device) for each in rest])
+                wait([shop.submit(compile_at, each, [call.problem], device) for each in rest])
             return

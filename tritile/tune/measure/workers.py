@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import cloudpickle
 import torch
@@ -355,18 +355,18 @@ class Workers:
             self._server.kill()  # where it did not end
             self._reader.join()
 
-    def __enter__(self) -> "Workers":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class Workshop:
-    """Compile and measure subjects.
+class Workshop(Workers):
+    """Compile and measure subjects, as `Shop` says.
 
     `gpu` is the index of the GPU; None where subjects need none. A config that hangs for `limit_s` seconds,
-    or ends its process, fails alone.
+    or ends its process, fails alone. Subjects that came first are compiled first.
     """
 
     benches = 2  # subjects whose operands are on the GPU at a time
@@ -375,47 +375,44 @@ class Workshop:
         self, gpu: int | None, jobs: int | None = None, limit_s: float = 10.0,
         compile_s: float = COMPILE_LIMIT_S,
     ) -> None:  # fmt: skip
+        super().__init__(jobs)
         self._gpu, self._limit_s, self._compile_s = gpu, limit_s, compile_s
-        self.workers = Workers(jobs)
-        self._numbers: dict[Subject, int] = {}  # in the order in which they came
-        self._order = itertools.count()
+        self._subjects: dict[Subject, int] = {}  # by their numbers, in the order in which they came
+        self._subject_numbers = itertools.count()
         self._screened = 0  # configs, by the current measuring process
         with contextlib.suppress(TuningError):  # each request says so
-            self.workers.start()
+            self.start()
 
     def _number(self, subject: Subject) -> int:
-        if subject not in self._numbers:
-            self._numbers[subject] = next(self._order)
-        return self._numbers[subject]
+        if subject not in self._subjects:
+            self._subjects[subject] = next(self._subject_numbers)
+        return self._subjects[subject]
 
     def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
         """Start compiling a config; or what else a check of it runs, so that the check need not wait.
 
-        Subjects that came first are served first. The future raises WorkerError where the compiler refuses,
-        dies or hangs, TuningError where no process can be started.
+        The future raises WorkerError where the compiler refuses, dies or hangs, TuningError where no process
+        can be started.
         """
-        work, urgency = subject.compile_check if for_check else subject.compile, self._number(subject)
-        return self.workers.submit(work, config, urgency=urgency, limit_s=self._compile_s)
+        work = subject.compile_check if for_check else subject.compile
+        return self.submit(work, config, urgency=self._number(subject), limit_s=self._compile_s)
 
     def begin(self, subject: Subject) -> None:
         """Put a subject's operands on the GPU. Raises TuningError where that fails."""
         request = self._number(subject), subject, self._gpu
         try:
-            self.workers.measure(bench.begin, *request, limit_s=_BEGIN_S, again=_AGAIN)
+            self.measure(bench.begin, *request, limit_s=_BEGIN_S, again=_AGAIN)
         except WorkerError as error:
             raise TuningError(f"its operands cannot be made: {error}") from error
 
     def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened:
-        """Time a config quickly. Raises WorkerError for one that fails, hangs or ends the process."""
         self._screened += 1
         return self._of(subject, "screen", config, fastest_us, limit_s=self._limit_s)
 
     def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
-        """Time configs in turns; return the microseconds of each, run after run. Raises WorkerError."""
         return self._of(subject, "race", list(configs))
 
     def check(self, subject: Subject, config: Config) -> float | None:
-        """Return the relative error of a config's answer. Raises WorkerError for a wrong one."""
         return self._of(subject, "check", config)
 
     def _of(self, subject: Subject, method: str, *arguments: Any, limit_s: float = _RACE_S) -> Any:
@@ -428,7 +425,7 @@ class Workshop:
         while True:
             request = self._number(subject), method, *arguments
             try:
-                is_begun, value = self.workers.measure(bench.call, *request, limit_s=limit_s)
+                is_begun, value = self.measure(bench.call, *request, limit_s=limit_s)
                 if is_begun:
                     return value
             except WorkerError as error:
@@ -438,21 +435,13 @@ class Workshop:
             self.begin(subject)
 
     def end(self, subject: Subject) -> None:
-        number, is_worn = self._numbers.pop(subject, None), self._screened > _WORN_BENCH
+        """Free a subject's operands."""
+        number, is_worn = self._subjects.pop(subject, None), self._screened > _WORN_BENCH
         if number is not None:
             with contextlib.suppress(TuningError):
-                self.workers.measure(bench.end, number, is_worn, limit_s=_BEGIN_S)
+                self.measure(bench.end, number, is_worn, limit_s=_BEGIN_S)
         if is_worn:
             self._screened = 0
-
-    def close(self) -> None:
-        self.workers.close()
-
-    def __enter__(self) -> "Workshop":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 _lock = threading.RLock()
@@ -488,8 +477,8 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
     for shop in _shops.values():
-        if shop.workers._connection is not None:
-            shop.workers._connection.close()
+        if shop._connection is not None:
+            shop._connection.close()
     _shops.clear()
     _idle.clear()
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,15 +23,11 @@ from tritile.runtime.native import loaded
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
+from tritile.tune.search import from_parameters, parameters
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels these are no powers of two
-
-
-def _with(config: Config, **values: Any) -> Config:
-    options = {name: value for name, value in values.items() if name in ("num_warps", "num_stages")}
-    return replace(config, kwargs=tuple((n, values.get(n, v)) for n, v in config.kwargs), **options)
 
 
 @functools.cache
@@ -39,8 +35,7 @@ def _grid(op: str, family: str) -> dict[str, list[Any]]:
     """Return the values of each parameter among a family's own configs, smallest first."""
     values: dict[str, set[Any]] = {}
     for config in FAMILIES[op][family].configs:
-        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        for name, value in (dict(config.kwargs) | options).items():
+        for name, value in parameters(config).items():
             values.setdefault(name, set()).add(value)
     return {name: sorted(own) for name, own in values.items() if len(own) > 1}
 
@@ -52,21 +47,22 @@ def steps(config: Config, op: str) -> list[Config]:
     or removes a stage. Tiles of warp-specialised kernels grow and shrink by the rows of a warpgroup, together
     with the number of warpgroups.
     """
-    found, specialised = [], "CONSUMERS" in dict(config.kwargs)
+    values = parameters(config)
+    found, is_specialised = list[dict[str, Any]](), "CONSUMERS" in values
     for name, own in _grid(op, config.family).items():
-        value = getattr(config, name) if name in ("num_warps", "num_stages") else config[name]
-        side = specialised and name in _SIDES
-        reach = 2 if side else 1
+        value, is_side = values[name], is_specialised and name in _SIDES
+        reach = 2 if is_side else 1
         near = [v for v in own if v < value][-reach:] + [v for v in own if v > value][:reach]
         if name == "num_stages":
             near += [value - 1, value + 1]
-        elif not side and not isinstance(value, bool):
+        elif not is_side and not isinstance(value, bool):
             near += [value // 2, value * 2]
-        found += [_with(config, **{name: v}) for v in near if isinstance(v, bool) or v >= 1]
-    if specialised:
-        rows = config["BLOCK_M"] // config["CONSUMERS"]
-        found += [_with(config, CONSUMERS=count, BLOCK_M=rows * count) for count in (1, 2, 3)]
-    return [step for step in dict.fromkeys(found) if step != config]
+        found += [{name: v} for v in near if isinstance(v, bool) or v >= 1]
+    if is_specialised:
+        rows = values["BLOCK_M"] // values["CONSUMERS"]
+        found += [{"CONSUMERS": count, "BLOCK_M": rows * count} for count in (1, 2, 3)]
+    made = dict.fromkeys(from_parameters(values | step) for step in found)
+    return [step for step in made if step != config]
 
 
 class ProblemSpace:
