@@ -178,7 +178,7 @@ def test_a_process_that_compiled_much_is_replaced(monkeypatch):
 def test_the_most_urgent_request_is_served_first(workers, tmp_path):
     """Wait for a process that is busy, and leave out what is cancelled."""
     os.mkfifo(tmp_path / "go")
-    first = workers.submit(_read_text, tmp_path / "go")
+    first = workers.submit(Path.read_text, tmp_path / "go")
     served = tmp_path / "served"
     rest = [workers.submit(_add_line, served, urgency, urgency=urgency) for urgency in (3, 1, 2, 4)]
     rest[2].cancel()
@@ -188,32 +188,22 @@ def test_the_most_urgent_request_is_served_first(workers, tmp_path):
     assert served.read_text().split() == ["1", "3", "4"]
 
 
-def _read_text(path):
-    return path.read_text()
-
-
 def _add_line(path, line):
     with path.open("a") as file:
         file.write(f"{line}\n")
 
 
-def test_a_remembered_time_that_no_launch_takes_is_no_winner(shop, tmp_path):
-    bad, good = config(1), config(2)
-    known = {bad: Trial(Fake("").problem, bad, -1.0)}
-    tuned, _ = run(shop, tmp_path, bad, good, trials=known)
-    assert tuned.best.config == good
-
-
-def test_what_is_known_is_not_measured_again(shop, tmp_path):
-    first, second = config(5), config(6)
+def test_trials_on_record_are_not_measured_again_unless_no_launch_takes_their_time(shop, tmp_path):
+    hung, fast, bad, new = config(1), config(5), config(6), config(7)
     problem = Fake("").problem
-    known = {first: Trial(problem, first, 4.0), second: Trial(problem, second, None, failure="hung: once")}
-    assert not has_more(Listed([first, second]), known, RULES)
-    assert has_more(Listed([first, second, config(7)]), known, RULES)
-    tuned, kept = run(shop, tmp_path, first, second, config(7), trials=known)
-    assert second not in kept  # it hung once, and is not asked again
+    known = {fast: Trial(problem, fast, 4.0), hung: Trial(problem, hung, None, failure="hung: once")}
+    assert not has_more(Listed([fast, hung]), known, RULES)
+    assert has_more(Listed([fast, hung, new]), known, RULES)
+    known[bad] = Trial(problem, bad, -1.0)
+    tuned, kept = run(shop, tmp_path, fast, hung, bad, new, trials=known)
+    assert hung not in kept
     assert tuned.trials == 1
-    assert tuned.best.config == first
+    assert tuned.best.config == fast
 
 
 def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
@@ -230,6 +220,11 @@ def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
     assert settled(dict(reversed(tied.items())))[0] == a
 
 
+class Broken:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
 def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
     """Start the server as a program of its own, where a file and a path could mislead it."""
     (tmp_path / "json.py").write_text("raise SystemExit('imported')")
@@ -244,6 +239,9 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
         with pytest.raises(WorkerError, match="ZeroDivisionError"):
             workers.measure(divmod, 1, 0, limit_s=LONG_S)
         assert workers.measure(os.getpid) == pid
+        with pytest.raises(WorkerError, match="garbled: its answer cannot be read") as raised:
+            workers.measure(Broken, limit_s=LONG_S)
+        assert not raised.value.blameless
         with pytest.raises(WorkerError, match="status 3"):
             workers.measure(os._exit, 3, limit_s=LONG_S)
         assert workers.measure(os.getpid) != pid
@@ -272,15 +270,6 @@ def starts_another(pipe):
     process = subprocess.Popen(["sleep", "600"])
     Path(pipe).write_text(str(process.pid))
     process.wait()
-
-
-def test_what_a_process_started_ends_with_it(workers, tmp_path):
-    """End an assembler that hangs, say: else it would go on when its compiler was given up."""
-    os.mkfifo(tmp_path / "pid")
-    future = workers.submit(starts_another, str(tmp_path / "pid"))
-    pid = int((tmp_path / "pid").read_text())
-    future.cancel()
-    wait_for_the_end([pid])
 
 
 def hangs_once(noted):
@@ -369,29 +358,20 @@ def test_an_answer_never_goes_to_another_request(workers, tmp_path):
         signal.signal(signal.SIGINT, before)
 
 
-class Broken:
-    def __reduce__(self):
-        return divmod, (1, 0)
-
-
-def test_an_answer_that_cannot_be_read_costs_its_request_alone(workers):
-    with pytest.raises(WorkerError, match="garbled: its answer cannot be read") as raised:
-        workers.measure(Broken, limit_s=LONG_S)
-    assert not raised.value.blameless
-    assert workers.measure(len, "abc", limit_s=LONG_S) == 3
-
-
-def test_workers_that_are_closed_leave_no_process(server, tmp_path):
+def test_what_is_cancelled_or_closed_ends_with_all_that_it_started(server, tmp_path):
+    """End an assembler that hangs, say: else it would go on when its compiler was given up."""
     os.mkfifo(tmp_path / "pid")
     with QuickWorkers(1, server=server) as workers:
-        pid = workers.submit(os.getpid).result()
-        slow = workers.submit(starts_another, str(tmp_path / "pid"))
-        started = int((tmp_path / "pid").read_text())
+        for ends in (True, False):
+            slow = workers.submit(starts_another, str(tmp_path / "pid"))
+            started = int((tmp_path / "pid").read_text())
+            if ends:
+                slow.cancel()
+                wait_for_the_end([started])
+        pid = workers.measure(os.getpid)
         waiting = workers.submit(time.sleep, 600)
     assert [slow.cancelled(), waiting.cancelled()] == [True, True]
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    wait_for_the_end([started])
+    wait_for_the_end([started, pid])
 
 
 def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, tmp_path):

@@ -61,16 +61,10 @@ class Chooser:
             self._times[problem] = {c: model.predict_us(c, problem, self._device) for c in own}
         return self._times[problem]
 
-    def leave_out(self, configs: Iterable[Config]) -> None:
-        out = set(configs)
-        self._configs = [config for config in self._configs if config not in out]
-        self._times = {p: {c: us for c, us in own.items() if c not in out} for p, own in self._times.items()}
-
     def choose(self, problem: Tiled) -> list[Config]:
         """Return the configs to time: those that are predicted to come near the fastest."""
-        times = {
-            c: us * math.exp(self._off.get(kind_of(c), 0.0)) for c, us in self._predicted(problem).items()
-        }
+        foreseen = self._predicted(problem).items()
+        times = {config: us * math.exp(self._off.get(kind_of(config), 0.0)) for config, us in foreseen}
         limit = _WITHIN * min(times.values(), default=0.0)
         return [config for config, us in times.items() if us <= limit]
 
@@ -130,8 +124,7 @@ def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, 
         for config in chooser.choose(problem):
             wanted.setdefault(config, []).append(problem)
     refused = compile_all(wanted, device, tell)
-    chooser.leave_out(config for config in configs if config in refused or config not in wanted)
-    return chooser
+    return Chooser([config for config in configs if config in wanted and config not in refused], device)
 
 
 def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, tell: Tell) -> Iterator[Row]:
