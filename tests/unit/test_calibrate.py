@@ -11,7 +11,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 import typer.testing
 
 from tests.configs import tma, warpgroups

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,9 +31,10 @@ def race(monkeypatch):
 
     class Clock:
         def __init__(self, run, calls, before):
-            if run not in times:
+            self.run = getattr(run, "func", run)
+            if self.run not in times:
                 raise TuningError("it does not run")
-            self.run, self.us = run, itertools.cycle(times[run])
+            self.us = itertools.cycle(times[self.run])
 
         def time_us(self):
             seen.append((self.run, torch.backends.cuda.matmul.fp32_precision))
@@ -48,7 +48,7 @@ def race(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(torch.random, "fork_rng", lambda gpus: contextlib.nullcontext())
-    monkeypatch.setattr(now, "calls_of", lambda problem, device: [SimpleNamespace(problem=problem)])
+    monkeypatch.setattr(now, "calls_of", lambda problem, device: [problem])
     monkeypatch.setattr(now, "_compile", lambda *arguments: None)
     monkeypatch.setattr(now, "flusher", lambda device: None)
     monkeypatch.setattr(now, "Queued", Clock)
@@ -123,11 +123,13 @@ def test_torch_is_timed_in_the_precision_of_the_problem(race, cuda_matmul, preci
     assert cuda_matmul.fp32_precision != precision
 
 
-def test_where_torch_offers_no_such_product_nothing_is_remembered_of_it(race):
+def test_where_torch_offers_no_such_product_the_failure_is_remembered(race):
     times, *_ = race
     times[remembered(PROBLEM)] = [10.0]
     now.time_torch(PROBLEM, H200, 0)
-    assert store_of(H200).best(TORCH, PROBLEM) is None
+    assert [trial.failure for trial in store_of(H200).trials(TORCH, PROBLEM)] == [
+        "TuningError: it does not run"
+    ]
 
 
 def test_of_winners_within_noise_the_first_in_a_fixed_order(race):

@@ -96,7 +96,7 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     try:
         with _alone(gpu), answers.torch_fp32(precision):
             flush, calls = flusher(device), calls_of(problem, device)
-            samples = raced(calls, both, flush, Queued, lambda config, why: failures.append(why))
+            samples = raced(problem, calls, both, flush, Queued, lambda _, why: failures.append(why))
         if not failures:
             pairs = zip(*map(samples.__getitem__, both), strict=True)
             us = best.us * statistics.median(torchs / own for own, torchs in pairs)
@@ -120,7 +120,7 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
     """Time configs side by side in this process; None where none is right."""
     keep, calls = logged(store_of(device).add), calls_of(problem, device)
     _compile(calls[0], likely, device, gpu)
-    samples = raced(calls, likely, flusher(device), Queued)
+    samples = raced(problem, calls, likely, flusher(device), Queued)
     trials = {
         config: Trial(problem, config, *timing_of(times), measured_utc=now())
         for config, times in samples.items()

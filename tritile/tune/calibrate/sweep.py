@@ -21,12 +21,13 @@ from tritile.tune.measure.timing import Graph
 from tritile.tune.measure.workers import Workers
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
-from tritile.tune.subject.race import Tell, calls_of, flusher, raced
+from tritile.tune.subject.race import calls_of, flusher, raced
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
 _LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions
 
 Times = dict[Config, float]
+Tell = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
@@ -108,9 +109,13 @@ def timed(
     problem: Tiled, configs: Sequence[Config], device: Device, flush: Callable[[], object], tell: Tell
 ) -> Row:
     """Time the configs that run, and torch, side by side."""
+
+    def failed(config: Config, why: str) -> None:
+        tell(f"{problem.label}: {config}: {why}")
+
     torchs = [aten.CONFIG] if problem.op in torch_calls.RUNS else []
     with torch_fp32():
-        samples = raced(calls_of(problem, device), [*configs, *torchs], flush, Graph, tell)
+        samples = raced(problem, calls_of(problem, device), [*configs, *torchs], flush, Graph, failed)
     times = {config: statistics.median(us) for config, us in samples.items()}
     torch_us = times.pop(aten.CONFIG, None)
     return Row(problem, times, torch_us)

@@ -48,22 +48,18 @@ def _filled(problem: Tiled, make: Callable[[str, int], torch.Tensor]) -> Call:
 def copies_of(problem: Tiled, device: Device, count: int | None = None) -> list[Call]:
     """Return calls on random operands of their own; by default these fill the L2 cache three times over."""
     count = copies_wanted(problem.bytes, device.l2_bytes) if count is None else count
-    pools: list[tuple[torch.Tensor, int]] = []
+    pools: list[torch.Tensor] = []  # of each operand: (copies, elements)
 
-    def take(number: int) -> Callable[[str, int], torch.Tensor]:
-        place = itertools.count()
+    def pooled(dtype: str, elements: int) -> torch.Tensor:
+        padded = -(-elements // 256) * 256
+        pools.append(random_elements(dtype, count * padded).view(count, padded))
+        return pools[-1][0, :elements]
 
-        def make(dtype: str, elements: int) -> torch.Tensor:
-            operand = next(place)
-            padded = -(-elements // 256) * 256
-            if number == 0:
-                pools.append((random_elements(dtype, padded * count), padded))
-            pool, step = pools[operand]
-            return pool[number * step : number * step + elements]
+    def copied(number: int) -> Call:
+        own = iter(pools)
+        return _filled(problem, lambda dtype, elements: next(own)[number, :elements])
 
-        return make
-
-    return [_filled(problem, take(number)) for number in range(count)]
+    return [_filled(problem, pooled), *map(copied, range(1, count))]
 
 
 def shared(call: Call, load: str = "skewed") -> Call:

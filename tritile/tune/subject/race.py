@@ -23,8 +23,6 @@ _GRAPH_US: Final = 250.0  # the least time of all launches in a graph
 _LAUNCHES: Final = 40  # the most launches in a graph
 _FLUSHED: Final = 3  # times the size of the L2 cache, read between replays
 
-Tell = Callable[[str], None]
-
 
 def calls_of(problem: Tiled, device: Device) -> list[Call]:
     """Return as many calls of a problem as fill a graph, so that starting it hardly counts."""
@@ -39,36 +37,37 @@ def flusher(device: Device) -> Callable[[], object]:
     return memory.sum
 
 
-def _run(call: Call, config: Config) -> Run:
+def _run(problem: Tiled, call: Call, config: Config) -> Run:
     if config != aten.CONFIG:
         return run_of(launch.prepare(call, config))
-    run = torch_calls.run_of(call.problem)
+    run = torch_calls.run_of(problem)
     if run is None:
         raise TuningError("torch has no single call for it")
     return run
 
 
 def raced(
+    problem: Tiled,
     calls: Sequence[Call],
     configs: Iterable[Config],
     flush: Callable[[], object],
     timer: type[Graph | Queued],
-    tell: Tell = lambda text: None,
+    failed: Callable[[Config, str], object] = lambda config, why: None,
 ) -> dict[Config, list[float]]:
-    """Return microseconds of configs, and of torch for `aten.CONFIG`, on the same calls.
+    """Return microseconds of configs, and of torch for `aten.CONFIG`, on the same calls of a problem.
 
     Those near the fastest config are timed several times, in turns, and so is torch. What does not run is
-    reported to `tell`, and left out. `flush` empties the L2 cache.
+    reported to `failed`, and left out. `flush` empties the L2 cache.
     """
     timers: dict[Config, Graph | Queued] = {}
     first: dict[Config, float] = {}
     for config in configs:
         try:
-            timers[config] = timer(_run(calls[0], config), calls, flush)
+            timers[config] = timer(_run(problem, calls[0], config), calls, flush)
             # A graph's first replay uploads it: the second counts, unless the host held that up for longer.
             first[config] = min(timers[config].time_us(), timers[config].time_us())
         except (TuningError, RuntimeError) as error:  # torch multiplies no int8 of 16 rows and fewer
-            tell(f"{calls[0].problem.label}: {config}: {brief(error)}")
+            failed(config, brief(error))
     limit = _BEHIND * min((us for config, us in first.items() if config != aten.CONFIG), default=math.inf)
     near = {config: timers[config] for config, us in first.items() if us <= limit or config == aten.CONFIG}
     again = in_turns(near, _ROUNDS)
