@@ -85,7 +85,7 @@ def test_weights_are_rounded_in_all_elements_or_in_none(monkeypatch, rounds):
     scale = 1e-2 + 1e-2 * torch.rand(call.scales.tensor.numel(), generator=torch.Generator().manual_seed(8))
     call.scales.tensor.view(-1).copy_(scale)
     right = {
-        how: torch.cat([part.wanted for part in answers._of_weights(call, torch.float64, False, how)])
+        how: torch.cat([part.right for part in answers._of_weights(call, torch.float64, False, how)])
         for how in (True, False)
     }
     out = operands.matrix(call.out, 1)[0]

@@ -201,11 +201,8 @@ def serve(caller: Connection, compilers: int) -> NoReturn:
                 outcome = WorkerError(f"hung: no answer in {request.limit_s:g} s")
             else:
                 continue
-            if isinstance(outcome, WorkerError) and outcome.blameless and request.again:
-                heapq.heappush(waiting[request.measures], replace(request, again=request.again - 1))
-            else:
-                with contextlib.suppress(ConnectionError):
-                    caller.send((request.number, outcome))
+            with contextlib.suppress(ConnectionError):
+                caller.send((request.number, outcome))
         if caller in ready:
             try:
                 message = caller.recv()
@@ -240,6 +237,7 @@ class Workers:
         self._server: Any = None
         self._connection: Connection | None = None
         self._reader: threading.Thread | None = None
+        self._is_closed = False
 
     def submit(
         self, function: Callable[..., Any], *arguments: Any, urgency: float = 0.0,
@@ -312,7 +310,7 @@ class Workers:
             self._send(number)
 
     def _read(self, server: Any, connection: Connection) -> None:
-        """Settle requests until the server ends; then make those again that it was at."""
+        """Settle requests until the server ends, and then all that it was at."""
         failure = TuningError("no process can be started: the first one ended")
         with contextlib.suppress(EOFError, OSError):
             if connection.poll(_START_S):
@@ -325,26 +323,31 @@ class Workers:
         with self._lock:
             connection.close()
             self._connection = None if self._connection is connection else self._connection
-        for future, request in list(self._pending.values()):
-            if request.again and isinstance(failure, WorkerError):
-                self._request(future, replace(request, again=request.again - 1))
-            else:
-                self._settle(request.number, failure)
+        for number in list(self._pending):
+            self._settle(number, failure)
 
     def _settle(self, number: int, outcome: _Outcome) -> None:
-        future, _ = self._pending.pop(number, (None, None))
-        if future is None or not future.set_running_or_notify_cancel():
+        """Give a future its outcome; make a request again that was not at fault."""
+        future, request = self._pending.pop(number, (None, None))
+        if future is None or request is None or future.cancelled():
             return
+        is_blameless = isinstance(outcome, WorkerError) and outcome.blameless
+        if is_blameless and request.again and not self._is_closed:
+            self._request(future, replace(request, again=request.again - 1))
+            return self._drop(number) if future.cancelled() else None  # meanwhile
+        if not future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, TuningError):
+            return future.set_exception(outcome)
         try:
-            value = pickle.loads(outcome) if isinstance(outcome, bytes) else None
+            value = pickle.loads(outcome)
         except Exception as error:  # whatever unpickling raises
-            outcome = WorkerError(f"garbled: its answer cannot be read: {brief(error)}")
-        if isinstance(outcome, bytes):
-            future.set_result(value)
+            future.set_exception(WorkerError(f"garbled: its answer cannot be read: {brief(error)}"))
         else:
-            future.set_exception(outcome)
+            future.set_result(value)
 
     def close(self) -> None:
+        self._is_closed = True
         while self._pending:
             future, _ = self._pending.popitem()[1]
             if future.cancel():

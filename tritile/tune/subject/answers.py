@@ -18,6 +18,7 @@ from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.core.epilogue import finished
 from tritile.core.problem import FP8_DTYPES, SIDES, Epilogue
 from tritile.errors import TuningError
+from tritile.tune.measure.answers import WRONG
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject.operands import (
     groups_of,
@@ -34,13 +35,14 @@ _SLAB: Final = 8192  # rows of a weight that are unpacked at once
 _SAMPLED: Final = 8  # matrices of a batch, or groups, of which a sample has rows
 
 Sides = Sequence[torch.Tensor | None]
+Sums = tuple[torch.Tensor, torch.Tensor]  # of products, and the allowed error of each
 
 
 class Part(NamedTuple):
-    """Hold a part of a result, which begins at `place`, its right values and their allowed error."""
+    """A part of a result, which begins at `place`, its right values and their allowed error."""
 
     out: torch.Tensor
-    wanted: torch.Tensor
+    right: torch.Tensor
     bound: torch.Tensor
     place: tuple[int, ...]
 
@@ -80,21 +82,19 @@ def growth(dtype: str, precision: str, k: int) -> float:
     return (6 * math.sqrt(k) + k / 8) * step_of(dtype) + inputs
 
 
-def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> tuple[torch.Tensor, torch.Tensor]:
-    norms = torch.linalg.vector_norm(a, dim=-1, keepdim=True) * torch.linalg.vector_norm(
-        b, dim=-2, keepdim=True
-    )
-    return a @ b, grown * norms
+def summed(a: torch.Tensor, b: torch.Tensor, grown: float) -> Sums:
+    rows, columns = (torch.linalg.vector_norm(x, dim=dim, keepdim=True) for x, dim in ((a, -1), (b, -2)))
+    return a @ b, grown * (rows * columns)
 
 
 def with_epilogue(
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    parts: Sequence[Sums],
     sides: Sides,
     step: float,
     activation: str = "",
     alpha: float = 1.0,
     beta: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Sums:
     """Return the epilogue of sums, and the allowed error of each element.
 
     `parts` holds the sums and their errors: of one product, or of both of a gated one. The epilogue is
@@ -105,30 +105,30 @@ def with_epilogue(
     def made(*sums: torch.Tensor) -> torch.Tensor:
         return finished(sums[0], sides, activation, alpha, beta, *sums[1:])
 
-    wanted = made(*(sums for sums, _ in parts))
+    right = made(*(sums for sums, _ in parts))
     large = [None if side is None else side.abs() for side in sides]
-    added = 0.0 if large[2] is None else abs(beta) * large[2].to(wanted.dtype)
-    large[2] = added + torch.full((), float(bool(activation)), dtype=wanted.dtype, device=wanted.device)
+    added = 0.0 if large[2] is None else abs(beta) * large[2].to(right.dtype)
+    large[2] = added + torch.full((), float(bool(activation)), dtype=right.dtype, device=right.device)
     sums, *second = (sums.abs() for sums, _ in parts)
     bound = 16 * step * finished(sums, large, "", abs(alpha), 1.0, *second)
     for signs in itertools.product((1, -1), repeat=len(parts)):
         shifted = (sums + sign * error for sign, (sums, error) in zip(signs, parts, strict=True))
-        bound = bound + (made(*shifted) - wanted).abs()
-    return wanted, bound
+        bound = bound + (made(*shifted) - right).abs()
+    return right, bound
 
 
-def compare(out: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
+def compare(out: torch.Tensor, right: torch.Tensor, bound: torch.Tensor, place: tuple[int, ...]) -> None:
     """Raise TuningError where an element errs by more than bound and rounding; out begins at `place`."""
     if out.is_floating_point():
         facts = torch.finfo(out.dtype)
-        bound = bound + 0.51 * facts.eps * wanted.abs() + facts.smallest_normal * facts.eps
-    off = (out.to(wanted.dtype) - wanted).abs()
+        bound = bound + 0.51 * facts.eps * right.abs() + facts.smallest_normal * facts.eps
+    off = (out.to(right.dtype) - right).abs()
     bad = ~(off <= bound)  # so that NaN is bad too
     if bool(bad.any()):
         first = bad.nonzero()[0]
         at = tuple(int(i) + start for i, start in zip(first[-len(place) :], place, strict=True))
-        got, right = (tensor[tuple(first)].item() for tensor in (out, wanted))
-        raise TuningError(f"wrong answer: {int(bad.sum())} elements, the first at {at}: {got} for {right}")
+        values = " for ".join(str(tensor[tuple(first)].item()) for tensor in (out, right))
+        raise TuningError(f"{WRONG}: {int(bad.sum())} elements, the first at {at}: {values}")
 
 
 def in_pieces(total: int, each: int) -> Iterator[slice]:
@@ -137,12 +137,23 @@ def in_pieces(total: int, each: int) -> Iterator[slice]:
     yield from (slice(start, start + step) for start in range(0, total, step))
 
 
-def _rows(m: int, each: int, sample: bool, device: torch.device) -> Iterator[tuple[Any, int]]:
-    """Yield what to take of m rows, and the number of its first row: pieces of all rows, or a sample."""
-    if sample:
-        yield sampled(m, device), 0
-    else:
-        yield from ((rows, rows.start) for rows in in_pieces(m, each))
+def _parts(
+    left: torch.Tensor, rights: Sequence[torch.Tensor], out: torch.Tensor, place: tuple[int, ...],
+    grown: float, sample: bool, finish: Callable[[Sequence[Sums], Any], Sums] | None = None,
+) -> Iterator[Part]:  # fmt: skip
+    """Yield pieces of the rows of a product, or of a sample of them; `finish` applies an epilogue to rows.
+
+    `left` is (..., m, k), `rights` are (..., k, n), in the dtype to multiply in. `out` begins at `place`.
+    """
+    *batch, row, column = place
+    (m, k), n = left.shape[-2:], out.shape[-1]
+    pieces: list[Any] = [sampled(m, out.device)] if sample else [*in_pieces(m, n + k)]
+    for rows in pieces:
+        near = left[..., rows, :].to(rights[0].dtype)
+        sums = [summed(near, each, grown) for each in rights]
+        right, bound = sums[0] if finish is None else finish(sums, rows)
+        first = 0 if sample else rows.start
+        yield Part(out[..., rows, :], right, bound, (*batch, row + first, column))
 
 
 def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
@@ -150,48 +161,43 @@ def _of_matmul(call: MatmulCall, wide: torch.dtype, sample: bool) -> Iterator[Pa
     sides = [matrix(call.sides[name], batch) if name in call.sides else None for name in SIDES]
     a, b, out = (matrix(view, batch) for view in (call.a, call.b, call.out))
     rights = [b] if call.up is None else [b, matrix(call.up, batch)]
-    (m, k), n = call.a.shape, call.b.shape[1]
-    grown, step = growth(call.dtype, call.precision, k), step_of(call.dtype)
-    numbers = range(0, batch, max(1, batch // _SAMPLED))
-    whole = in_pieces(batch, m * (n + k) + k * n)
-    for some in (slice(i, i + 1) for i in numbers) if sample else whole:
-        right = [each[some].to(wide) for each in rights]
-        for rows, first in _rows(m, n + k, sample, out.device):
-            left = a[some, rows].to(wide)
-            parts = [summed(left, each, grown) for each in right]
-            wanted, bound = parts[0]
-            if call.epilogue:
-                near = [None if side is None else side[some, rows] for side in sides]
-                how = call.activation, call.alpha, call.beta
-                wanted, bound = with_epilogue(parts, near, step, *how)
-            yield Part(out[some, rows], wanted, bound, (some.start, first, 0))
+    (m, k), n, step = call.a.shape, call.b.shape[1], step_of(call.dtype)
+    how = call.activation, call.alpha, call.beta
+    some = [slice(i, i + 1) for i in range(0, batch, max(1, batch // _SAMPLED))]
+    for own in some if sample else in_pieces(batch, m * (n + k) + k * n):
+
+        def finish(sums: Sequence[Sums], rows: Any, own: slice = own) -> Sums:
+            near = [None if side is None else side[own][..., rows, :] for side in sides]
+            return with_epilogue(sums, near, step, *how)
+
+        of_own = [each[own].to(wide) for each in rights]
+        grown = growth(call.dtype, call.precision, k)
+        fused = finish if call.epilogue else None
+        yield from _parts(a[own], of_own, out[own], (own.start, 0, 0), grown, sample, fused)
 
 
 def _of_groups(call: GroupedCall, wide: torch.dtype, sample: bool) -> Iterator[Part]:
     groups = [group for group in groups_of(call) if group.out.numel()]
+    grown = growth(call.dtype, call.precision, call.a.shape[1])
     for group in groups[:: max(1, len(groups) // _SAMPLED) if sample else 1]:
-        (m, k), n = group.a.shape, group.b.shape[1]
-        right, grown = group.b.to(wide), growth(call.dtype, call.precision, k)
-        for rows, first in _rows(m, n + k, sample, group.out.device):
-            part = summed(group.a[rows].to(wide), right, grown)
-            yield Part(group.out[rows], *part, (first, 0))
+        yield from _parts(group.a, [group.b.to(wide)], group.out, (0, 0), grown, sample)
 
 
 def _of_weights(call: Any, wide: torch.dtype, sample: bool, rounds: bool = True) -> Iterator[Part]:
     """`rounds`: weights are rounded to the dtype of x, as they are where sums of a group are not scaled."""
-    (m, n), k = call.out.shape, call.x.shape[1]
+    n, k, step = call.out.shape[1], call.x.shape[1], step_of(call.dtype)
     x, out = matrix(call.x, 1)[0], matrix(call.out, 1)[0]
-    bias = None if call.bias is None else matrix(call.bias, 1)[0]
-    grown, step = growth(call.dtype, "ieee", k), step_of(call.dtype)
+    grown = growth(call.dtype, "ieee", k)
     for start in range(0, n, _SLAB):
         columns = slice(start, min(n, start + _SLAB))
+
+        def add(sums: Sequence[Sums], rows: Any, columns: slice = columns) -> Sums:
+            bias = matrix(call.bias, 1)[0, rows, columns]
+            return with_epilogue(sums, [None, None, bias, None, None], step)
+
         weight = weight_rows(call, start, columns.stop).to(getattr(torch, call.dtype) if rounds else wide)
-        weight = weight.to(wide).mT
-        for rows, first in _rows(m, columns.stop - start + k, sample, out.device):
-            part = summed(x[rows].to(wide), weight, grown)
-            if bias is not None:
-                part = with_epilogue([part], [None, None, bias[rows, columns], None, None], step)
-            yield Part(out[rows, columns], *part, (first, start))
+        bias = add if call.bias is not None else None
+        yield from _parts(x, [weight.to(wide).mT], out[:, columns], (0, start), grown, sample, bias)
 
 
 _PARTS: Final[dict[str, Callable[[Any, torch.dtype, bool], Iterator[Part]]]] = {
@@ -253,31 +259,23 @@ def allowed_error(call: Any) -> float:
     return ROUNDING[call.out_dtype] + (summing + inputs) / spared + gate + fused
 
 
-def _all_finite(call: Any) -> bool:
-    """Tell whether a product has neither infinities nor NaNs, and zeros in rows of no group."""
-    batch = getattr(call.problem, "batch", 1)
-    if isinstance(call, GroupedCall):
-        batch = 1
-        if bool(of_no_group(call).any()):
-            return False
-    out = matrix(call.out, batch)
-    return out.dtype == torch.int32 or bool(torch.isfinite(out.sum(dtype=torch.float32)))
-
-
 def error_of(call: Call) -> float:
-    """Return |out - wanted| / |wanted|, however large. Raises TuningError for an inexact copy.
+    """Return |out - right| / |right|, however large. Raises TuningError for an inexact copy.
 
     A product is compared over up to 256 rows, with one made in float64.
     """
     if isinstance(call, PermuteCall):
         check_permuted(call)
         return 0.0
-    if not _all_finite(call):
+    if isinstance(call, GroupedCall) and bool(of_no_group(call).any()):
+        return math.inf
+    whole = matrix(call.out, call.problem.batch if isinstance(call, MatmulCall) else 1)
+    if whole.dtype != torch.int32 and not bool(torch.isfinite(whole.sum(dtype=torch.float32))):
         return math.inf
     worst = norm = 0.0
-    for out, wanted, *_ in parts_of(call, sample=True):
-        worst += float((out.to(wanted.dtype) - wanted).abs().square().sum())
-        norm += float(wanted.abs().square().sum())
+    for out, right, *_ in parts_of(call, sample=True):
+        worst += float((out.to(right.dtype) - right).abs().square().sum())
+        norm += float(right.abs().square().sum())
     return math.sqrt(worst / norm) if norm else float(worst > 0)
 
 
@@ -288,7 +286,7 @@ def answer_error(call: Call, every: bool = True) -> float:
     """
     error, allowed = error_of(call), allowed_error(call)
     if not error <= allowed:
-        raise TuningError(f"wrong answer: relative error {error:.3g}, above {allowed:.3g}")
+        raise TuningError(f"{WRONG}: relative error {error:.3g}, above {allowed:.3g}")
     if every:
         check_elements(call)
     return error
@@ -308,7 +306,7 @@ def check(run: Run, call: Call, every: bool = True) -> float:
 def check_permuted(call: PermuteCall) -> None:
     x, out = permuted(call)
     if not torch.equal(x, out):
-        raise TuningError("wrong answer: elements differ")
+        raise TuningError(f"{WRONG}: elements differ")
 
 
 def permuted(call: PermuteCall) -> tuple[torch.Tensor, torch.Tensor]:
