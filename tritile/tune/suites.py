@@ -129,21 +129,15 @@ def _matmul(case: Case) -> MatmulProblem:
     size, out_dtype = ITEMSIZE[case.dtype], _WIDER_OUT.get(case.dtype, case.dtype)
     if case.epilogue and out_dtype == "int32":
         out_dtype = "bfloat16"
-    return MatmulProblem(
-        batch=case.batch,
-        m=case.m,
-        n=case.n,
-        k=case.k,
-        dtype=case.dtype,
-        out_dtype=out_dtype,
-        a_layout=a_layout,
-        b_layout=b_layout,
-        a_align=_matrix_alignment(size, a_layout, case.batch, case.m, case.k),
-        b_align=_matrix_alignment(size, b_layout, case.batch, case.k, case.n),
-        out_align=_matrix_alignment(ITEMSIZE[out_dtype], "row", case.batch, case.m, case.n),
-        precision=case.precision,
-        epilogue=Epilogue.parse(case.epilogue),
+    aligns = (
+        _matrix_alignment(size, a_layout, case.batch, case.m, case.k),
+        _matrix_alignment(size, b_layout, case.batch, case.k, case.n),
+        _matrix_alignment(ITEMSIZE[out_dtype], "row", case.batch, case.m, case.n),
     )
+    return MatmulProblem(
+        case.batch, case.m, case.n, case.k, case.dtype, out_dtype, a_layout, b_layout, "row",
+        *aligns, case.precision, Epilogue.parse(case.epilogue),
+    )  # fmt: skip
 
 
 def _grouped(case: Case) -> GroupedProblem:
@@ -180,7 +174,7 @@ def _permute(case: Case) -> PermuteProblem:
 
 class _Op(NamedTuple):
     listed: dict[str, str]  # what an entry may list, and the field of a case that takes each word
-    words: dict[str, Iterable[str]]  # the words of a field, where these are a list
+    words: dict[str, Iterable[str]]  # the words that a field takes, where these are a list
     sizes: tuple[str, ...]  # the fields that hold sizes
     form: str  # of sizes
     counts: range  # of sizes in one
