@@ -85,9 +85,9 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
         compiled_for(problem, config, device)
 
 
-def compile_all(wanted: dict[Config, list[Tiled]], device: Device, tell: Tell) -> set[Config]:
+def compile_all(sizes: dict[Config, list[Tiled]], device: Device, tell: Tell) -> set[Config]:
     """Compile configs at sizes in parallel; return the configs that were refused."""
-    refused, longest_first = set(), sorted(wanted.items(), key=lambda item: -len(item[1]))
+    refused, longest_first = set(), sorted(sizes.items(), key=lambda item: -len(item[1]))
     with Workers() as pool:
         futures = {pool.submit(compile_at, config, at, device): config for config, at in longest_first}
         for future in as_completed(futures):
@@ -124,12 +124,12 @@ def timed(
 def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, tell: Tell) -> Chooser:
     """Compile all that a sweep of these sizes launches; return a chooser of the configs that compile."""
     chooser = Chooser(configs, device)
-    wanted: dict[Config, list[Tiled]] = {}
+    sizes: dict[Config, list[Tiled]] = {}
     for problem in problems:
         for config in chooser.choose(problem):
-            wanted.setdefault(config, []).append(problem)
-    refused = compile_all(wanted, device, tell)
-    return Chooser([config for config in configs if config in wanted and config not in refused], device)
+            sizes.setdefault(config, []).append(problem)
+    compiled = sizes.keys() - compile_all(sizes, device, tell)
+    return Chooser([config for config in configs if config in compiled], device)
 
 
 def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, tell: Tell) -> Iterator[Row]:

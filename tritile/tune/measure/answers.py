@@ -13,7 +13,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tell whether the memory from the first to the last element of `a` meets that of `b`."""
+    """True if the memory from the first to the last element of `a` meets that of `b`."""
 
     def span(tensor: torch.Tensor) -> tuple[int, int]:
         steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -101,7 +101,7 @@ class ProblemSpace:
 
 @dataclass(frozen=True)
 class ProblemSubject:
-    """Pose a problem on random operands."""
+    """A problem on random operands, to be tuned."""
 
     problem: Tiled
     device: Device
@@ -176,7 +176,7 @@ def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
 
 
 def is_tuned(problem: Tiled, device: Device) -> bool:
-    """Tell whether a winner was measured and checked, in a search that tried each family of kernels.
+    """True if a winner was measured and checked, in a search that tried each family of kernels.
 
     Only trials of the present kernels and versions count.
     """
