@@ -82,7 +82,7 @@ def run(kernel, used, n=50, rows=3, dtype=torch.float32):
 
 def trials(kernel, n=50):
     """What the store holds for this size: config -> failure or time."""
-    found = store_of(HOST).everything()
+    found = store_of(HOST).all_trials()
     mine = [t for facts, t in found if facts["kernel"] == kernel.digest and ("N", n) in t.problem.key]
     return {trial.config["BLOCK"]: trial.failure or trial.us for trial in mine}
 
@@ -176,7 +176,7 @@ def test_values_of_one_bucket_are_one_problem():
         assert len(bench.measured) == 3
         run(kernel, bench.used, 32)
         assert len(bench.measured) == 6
-    assert {t.problem.key for _, t in store_of(HOST).everything()} == {(("N", 64),), (("N", 32),)}
+    assert {t.problem.key for _, t in store_of(HOST).all_trials()} == {(("N", 64),), (("N", 32),)}
     with warnings.catch_warnings(), tritile.mode("strict"):
         warnings.simplefilter("error", UntunedWarning)
         assert run(another_process(kernel), bench.used, 40) == 128
@@ -358,7 +358,7 @@ def test_what_is_remembered_is_plain_text():
     kernel = tuned(bench)
     with tritile.mode("tune"):
         run(kernel, bench.used)
-    (facts, trial), *_ = store_of(HOST).everything()
+    (facts, trial), *_ = store_of(HOST).all_trials()
     assert trial.config == Config.of(BLOCK=64, num_warps=2)
     assert trial.spread == pytest.approx(0.2)
     assert facts["kernel"] == kernel.digest == source_hash(softmax)

@@ -357,7 +357,7 @@ def test_a_tensor_in_the_key_counts_by_dtype_and_shape():
     bench = Bench()
     kernel = tuned(bench, key=("N", "x_ptr"))
     run(kernel, bench.used)
-    (problem,) = {trial.problem for _, trial in store_of(HOST).everything()}
+    (problem,) = {trial.problem for _, trial in store_of(HOST).all_trials()}
     assert dict(problem.key)["x_ptr"] == "float32[3, 50]"
     assert trials(kernel) == {64: 3000.0, 128: 1000.0, 256: 2000.0}
 

@@ -17,7 +17,7 @@ def test_two_ranks_share_a_list_and_one_store(server, tmp_path):
     told = [(tmp_path / f"told-{rank}").read_text() for rank in range(2)]
     assert [process.exitcode for process in processes] == [0, 0], told
     store = Store(H200, tmp_path)
-    checked = {trial.problem for _, trial in store.everything() if trial.error is not None}
+    checked = {trial.problem for _, trial in store.all_trials() if trial.error is not None}
     assert checked == set(PROBLEMS)
     for rank, text in enumerate(told):
         mine = {problem.label for problem in PROBLEMS if f"rank {rank}: {problem.label}: " in text}

@@ -101,7 +101,7 @@ def test_strict_raises_where_all_that_is_remembered_is_forbidden():
 def table_of(kernel, path, device=HOST):
     """Write what the store holds of a kernel to a file, as `tritile export --kernel` does."""
     table, store = KernelTable(path, {}), store_of(device)
-    problems = [(facts["kernel"], trial) for facts, trial in store.everything()]
+    problems = [(facts["kernel"], trial) for facts, trial in store.all_trials()]
     best = {}
     for digest, trial in problems:
         key = json.dumps(trial.problem.key)

@@ -80,7 +80,7 @@ def store(tmp_path):
 
 
 def test_nothing_is_opened_or_created_by_looking(store):
-    assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == store.everything() == []
+    assert store.trials(KERNEL, PROBLEM) == store.bests(KERNEL, "matmul") == store.all_trials() == []
     assert not store.path.parent.exists()
 
 
@@ -112,7 +112,7 @@ def test_round_trip(tmp_path, problem):
     assert again.best(KERNEL, problem) == full
     assert again.bests(KERNEL, problem.op) == [full]
     environment = {f.name: getattr(DEVICE, f.name) for f in fields(DEVICE) if "_g" not in f.name}
-    assert list(again.everything()) == [(environment | {"kernel": KERNEL}, t) for t in (full, failed)]
+    assert list(again.all_trials()) == [(environment | {"kernel": KERNEL}, t) for t in (full, failed)]
 
 
 def test_the_same_again_replaces(store):
@@ -468,7 +468,7 @@ def test_a_bad_row_is_skipped_and_hides_no_good_one(store, monkeypatch, column, 
     plant(store, column, value)
     with one_warning("not valid"):
         assert store.trials(KERNEL, PROBLEM) == [trial(10.0)]
-        assert [found for _, found in store.everything()] == [trial(10.0)]
+        assert [found for _, found in store.all_trials()] == [trial(10.0)]
         assert store.best(KERNEL, PROBLEM) == trial(10.0)
         assert store.bests(KERNEL, "matmul") == [trial(10.0)]
     assert not Path(CANARY).exists()
@@ -483,7 +483,7 @@ def test_a_bad_environment_is_skipped(store, setting):
     store.add("other", trial(1.0))
     sql(store, f"UPDATE environments SET {setting} WHERE kernel = 'other'")
     with one_warning("not valid"):
-        assert [found for _, found in store.everything()] == [trial(10.0)]
+        assert [found for _, found in store.all_trials()] == [trial(10.0)]
 
 
 # --- Merging ---
@@ -542,7 +542,7 @@ def test_merge_refuses_what_is_no_store_of_this_gpu(tmp_path, damage, text):
     damage(other)
     with pytest.raises(InvalidValueError, match=text):
         store.merge(other)
-    assert store.everything() == []
+    assert store.all_trials() == []
     assert aside(Store(DEVICE, other.parent)) == []
 
 

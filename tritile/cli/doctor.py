@@ -120,7 +120,7 @@ def _cache() -> Finding:
     except OSError as error:
         advice = "set TRITILE_CACHE_DIR to a writable folder"
         return Finding("cache", f"{folder}: {brief(error)}", False, advice)
-    count = sum(1 for _ in store_of(gpu).everything())
+    count = sum(1 for _ in store_of(gpu).all_trials())
     return Finding("cache", f"{folder}: {count} trials of {gpu.name}")
 
 

@@ -92,7 +92,7 @@ def _current(device: Device) -> list[tuple[str, Trial]]:
     Each comes with its kernel's digest.
     """
     found = []
-    for facts, trial in store_of(device).everything():
+    for facts, trial in store_of(device).all_trials():
         own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
         same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
         if same and trial.config != aten.CONFIG and (own is None or facts["kernel"] == own.digest):

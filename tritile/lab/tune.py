@@ -100,7 +100,7 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             raise InvalidValueError(f"{who}: {what.label} is a problem, and takes no arguments")
         problem = what
     else:
-        call = call_of(who, what, args, kwargs)
+        call, _ = call_of(who, what, args, kwargs)
         if fixed(call) is not None:
             raise InvalidValueError(f"{who}: a call in place has one kernel and one config: leave out= away")
         problem = call.problem

@@ -74,7 +74,7 @@ def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
     if call.grad_weight:
         calls.append(("matmul", (grad.mT, x)))
     for name, tensors in calls:
-        problem = call_of("convert", name, tensors, {}).problem
+        problem = call_of("convert", name, tensors, {})[0].problem
         if default_precision() == "none":
             problem = numerics.unnamed(problem, device)
         assert isinstance(problem, MatmulProblem)

@@ -1,4 +1,4 @@
-"""Offer `tritile.plan`: tell what a call would run, and why, without running it."""
+"""`tritile.plan`: what a call would run, and why, without running it."""
 
 import inspect
 from collections.abc import Callable
@@ -30,8 +30,6 @@ from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import KernelPlan, Plan, Plannable
 
 IN_PLACE: Final = "in place: the same config for every problem, never measured"
-
-
 _FUNCTIONS: Final = (
     matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul,
     permute, transpose, contiguous,
@@ -39,75 +37,65 @@ _FUNCTIONS: Final = (
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
 
 
-def _request(name: str, given: dict[str, Any]) -> Request:
+def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
+    """Return the call of an operation, itself or by name, and if torch's own kernel may make it.
+
+    The result is allocated. Raises InvalidValueError for what is no operation, and for wrong arguments what
+    the call itself raises.
+    """
+    name = what if isinstance(what, str) else getattr(what, "__name__", "")
+    function = OPERATIONS.get(name)
+    if function is None or what not in (name, function):
+        expected = f"tritile.{', '.join(OPERATIONS)}, or its name; a problem; or a kernel of tritile.autotune"
+        raise InvalidValueError(f"{who}: what is {what!r}: wanted {expected}")
+    check_memory(who, *args, *kwargs.values())
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidValueError(f"{who}: {name}: {error}") from error
+    bound.apply_defaults()
+    out = bound.arguments.get("out")
+    request = _request(name, bound.arguments)
+    shape, dtype, how = request.checked(out)
+    if out is not None:
+        request.check_memory(out)
+    result = torch.empty(shape, dtype=dtype, device=request.first.device) if out is None else out
+    if result.numel() == 0 or request.is_empty:
+        shapes = " and ".join(str(tuple(each.shape)) for each in request.tensors[:2] if each is not None)
+        raise ShapeError(f"{who}: {request.op} of {shapes} launches no kernel")
+    call = request.call(result, how)
+    return call, uses_aten() and by_torch(request, call.problem, how, out) is not None
+
+
+def _request(name: str, arguments: dict[str, Any]) -> Request:
     if name in ("mm", "bmm"):
-        a, b = given["input"], given["mat2"]
+        a, b = arguments["input"], arguments["mat2"]
         check_matrices(name, a, b, 2 if name == "mm" else 3)
-        return REQUESTS["matmul"](a, b, given["out_dtype"], given["precision"])
+        return REQUESTS["matmul"](a, b, arguments["out_dtype"], arguments["precision"])
     if name == "contiguous":
-        x = given["input"]
+        x = arguments["input"]
         if copied(x):
             return REQUESTS["permute"](x, tuple(range(x.ndim)))
         raise InvalidValueError(f"contiguous of {tuple(x.shape)} launches no kernel: input is contiguous")
-    if isinstance(given.get("weight"), QuantizedWeight):
-        check_bias_alone(*(given[name] for name in NOT_WITH_PACKED))
-        return QuantizedLinear(given["input"], given["weight"], given["bias"])
-    return REQUESTS[name](*(given[each] for each in NAMES[name]))
+    if isinstance(arguments.get("weight"), QuantizedWeight):
+        check_bias_alone(*(arguments[name] for name in NOT_WITH_PACKED))
+        return QuantizedLinear(arguments["input"], arguments["weight"], arguments["bias"])
+    return REQUESTS[name](*(arguments[each] for each in NAMES[name]))
 
 
-def function_of(who: str, what: Any) -> Callable[..., Any]:
-    """Return an operation that is given itself or by name. Raise InvalidValueError for anything else."""
-    for name, function in OPERATIONS.items():
-        if what is function or (isinstance(what, str) and what == name):
-            return function
-    wanted = f"tritile.{', '.join(OPERATIONS)}, or its name; a problem; or a kernel of tritile.autotune"
-    raise InvalidValueError(f"{who}: what is {what!r}: wanted {wanted}")
-
-
-def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Return the call of an operation, whose result is allocated.
-
-    Raises InvalidValueError for what is no operation, and what the call itself raises for its arguments.
-    """
-    return _call_of(who, what, args, kwargs)[0]
-
-
-def _call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
-    """Return the call, and if torch's own kernel may make it."""
-    function = function_of(who, what)
-    check_memory(who, *args, *kwargs.values())
-    try:
-        given = inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        raise InvalidValueError(f"{who}: {function.__name__}: {error}") from error
-    given.apply_defaults()
-    out = given.arguments.get("out")
-    of = _request(function.__name__, given.arguments)
-    shape, dtype, how = of.checked(out)
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=of.first.device)
-    else:
-        of.check_memory(out)
-    if out.numel() == 0 or of.is_empty:
-        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in of.tensors[:2] if tensor is not None)
-        raise ShapeError(f"{who}: {of.op} of {shapes} launches no kernel")
-    call = of.call(out, how)
-    return call, uses_aten() and by_torch(of, call.problem, how, given.arguments.get("out")) is not None
-
-
-def gpu_of(who: str, given: Any) -> Device:
+def gpu_of(who: str, device: Any) -> Device:
     """Return the GPU that a caller names. Raise InvalidValueError or DeviceError where there is none."""
-    if isinstance(given, Device):
-        return given
-    if isinstance(given, str) and devices.known_target(given):
-        return devices.target_device(given)
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, str) and devices.known_target(device):
+        return devices.target_device(device)
     try:
-        located = torch.device(given)
+        located = torch.device(device)
     except (RuntimeError, TypeError):
         located = None
     if located is None or located.type != "cuda":
-        wanted = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU as torch names it"
-        raise InvalidValueError(f"{who}: device is {given!r}: wanted {wanted}")
+        expected = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU as torch names it"
+        raise InvalidValueError(f"{who}: device is {device!r}: wanted {expected}")
     return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 
 
@@ -158,7 +146,7 @@ def plan(
     if isinstance(what, Tiled):
         problem, here, only, torchs = what, devices.current_gpu(), None, uses_aten()
     else:
-        call, torchs = _call_of("plan", what, args, kwargs)
+        call, torchs = call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             if not INTERPRETING or is_torch_only(problem):

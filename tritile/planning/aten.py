@@ -298,8 +298,8 @@ def aten_times_of(data: Any) -> AtenTimes:
         classes, used = tuple(data["classes"]), dict(data["versions"])
         layers = zip(data["layers"], shapes, strict=True)
         first, second, last = (rows_from("aten", rows, *shape, _LARGEST) for rows, shape in layers)
-    except (TypeError, ValueError) as error:
-        raise InvalidValueError(f"aten: {str(error)[:200]}") from error
+    except (TypeError, ValueError) as fault:
+        raise InvalidValueError(f"aten: {str(fault)[:200]}") from fault
     if not classes or not all(isinstance(each, str) and each in MEASURED for each in classes):
         raise InvalidValueError(f"aten: classes {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}")
     if not all(isinstance(text, str) for text in (*used, *used.values())):

@@ -314,7 +314,7 @@ class Store:
         found = self._selected(query, self._environment(kernel))
         return [text for (text,) in found if isinstance(text, str)]
 
-    def everything(self) -> list[tuple[dict[str, Any], Trial]]:
+    def all_trials(self) -> list[tuple[dict[str, Any], Trial]]:
         """Return every trial with its environment, by name of its columns."""
         pairs = self._valid(self._selected(_SELECT_ALL), _pair_from)
         return [(dict(zip(_ENVIRONMENT, environment, strict=True)), trial) for environment, trial in pairs]
