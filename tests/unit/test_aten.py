@@ -182,15 +182,29 @@ def test_torch_may_not_make(why, problem, change):
             plans.plan_for(changed, H200, None, True)
 
 
-@pytest.mark.parametrize("kind", [
-    {}, {"b_layout": "row"}, {"a_layout": "column"}, {"b_align": 2}, {"batch": 3},
-    {"dtype": "float32", "out_dtype": "float32", "precision": "tf32"},
-    {"dtype": "complex64", "out_dtype": "complex64"},
-    {"dtype": "float32", "out_dtype": "float32", "epilogue": "bias=row residual=full gelu"},
-    {"dtype": "float32", "out_dtype": "float32", "epilogue": "bias=full weighted", "batch": 3},
-])  # fmt: skip
-def test_torch_may_make(kind):
-    assert aten.illegal(replace(HALF, **kind)) is None
+LEGAL = [
+    HALF, *(replace(HALF, **kind) for kind in (
+        {"b_layout": "row"}, {"a_layout": "column"}, {"b_align": 2}, {"batch": 3},
+        {"dtype": "complex64", "out_dtype": "complex64"}, FP32 | {"precision": "tf32"},
+        FP32 | {"epilogue": "bias=row residual=full gelu"},
+        FP32 | {"epilogue": "bias=full weighted", "batch": 3},
+    )),
+    FP8,
+    replace(FP8, precision="fast", epilogue=f"{ONE} bias=row", out_dtype="float16"),
+    replace(FP8, dtype="float8_e5m2", b_dtype="float8_e4m3fn", epilogue="scale_a=column scale_b=row"),
+    replace(FP8, m=1, epilogue="scale_a=one scale_b=row"),
+    INT8, replace(INT8, m=17, n=520), replace(BLOCKS, epilogue="bias=full residual=full silu"),
+    GROUPS, replace(GROUPS, b_layout="row"), FP8_GROUPS, replace(FP8_GROUPS, scaled=False, precision="fast"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", LEGAL, ids=lambda problem: problem.label)
+def test_torch_may_make(problem):
+    assert aten.illegal(problem) is None
+    if problem.itemsize == 1 or isinstance(problem, GroupedProblem):  # by rule, or to be predicted
+        chosen = plans.plan_for(problem, H200, "cached", True)
+        by_rule = gpu_tables.is_by_aten(aten.kind_of(problem), H200)
+        assert (chosen.config == aten.CONFIG) == (aten.is_torch_only(problem) or by_rule)
 
 
 @pytest.mark.parametrize("problem", [HALF, PACKED], ids=lambda problem: problem.op)

@@ -24,7 +24,7 @@ from tritile.families import by_torch as torchs
 from tritile.ops import aten as ops_aten
 from tritile.ops import call as ops_call
 from tritile.ops import grouped
-from tritile.planning import aten, gpu_tables, plans
+from tritile.planning import aten, plans
 from tritile.tune.subject import torch_calls
 
 H200 = target_device("nvidia-h200")
@@ -163,27 +163,6 @@ def torch_is(monkeypatch):
 
 
 ours = pytest.raises(pytest.fail.Exception, match="tritile's kernel")
-
-# What torch may make.
-
-LEGAL = [
-    FP8_NT,
-    replace(FP8_NT, precision="fast", epilogue="scale_a=one scale_b=one bias=row", out_dtype="float16"),
-    replace(FP8_NT, dtype="float8_e5m2", b_dtype="float8_e4m3fn", epilogue="scale_a=column scale_b=row"),
-    replace(FP8_NT, m=1, epilogue="scale_a=one scale_b=row"),
-    INT8_NT, replace(INT8_NT, m=17, n=520), replace(BLOCKS, epilogue="bias=full residual=full silu"),
-    GROUPS, replace(GROUPS, b_layout="row"), FP8_GROUPS, replace(FP8_GROUPS, scaled=False, precision="fast"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("problem", LEGAL, ids=lambda problem: problem.label)
-def test_torch_may_make(problem):
-    assert aten.illegal(problem) is None
-    chosen = plans.plan_for(problem, H200, "cached", True)
-    by_rule = gpu_tables.is_by_aten(aten.kind_of(problem), H200)
-    assert (chosen.config == aten.CONFIG) == (aten.is_torch_only(problem) or by_rule), (
-        "or it has to be predicted"
-    )
 
 
 def test_torch_is_predicted_at_products_like_those_that_were_swept():

@@ -41,7 +41,11 @@ CALLS = {
     "baddbmm": ((meta(3, 64, 32), meta(3, 64, 48), meta(3, 48, 32)), {}, "3x64x32x48 NN bfloat16 bias=full"),
     "gated_linear": ((A, W, W), {}, "64x32x48 NT bfloat16 gated silu"),
     "grouped_matmul": ((A, meta(2, 48, 32), torch.empty(2, dtype=torch.int32, device="meta")), {}, None),
-    "scaled_matmul": ((fp8(64, 48), fp8(32, 48).t(), ONE, ONE), {}, None),
+    "scaled_matmul": (
+        (fp8(64, 48), fp8(32, 48).t(), ONE, ONE),
+        {},
+        "64x32x48 NT float8_e4m3fn ieee scale_a=one scale_b=one",
+    ),
     "permute": ((meta(3, 4, 5), (2, 0, 1)), {}, "5x12 from (1,0) 2-byte"),
     "transpose": ((A,), {}, "48x64 from (1,0) 2-byte"),
     "contiguous": ((A.mT,), {}, "48x64 from (1,0) 2-byte"),
@@ -51,6 +55,8 @@ CALLS = {
 def test_every_operation_of_the_face_is_planned():
     assert set(OPERATIONS) == set(CALLS)
     assert all(getattr(tritile, name) is function for name, function in OPERATIONS.items())
+    weight = tritile.quantize(meta(32, 128), bits=4)
+    assert tritile.plan("linear", meta(64, 128), weight, device=H200).problem.label.endswith("by int4/128")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -61,13 +67,6 @@ def test_a_call_is_planned_by_the_operation_and_by_its_name(name):
     assert label in (None, found.problem.label)
     assert found.device == H200
     assert found.config.family in repr(found)
-
-
-def test_scales_and_packed_weights_are_part_of_what_is_planned():
-    args, *_ = CALLS["scaled_matmul"]
-    assert "scale_a=one" in tritile.plan("scaled_matmul", *args, device=H200).problem.label
-    weight = tritile.quantize(meta(32, 128), bits=4)
-    assert tritile.plan("linear", meta(64, 128), weight, device=H200).problem.label.endswith("by int4/128")
 
 
 def test_a_call_that_launches_nothing_has_no_plan():
@@ -114,13 +113,16 @@ def test_a_decorated_kernel_is_planned_by_what_is_remembered(kernel):
         assert tritile.plan(kernel, *args, device=H200).source == "model"
 
 
-def test_in_mode_strict_a_kernel_without_a_measurement_has_no_plan(kernel):
+def test_a_kernel_without_a_measurement(kernel):
     args = meta(40), meta(40), 40
     with tritile.mode("strict"):
         with pytest.raises(NotTunedError, match="_double n=40"):
             tritile.plan(kernel, *args, device=H200)
         only = tritile.autotune(BLOCKS[:1], ["n"])(_double)
         assert "only config" in tritile.plan(only, *args, device=H200).why
+    own = {"perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 1}
+    plan = tritile.plan(tritile.autotune(BLOCKS, ["n"], own)(_double), *args, device=H200)
+    assert (plan.config, "performance model" in plan.why) == (BLOCKS[1], True)
 
 
 def test_of_host_tensors_the_interpreters_config_is_told(kernel):
@@ -135,14 +137,6 @@ def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
     a = torch.arange(12.0).view(3, 4)
     assert torch.equal(tritile.matmul(a, a.mT), a @ a.mT)
     assert tritile.plan(tritile.matmul, a, a.mT).source == "host"
-
-
-def test_a_performance_model_of_the_kernels_own_chooses(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
-    pruned = {"perf_model": lambda BLOCK, **rest: -BLOCK, "top_k": 1}
-    kernel = tritile.autotune(BLOCKS, ["n"], pruned)(_double)
-    plan = tritile.plan(kernel, meta(40), meta(40), 40, device=H200)
-    assert (plan.config, "performance model" in plan.why) == (BLOCKS[1], True)
 
 
 def test_missing_arguments_of_a_kernel_are_named(kernel):

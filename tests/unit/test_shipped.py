@@ -181,7 +181,7 @@ def test_another_file_is_left_untouched(text, tmp_path):
     assert path.read_text() == text
 
 
-def test_a_name_that_is_not_remembered_is_refused_with_those_that_are(tmp_path):
+def test_what_is_not_remembered_or_cannot_be_written_is_refused_in_words(tmp_path, monkeypatch):
     remember()
     remember(kernel="layer_norm", digest="other")
     path = tmp_path / "t.json"
@@ -193,12 +193,7 @@ def test_a_name_that_is_not_remembered_is_refused_with_those_that_are(tmp_path):
     assert told == f"nothing is remembered {wanted}"
     assert "--replace" in refused("export", "--kernel", "softmax", "--replace", "--output", path, *TO_H200)
     assert "is a folder" in refused("export", "--kernel", "softmax", "--output", tmp_path, *TO_H200)
-
-
-def test_more_than_a_reader_takes_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_table, "MAX_BYTES", 100)
-    remember()
-    path = tmp_path / "t.json"
     assert "is not written" in refused("export", "--kernel", "softmax", "--output", path, *TO_H200)
     assert not path.exists()
 
@@ -249,6 +244,7 @@ WHOLE = {
     "no UTF-8": b"\xff\xfe{}",
     "too large": " " * (kernel_table.MAX_BYTES + 1),
     "missing": None,
+    "a pipe": os.mkfifo,
 }
 
 
@@ -256,7 +252,9 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatch):
     path, text = tmp_path / "t.json", WHOLE[name]
-    if text is not None:
+    if callable(text):
+        text(path)
+    elif text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     if how == "TRITILE_TABLE":
         monkeypatch.setenv(how, str(path))
@@ -269,14 +267,6 @@ def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatc
     # What TRITILE_TABLE names counts as of decorated kernels if it begins so.
     assert len(found) == (how == "table" or "tritile kernels" in str(text)[:64])
     assert all("t.json is no table of kernels" in each for each in found)
-
-
-def test_a_pipe_is_not_read(tmp_path):
-    os.mkfifo(path := tmp_path / "t.json")
-    kernel, bench = decorated(mode="cached", table=path)
-    with pytest.warns(StoreWarning, match="no regular file"):
-        assert call(kernel, bench) == 16
-    assert not kernel_table.is_kernel_table(path)
 
 
 def test_a_file_that_took_anothers_place_is_read(tmp_path):

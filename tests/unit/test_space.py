@@ -9,7 +9,6 @@ from tritile.core.device import TARGETS, Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
 from tritile.families.common.blocks import late_fault
 from tritile.families.common.rates import peak_tflops, rate
-from tritile.families.matmul_tile.family import shared_bytes
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
@@ -53,7 +52,7 @@ REASONS = [
     ("registers of fp64", tile(m=128, n=64, warps=4), FP64, HOPPER, "128 accumulator registers"),
     ("fp8 before Ada", tile(), FP8, TARGETS["sm_80"], "8.9, not 8.0"),
     ("shared", tile(k=128, stages=8), SQUARE, HOPPER, "262144 bytes of shared memory, of 232448"),
-    ("shared of a small GPU", tile(m=128, n=128, k=64), SQUARE, SMALL, "bytes of shared memory, of 49152"),
+    ("shared of a small GPU", tile(m=128, n=128, k=64), SQUARE, SMALL, "65536 bytes of shared memory"),
     ("idle threads", turned(m=4, n=16), TURN, HOPPER, "a tile leaves some of 128 threads idle"),
     ("too much for threads", turned(m=512, n=128), TURN, HOPPER, "256 registers a thread for its part"),
 ]  # fmt: skip
@@ -89,12 +88,6 @@ def test_rows_that_end_amid_a_word_are_loaded_by_elements(k, spills):
     """A single row starts on 16 bytes whatever its length. Compiled, these loads spill 17 kB a thread."""
     dot = MatmulProblem(1, 1, 1, k, "int8", "int32", b_layout="column")
     assert bool(illegal(tile(m=16, n=64, k=256, warps=2), dot, HOPPER)) == spills
-
-
-def test_shared_memory_is_counted_by_stages_in_flight():
-    assert shared_bytes(tile(stages=3), SQUARE, HOPPER) == 3 * 128 * 32 * 2
-    assert shared_bytes(tile(stages=3), SQUARE, SMALL) == 2 * 128 * 32 * 2
-    assert shared_bytes(tile(stages=1), SQUARE, SMALL) == 128 * 32 * 2
 
 
 SIZES = [
@@ -228,17 +221,12 @@ def test_how_much_of_k_tensor_cores_may_sum(problem, device, blocks, most):
         assert fault == (f"BLOCK_K = {k}: a sum of {most} is precise" if late else None)
 
 
-@pytest.mark.parametrize(("problem", "family"), [(FP8, "tile"), (FP8, "descriptor")], ids=str)
-def test_families_refuse_late_sums_of_fp8(problem, family):
-    fast = replace(problem, precision="fast")
-    deep = [
-        config
-        for config in FAMILIES[problem.op][family].configs
-        if config["BLOCK_K"] == 256 and not illegal(config, fast, HOPPER)
-    ]
-    late = [config for config in deep if config["BLOCK_M"] >= 64 and config.num_warps >= 4]
+@pytest.mark.parametrize("family", ["tile", "descriptor"])
+def test_families_refuse_late_sums_of_fp8(family):
+    fast = [config for config in FAMILIES[FP8.op][family].configs if not illegal(config, FAST, HOPPER)]
+    late = [c for c in fast if c["BLOCK_K"] == 256 and c["BLOCK_M"] >= 64 and c.num_warps >= 4]
     assert late
-    assert all("a sum of 128 is precise" in illegal(config, problem, HOPPER) for config in late)
+    assert all("a sum of 128 is precise" in illegal(config, FP8, HOPPER) for config in late)
 
 
 def test_a_geforce_sums_in_fp32_at_half_the_rate():

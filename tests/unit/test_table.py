@@ -84,20 +84,14 @@ def document(**changes):
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_entry_is_skipped(tmp_path, monkeypatch, bad):
+    """And a second one for a problem."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "t.json"
-    path.write_text(json.dumps(document(entries=[bad, entry(), bad])))
-    with one_warning("skipped 2 of 3 entries"):
+    path.write_text(json.dumps(document(entries=[bad, entry(), bad, entry(us=1.0)])))
+    with one_warning("skipped 3 of 4 entries"):
         table = read(path)
     assert table.entries == (Entry(PROBLEMS[1], CONFIG, 2.0),)
     assert not (tmp_path / "canary").exists()
-
-
-def test_of_two_entries_for_one_problem_the_first_counts(tmp_path):
-    (tmp_path / "t.json").write_text(json.dumps(document(entries=[entry(), entry(us=1.0)])))
-    with one_warning("a second entry"):
-        table = read(tmp_path / "t.json")
-    assert [found.us for found in table.entries] == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -118,24 +112,21 @@ def test_what_is_no_table_is_refused(tmp_path, text):
         read(tmp_path / "t.json")
 
 
-def test_a_file_that_is_too_large_is_not_read_whole(tmp_path):
-    path = tmp_path / "t.json"
+def test_files_that_are_too_large_no_text_or_no_files(tmp_path):
+    path, pipe = tmp_path / "t.json", tmp_path / "pipe.json"
     path.write_text(json.dumps(document()) + " " * table_module.MAX_BYTES)
     os.truncate(path, table_module.MAX_BYTES)
     assert len(read(path).entries) == 1
     os.truncate(path, 1 << 40)
     with pytest.raises(InvalidValueError, match=r"t\.json holds more than 8 MiB"):
         read(path)
-
-
-def test_bytes_that_are_no_text_a_pipe_a_folder_and_nothing_are_refused(tmp_path):
-    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidValueError, match=r"t\.json"):
-        read(tmp_path / "t.json")
-    os.mkfifo(tmp_path / "pipe.json")
-    for path in (tmp_path / "pipe.json", tmp_path, tmp_path / "missing.json"):
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidValueError, match=r"t\.json is not JSON"):
+        read(path)
+    os.mkfifo(pipe)
+    for other in (pipe, tmp_path, tmp_path / "missing.json"):
         with pytest.raises(InvalidValueError, match="is not there, or no regular file"):
-            read(path)
+            read(other)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -198,29 +189,21 @@ def test_of_two_families_a_checked_answer_goes_before_a_faster_quick_look(tmp_pa
         assert from_store(store, DEVICE, kernels).entries == (Entry(problem, CONFIG, 5.0),)
 
 
-def test_shipped_is_read_once(folder):
+def test_a_shipped_table_serves_the_gpus_of_its_name_and_is_read_once(folder):
+    (folder / "a.json").write_text("{")
     write(TABLE, folder / "nvidia-h200.json")
-    (found,) = shipped(DEVICE)
+    write(TABLE, folder / "nvidia-b200.json")
+    with one_warning("a shipped table is not used"):
+        found, *_ = shipped(DEVICE)
     assert found == TABLE
-    (folder / "nvidia-h200.json").unlink()
+    for path in folder.iterdir():
+        path.unlink()
     assert shipped(replace(DEVICE, triton="9"))[0] is found
-
-
-def test_no_table_for_another_name(folder):
-    write(TABLE, folder / "nvidia-h200.json")
     write(TABLE, folder / "nvidia-b200.json")
     same_file = replace(DEVICE, name="nvidia h200", processors=131)
     assert same_file.slug == DEVICE.slug
-    assert shipped(same_file) == ()
-    assert shipped(TARGETS["sm_100"]) == ()  # its file is there, but of another GPU
-    assert shipped(TARGETS["gfx942"]) == ()
-
-
-def test_a_broken_shipped_table_warns_once_and_counts_as_none(folder):
-    (folder / "nvidia-h200.json").write_text("{")
-    with one_warning("shipped"):
-        assert shipped(DEVICE) == ()
-    assert shipped(DEVICE) == ()  # a second StoreWarning would be an error here
+    for other in (same_file, TARGETS["sm_100"], TARGETS["gfx942"]):  # the file of one is of another GPU
+        assert shipped(other) == ()
 
 
 def test_the_tables_in_the_package_are_whole_and_legal():
