@@ -14,6 +14,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.ops import call as ops_call
 from tritile.ops import memo
 from tritile.planning import plans
+from tritile.runtime import counters
 
 HOPPER = target_device("nvidia-h200")
 SIZES = range(1, 20_001)
@@ -91,3 +92,16 @@ def test_plans_of_sizes_without_end(monkeypatch):
         assert (plan.problem.m, plan.config["BLOCK_M"]) == (m, m)
     assert made == [*SIZES, SIZES[0]]
     assert MOST // 2 <= len(plans._memo) <= MOST
+
+
+def test_counters_of_streams_without_end(monkeypatch):
+    monkeypatch.setattr(counters, "capturing", lambda: False)
+    monkeypatch.setattr(counters.Counters, "_zeros", lambda self, count: torch.zeros(count))
+    kept = counters.Counters(0)
+    first = kept.take(4, 1000)
+    assert kept.take(4, 1000) is first
+    for stream in range(1000, 3000):
+        last = kept.take(4, stream)
+        assert kept.take(4, stream) is last
+    assert len(kept._eager) <= counters._STREAMS
+    assert kept.take(4, 1000) is not first

@@ -6,9 +6,12 @@ from typing import Final
 import torch
 
 from tritile.core.device import capturing
+from tritile.core.forgetting import Memo
 from tritile.families.matmul_tma.family import MAX_SHARED
 
 _STREAM_OF_THREAD: Final = 2  # cudaStreamPerThread
+# Streams whose counters are kept. Dropped ones were allocated on their stream, whose launches come first.
+_STREAMS: Final = 256
 
 
 class Counters:
@@ -22,7 +25,7 @@ class Counters:
     def __init__(self, device: int) -> None:
         self._device, self._lock, self._taken = torch.device("cuda", device), threading.Lock(), 0
         self._for_captures: torch.Tensor | None = None
-        self._eager: dict[tuple[int, int], torch.Tensor] = {}
+        self._eager: Memo[tuple[int, int], torch.Tensor] = Memo(_STREAMS)
 
     def _zeros(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64, device=self._device)
@@ -46,9 +49,10 @@ class Counters:
             return self._zeros(count)
         # This handle means another stream in each thread: the thread's own default stream.
         key = stream, threading.get_ident() if stream == _STREAM_OF_THREAD else 0
-        if key not in self._eager:
-            self._eager.setdefault(key, self._zeros(MAX_SHARED))
-        return self._eager[key]
+        counters = self._eager.get(key)
+        if counters is None:
+            counters = self._eager[key] = self._zeros(MAX_SHARED)
+        return counters
 
 
 _LOCK: Final = threading.Lock()
