@@ -509,7 +509,7 @@ def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeyp
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(now, "_alone", lambda gpu: contextlib.nullcontext())
-    monkeypatch.setattr(now, "copies_of", out_of_memory)
+    monkeypatch.setattr(now, "flusher", out_of_memory)
     monkeypatch.setattr(now, "tuned_now", tuned_now)
     timed = now.time_torch
     monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))
