@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tritile.core.device import target_device
+from tritile.core.problem import KernelProblem
 from tritile.lab.ladder import transpose
 from tritile.lab.ladder.results import described, matrices
 from tritile.lab.ladder.rungs import LADDERS
@@ -89,7 +90,8 @@ def test_what_is_tuned_can_be_sent_to_another_process(op, tmp_path, monkeypatch)
     rung = of(op, "autotuned")
     kernel, grid = rung.kernel, rung.grid
     args = (*matrices(op, 64, "float32", "cpu"), 64)
-    call = KernelCall(kernel, kernel.arg_names, args, {"grid": lambda v: grid(64, v, 8)}, {})
+    launched = {"grid": lambda v: grid(64, v, 8)}
+    call = KernelCall(KernelProblem(op, (), ()), H200, "", kernel, kernel.arg_names, args, launched)
     back = unpack(pack(call, tmp_path, 2**30, host_too=True), StandIn)
     with compiling_for(H200):
         assert back.launch(rung.configs[0], grid=(1,), warmup=True).name == kernel.__name__

@@ -65,13 +65,11 @@ def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(here, monkeypatch, 
             asked.append("end")
 
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: H200)
-    monkeypatch.setattr(benching, "room_of", lambda call: (0, 1 << 20))
-    monkeypatch.setattr(benching, "pack", lambda call, folder, room: "packed")
-    monkeypatch.setattr(benching, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
+    monkeypatch.setattr(benching, "elsewhere", lambda call: contextlib.nullcontext((Shop(), call.problem)))
     kernel = tritile.autotune(BLOCKS, ["n"])(_double)
     found = tritile.bench(kernel, meta(40), meta(40), 40, grid=(3,))
     assert (found.tritile_us, found.torch_us, found.ratio, found.config) == (6.0, None, None, BLOCKS[0])
-    assert [getattr(each, "shipment", each) for each in asked] == ["packed", "end"]
+    assert [getattr(each, "label", each) for each in asked] == ["_double n=40", "end"]
     assert "not timed: the kernel has no reference=" in repr(found)
     referred = tritile.autotune(BLOCKS, ["n"], reference=lambda x: {"out": 2 * x})(_double)
     found = tritile.bench(referred, meta(40), meta(40), 40, grid=(3,))

@@ -218,22 +218,19 @@ class Shop:
 def test_on_a_gpu_configs_are_checked_in_a_process_of_their_own(monkeypatch):
     shop, h200 = Shop(), target_device("nvidia-h200")
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: h200)
-    monkeypatch.setattr(checking, "room_of", lambda call: (0, 1 << 20))
-    monkeypatch.setattr(checking, "borrowed", lambda gpu: contextlib.nullcontext(shop))
-    monkeypatch.setattr(checking, "pack", lambda call, folder, room: "packed")
+    monkeypatch.setattr(checking, "elsewhere", lambda call: contextlib.nullcontext((shop, call)))
     found = tritile.check(decorated(*GOOD), *arguments(64), grid=(1,))
     assert [(each.outcome, each.error) for each in found.configs] == [("right", 0.25), ("wrong", None)]
     assert "out[3] is 1, and 2 is right" in found.wrong[0].reason
-    assert (found.on, [s.shipment for s in shop.begun]) == (h200, ["packed"])
+    assert (found.on, [subject.device for subject in shop.begun]) == (h200, [h200])
     assert shop.ended == shop.begun
 
 
 def test_a_call_that_cannot_be_sent_is_checked_here_with_a_warning(monkeypatch):
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: target_device("nvidia-h200"))
-    monkeypatch.setattr(checking, "room_of", lambda call: (0, 1))  # bytes
     kernel = decorated(*GOOD, UNMASKED)
     refused = tritile.errors.UnsupportedError("its tensors take too much")
-    monkeypatch.setattr(checking, "pack", lambda *given: (_ for _ in ()).throw(refused))
+    monkeypatch.setattr(checking, "elsewhere", lambda call: (_ for _ in ()).throw(refused))
     with pytest.warns(IsolationWarning, match="take too much"):
         found = tritile.check(kernel, *arguments(63), grid=(1,))
     assert [each.outcome for each in found.configs] == ["right", "right", "wrong"]

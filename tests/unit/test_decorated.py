@@ -28,13 +28,12 @@ from tritile.errors import (
 )
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
-from tritile.tune import measuring
-from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject
+from tritile.tune import decorated
+from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject, measured, tuned_elsewhere
 from tritile.tune.measure import workers
 from tritile.tune.measure.answers import poison
 from tritile.tune.measure.engine import Rules, Task
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
-from tritile.tune.measuring import tuned_elsewhere
 from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
@@ -65,7 +64,16 @@ def call_of(x, out, **rest):
     fn = triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(scale)
     args = {"x": x, "out": out, "N": out.numel()}
     launched = {"grid": named_grid, "warmup": False}
-    return KernelCall(fn, ("x", "out", "N"), tuple(args.values()), launched, {}, **rest)
+    return KernelCall(
+        PROBLEM,
+        rest.pop("device", HOST),
+        "0" * 16,
+        fn,
+        ("x", "out", "N"),
+        tuple(args.values()),
+        launched,
+        **rest,
+    )
 
 
 def right(x, N):
@@ -131,7 +139,8 @@ def test_pinned_memory_stays_in_its_process(tmp_path, monkeypatch):
 
 def test_a_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_here(server, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    shipment = pack(call_of(torch.randn(90), torch.zeros(77)), tmp_path, LIMIT, host_too=True)
+    call = call_of(torch.randn(90), torch.zeros(77), device=H200)
+    shipment = pack(call, tmp_path, LIMIT, host_too=True)
     subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
     with QuickWorkers(1, server=server) as pool:
         assert pool.submit(subject.compile, GOOD, limit_s=LONG_S).result() is None
@@ -168,7 +177,7 @@ def halved(x, BLOCK: tl.constexpr):
 
 def test_copies_of_a_call_share_one_kernel_and_what_it_compiled(tmp_path, monkeypatch):
     """A kernel of its own for each would be loaded for each, amid the capture of a graph."""
-    call = KernelCall(halved.fn, ("x",), (torch.ones(64),), {"grid": (1,)}, {})
+    call = KernelCall(PROBLEM, H200, "0" * 16, halved.fn, ("x",), (torch.ones(64),), {"grid": (1,)})
     shipment = pack(call, tmp_path, LIMIT, host_too=True)
     first, second = KernelSubject(PROBLEM, HOST, "0" * 16, shipment).stage(2).calls
     assert first.fn is second.fn
@@ -219,7 +228,7 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
     monkeypatch.setattr(workers, "Workshop", quick)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 << 20)  # which no process can use
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (LIMIT, LIMIT))
-    call, kept = call_of(torch.randn(90), torch.zeros(77)), []
+    call, kept = call_of(torch.randn(90), torch.zeros(77), device=H200), []
     task = Task(KernelSubject(PROBLEM, H200, "0" * 16), Listed([GOOD]))
     rules = Rules(exhaustive=True, problem_s=math.inf)
     with pytest.raises(UnsupportedError, match="cannot run in another process: its operands cannot be made"):
@@ -230,10 +239,10 @@ def test_a_call_that_does_not_come_up_elsewhere_is_not_held_to_fail(server, monk
 def test_where_all_is_known_nothing_is_packed(monkeypatch):
     """Else a call would write its memory to a file in each process that makes it."""
     kernel = tritile.autotune([GOOD.to_triton()], ["N"])(scale)
-    monkeypatch.setattr(measuring, "tuned_elsewhere", None)
-    store_of(H200).add(kernel.digest, Trial(PROBLEM, GOOD, 3.0))
-    args = torch.randn(77), torch.ones(77), 77
-    assert Config.from_triton(kernel.measure(PROBLEM, kernel.offered(args, {}), args, {}, H200)) == GOOD
+    monkeypatch.setattr(decorated, "tuned_elsewhere", None)
+    call = kernel.call((torch.randn(77), torch.ones(77), 77), {}, H200)
+    store_of(H200).add(kernel.digest, Trial(call.problem, GOOD, 3.0))
+    assert Config.from_triton(measured(kernel, call)) == GOOD
 
 
 def unheard(x, N):
@@ -285,16 +294,15 @@ def test_a_hook_is_given_what_the_config_sets_in_place_of_resets(tmp_path):
 
 def won(call, task, rules, keep, config=GOOD):
     """Stands for a search in another process, in which one config worked."""
-    keep(task.subject.source, Trial(PROBLEM, config, 3.0))
+    keep(call.source, Trial(call.problem, config, 3.0))
 
 
 def test_what_is_measured_elsewhere_leaves_the_tensors_of_a_call_alone(monkeypatch):
     x, out = torch.randn(77), torch.ones(77)
     found = triton.Config({"BLOCK": 32, "STRAY": 0})
     kernel = tritile.autotune([found], ["N"], reset_to_zero=["out"])(scale)
-    monkeypatch.setattr(measuring, "tuned_elsewhere", won)
-    args = x, out, 77
-    assert kernel.measure(PROBLEM, kernel.offered(args, {}), args, {}, H200) is found
+    monkeypatch.setattr(decorated, "tuned_elsewhere", won)
+    assert measured(kernel, kernel.call((x, out, 77), {}, H200)) is found
     assert bool((out == 1).all())
 
 
@@ -306,10 +314,10 @@ def test_a_space_is_searched_by_the_rules_of_every_search(monkeypatch):
         told.append(rules)
         won(call, task, rules, keep)
 
-    monkeypatch.setattr(measuring, "tuned_elsewhere", tuned)
+    monkeypatch.setattr(decorated, "tuned_elsewhere", tuned)
     kernel = tritile.autotune(tritile.Space({"BLOCK": (32,), "STRAY": (0,)}), ["N"])(scale)
-    args = torch.randn(77), torch.ones(77), 77
-    assert Config.from_triton(kernel.measure(PROBLEM, {}, args, {}, H200)) == GOOD
+    call = kernel.call((torch.randn(77), torch.ones(77), 77), {}, H200)
+    assert Config.from_triton(measured(kernel, call)) == GOOD
     assert told == [replace(Rules(), most=96, by_trials=True)]
 
 
@@ -336,10 +344,12 @@ def kernel(x, BLOCK: tl.constexpr):
     tl.store(x + at, helper(tl.load(x + at)))
 
 grid = lambda meta: (meta["BLOCK"] // 64,)
-call = KernelCall(kernel, ("x",), (torch.zeros(64),), {"grid": grid}, {})
+problem = KernelProblem("kernel", (), ())
+device = target_device("sm_90")
+call = KernelCall(problem, device, "0" * 16, kernel, ("x",), (torch.zeros(64),), {"grid": grid})
 with tempfile.TemporaryDirectory() as folder:
     shipment = pack(call, Path(folder), 1 << 20, host_too=True)
-    subject = KernelSubject(KernelProblem("kernel", (), ()), target_device("sm_90"), "0" * 16, shipment)
+    subject = KernelSubject(problem, device, "0" * 16, shipment)
     with Workers(1) as pool:
         print(pool.submit(subject.compile, tritile.Config.of(BLOCK=64), limit_s=600).result())
 """
@@ -384,6 +394,8 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"reference": lambda x, EVEN: {}}, r"reference of scale: missing .* 'EVEN'.*heuristic"),
         ({"reference": lambda x, /: {}}, r"reference of scale: 'x' parameter is positional only"),
         ({"prune_configs_by": {"top_k": 1}}, r"a Space has `where`"),
+        ({"mode": "always"}, r"mode is 'always'"),
+        *(({"bucket": bucket}, r"bucket is .*by names of key") for bucket in ({"M": int}, {"N": 64}, [int])),
     ],
 )
 def test_what_does_not_fit_the_kernel_is_refused_as_it_is_decorated(told, message):

@@ -65,7 +65,7 @@ def test_what_is_read_is_checked_between_guards_of_numbers_too(tmp_path):
     """NaN times three is the NaN that it was: a load and a store without a mask change no guard of NaN."""
     x = torch.randn(64)
     launched = {"EVEN": True, "grid": (3,), "warmup": False}
-    call = KernelCall(scale, ("x", "out", "N"), (x, x, 64), launched, {})
+    call = KernelCall(PROBLEM, HOST, "0" * 16, scale, ("x", "out", "N"), (x, x, 64), launched)
     for restored, found in (((), None), (("x", "out"), "outside the memory")):
         own = replace(call, restore_value=restored)
         shipment = pack(own, tmp_path, LIMIT, host_too=True)

@@ -121,20 +121,6 @@ def test_a_tuned_kernel_under_another_tuner(tuned, times):
     assert inner.best_config.kwargs == {"BLOCK": 64}
 
 
-def test_the_kernel_below_decorated_anew(tuned, times):
-    first = tuned()
-    second = tuned(first.fn, configs=of_blocks(128, 256))
-    assert second.fn is first.fn
-    assert second.base_fn is first.base_fn
-    assert second.arg_names == first.arg_names == ["used", "N", "BLOCK"]
-    second[(1,)](times.used, 5)
-    assert int(times.used) == 256
-    first[(1,)](times.used, 5)
-    assert int(times.used) == 64
-    first.fn[(1,)](times.used, 5, BLOCK=8)
-    assert int(times.used) == 8
-
-
 def test_the_kernel_below_replaced(tuned, times):
     kernel = tuned()
     kernel[(1,)](times.used, 5)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.errors import OutOfResources
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 
@@ -43,11 +42,6 @@ def copy_rows(out, x, row_stride: tl.constexpr, M, COLUMNS: tl.constexpr, BLOCK:
 def copy(out, x, N, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, mask=at < N), mask=at < N)
-
-
-def copy_as(out, x, N, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < N).to(DTYPE), mask=at < N)
 
 
 def increment(x, N, BLOCK: tl.constexpr):
@@ -97,17 +91,6 @@ def test_arguments_by_place_then_by_name_in_any_order(tuned):
     assert bench.calls == 4
 
 
-def test_a_dtype_of_triton_in_the_key_of_results_kept_on_disk(tuned):
-    kernel = tuned(copy_as, key=("DTYPE",), cache_results=True)
-    x, out = torch.randn(200), torch.zeros(200)
-    kernel[grid](out, x, 200, tl.float32)
-    assert torch.equal(out, x)
-    assert len(kernel.cache) == 1
-    kernel[grid](out, x, 200, tl.float16)
-    torch.testing.assert_close(out, x.half().float(), rtol=0, atol=0)
-    assert len(kernel.cache) == 2
-
-
 def test_without_a_benchmark_the_drivers_is_taken(tuned, gpu):
     requested = []
 
@@ -154,38 +137,6 @@ def test_none_may_stand_where_a_tensor_would_be_restored(tuned, what, by_name):
         pytest.skip("this Triton restores no None")
     assert (other == 5).all()
     assert bench.calls == 2
-
-
-def test_hooks_come_in_pairs_where_a_config_asks_for_too_much(tuned):
-    open_calls, failures, bench = [], [], Bench()
-
-    def stages(named):
-        if named["BLOCK"] == 256:
-            raise OutOfResources(1 << 20, 1 << 17, "shared memory")
-        return 2
-
-    def pre_hook(named, reset_only=False):
-        assert named["N"] == 256
-        if not reset_only:
-            open_calls.append(named["BLOCK"])
-
-    def post_hook(named, exception):
-        assert open_calls.pop() == named["BLOCK"]
-        assert not open_calls
-        failures.append(exception and type(exception))
-
-    kernel = tuned(
-        staged,
-        configs=of_blocks(256, 32),
-        heuristics=triton.heuristics({"STAGES": stages}),
-        pre_hook=pre_hook,
-        post_hook=post_hook,
-        do_bench=bench,
-    )
-    kernel[(1,)](torch.ones(256), 256)
-    assert not open_calls
-    assert failures == [OutOfResources, None]
-    assert kernel.best_config.kwargs == {"BLOCK": 32}
 
 
 @pytest.mark.parametrize("by", ["early_config_prune", "perf_model"])

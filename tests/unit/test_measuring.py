@@ -24,8 +24,8 @@ from tritile.core.problem import KernelProblem
 from tritile.errors import IsolationWarning, TuningError, UntunedWarning
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, is_settled
-from tritile.tune import measuring
-from tritile.tune.identity import identified, identity
+from tritile.tune import decorated
+from tritile.tune.arguments import identified, identity
 from tritile.tune.measure.answers import OUTSIDE
 from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import Rules, Task, tune
@@ -217,7 +217,7 @@ class Timed:
 def test_a_later_process_finds_the_winner_that_the_first_ran(quick, raced):
     listed = identified([triton.Config({"A": n}) for n in quick])
     problem = KernelProblem("stranger", (("N", 1),), ())
-    subject = measuring.KernelSubject(problem, HOST, "0" * 16)
+    subject = decorated.KernelSubject(problem, HOST, "0" * 16)
     rules = Rules(exhaustive=True, by_trials=True)
     (done,) = tune([Task(subject, Listed(listed))], Timed(quick, raced), rules, store_of(HOST).add)
     assert store_of(HOST).best("0" * 16, problem).config == done.best.config
@@ -284,7 +284,7 @@ def elsewhere(*failures, works=()):
     ids=["addresses", "beyond a view", "one refused", "one works", "all refused", "hung"],
 )
 def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, monkeypatch):
-    monkeypatch.setattr(measuring, "tuned_elsewhere", elsewhere(*failures))
+    monkeypatch.setattr(decorated, "tuned_elsewhere", elsewhere(*failures))
     bench = Bench()
     kernel = tuned(bench)
     kernel.isolate = True
@@ -486,5 +486,5 @@ def test_hooks_with_a_mutable_closure_keep_their_identity():
     names = identified(listed)
     assert len(names) == 2
     assert list(identified(listed[1:], listed)) == list(names)[1:]
-    stored = [measuring.Config.from_dict(name.to_dict()) for name in names]
+    stored = [decorated.Config.from_dict(name.to_dict()) for name in names]
     assert stored == list(names)

@@ -4,7 +4,6 @@ All sides of a case run in one process, interleaved, in CUDA graphs, on operands
 """
 
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,14 +32,10 @@ from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import aten, plans
 from tritile.runtime import launch
+from tritile.tune.arguments import check_grid, identity
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.declared import check_grid
-from tritile.tune.decorated import REFERENCE, KernelSubject
-from tritile.tune.identity import identity
+from tritile.tune.decorated import REFERENCE, elsewhere
 from tritile.tune.measure import timing
-from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workers import borrowed
-from tritile.tune.measuring import call_of, room_of
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
@@ -262,22 +257,17 @@ class BenchResult(Tabular, Measurement):
 
 def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BenchResult:
     """Time a decorated kernel with the config of a call, in a process of its own."""
-    given = {"warmup": False} | kwargs
     device, _ = gpu_for("bench", (*args, *kwargs.values()))
     check_grid("bench", kwargs.get("grid"))
     plan = kernel.planned(args, kwargs, device)
     config = identity(plan.config)
-    call = call_of(kernel, args, given, {config.key: plan.config})
-    gpu, room = room_of(call)
-    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
-        subject = KernelSubject(plan.problem, device, kernel.digest)
-        sent = replace(subject, shipment=pack(call, Path(folder), room))
-        with borrowed(gpu) as shop:
-            try:
-                shop.begin(sent)
-                samples = shop.race(sent, [config, *[REFERENCE] * (kernel.reference is not None)])
-            finally:
-                shop.end(sent)
+    call = kernel.call(args, {"warmup": False} | kwargs, device)
+    with elsewhere(replace(call, configs={config: plan.config})) as (shop, subject):
+        try:
+            shop.begin(subject)
+            samples = shop.race(subject, [config, *[REFERENCE] * (kernel.reference is not None)])
+        finally:
+            shop.end(subject)
     own, *referred = map(timing.timing_of, samples)
     torch_us, way = (referred[0].us, "the kernel's reference") if referred else (None, "")
     return BenchResult(

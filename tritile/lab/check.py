@@ -1,11 +1,9 @@
 """`tritile.check`: run every config of a kernel against a reference."""
 
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import triton
@@ -19,14 +17,10 @@ from tritile.errors import (
     UnsupportedError,
     callers_level,
 )
+from tritile.tune.arguments import check_arguments, check_grid, identified
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.declared import check_arguments, check_grid
-from tritile.tune.decorated import KernelCall, KernelSubject, checked_here
-from tritile.tune.identity import identified
+from tritile.tune.decorated import KernelCall, checked_here, elsewhere
 from tritile.tune.measure.answers import OUTSIDE, WRONG
-from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workers import borrowed
-from tritile.tune.measuring import call_of, room_of
 
 Outcome = Literal["right", "wrong", "failed"]
 Results = Iterator[tuple[triton.Config, float | TuningError | None]]
@@ -88,11 +82,11 @@ class CheckResult(Tabular):
         ]
 
 
-def _here(call: KernelCall, configs: list[triton.Config], device: Device) -> Results:
+def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
     """Check in this process. The interpreter needs one run for configs that differ in options alone."""
     results: dict[Any, float | TuningError | None] = {}
     for config in configs:
-        options = "" if device == HOST else str(config)
+        options = "" if call.device == HOST else str(config)
         same = str(sorted(config.kwargs.items())), config.pre_hook, options
         if same not in results:
             try:
@@ -102,23 +96,17 @@ def _here(call: KernelCall, configs: list[triton.Config], device: Device) -> Res
         yield config, results[same]
 
 
-def _elsewhere(tuner: Autotuner, call: KernelCall, configs: list[triton.Config], device: Device) -> Results:
+def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
     """Check in another process, which a config may crash; here where the call cannot be sent there."""
     named = identified(configs)
-    problem = tuner.problem(call.args, call.named)
-    subject = KernelSubject(problem, device, tuner.digest)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritile-")))
-        gpu, room = room_of(call)
         try:
-            sent = replace(call, configs={own.key: config for own, config in named.items()})
-            subject = replace(subject, shipment=pack(sent, folder, room))
-            shop = stack.enter_context(borrowed(gpu))
+            shop, subject = stack.enter_context(elsewhere(replace(call, configs=named)))
             shop.begin(subject)
         except (UnsupportedError, TuningError) as error:
-            text = f"{problem.label} is checked in this process, which a config may crash: {error}"
+            text = f"{call.problem.label} is checked in this process, which a config may crash: {error}"
             warnings.warn(text, IsolationWarning, stacklevel=callers_level())
-            yield from _here(call, configs, device)
+            yield from _here(call, configs)
             return
         stack.callback(shop.end, subject)
         compiles = [(config, own, shop.compile(subject, own)) for own, config in named.items()]
@@ -186,21 +174,18 @@ def check(
         named = {"warmup": False, "grid": grid} | kwargs | by_name
         check_grid("check", named["grid"])
         check_arguments(kernel.fn, kernel.space or kernel.configs, own, named)
-        call = call_of(kernel, own, named, {})
-        device = kernel.device_of(call.args, call.kwargs)
+        device = kernel.device_of(own, named)
         if device == HOST and not kernel.interpreted:
             wanted = "wanted them on a GPU, or TRITON_INTERPRET=1 in the environment"
             raise InvalidValueError(f"check: tensors are in host memory, where no kernel runs: {wanted}")
-        arguments = {name: value for name, value in call.kwargs.items() if name != "grid"}
-        label = kernel.problem(call.args, arguments).label.strip()
+        call = kernel.call(own, named, device)
+        label = call.problem.label.strip()
         labels.append(label)
-        if kernel.space is None:
-            configs = list(kernel.offered(call.args, arguments).values())
-        else:
+        configs = list(call.configs.values())
+        if kernel.space is not None:
             configs = [config.to_triton() for config in kernel.space.configs()]
         left = [c for c in configs if str(c) not in found or found[str(c)].outcome == "right"]
-        local = device == HOST
-        for config, result in _here(call, left, device) if local else _elsewhere(kernel, call, left, device):
+        for config, result in _here(call, left) if device == HOST else _elsewhere(call, left):
             before = found.get(str(config))
             if isinstance(result, TuningError):
                 wrong = any(word in str(result) for word in (WRONG, OUTSIDE))

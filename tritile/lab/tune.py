@@ -25,8 +25,8 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now
 from tritile.tune.autotuner import Autotuner
+from tritile.tune.decorated import measured, rules_of
 from tritile.tune.measure.engine import Rules, whole
-from tritile.tune.measuring import rules_of
 from tritile.tune.subject import is_tuned
 
 _REMEMBERED: Final = "remembered"
@@ -128,14 +128,13 @@ def _of_kernel(
         raise UnsupportedError("tune: there is no GPU here to measure, and times of the host tell nothing")
     if given.get("grid") is None:
         raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
-    problem = kernel.problem(args, given)
-    count = _counter(lambda: store_of(device).trials(kernel.digest, problem))
-    offered = kernel.offered(args, given)
-    config = kernel.measure(problem, offered, args, given, device, rules, force)
+    call = kernel.call(args, given, device)
+    count = _counter(lambda: store_of(device).trials(call.source, call.problem))
+    config = measured(kernel, call, rules, force)
     kernel.forget()
-    best, counts = kernel.remembered(problem, device, kernel.finder(offered)), count()
+    best, counts = kernel.remembered(call.problem, device, call.configs), count()
     us = best.us if best is not None and best.config == config else None
-    return TuneResult(problem, device, config, us, "searched" if counts[0] else _REMEMBERED, *counts)
+    return TuneResult(call.problem, device, config, us, "searched" if counts[0] else _REMEMBERED, *counts)
 
 
 def tune(
@@ -173,7 +172,9 @@ def tune(
         isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0
     ):
         raise InvalidValueError(f"tune: budget is {budget!r}: wanted seconds above 0, or None")
-    rules = rules_of(what) if isinstance(what, Autotuner) else Rules(problem_s=tune_budget_s(Rules.problem_s))
+    rules = Rules(problem_s=tune_budget_s(Rules.problem_s))
+    if isinstance(what, Autotuner):
+        rules = rules_of(what.space)
     if exhaustive:
         rules = whole(replace(rules, problem_s=math.inf))
     if budget is not None:

@@ -47,7 +47,6 @@ from tritile.runtime.compiles import as_mode_asks, compiles_refused
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import compile_ahead
 from tritile.tune.measure.workers import COMPILE_LIMIT_S, Workers
-from tritile.tune.measuring import call_of
 
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
 # the blocks divide them, whether the tiles run at once, which operands are copied first.
@@ -255,7 +254,7 @@ def warm(
         label = f"{chosen.problem.label}, {chosen.config}"
         try:
             with as_mode_asks(label, "run this in another mode"):
-                compile_ahead(call_of(what, args, kwargs, {}), chosen.config, chosen.device)
+                compile_ahead(what.call(args, kwargs, chosen.device), chosen.config)
         except TritileError:
             raise
         except Exception as failure:

@@ -3,10 +3,8 @@
 How `@tritile.autotune` becomes a measured winner:
 
     autotuner     `autotune` decorates; `Autotuner.run` finds a config for a call and launches it
-    declared      checks the decorator's arguments
-    identity      names configs, tensors and values of keys, as the store does
-    measuring     searches the configs of one call, in processes of their own or in this one
-    decorated     the call as another process gets it: compiled, timed, checked by its reference
+    decorated     one call: its configs compiled, timed and checked, in processes of their own or in this one
+    arguments     checks the decorator's arguments; names configs and values of keys, as the store does
     traced        shows torch.compile the remembered config
 
 How a problem of tritile's own gets one:

@@ -1,13 +1,11 @@
 """`tritile.autotune`: `triton.autotune` that measures a problem once, and remembers it in every process.
 
 `kernel[grid](...)` calls `Autotuner.run`: a dictionary look-up by Triton's own key, and Triton's launch. At a
-miss `choose` finds a config: remembered, measured now (`measuring`), or a guess, as the mode says.
+miss `choose` finds a config: remembered, measured now (`decorated.measured`), or a guess, as the mode says.
 """
 
-import contextlib
 import copy
 import heapq
-import json
 import logging
 import math
 import os
@@ -22,7 +20,6 @@ from typing import Any, Final, Self
 
 import torch
 import triton
-import triton.language as tl
 
 from tritile.core import device as devices
 from tritile.core.config import Config
@@ -43,8 +40,9 @@ from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
-from tritile.tune import declared, measuring, traced
-from tritile.tune.identity import DESCRIPTORS, dtypes_of, identified, identity, key_part, stored, tensors_of
+from tritile.tune import arguments, traced
+from tritile.tune.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
+from tritile.tune.decorated import KernelCall, measured
 from tritile.tune.measure.timing import do_bench as default_bench
 from tritile.tune.search import Space
 
@@ -52,10 +50,7 @@ _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is 
 _MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
-# Classes whose values are hashable and equal themselves, and classes whose values have no dtype.
-_SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype})
-_NO_DTYPE: Final = _SCALARS | {float, JITFunction, FunctionType}
-_DESCRIPTORS: Final = frozenset(DESCRIPTORS)
+_NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
 _DTYPES: Final[dict[Any, str]] = {}
 
 _TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictionary()
@@ -68,16 +63,9 @@ def _forget() -> None:
 
 also_forgets(_forget)
 
-
-def _copied(config: triton.Config) -> triton.Config:
-    copied = copy.copy(config)
-    copied.kwargs = dict(config.kwargs)
-    return copied
-
-
 Place = tuple[str, int]  # a mode, and the number of a GPU (-1: no tensor is on one)
 Key = tuple[Any, ...]
-Find = Callable[[Config], triton.Config | None]  # a config of that identity, if it may run for a call
+Configs = Mapping[Config, triton.Config]  # by their identities
 
 
 class Autotuner(TritonAutotuner):  # type: ignore[misc]
@@ -91,33 +79,34 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     configs_top_k: Any
     nargs: Any = None
-    _early: traced.Pruning | None = None
-    _pruning: traced.Pruning | None = None
     bench_time = 0.0
 
     def __init__(
-        self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None = None,
-        bucket: Mapping[str, Callable[[Any], Any]] | None = None, isolate: bool = True,
-        reference: Callable[..., Mapping[str, torch.Tensor]] | None = None, tolerance: float | None = None,
-        table: str | os.PathLike[str] | None = None, do_bench: Callable[..., Any] | None = None, **rest: Any,
+        self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None,
+        bucket: Mapping[str, Callable[[Any], Any]] | None, isolate: bool,
+        reference: Callable[..., Mapping[str, torch.Tensor]] | None, tolerance: float | None,
+        table: str | os.PathLike[str] | None, do_bench: Callable[..., Any] | None,
+        prune_configs_by: dict[str, Any] | None, **rest: Any,
     ) -> None:  # fmt: skip
         self.space = configs if isinstance(configs, Space) else None
-        listed = [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs
+        self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
+        self.reference, self.tolerance = reference, tolerance
         self._place: Place | None = None  # of the latest call
         self._caches: dict[Place | None, Memo[Key, triton.Config]] = {}
         self._compiled = Memo[Any, bool](_MOST_CACHED)  # calls of mode "strict" whose kernel is loaded
-        known = [name for name in key if name in fn.arg_names]  # Triton 3.9 refuses others
-        super().__init__(fn, fn.arg_names, listed, known, do_bench=do_bench or default_bench, **rest)
-        self.keys = key
-        self.mode, self.bucket, self.table = mode, dict(bucket or {}), Path(table) if table else None
-        self.reference, self.tolerance = reference, tolerance
-        self._own_bench = do_bench is not None
-        self.isolate = isolate and not self._own_bench and not self.user_defined_post_hook
+        super().__init__(
+            fn, fn.arg_names, [configs.opening(1)[0].to_triton()] if isinstance(configs, Space) else configs,
+            [name for name in key if name in fn.arg_names],  # Triton 3.9 refuses others
+            prune_configs_by={"early_config_prune": None} | (prune_configs_by or {}),
+            do_bench=do_bench or default_bench, **rest,
+        )  # fmt: skip
+        self._is_timed_by_user = do_bench is not None
+        self.isolate = isolate and not self._is_timed_by_user and not self.user_defined_post_hook
         self.configs_timings: dict[triton.Config, list[float]] = {}
-        self._names = {name: place for place, name in enumerate(self.arg_names)}
-        self._places: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`
-        self.interpreted = any(isinstance(layer, InterpretedFunction) for layer in declared.layers_of(fn))
-        self._digest: tuple[Any, str] | None = None
+        self._indices = {name: index for index, name in enumerate(self.arg_names)}
+        self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be replaced
+        self.interpreted = any(isinstance(each, InterpretedFunction) for each in arguments.layers_of(fn))
+        self._digest: tuple[Any, str] = (None, "")  # of `fn`, which may be replaced
         self._warnings = _MOST_WARNINGS
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
@@ -125,6 +114,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self.early_config_prune = self._early  # again, as all that the tracer is shown is there now
         _TUNERS[id(self)] = self
         count_as_ours(self.base_fn)
+
+    # A call.
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch with the config that `choose` gives; called by `kernel[grid](...)`."""
@@ -139,7 +130,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 cache = self._caches[place] = self._caches.pop(None, Memo(_MOST_CACHED))
             config = cache.get(key)
             if config is None:
-                config = self._chosen(place, cache, key, args, kwargs)
+                config = self._missed(place, cache, key, args, kwargs)
         self.best_config, options = config, config.all_kwargs()
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
@@ -158,28 +149,28 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         Dtypes within tuples and behind descriptors, which Triton leaves out, count too.
         """
         key: list[Any] = []
-        given = len(args)
-        keys, places = self._places
+        placed = len(args)
+        keys, indices = self._key_indices
         if keys is not self.keys:
-            places = [(name, self._names[name]) for name in self.keys if name in self._names]
-            self._places = self.keys, places
-        for name, place in places:
-            if place < given:
-                value = args[place]
+            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
+            self._key_indices = self.keys, indices
+        for name, index in indices:
+            if index < placed:
+                value = args[index]
             elif name in kwargs:
                 value = kwargs[name]
             else:
                 continue
-            key.append(value if value.__class__ in _SCALARS else key_part(value))
+            key.append(value if value.__class__ in SCALARS else key_part(value))
         gpu, values = -1, args
         if len(kwargs) > 2 or "grid" not in kwargs:
-            more = [v for n, v in kwargs.items() if v.__class__ not in _NO_DTYPE and n in self._names]
+            more = [v for n, v in kwargs.items() if v.__class__ not in _NO_DTYPE and n in self._indices]
             values = (*args, *more) if more else args
         for value in values:
             kind = value.__class__
             if kind in _NO_DTYPE or (kind is tuple and _NO_DTYPE.issuperset(map(type, value))):
                 continue
-            tensor = value.base if kind in _DESCRIPTORS else value
+            tensor = value.base if kind in DESCRIPTORS else value
             dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
                 key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
@@ -191,8 +182,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                     gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)
         return tuple(key), gpu
 
-    def _chosen(
-        self, place: Place, cache: dict[Key, triton.Config], key: Key, args: Sequence[Any], kwargs: Any
+    def _missed(
+        self, place: Place, cache: Memo[Key, triton.Config], key: Key, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
         """Return the config for a call that has no entry; of threads with one call, one measures."""
         self._check_conflicts(args, kwargs)
@@ -211,14 +202,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     def _launched_strictly(self, args: Sequence[Any], kwargs: Any, config: triton.Config) -> Any:
         """Launch what is compiled. Raises NotCompiledError, before any launch, where it is not."""
         options = config.all_kwargs()
-        given = (*args, *[value for name, value in kwargs.items() if name in self._names])
-        on_gpu = [each for each in given if getattr(each, "is_cuda", False)]
-        if self.interpreted:
-            return self.fn.run(*args, **kwargs, **options)
-        aligned = tuple(tensor.data_ptr() % 16 for tensor in on_gpu)
-        types = tuple(map(type, given))
-        call = aligned, types, key_part(given), key_part((*options.items(),)), devices.current_index()
-        if call in self._compiled:
+        values = (*args, *[value for name, value in kwargs.items() if name in self._indices])
+        aligned = tuple(each.data_ptr() % 16 for each in values if getattr(each, "is_cuda", False))
+        types, index = tuple(map(type, values)), devices.current_index()
+        call = aligned, types, key_part(values), key_part((*options.items(),)), index
+        if self.interpreted or call in self._compiled:
             return self.fn.run(*args, **kwargs, **options)
         what = f"{self.base_fn.__qualname__} with {config}"
         with compiles_refused(what, "call it once in another mode, and keep the folder TRITON_CACHE_DIR"):
@@ -227,7 +215,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         return kernel
 
     def _check_conflicts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        conflicts = declared.set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
+        conflicts = arguments.set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
         if conflicts:
             text = "given, but the tuner sets it: leave it out of the call"
             raise InvalidValueError(f"{', '.join(sorted(conflicts))} {text}")
@@ -239,23 +227,22 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @cache.setter
     def cache(self, cache: dict[Key, triton.Config]) -> None:
-        kept = self._caches[self._place] = Memo(_MOST_CACHED)
-        kept.update(cache)
+        self._caches[self._place] = Memo(_MOST_CACHED)
+        self._caches[self._place].update(cache)
 
     def forget(self) -> None:
         """Drop the configs chosen in this process; what is measured stays in the store."""
         for cache in [*self._caches.values(), self._compiled]:
             cache.clear()
 
+    # What a call is to the store.
+
     @property
     def digest(self) -> str:
         """Return the digest of the kernel's source; trials of another source do not count."""
-        if self._digest is None or self._digest[0] is not self.fn:
+        if self._digest[0] is not self.fn:
             self._digest = self.fn, source_hash(self.fn)
         return self._digest[1]
-
-    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
         """Return the GPU of a call's tensors; HOST for host memory, without a GPU, and in the interpreter."""
@@ -270,24 +257,21 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     def problem(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelProblem:
         """Describe a call as the store does: values of `key`, in their buckets, and dtypes of tensors."""
-        given = self.named(args, kwargs)
-        values = {name: given[name] for name in self.arg_names if name in given}
-        keys = ((name, values[name]) for name in self.keys if name in values)
-        key = tuple(
-            (name, stored(self.bucket[name](value) if name in self.bucket else value)) for name, value in keys
-        )
+        passed = dict(zip(self.arg_names, args, strict=False)) | dict(kwargs)
+        values = {name: passed[name] for name in self.arg_names if name in passed}
+        bucketed = {name: bucket(values[name]) for name, bucket in self.bucket.items() if name in values}
+        key = tuple((name, stored((values | bucketed)[name])) for name in self.keys if name in values)
         dtypes = tuple(pair for name, value in values.items() for pair in dtypes_of(name, value))
         return KernelProblem(self.base_fn.__qualname__, key, dtypes)
 
-    def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Config, triton.Config]:
-        """Return the configs that the kernel's own pruning leaves for a call, by their identities.
+    def offered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Configs:
+        """Return the configs that the kernel's own pruning leaves for a call, of a space the first few.
 
-        Of a space the first few. Raises what Triton raises where the pruning leaves none.
+        Raises what Triton raises where the pruning leaves none.
         """
         if self.space is not None:
             return {config: config.to_triton() for config in self.space.opening(_OPENING)}
-        listed = list(self.configs)
-        found = listed
+        found = listed = list(self.configs)
         if self._early is not None or self.perf_model is not None:
             found = list(self.holding(args).prune_configs(dict(kwargs)))
         if not found:
@@ -302,111 +286,112 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         copied.nargs = dict(zip(self.arg_names, args, strict=False))
         return copied
 
-    measure = measuring.measured
-
-    def guess_anew(self) -> None:
-        """Have modes other than "tune", which may have guessed from less, choose anew."""
-        for place, cache in list(self._caches.items()):
-            if place is not None and place[0] != "tune":
-                cache.clear()
+    def call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], device: Device | None = None
+    ) -> KernelCall:
+        """Describe a call, on the GPU of its tensors by default, with the configs that may run for it."""
+        hook = self.pre_hook if self.user_defined_pre_hook else None
+        return KernelCall(
+            self.problem(args, kwargs), device or self.device_of(args, kwargs), self.digest,
+            self.fn, self.arg_names, tuple(args), dict(kwargs), self.offered(args, kwargs),
+            self.reset_to_zero, self.restore_value, hook, self.reference, self.tolerance,
+        )  # fmt: skip
 
     def measurable(self, device: Device) -> bool:
         """Return True if there is something to time a call with: a GPU, or a benchmark of the user's own."""
-        return self._own_bench or device != HOST
+        return self._is_timed_by_user or device != HOST
 
-    def finder(self, offered: Mapping[Config, triton.Config]) -> Find:
-        """Return the gate for whatever is recalled: it lets through what `offered` holds for this call."""
-        space = self.space
-        if space is not None:
-            return lambda config: config.to_triton() if config in space else None
-        return offered.get
+    # The choice.
 
-    def choose(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: str | None = None
-    ) -> triton.Config:
+    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> triton.Config:
         """Return the config for a call, by the mode in force.
 
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered, and
         TuningError, naming the reasons, where measuring finds no config that works.
         """
         warn_untested()
-        mode = mode or self.mode or requested_mode() or "tune"
         listen()
-        since, device = perf_counter(), self.device_of(args, kwargs)
-        problem, offered = self.problem(args, kwargs), self.offered(args, kwargs)
-        fixed = self.space is None and len(self._configs) == len(offered) == 1
-        plan, measurable = None, self.measurable(device)
+        since, call, plan = perf_counter(), self.call(args, kwargs), None
+        fixed = self.space is None and len(self._configs) == len(call.configs) == 1
+        measurable = self.measurable(call.device)
         if mode == "tune" and measurable and not capturing():
-            tables = kernel_tables(self.table)
-            plan = self.remembered(problem, device, self.finder(offered)) if tables else None
+            if kernel_tables(self.table):
+                plan = self.remembered(call.problem, call.device, call.configs)
             if (plan is None or plan.source != "table") and (not fixed or self.reference is not None):
-                best = self.measure(problem, offered, args, dict(kwargs), device)
-                plan = KernelPlan(problem, best, "exact", device)
+                plan = KernelPlan(call.problem, measured(self, call), "exact", call.device)
+                for place, cache in list(self._caches.items()):
+                    if place is not None and place[0] != "tune":
+                        cache.clear()  # other modes, which may have guessed from less, choose anew
         if plan is None:
-            plan = self.unmeasured(problem, offered, args, kwargs, device, mode)
-            unsure = plan.source == "model" and self.perf_model is None and not fixed
-            if unsure and measurable and mode != "off":
-                self.warn_untuned(problem, device)
-        facts = {"problem": problem.label, "config": str(identity(plan.config)), "source": plan.source}
-        log("plan", logging.INFO, **facts, device=device.name, seconds=perf_counter() - since)
+            plan = self._unmeasured(call, mode)
+            is_guess = plan.source == "model" and self.perf_model is None and not fixed
+            if is_guess and measurable and mode != "off":
+                self.warn_untuned(call.problem, call.device)
+        log(
+            "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
+            source=plan.source, device=call.device.name, seconds=perf_counter() - since,
+        )  # fmt: skip
         return plan.config
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
-        """Warn that nothing tells which config is fast; `where` ends the warning's advice."""
+        """Warn that no measurement says which config is fast; `where` ends the warning's advice."""
         self._warnings -= 1
         if self._warnings >= 0:
             text = f"{problem.label} was never measured on {device.name}: using the config that comes first"
             advice = f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.'
             warnings.warn(f"{text}. {advice}", UntunedWarning, stacklevel=callers_level())
 
-    def unmeasured(
-        self, problem: KernelProblem, offered: Mapping[Config, triton.Config], args: Sequence[Any],
-        kwargs: Mapping[str, Any], device: Device, mode: str,
-    ) -> KernelPlan:  # fmt: skip
+    def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
         """Return the plan of a call without measuring: remembered, a neighbour's config, or the likeliest.
 
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
-        find, only = self.finder(offered), self.space is None and len(offered) == 1
+        problem, device, configs = call.problem, call.device, list(call.configs.values())
+        only = self.space is None and len(configs) == 1
         if mode != "off":
-            exact = self.remembered(problem, device, find)
+            exact = self.remembered(problem, device, call.configs)
             if exact is not None:
                 return exact
             if mode == "strict" and self.measurable(device) and not only:
                 raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
-            for _, near in self.nearest(problem, device, find):
-                return KernelPlan(
-                    problem, near, "predicted", device, None, "the fastest at the nearest sizes"
-                )
-        configs, why = list(offered.values()), "the first config: nothing was measured of this kernel"
-        best = configs[0]
+            for _, near in self.nearest(problem, device, call.configs):
+                why = "the fastest at the nearest sizes"
+                return KernelPlan(problem, near, "predicted", device, None, why)
+        best, why = configs[0], "the first config: nothing was measured of this kernel"
         if self.perf_model is not None:
-            named, why = self.named(args, kwargs), "the kernel's own performance model's choice"
-            best = min(configs, key=lambda config: self.perf_model(**{**named, **config.all_kwargs()}))
+            why = "the kernel's own performance model's choice"
+            named = dict(zip(self.arg_names, call.args, strict=False)) | call.kwargs
+            best = min(configs, key=lambda config: self.perf_model(**(named | config.all_kwargs())))
         elif only:
             why = "the kernel's only config"
         return KernelPlan(problem, best, "model", device, None, why)
 
-    def remembered(self, problem: KernelProblem, device: Device, find: Find) -> KernelPlan | None:
-        """Return the fastest config measured for just this problem, of those that `find` lets through.
+    def remembered(self, problem: KernelProblem, device: Device, configs: Configs) -> KernelPlan | None:
+        """Return the fastest config measured for just this problem, of those that may run.
 
-        What was measured here goes before what a table holds.
+        These are `configs`, or all of a space. What was measured here goes before what a table holds.
         """
+
+        def allowed(config: Config) -> triton.Config | None:
+            if self.space is not None:
+                return config.to_triton() if config in self.space else None
+            return configs.get(config)
+
         for trial in sorted(store_of(device).trials(self.digest, problem), key=rank):
-            config = find(trial.config) if trial.works else None
+            config = allowed(trial.config) if trial.works else None
             if config is not None:
                 why = "the fastest of its configs that were measured on this GPU"
                 return KernelPlan(problem, config, "exact", device, trial.us, why)
         for table in kernel_tables(self.table):
             entry = table.find(device, self.digest, problem)
-            config = find(entry.config) if entry is not None else None
+            config = allowed(entry.config) if entry is not None else None
             if entry is not None and config is not None:
                 why = f"measured on a GPU of this model: {table.path}"
                 return KernelPlan(problem, config, "table", device, entry.us, why)
         return None
 
     def nearest(
-        self, problem: KernelProblem, device: Device, find: Find, unknown: Collection[str] = (),
+        self, problem: KernelProblem, device: Device, configs: Configs, unknown: Collection[str] = (),
         most: int = _NEIGHBOURS,
     ) -> Iterator[tuple[float, triton.Config]]:  # fmt: skip
         """Yield configs of the measured problems that differ from this one in sizes alone, the nearest first.
@@ -414,35 +399,35 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         Each comes with its distance, in doublings. Sizes are positive integers in `key` that are no
         constexprs. `unknown` are names in the key whose values do not count. `most` problems are looked up.
         """
-        constants = declared.constants_of(self.fn)
+        constants = arguments.constants_of(self.base_fn)
 
-        def split(key: Any) -> tuple[list[Any], list[int]]:
-            """Return what neighbours share, and the sizes, in which they differ."""
+        def split(key: Any) -> tuple[list[Any], list[float]]:
+            """Return what neighbours share, and the sizes, in doublings, in which they differ."""
             shared: list[Any] = []
-            sizes: list[int] = []
+            sizes: list[float] = []
             for name, value in key:
-                is_size = type(value) is int and value > 0 and name not in constants
-                if name not in unknown:
-                    sizes += [value] * is_size
-                    shared.append((name, "size") if is_size else (name, type(value), value))
+                if name in unknown:
+                    continue
+                if type(value) is int and value > 0 and name not in constants:
+                    sizes.append(math.log2(value))
+                    shared.append((name, "size"))
+                else:
+                    shared.append((name, type(value), value))
             return shared, sizes
 
         texts = {*store_of(device).problems(self.digest)}
         for table in kernel_tables(self.table):
             texts.update(table.winners(device, self.digest))
-        kernel, dtypes = problem.kernel, [list(pair) for pair in problem.dtypes]
         (shared, sizes), near = split(problem.key), []
         for text in texts:
-            with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
-                facts = json.loads(text)
-                if facts["kernel"] == kernel and facts["dtypes"] == dtypes:
-                    others, lengths = split(facts["key"])
-                    if others == shared:
-                        gaps = [abs(math.log2(a / b)) for a, b in zip(lengths, sizes, strict=True)]
-                        near.append((sum(gaps), text))
-        for doublings, text in heapq.nsmallest(most, near):
             other = kernel_problem(text)
-            found = self.remembered(other, device, find) if other is not None else None
+            if other is not None and (other.kernel, other.dtypes) == (problem.kernel, problem.dtypes):
+                others, lengths = split(other.key)
+                if others == shared:
+                    gaps = (abs(a - b) for a, b in zip(lengths, sizes, strict=True))
+                    near.append((sum(gaps), text, other))
+        for doublings, _, other in heapq.nsmallest(most, near):
+            found = self.remembered(other, device, configs)
             if found is not None:
                 yield doublings, found.config
 
@@ -452,13 +437,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         Raises InvalidValueError where arguments are missing, or the kernel does not take them, and
         NotTunedError in mode "strict" where a measurement could be had, and none is remembered.
         """
-        declared.check_arguments(self.fn, self.space or self._configs, args, kwargs)
-        given = {name: value for name, value in kwargs.items() if name != "grid"}
-        device = device or self.device_of(args, kwargs)
-        mode, problem = self.mode or requested_mode() or "cached", self.problem(args, given)
-        plan = self.unmeasured(problem, self.offered(args, given), args, given, device, mode)
-        interpreted = self.interpreted and device == HOST and plan.source == "model"
+        arguments.check_arguments(self.fn, self.space or self._configs, args, kwargs)
+        call = self.call(args, kwargs, device)
+        plan = self._unmeasured(call, self.mode or requested_mode() or "cached")
+        interpreted = self.interpreted and call.device == HOST and plan.source == "model"
         return replace(plan, source="interpreter") if interpreted else plan
+
+    # What torch's tracer and copies see.
 
     @property
     def early_config_prune(self) -> traced.Pruning | None:
@@ -467,21 +452,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @early_config_prune.setter
     def early_config_prune(self, early: traced.Pruning | None) -> None:
-        if early is not None and early is self._pruning:
-            early = self._early  # what Triton's `__init__` reads, and sets again
         self._early = self._pruning = early
         # With one config there is then nothing to choose, nor to check.
-        self._is_fixed = not (self.space or early or self.perf_model or getattr(self, "reference", None))
+        self._is_fixed = not (self.space or early or self.perf_model or self.reference)
         if self.space is not None or len(self._configs) > 1:
             self._pruning = traced.pruning(self, early, self.perf_model)
-
-    def __copy__(self) -> Self:
-        """Copy the tuner; the copy may then be given other configs and another mode."""
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__, _caches={})
-        copied.early_config_prune = self._early
-        _TUNERS[id(copied)] = copied
-        return copied
 
     @property
     def configs(self) -> list[triton.Config]:
@@ -493,6 +468,20 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     @configs.setter
     def configs(self, configs: list[triton.Config]) -> None:
         self._configs = configs
+
+    def __copy__(self) -> Self:
+        """Copy the tuner; the copy may then be given other configs and another mode."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, _caches={})
+        copied.early_config_prune = self._early
+        _TUNERS[id(copied)] = copied
+        return copied
+
+
+def _copied(config: triton.Config) -> triton.Config:
+    copied = copy.copy(config)
+    copied.kwargs = dict(config.kwargs)
+    return copied
 
 
 def autotune(
@@ -555,10 +544,10 @@ def autotune(
     argument of the kernel, or `bucket` a name that is not in `key`.
     """
     deprecated = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph}
-    declared.check_options(configs, prune_configs_by, mode, reference, tolerance, **deprecated)
+    arguments.check_options(configs, prune_configs_by, mode, reference, tolerance, **deprecated)
 
     def decorator(fn: Any) -> Autotuner:
-        declared.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket)
+        arguments.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket)
         return Autotuner(
             fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,

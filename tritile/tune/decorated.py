@@ -1,56 +1,96 @@
-"""A call of a decorated kernel as a subject of tuning: packed, then compiled, timed and checked elsewhere."""
+"""One call of a decorated kernel: its configs compiled, timed and checked, by the search of every problem.
+
+In processes of their own configs run on copies of the call's memory, and one that hangs or crashes costs
+itself alone. Otherwise they run in this process on the call's own arguments, one after the other.
+"""
 
 import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import logging
+import math
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
 
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
-from tritile.core.of_triton import handles_of
+from tritile.core.log import log
+from tritile.core.of_triton import handles_of, time_config
 from tritile.core.problem import KernelProblem
-from tritile.errors import InvalidValueError, TuningError, UnsupportedError, brief
+from tritile.core.settings import tune_budget_s
+from tritile.errors import (
+    InvalidValueError,
+    IsolationWarning,
+    TuningError,
+    UnsupportedError,
+    brief,
+    callers_level,
+)
+from tritile.planning.checked import MAX_US
+from tritile.planning.store import store_of
+from tritile.planning.trial import Trial, best_of, is_settled
 from tritile.runtime.ahead import check_fits, compiling_for
-from tritile.tune.identity import tensors_of, zero
-from tritile.tune.measure.answers import OUTSIDE, error_of, overlap, poison
-from tritile.tune.measure.bench import Stage, Taken
-from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, guarded, stood_in, unpack
-from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
+from tritile.tune.arguments import tensors_of
+from tritile.tune.measure import shipping
+from tritile.tune.measure.answers import OUTSIDE, WRONG, error_of, overlap, poison
+from tritile.tune.measure.bench import Screened, Stage, Subject, Taken
+from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
+from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, unpack
+from tritile.tune.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
+from tritile.tune.measure.workers import WorkerError, Workshop, borrowed
+from tritile.tune.search import Listed, Space
+
+if TYPE_CHECKING:
+    from tritile.tune.autotuner import Autotuner
 
 Named = dict[str, Any]
 REFERENCE: Final = Config((), 1, 1, family="reference")  # in whose place a kernel's reference is timed
-_NOTHING: Final = Shipment()
+_MOST: Final = 96  # the most configs of a space that a search tries
+_LEAST_US: Final = 1e-6
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Hold a launch and what `tritile.autotune` was given for it; `fn` is the kernel within its heuristics.
+    """Describe a launch, and what `tritile.autotune` takes for it; `fn` is the kernel with its heuristics.
 
-    `configs` are the configs by the text of their identities. `reference` returns the right tensors, by names
-    of arguments.
+    `configs` are those that the kernel's pruning leaves for the call; of a space, the first few. `source` is
+    the digest of the kernel's source. `reference` returns the right tensors, by names of arguments.
     """
 
+    problem: KernelProblem
+    device: Device
+    source: str
     fn: Any
-    arg_names: tuple[str, ...]
+    arg_names: Sequence[str]
     args: tuple[Any, ...]
     kwargs: Named
-    configs: Mapping[str, triton.Config]
-    reset_to_zero: tuple[str, ...] = ()
-    restore_value: tuple[str, ...] = ()
+    configs: Mapping[Config, triton.Config] = field(default_factory=dict)
+    reset_to_zero: Sequence[str] = ()
+    restore_value: Sequence[str] = ()
     pre_hook: Callable[..., Any] | None = None
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
     tolerance: float | None = None
 
     @property
     def named(self) -> Named:
-        given = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
-        return {name: value for name, value in given.items() if name != "grid"}
+        found = dict(zip(self.arg_names, self.args, strict=False)) | self.kwargs
+        return {name: value for name, value in found.items() if name != "grid"}
+
+    @property
+    def tensors(self) -> Named:
+        """Return arguments that hold tensors, by name, without what autograd keeps of them."""
+        return {n: _detached(v) for n, v in self.named.items() if next(tensors_of(v), None) is not None}
 
     def having(self, named: Named) -> "KernelCall":
         """Return the call with other arguments by name, which may hold another "grid"."""
@@ -59,10 +99,12 @@ class KernelCall:
         kwargs = self.kwargs | {name: value for name, value in named.items() if name not in placed}
         return replace(self, args=args, kwargs=kwargs)
 
+    def copied(self) -> "KernelCall":
+        """Return the call on copies of its tensors, which share memory as the tensors do."""
+        return self.having(copy.deepcopy(self.tensors))
+
     def config(self, config: Config | triton.Config) -> triton.Config:
-        if not isinstance(config, Config):
-            return config
-        return self.configs.get(config.key) or config.to_triton()
+        return (self.configs.get(config) or config.to_triton()) if isinstance(config, Config) else config
 
     def launch(self, config: Config | triton.Config, **options: Any) -> Any:
         own = self.config(config)
@@ -72,109 +114,46 @@ class KernelCall:
         return self.fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
-        """Ready the tensors for a launch: by `pre_hook`, with what the config sets, or `reset_to_zero`."""
+        """Prepare the tensors for a launch: by `pre_hook`, with what the config sets, or `reset_to_zero`."""
         if self.pre_hook is not None:
             self.pre_hook(self.named | self.config(config).all_kwargs(), reset_only=True)
-            return
-        zero(self.named, self.reset_to_zero)
+        else:
+            _zero(self.named, self.reset_to_zero)
+
+    def compile(self, config: Config | triton.Config) -> None:
+        """Compile into Triton's cache, without a GPU. Raises what the compiler raises, or TuningError."""
+        with compiling_for(self.device):
+            kernel = self.launch(config, grid=(1,), warmup=True)
+        check_fits(kernel, self.device)
 
 
-@dataclass(frozen=True)
-class KernelSubject:
-    """Hold a call of a decorated kernel, packed so that any process can run it."""
-
-    problem: KernelProblem
-    device: Device
-    source: str  # digest of the kernel's source
-    shipment: Shipment = _NOTHING  # of a call that is measured in this process
-
-    def digest(self, config: Config) -> str:
-        return self.source
-
-    def compile(self, config: Config) -> None:
-        """Compile for the device, without a GPU. Raises what the compiler raises, or TuningError."""
-        _compile(unpack(self.shipment, StandIn), config, self.device)
-
-    def compile_check(self, config: Config) -> None:
-        """Compile nothing: a check runs what was compiled."""
-
-    @property
-    def copies(self) -> int:
-        return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
-
-    def stage(self, copies: int) -> Stage:
-        return _Stage(self, copies)
+def _zero(named: Mapping[str, Any], names: Sequence[str]) -> None:
+    for tensor in (tensor for name in names for tensor in tensors_of(named.get(name))):
+        tensor.zero_()
 
 
-def _compile(call: KernelCall, config: Config | triton.Config, device: Device) -> None:
-    with compiling_for(device):
-        kernel = call.launch(config, grid=(1,), warmup=True)
-    check_fits(kernel, device)
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, tuple | list):
+        items = [_detached(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
-def compile_ahead(call: KernelCall, config: triton.Config, device: Device) -> None:
-    """Compile a call for a device into Triton's cache, without a GPU; its tensors may be on the meta device.
+def compile_ahead(call: KernelCall, config: triton.Config) -> None:
+    """Compile a call, whose tensors may be on the meta device.
 
     Raises what the compiler raises, TuningError for too much shared memory, UnsupportedError for odd tensors.
     """
-    _compile(call.having(stood_in(_plain(call))), config, device)
+    call.having(shipping.stood_in(call.tensors)).compile(config)
 
 
-class _Stage:
-    def __init__(self, subject: KernelSubject, copies: int) -> None:
-        self._shipment = subject.shipment
-        self._where = "cpu" if subject.device == HOST else "cuda"
-        contents = torch.load(self._shipment.file, weights_only=True)
-        self._pristine = Memory(self._shipment.blocks, contents, self._where)
-        self._memories = [self._copied() for _ in range(copies)]
-        self.calls: list[KernelCall] = [self._call(memory) for memory in self._memories]
-        referred(self._call(self._copied()))  # once ahead of all configs: a failure here is not theirs
-        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-
-    def _copied(self, *pattern: int) -> Memory:
-        return Memory(self._shipment.blocks, self._pristine.contents(), self._where, *pattern)
-
-    def _call(self, memory: Memory) -> KernelCall:
-        return unpack(self._shipment, memory.tensor)
-
-    @functools.cached_property
-    def _right(self) -> KernelCall:
-        return self._call(self._pristine)
-
-    def prepared(self, config: Config) -> tuple[Run, Taken]:
-        if config == REFERENCE:
-            reference = self.calls[0].reference
-            assert reference is not None
-            taken = _accepted(reference, self.calls[0].named).keys()
-            return (lambda call: reference(**{name: call.named[name] for name in taken})), Taken()
-        kernel = self.calls[0].launch(config, warmup=True)
-        _, registers, spills = handles_of(kernel)
-        return (lambda call: call.launch(config)), Taken(registers, spills, kernel.metadata.shared)
-
-    def timed(self, config: Config, run: Run) -> Eager:
-        if config == REFERENCE:
-            return graph_of(run, self.calls)
-        return graph_of(run, self.calls, functools.partial(self._before, config))
-
-    def _before(self, config: Config) -> None:
-        right = self._right.named
-        for call in self.calls:
-            call.reset(config)
-            for name in call.restore_value:
-                for tensor, kept in zip(
-                    tensors_of(call.named.get(name)), tensors_of(right.get(name)), strict=True
-                ):
-                    tensor.copy_(kept)
-
-    def check(self, config: Config, run: Run) -> float | None:
-        def made(*pattern: int) -> tuple[KernelCall, Memory]:
-            memory = self._copied(*pattern)
-            return self._call(memory), memory
-
-        return _checked_within_guards(made, config)
+# Checks.
 
 
-def _accepted(function: Callable[..., Any], named: Named) -> Named:
+def _taken(function: Callable[..., Any], named: Named) -> Named:
+    """Return the arguments that a function takes."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return named
@@ -190,7 +169,7 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     if call.reference is None:
         return {}
     named = call.named
-    found = call.reference(**_accepted(call.reference, named))
+    found = call.reference(**_taken(call.reference, named))
     tensors = found.values() if isinstance(found, Mapping) else ()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         got = type(found).__name__ if tensors else "no tensors"
@@ -214,8 +193,8 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
     named, answers, poisoned = call.named, referred(call), set()
     for name in answers:
         others = [tensor for n, v in named.items() if n != name for tensor in tensors_of(v)]
-        read = name in (*call.reset_to_zero, *call.restore_value)
-        if not read and not any(overlap(named[name], other) for other in others):
+        is_read = name in (*call.reset_to_zero, *call.restore_value)
+        if not is_read and not any(overlap(named[name], other) for other in others):
             poison(named[name], answers[name])
             poisoned.add(name)
     call.reset(config)
@@ -252,48 +231,317 @@ def _checked_within_guards(
     return max((error for error in errors if error is not None), default=None)
 
 
-def _detached(value: Any) -> Any:
-    """Return an argument without what autograd keeps of its tensors."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, tuple | list):
-        items = [_detached(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def _plain(call: KernelCall) -> Named:
-    """Return the call's arguments that hold tensors, by name: tensors, tuples of them, and descriptors."""
-    return {n: _detached(v) for n, v in call.named.items() if next(tensors_of(v), None) is not None}
-
-
-def _copied(call: KernelCall) -> KernelCall:
-    """Return the call on copies of its tensors, which share memory as the tensors do."""
-    return call.having(copy.deepcopy(_plain(call)))
-
-
-def _guarded(call: KernelCall, *pattern: int) -> tuple[KernelCall, Memory | None]:
-    """Return a call as `_copied` does, and its memory between guards; None where it is not watched.
-
-    Memory of a GPU is watched in a process of its own alone.
-    """
-    plain = _plain(call)
-    if all(tensor.device.type == "cpu" for value in plain.values() for tensor in tensors_of(value)):
-        with contextlib.suppress(UnsupportedError):
-            named, memory = guarded(plain, *pattern)
-            return call.having(named), memory
-    return _copied(call), None
-
-
 def checked_here(call: KernelCall, config: triton.Config) -> float | None:
     """Check a config in this process, on copies of the call's tensors; return the largest relative error.
 
-    Raises TuningError where the config does not run or its answer is wrong, and what the reference raises.
+    Guards lie around tensors in host memory. Raises TuningError where the config does not run or its answer
+    is wrong, and what the reference raises.
     """
-    referred(_copied(call))  # a failure here is not the config's
+    referred(call.copied())  # a failure here is not the config's
+
+    def made(*pattern: int) -> tuple[KernelCall, Memory | None]:
+        if all(tensor.device.type == "cpu" for v in call.tensors.values() for tensor in tensors_of(v)):
+            with contextlib.suppress(UnsupportedError):
+                named, memory = shipping.guarded(call.tensors, *pattern)
+                return call.having(named), memory
+        return call.copied(), None
+
     try:
-        return _checked_within_guards(functools.partial(_guarded, call), config)
+        return _checked_within_guards(made, config)
     except TuningError:
         raise
     except Exception as failure:  # whatever one config raises, the others still deserve their turn
         raise TuningError(brief(failure)) from failure
+
+
+# In processes of their own.
+
+
+@dataclass(frozen=True)
+class KernelSubject:
+    """A call of a decorated kernel, packed so that any process can run it."""
+
+    problem: KernelProblem
+    device: Device
+    source: str
+    shipment: Shipment = field(default_factory=Shipment)  # empty where it is measured in this process
+
+    def digest(self, config: Config) -> str:
+        return self.source
+
+    def compile(self, config: Config) -> None:
+        unpack(self.shipment, StandIn).compile(config)
+
+    def compile_check(self, config: Config) -> None:
+        """Compile nothing: a check runs what was compiled."""
+
+    @property
+    def copies(self) -> int:
+        return copies_wanted(self.shipment.bytes, self.device.l2_bytes)
+
+    def stage(self, copies: int) -> Stage:
+        return _Stage(self, copies)
+
+
+class _Stage:
+    def __init__(self, subject: KernelSubject, copies: int) -> None:
+        self._shipment = subject.shipment
+        self._where = "cpu" if subject.device == HOST else "cuda"
+        contents = torch.load(self._shipment.file, weights_only=True)
+        self._pristine = Memory(self._shipment.blocks, contents, self._where)
+        self.calls: list[KernelCall] = [self._made()[0] for _ in range(copies)]
+        referred(self._made()[0])  # once ahead of all configs: a failure here is not theirs
+        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+
+    def _made(self, *pattern: int) -> tuple[KernelCall, Memory]:
+        memory = Memory(self._shipment.blocks, self._pristine.contents(), self._where, *pattern)
+        return unpack(self._shipment, memory.tensor), memory
+
+    @functools.cached_property
+    def _right(self) -> KernelCall:
+        call: KernelCall = unpack(self._shipment, self._pristine.tensor)
+        return call
+
+    def prepared(self, config: Config) -> tuple[Run, Taken]:
+        if config == REFERENCE:
+            reference = self.calls[0].reference
+            assert reference is not None
+            names = _taken(reference, self.calls[0].named).keys()
+            return (lambda call: reference(**{name: call.named[name] for name in names})), Taken()
+        kernel = self.calls[0].launch(config, warmup=True)
+        _, registers, spills = handles_of(kernel)
+        return (lambda call: call.launch(config)), Taken(registers, spills, kernel.metadata.shared)
+
+    def timed(self, config: Config, run: Run) -> Eager:
+        if config == REFERENCE:
+            return graph_of(run, self.calls)
+        return graph_of(run, self.calls, functools.partial(self._before, config))
+
+    def _before(self, config: Config) -> None:
+        for call in self.calls:
+            call.reset(config)
+            for name in call.restore_value:
+                values = call.named.get(name), self._right.named.get(name)
+                for tensor, kept in zip(*map(tensors_of, values), strict=True):
+                    tensor.copy_(kept)
+
+    def check(self, config: Config, run: Run) -> float | None:
+        return _checked_within_guards(self._made, config)
+
+
+@contextlib.contextmanager
+def elsewhere(call: KernelCall) -> Iterator[tuple[Workshop, KernelSubject]]:
+    """Borrow processes for a call's GPU, and pack the call for them.
+
+    Raises UnsupportedError where it cannot be sent, or leaves no room for two copies of its memory.
+    """
+    tensors = (tensor for value in call.named.values() for tensor in tensors_of(value) if tensor.is_cuda)
+    gpu = next((tensor.get_device() for tensor in tensors), torch.cuda.current_device())
+    with tempfile.TemporaryDirectory(prefix="tritile-") as folder:
+        shipment = shipping.pack(call, Path(folder), torch.cuda.mem_get_info(gpu)[0] // 3)
+        with borrowed(gpu) as shop:
+            yield shop, KernelSubject(call.problem, call.device, call.source, shipment)
+
+
+def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> None:
+    """Measure the configs of a call in processes of its own, on copies of its memory.
+
+    Raises UnsupportedError where the call cannot be sent, or does not run there.
+    """
+    try:
+        with elsewhere(call) as (shop, subject):
+            (tuned,) = tune([replace(task, subject=subject)], shop, rules, keep)
+    except OSError as error:  # no folder for temporary files, or no process
+        raise UnsupportedError(f"it cannot run in another process: {brief(error)}") from error
+    if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
+        raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
+
+
+# In this process.
+
+
+class _InThisProcess:
+    """Time configs as Triton does, one after the other, and check them on copies of the call."""
+
+    benches = 1
+
+    def __init__(self, tuner: "Autotuner", call: KernelCall) -> None:
+        self.call, self.bench = call, tuner.holding(call.args)
+        self.timings: dict[triton.Config, list[float]] = {}  # milliseconds, as the benchmark gave them
+        kept: dict[str, list[torch.Tensor]] = {}
+
+        # Triton's own hooks take no None and no tuple for a tensor.
+        def before(named: Mapping[str, Any], reset_only: bool = False) -> None:
+            _zero(named, call.reset_to_zero)
+            for name in () if reset_only else call.restore_value:
+                kept[name] = [tensor.clone() for tensor in tensors_of(named.get(name))]
+
+        def after(named: Mapping[str, Any], exception: BaseException | None) -> None:
+            for name, copies in kept.items():
+                for tensor, copied in zip(tensors_of(named.get(name)), copies, strict=True):
+                    tensor.copy_(copied)
+
+        self.bench.pre_hook = call.pre_hook or before
+        self.bench.post_hook = tuner.post_hook if tuner.user_defined_post_hook else after
+
+    def compile(self, subject: Subject, config: Config, for_check: bool = False) -> Future[None]:
+        """Leave compiling to the first launch, which is not timed."""
+        compiled = Future[None]()
+        compiled.set_result(None)
+        return compiled
+
+    def begin(self, subject: Subject) -> None:
+        pass
+
+    def screen(self, subject: Subject, config: Config, fastest_us: float) -> Screened:
+        own = self.call.config(config)
+        try:
+            found = time_config(self.bench, *self.call.args, config=own, **self.call.kwargs)
+            times = [float(ms) for ms in (found if isinstance(found, list | tuple) else [found])]
+            self.timings[own] = times
+            if not 0 <= times[0] < math.inf:
+                what = "it does not run here, or the benchmark gave"
+                raise TuningError(f"{what} {times}: wanted milliseconds")
+        except Exception as error:  # whatever one config raises, the others still deserve their turn
+            raise WorkerError(brief(error)) from error
+        us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse
+        return Screened(Timing(us, max(0.0, times[-1] - times[len(times) // 2]) * 1e3 / us), Taken())
+
+    def race(self, subject: Subject, configs: Sequence[Config]) -> list[list[float]]:
+        raise WorkerError("each config is timed once")
+
+    def check(self, subject: Subject, config: Config) -> float | None:
+        try:
+            return None if self.call.reference is None else checked_here(self.call, self.call.config(config))
+        except TuningError as wrong:
+            raise WorkerError(str(wrong)[:200]) from wrong
+
+    def end(self, subject: Subject) -> None:
+        pass
+
+
+# Either way.
+
+
+class _Session:
+    """Hold the trials of one problem, store them as they come, and report progress.
+
+    Reports go to a terminal, in one line that shows how far it is, else to the log "tritile.tune".
+    """
+
+    def __init__(self, call: KernelCall, trials: dict[Config, Trial]) -> None:
+        self.call, self.trials, self.new = call, trials, 0
+        self._since = time.monotonic()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def keep(self, digest: str, trial: Trial) -> None:
+        self.new += trial.config not in self.trials
+        self.trials[trial.config] = trial
+        store_of(self.call.device).add(digest, trial)
+        if self._terminal:
+            of = f" of {len(self.call.configs)}" if self.call.configs else ""
+            sys.stderr.write(f"\r\x1b[Ktritile: tuning {self.call.problem.label}: {self.new}{of} configs")
+            sys.stderr.flush()
+
+    def _say(self, text: str, level: int, **facts: str | float | None) -> None:
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[Ktritile: {text}\n")
+        else:
+            log("tune", level, text, problem=self.call.problem.label, **facts)
+
+    def report(self, tuner: "Autotuner", rules: Rules) -> None:
+        best, seconds = best_of(self.trials.values()), time.monotonic() - self._since
+        tuner.bench_time = seconds
+        if best is None:
+            return
+        won, label = self.call.config(best.config), self.call.problem.label
+        text = f"tuned {label} in {seconds:.1f} s, {self.new} configs: {won}, {best.us:.1f} us"
+        self._say(text, logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
+        if left := len(self.call.configs.keys() - self.trials.keys()):
+            text = f"{label}: {left} configs were not measured within {rules.problem_s:g} s"
+            self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
+        if triton.knobs.autotuning.print:  # in the words that programs look for
+            print(
+                f"Triton autotuning for function {tuner.base_fn.__name__},\n"
+                f"with key as {tuner.key_of(self.call.args, self.call.kwargs)[0]},\n"
+                f"finished after {seconds:.2f}s,\nbest config selected: {won};"
+            )
+
+
+def rules_of(space: Space | None) -> Rules:
+    """Return the rules of a search; every config of a list is measured."""
+    rules = Rules(problem_s=tune_budget_s(Rules.problem_s), most=_MOST)
+    return whole(rules) if space is None else rules
+
+
+def measured(
+    tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False
+) -> triton.Config:
+    """Return the fastest config of one call, of those that its pruning offers.
+
+    Only configs without a trial in the store are measured, unless `force`. What failed for want of memory,
+    hung or was lost is tried again, and all of it where nothing works. A search goes by `rules`, by default
+    those of `rules_of`. Raises TuningError, naming the reasons, where no config works.
+    """
+    rules = replace(rules or rules_of(tuner.space), by_trials=call.reference is None)
+    space = tuner.space or Listed(call.configs)
+    stored = [] if force else store_of(call.device).trials(call.source, call.problem)
+    trials = {t.config: t for t in stored if t.settled and t.config in space}
+    if best_of(trials.values()) is None:
+        trials = {}
+    exact: dict[triton.Config, list[float]] = {}
+    is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
+    if is_unchecked or has_more(space, trials, rules):
+        session = _Session(call if tuner.space is None else replace(call, configs={}), trials)
+        task = Task(KernelSubject(call.problem, call.device, call.source), space, dict(trials))
+        if not _is_measured_elsewhere(tuner, session, task, rules):
+            exact = _measure_here(tuner, session, task, rules)
+        session.report(tuner, rules)
+    best = best_of(trials.values())
+    if best is None:
+        reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])
+        raise TuningError(f"no config works for {call.problem.label}: {reasons or 'none was tried'}")
+    times = {call.config(config): [trial.time / 1e3] * 3 for config, trial in trials.items()}
+    tuner.configs_timings = times | exact
+    return call.config(best.config)
+
+
+def _is_measured_elsewhere(tuner: "Autotuner", session: _Session, task: Task, rules: Rules) -> bool:
+    """Measure in another process; return False, with a warning, where the call is to be measured here.
+
+    That is where it cannot be sent, or every config that the compiler takes fails there: the kernel may use
+    memory whose address it holds as a number, which that process lacks. A config that hangs would hang here.
+    """
+    if not tuner.isolate or task.subject.device == HOST:
+        return False
+    try:
+        tuned_elsewhere(session.call, task, rules, logged(session.keep))
+        failures = [trial.failure for trial in session.trials.values() if trial.failure]
+        in_running = [text for text in failures if _failed_in_running(text)]
+        hung = any(text.startswith("hung:") for text in failures)
+        if best_of(session.trials.values()) is not None or not in_running or hung:
+            return True
+        why = f"every config fails in another process: {in_running[0]}"
+    except UnsupportedError as error:
+        why = str(error)
+    text = f"{session.call.problem.label} is measured in this process, which a config may crash: {why}"
+    warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+    return False
+
+
+def _failed_in_running(failure: str) -> bool:
+    """True for a failure that copies of the call's memory may be the cause of; False for the compiler's."""
+    return not is_settled(failure) or OUTSIDE in failure or WRONG in failure
+
+
+def _measure_here(
+    tuner: "Autotuner", session: _Session, task: Task, rules: Rules
+) -> dict[triton.Config, list[float]]:
+    """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
+    call, shop = session.call, _InThisProcess(tuner, session.call)
+    trials = {c: t for c, t in session.trials.items() if t.works or not _failed_in_running(t.failure or "")}
+    (tuned,) = tune([replace(task, trials=trials)], shop, rules, logged(session.keep))
+    if tuned.best is not None:
+        settings = call.config(tuned.best.config).all_kwargs()
+        shop.bench.pre_hook(call.named | settings, reset_only=True)
+    return shop.timings

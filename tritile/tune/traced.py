@@ -26,8 +26,7 @@ from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_table import kernel_problem
 from tritile.planning.store import store_of
-from tritile.tune.declared import constants_of
-from tritile.tune.identity import identified
+from tritile.tune.arguments import constants_of, identified
 
 if TYPE_CHECKING:
     from tritile.tune.autotuner import Autotuner
@@ -37,13 +36,11 @@ Pruning = Callable[..., Sequence[triton.Config]]
 Tensors = tuple[tuple[str, torch.dtype, torch.device], ...]
 
 
-def is_known(value: Any) -> bool:
-    """Tell whether the tracer knows a value as it compiles: neither a tensor nor a number that may change."""
-    if isinstance(value, torch.Tensor):
-        return False
+def _is_constant(value: Any) -> bool:
+    """True for what the tracer knows as it compiles: neither a tensor nor a number that may change."""
     if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
         return torch.fx.experimental.symbolic_shapes.has_static_value(value)
-    return True
+    return not isinstance(value, torch.Tensor)
 
 
 def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[..., float] | None) -> Pruning:
@@ -57,12 +54,9 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     most = 1 if tuner.reset_to_zero or tuner.restore_value else None
 
     def remembered(
-        tensors: Tensors,
-        values: tuple[tuple[str, Any], ...],
-        unknown: tuple[str, ...],
+        tensors: Tensors, values: tuple[tuple[str, Any], ...], unknown: tuple[str, ...],
         absent: tuple[str, ...],
-    ) -> tuple[int, ...] | None:
-        """Return indices of the tuner's configs, none where nothing is remembered; None: leave them all."""
+    ) -> tuple[int, ...] | None:  # fmt: skip
         tuner = of()
         return None if tuner is None else indices_of(tuner, tensors, dict(values), unknown, absent)
 
@@ -72,17 +66,18 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
         configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
     ) -> Sequence[triton.Config]:
         given = {**named_args, **kwargs}
+        left = configs if early is None else early(configs, named_args, **kwargs)
         if not is_dynamo_compiling() and not any(is_fake(value) for value in given.values()):
-            return configs if early is None else early(configs, named_args, **kwargs)
+            return left
         tensors = tuple(
             (name, given[name].dtype, given[name].device)
             for name in names
             if name in given and isinstance(given[name], torch.Tensor)
         )
-        values = tuple((name, given[name]) for name in keys if name in given and is_known(given[name]))
-        unknown = tuple(name for name in keys if name in given and not is_known(given[name]))
+        values = tuple((name, given[name]) for name in keys if name in given and _is_constant(given[name]))
+        unknown = tuple(name for name in keys if name in given and not _is_constant(given[name]))
         indices = remembered(tensors, values, unknown, tuple(name for name in names if name not in given))
-        left = list(configs if early is None else early(configs, named_args, **kwargs))
+        left = list(left)
         if indices is None:
             return left[:most]
         chosen = [configs[index] for index in indices]
@@ -101,18 +96,17 @@ def show(tuner: "Autotuner") -> None:
     """Have `configs` hold a space's fastest, of all problems; warn of heuristics that torch cannot see."""
     if isinstance(tuner.fn, Heuristics) and parsed(torch.__version__) < (2, 13):
         tuner._pruning = tuner._early
-        _left_to_torch(tuner, "has heuristics, which this torch does not look through")
+        _warn_left_to_torch(tuner, "has heuristics, which this torch does not look through")
     elif tuner.space is not None:
         gpus = {devices.gpu(index) for index in range(torch.cuda.device_count())}
         for device in gpus or {devices.HOST}:
-            for text in store_of(device).problems(tuner.digest):
-                problem = kernel_problem(text)
-                found = tuner.remembered(problem, device, tuner.finder({})) if problem is not None else None
+            for problem in filter(None, map(kernel_problem, store_of(device).problems(tuner.digest))):
+                found = tuner.remembered(problem, device, {})
                 if found is not None and found.config not in tuner._configs:
                     tuner._configs.append(found.config)
 
 
-def _left_to_torch(tuner: "Autotuner", why: str) -> None:
+def _warn_left_to_torch(tuner: "Autotuner", why: str) -> None:
     if len(tuner._configs) > 1:
         text = f"{tuner.base_fn.__qualname__} {why}: inside torch.compile, torch times all its configs"
         warnings.warn(f"{text}, whatever is remembered", UntunedWarning, stacklevel=callers_level())
@@ -140,22 +134,24 @@ def indices_of(
     mode = tuner.mode or requested_mode() or "tune"
     if mode == "off":
         return ()
-    parameters, constants = inspect.signature(tuner.base_fn).parameters, constants_of(tuner.fn)
+    parameters, constants = inspect.signature(tuner.base_fn).parameters, constants_of(tuner.base_fn)
     if any(parameters[n].default is inspect.Parameter.empty for n in absent if n not in constants):
-        _left_to_torch(tuner, "takes arguments that torch hides from its pruning")
+        _warn_left_to_torch(tuner, "takes arguments that torch hides from its pruning")
         return None
     of_dtypes = {name: SimpleNamespace(dtype=dtype) for name, dtype, _ in tensors}
-    problem, find = tuner.problem((), {**of_dtypes, **values}), tuner.finder(identified(tuner._configs))
-    exact = None if unknown else tuner.remembered(problem, device, find)
+    problem, configs = tuner.problem((), {**of_dtypes, **values}), identified(tuner._configs)
+    exact = None if unknown else tuner.remembered(problem, device, configs)
     found = [] if exact is None else [exact.config]
     if exact is None and mode == "strict" and tuner.measurable(device):
         raise NotTunedError(f"mode is strict and nothing measured is remembered for {problem.label}")
     if unknown or (exact is None and mode != "tune"):
-        near = list(tuner.nearest(problem, device, find, unknown, _MOST_NEAR if unknown else 1))
+        near = list(tuner.nearest(problem, device, configs, unknown, _MOST_NEAR if unknown else 1))
         found = [config for doublings, config in near if doublings == near[0][0]]
     if not found and mode == "tune" and not (tuner.space or tuner.reset_to_zero or tuner.restore_value):
         return None
     if not found and tuner.perf_model is None and tuner.measurable(device):
         tuner.warn_untuned(problem, device, ", outside of torch.compile")
-    alike = operator.eq if tuner.space is not None else operator.is_
-    return tuple(i for i, config in enumerate(tuner._configs) if any(alike(config, each) for each in found))
+    is_alike = operator.eq if tuner.space is not None else operator.is_
+    return tuple(
+        i for i, config in enumerate(tuner._configs) if any(is_alike(config, each) for each in found)
+    )

@@ -1,0 +1,322 @@
+"""Arguments of decorated kernels: checked against the kernel, and named as a store holds them.
+
+Types count in names: A=1, A=True and A=1.0 compile three kernels. Values that are no plain data (dtypes,
+tuples, functions, hooks) are named by their type and a digest of their content, the same in every process.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from types import CellType, CodeType, FunctionType
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tritile.core.config import Config
+from tritile.core.of_triton import JITCallable, backends
+from tritile.core.settings import MODES
+from tritile.core.source import source_hash
+from tritile.errors import InvalidValueError, callers_level
+from tritile.tune.search import Space
+
+DESCRIPTORS: Final = frozenset({TensorDescriptor, GluonDescriptor})  # whose dtype is that of their tensor
+SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype})  # hashable, equal themselves
+_MAX_TEXT: Final = 64  # characters of a value in a `Config`
+_MAX_INT: Final = 2**31
+_LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
+_TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
+
+
+# Checks.
+
+
+def layers_of(fn: Any) -> list[Any]:
+    """Return a kernel's layers from the outside in: heuristics, the jitted kernel, its Python function."""
+    found = [fn]
+    while not inspect.isfunction(found[-1]) and hasattr(found[-1], "fn"):
+        found.append(found[-1].fn)
+    return found
+
+
+def constants_of(function: Callable[..., Any]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if "constexpr" in str(each.annotation)}
+
+
+def set_by(configs: Any) -> set[str]:
+    if isinstance(configs, Space):
+        return {*configs.parameters, *triton.Config({}).all_kwargs()}
+    return {name for config in configs or () for name in config.all_kwargs()}
+
+
+def _computed(fn: Any, configs: Any) -> set[str]:
+    """Return names of arguments that no caller passes: configs set them, or heuristics do."""
+    return set_by(configs).union(*(getattr(layer, "values", ()) for layer in layers_of(fn)))
+
+
+def _options() -> set[str]:
+    """Return what a config may set besides arguments of its kernel: the options of Triton's backends."""
+    modules = [sys.modules[backend.compiler.__module__] for backend in backends.values()]
+    kinds = [kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)} | {*_TRITONS}
+
+
+def check_options(
+    configs: Any, prune_configs_by: Any, mode: str | None, reference: Any, tolerance: Any, **deprecated: Any
+) -> None:
+    """Raise InvalidValueError for options of `autotune` that no kernel takes; warn of deprecated ones."""
+    if mode is not None and mode not in MODES:
+        raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
+    if isinstance(configs, Space) and prune_configs_by:
+        raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
+    listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
+    if not (configs is None or listed or isinstance(configs, Space)):
+        raise InvalidValueError(f"configs is {configs!r}: wanted a list of triton.Config, or a tritile.Space")
+    if tolerance is not None:
+        number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
+        if not (number and 0 <= tolerance < math.inf):
+            raise InvalidValueError(f"tolerance is {tolerance!r}: wanted a relative error, 0 or above")
+        if reference is None:
+            raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
+    if passed := ", ".join(name for name, value in deprecated.items() if value):
+        text = f"{passed}: deprecated in triton.autotune, and without effect in tritile.autotune"
+        text += ": do_bench= sets another timing"
+        warnings.warn(text, DeprecationWarning, stacklevel=callers_level())
+
+
+def check_kernel(
+    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, bucket: Any
+) -> None:
+    """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel."""
+    if not hasattr(fn, "arg_names"):
+        raise InvalidValueError(f"tritile.autotune decorates {fn!r}: wanted a kernel of triton.jit")
+    arguments, function = list(fn.arg_names), layers_of(fn)[-1]
+    kernel = getattr(function, "__name__", repr(fn))
+
+    def check_names(parameter: str, names: Any, offered: Sequence[str]) -> None:
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            text = f"{parameter} is {names!r}: wanted a list of names of arguments of {kernel}"
+            raise InvalidValueError(text)
+        if unknown := ", ".join(repr(name) for name in names if name not in offered):
+            text = f"wanted arguments of {kernel}, which are {', '.join(offered)}"
+            raise InvalidValueError(f"{parameter} names {unknown}: {text}")
+
+    check_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments)
+    if unknown := ", ".join(repr(name) for name in key if name not in arguments):
+        text = f"key of {kernel} names {unknown}, which are no arguments: left out"
+        warnings.warn(text, UserWarning, stacklevel=callers_level())
+    constants = constants_of(function)
+    for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
+        check_names(parameter, names or [], [name for name in arguments if name not in constants])
+    if isinstance(configs, Space):
+        check_names("Space", [n for n in configs.parameters if n not in _options()], arguments)
+    if reference is not None:
+        computed = _computed(fn, configs)
+        _check_reference(reference, [name for name in arguments if name not in computed], kernel)
+    if bucket is not None and not (
+        isinstance(bucket, Mapping) and all(name in key and callable(f) for name, f in bucket.items())
+    ):
+        raise InvalidValueError(f"bucket is {bucket!r}: wanted functions by names of key, {list(key)}")
+
+
+def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None:
+    """Raise InvalidValueError where a reference takes an argument that no caller of the kernel passes."""
+    if not callable(reference):
+        raise InvalidValueError(f"reference is {reference!r}: wanted a function of arguments of {kernel}")
+    try:
+        signature = inspect.signature(reference)
+    except (TypeError, ValueError):  # a function in C may have none
+        return
+    try:
+        signature.bind(**{name: None for name in passed if name in signature.parameters})
+    except TypeError as error:
+        who = f"Callers give {', '.join(passed)}, each by name: others are tuned, or set by a heuristic"
+        raise InvalidValueError(f"reference of {kernel}: {error}. {who}") from error
+
+
+def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
+    """Raise InvalidValueError where a call's arguments do not fit a kernel that is run with these configs.
+
+    `kwargs` are names of keyword arguments. Triton's interpreter leaves out those that it does not know.
+    """
+    function, computed = layers_of(fn)[-1], _computed(fn, configs)
+    signature = inspect.signature(function)
+    parameters, named = list(signature.parameters), {*kwargs} - _LAUNCHING
+    try:
+        if clash := sorted(set_by(configs) & {*parameters[: len(args)], *named}):
+            raise TypeError(f"{', '.join(clash)} given, but configs set it")
+        signature.bind(*args, **dict.fromkeys((named - _options()) | (computed & {*parameters})))
+    except TypeError as error:
+        wanted = ", ".join(name for name in parameters if name not in computed)
+        raise InvalidValueError(f"{function.__name__}: {error}: wanted {wanted}") from None
+
+
+def check_grid(who: str, grid: Any) -> None:
+    listed = isinstance(grid, tuple | list) and 0 < len(grid) <= 3
+    if not callable(grid) and not (listed and all(isinstance(n, Integral) and int(n) >= 0 for n in grid)):
+        came = "there is no grid" if grid is None else f"grid is {grid!r}"
+        wanted = "a tuple of one to three sizes, or a function that returns one, as kernel[grid] takes it"
+        raise InvalidValueError(f"{who}: {came}: wanted grid=, {wanted}")
+
+
+# Tensors.
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument: itself, those in tuples and lists, and those behind descriptors."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_of(item)
+    elif type(value) in DESCRIPTORS:
+        yield value.base
+
+
+def dtypes_of(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield names and dtypes of the tensors of an argument; those of a tuple are numbered: "x.0", "x.1"."""
+    if isinstance(value, tuple | list):
+        for place, item in enumerate(value):
+            yield from dtypes_of(f"{name}.{place}", item)
+    else:
+        dtype = getattr(value.base if type(value) in DESCRIPTORS else value, "dtype", None)
+        if dtype is not None:
+            yield name, str(dtype).removeprefix("torch.")
+
+
+# Names of values and configs.
+
+
+def _code(code: CodeType) -> list[Any]:
+    consts = [_code(each) if isinstance(each, CodeType) else described(each) for each in code.co_consts]
+    return [code.co_code.hex(), consts, code.co_names]
+
+
+def described(value: Any) -> str:
+    """Return text that says what a value is, the same in every process for values that launch the same.
+
+    A Python function, such as a hook, counts by its code, defaults, and the numbers and words it captured.
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if type(value) in DESCRIPTORS:
+        return f"{described(value.base)} {list(value.shape)} by {list(value.block_shape)}"
+    if isinstance(value, tl.constexpr):
+        return f"constexpr({described(value.value)})"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__}({', '.join(map(described, value))})"
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}({', '.join(sorted(map(described, value)))})"
+    if isinstance(value, functools.partial):
+        return f"partial({described(value.func)}, {described(value.args)}, {sorted(value.keywords.items())})"
+    if isinstance(value, JITCallable):
+        return f"{value.__qualname__}:{source_hash(value)}"
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        captured = [each for each in cells if each is None or isinstance(each, int | float | str)]
+        return str([_code(value.__code__), captured, described(value.__defaults__)])
+    text = repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def stored(value: Any) -> int | float | bool | str | None:
+    """Return a value of a call's key as JSON holds it: numbers, words and None; anything else as text."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):  # numpy's, too
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else str(number)
+    return described(value)
+
+
+def key_part(value: Any) -> Any:
+    """Return a value of a call's key as something that can be hashed, equal for equal values.
+
+    NaN equals itself; a tensor counts by dtype and shape.
+    """
+    if value.__class__ is tuple and SCALARS.issuperset(map(type, value)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape
+    if isinstance(value, tuple | list):
+        return tuple(map(key_part, value))
+    if isinstance(value, float) and value != value:
+        return math.nan  # one object, which a dictionary finds
+    try:
+        hash(value)
+    except TypeError:
+        return described(value)
+    return value
+
+
+def _plain(value: Any) -> int | float | bool | str:
+    """Return a value as a `Config` holds it: plain data as it is, anything else named by type and content."""
+    kind = type(value)
+    if kind is bool or (kind is int and abs(value) < _MAX_INT):
+        return value
+    if kind is float and math.isfinite(value) and (value or str(value) == "0.0"):
+        return value
+    if kind is str and len(value) <= _MAX_TEXT and value.isprintable() and not value.startswith("#"):
+        return value
+    text = described(value)
+    name = f"#{kind.__name__}:{text}"
+    if len(name) > _MAX_TEXT or not name.isprintable():
+        name = f"#{kind.__name__[:40]}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return name
+
+
+def identity(config: triton.Config) -> Config:
+    """Return the name of a config in a store: equal for configs that launch the same, hooks included."""
+    values = {name: _plain(value) for name, value in config.kwargs.items()}
+    if config.pre_hook is not None:
+        values["pre_hook"] = _plain(config.pre_hook)
+    if config.ir_override is not None:
+        file = Path(config.ir_override)
+        values["ir_override"] = _plain(("ir", file.read_bytes() if file.is_file() else config.ir_override))
+    options = config.num_warps, config.num_stages, config.num_ctas, config.maxnreg
+    try:
+        return Config(tuple(sorted(values.items())), *options)
+    except InvalidValueError:  # of names or options that no `Config` holds: Triton is to refuse them
+        return Config((("config", _plain((sorted(values.items()), options))),))
+
+
+def identified(
+    configs: Iterable[triton.Config], listed: Sequence[triton.Config] = ()
+) -> dict[Config, triton.Config]:
+    """Return configs by their identities, in order; of equal ones the first.
+
+    Configs that differ in what no digest shows (two hooks of one code) get numbers, by their order in
+    `listed`, the list that `configs` were chosen from.
+    """
+    found: dict[Config, triton.Config] = {}
+    alike: dict[Config, list[triton.Config]] = {}
+    for place, config in enumerate((*listed, *configs)):
+        own = identity(config)
+        others = alike.setdefault(own, [])
+        number = next((n for n, other in enumerate(others) if _is_same(config, other)), len(others))
+        if number == len(others):
+            others.append(config)
+        if number:
+            own = own.derived(sorted((*own.kwargs, ("number", number + 1))))
+        if place >= len(listed):
+            found.setdefault(own, config)
+    return found
+
+
+def _is_same(a: triton.Config, b: triton.Config) -> bool:
+    """True if two configs of one identity are the same: no digest has hidden a difference."""
+    pairs = ((value, b.kwargs[name]) for name, value in a.kwargs.items())
+    return a.pre_hook is b.pre_hook and all(v is w or type(v) in SCALARS or v == w for v, w in pairs)
