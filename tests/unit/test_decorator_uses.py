@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.unit.test_like_triton import Bench, grid, of_blocks
-from tests.unit.test_like_triton import copy as copy_values
+from tests.unit.test_like_triton import of_blocks
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 
@@ -362,24 +361,6 @@ def test_forms_of_keys_and_configs(autotune, times, configs, timed, key):
     assert kernel.best_config in kernel.configs
     assert kernel.best_config.num_warps in (1, 2, 4)
     assert len(kernel.cache) == bool(timed)
-
-
-def test_grids_see_arguments_and_configs(tuned):
-    seen = []
-
-    def sized(meta):
-        assert meta["N"] is not None
-        seen.append(meta["BLOCK"])
-        return grid(meta)
-
-    kernel = tuned(copy_values, do_bench=Bench())
-    launch = kernel[sized]
-    x = torch.randn(100)
-    for _ in range(2):
-        out = torch.zeros(100)
-        launch(out, x, N=100)
-        assert torch.equal(out, x)
-    assert seen == [16, 32, 64, 64, 64]
 
 
 # Benchmarks.

@@ -384,21 +384,6 @@ def test_decorating_reads_no_source(monkeypatch):
 
 
 @triton.jit
-def both(a_ptr, b_ptr, used_ptr, N, BLOCK: tl.constexpr):
-    tl.store(used_ptr, BLOCK)
-
-
-def test_dtypes_of_arguments_by_name_are_in_the_key_in_any_order():
-    bench = Bench()
-    kernel = tritile.autotune(configs(), ["N"], do_bench=bench)(both)
-    given = {"a_ptr": torch.zeros(4), "b_ptr": torch.zeros(4), "used_ptr": bench.used, "N": 4}
-    launch = {"grid": (1,), "warmup": False}
-    for ordered in (launch | given, given | launch):
-        kernel.run(**ordered)
-        assert list(kernel.cache) == [(4, "torch.float32", "torch.float32", "torch.int32")]
-
-
-@triton.jit
 def noting(used_ptr, N, BLOCK: tl.constexpr):
     tl.store(used_ptr, BLOCK)
 
