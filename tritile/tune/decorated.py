@@ -368,18 +368,17 @@ class _InThisProcess:
     def __init__(self, tuner: "Autotuner", call: KernelCall) -> None:
         self.call, self.bench = call, tuner.holding(call.args)
         self.timings: dict[triton.Config, list[float]] = {}  # milliseconds, as the benchmark gave them
-        kept: dict[str, list[torch.Tensor]] = {}
-
         # Triton's own hooks take no None and no tuple for a tensor.
+        names = () if call.pre_hook is not None else call.restore_value
+        restored = [tensor for name in names for tensor in tensors_of(call.named.get(name))]
+        kept = [tensor.clone() for tensor in restored]
+
         def before(named: Mapping[str, Any], reset_only: bool = False) -> None:
             _zero(named, call.reset_to_zero)
-            for name in () if reset_only else call.restore_value:
-                kept[name] = [tensor.clone() for tensor in tensors_of(named.get(name))]
 
         def after(named: Mapping[str, Any], exception: BaseException | None) -> None:
-            for name, copies in kept.items():
-                for tensor, copied in zip(tensors_of(named.get(name)), copies, strict=True):
-                    tensor.copy_(copied)
+            for tensor, content in zip(restored, kept, strict=True):
+                tensor.copy_(content)
 
         self.bench.pre_hook = call.pre_hook or before
         self.bench.post_hook = tuner.post_hook if tuner.user_defined_post_hook else after
@@ -423,49 +422,90 @@ class _InThisProcess:
 # Either way.
 
 
-class _Session:
-    """Hold the trials of one problem, store them as they come, and report progress.
+class _Tuning:
+    """Measure the configs of one call: store trials as they come, and report progress.
 
     Reports go to a terminal, in one line that shows how far it is, else to the log "tritile.tune".
     """
 
-    def __init__(self, call: KernelCall, trials: dict[Config, Trial]) -> None:
-        self.call, self.trials, self.new = call, trials, 0
-        self._since = time.monotonic()
-        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+    def __init__(
+        self, tuner: "Autotuner", call: KernelCall, space: Space | Listed, trials: dict[Config, Trial],
+        rules: Rules,
+    ) -> None:  # fmt: skip
+        self.tuner, self.call, self.trials, self.rules = tuner, call, trials, rules
+        self.task = Task(KernelSubject(call.problem, call.device, call.source), space, dict(trials))
+        self.listed = call.configs.keys() if isinstance(space, Listed) else set[Config]()
+        self.new, self.since = 0, time.monotonic()
+        self.terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def keep(self, digest: str, trial: Trial) -> None:
         self.new += trial.config not in self.trials
         self.trials[trial.config] = trial
         store_of(self.call.device).add(digest, trial)
-        if self._terminal:
-            of = f" of {len(self.call.configs)}" if self.call.configs else ""
+        if self.terminal:
+            of = f" of {len(self.listed)}" if self.listed else ""
             sys.stderr.write(f"\r\x1b[Ktritile: tuning {self.call.problem.label}: {self.new}{of} configs")
             sys.stderr.flush()
 
-    def _say(self, text: str, level: int, **facts: str | float | None) -> None:
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[Ktritile: {text}\n")
-        else:
-            log("tune", level, text, problem=self.call.problem.label, **facts)
+    def in_other_processes(self) -> bool:
+        """Measure there; return False, with a warning, where the call is to be measured here.
 
-    def report(self, tuner: "Autotuner", rules: Rules) -> None:
-        best, seconds = best_of(self.trials.values()), time.monotonic() - self._since
-        tuner.bench_time = seconds
+        That is where it cannot be sent, or every config that the compiler takes fails there: the kernel may
+        use memory whose address it holds as a number, which those processes lack. A config that hangs would
+        hang here.
+        """
+        try:
+            tuned_elsewhere(self.call, self.task, self.rules, logged(self.keep))
+            failures = [trial.failure for trial in self.trials.values() if trial.failure]
+            in_running = [text for text in failures if _failed_in_running(text)]
+            hung = any(text.startswith("hung:") for text in failures)
+            if best_of(self.trials.values()) is not None or not in_running or hung:
+                return True
+            why = f"every config fails in another process: {in_running[0]}"
+        except UnsupportedError as error:
+            why = str(error)
+        text = f"{self.call.problem.label} is measured in this process, which a config may crash: {why}"
+        warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+        return False
+
+    def here(self) -> dict[triton.Config, list[float]]:
+        """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
+        shop = _InThisProcess(self.tuner, self.call)
+        trials = {c: t for c, t in self.trials.items() if not (t.failure and _failed_in_running(t.failure))}
+        (tuned,) = tune([replace(self.task, trials=trials)], shop, self.rules, logged(self.keep))
+        if tuned.best is not None:
+            settings = self.call.config(tuned.best.config).all_kwargs()
+            shop.bench.pre_hook(self.call.named | settings, reset_only=True)
+        return shop.timings
+
+    def report(self) -> None:
+        best, seconds = best_of(self.trials.values()), time.monotonic() - self.since
+        self.tuner.bench_time = seconds
         if best is None:
             return
         won, label = self.call.config(best.config), self.call.problem.label
         text = f"tuned {label} in {seconds:.1f} s, {self.new} configs: {won}, {best.us:.1f} us"
         self._say(text, logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
-        if left := len(self.call.configs.keys() - self.trials.keys()):
-            text = f"{label}: {left} configs were not measured within {rules.problem_s:g} s"
+        if left := len(self.listed - self.trials.keys()):
+            text = f"{label}: {left} configs were not measured within {self.rules.problem_s:g} s"
             self._say(f"{text} (TRITILE_TUNE_BUDGET): the next process goes on", logging.WARNING)
         if triton.knobs.autotuning.print:  # in the words that programs look for
             print(
-                f"Triton autotuning for function {tuner.base_fn.__name__},\n"
-                f"with key as {tuner.key_of(self.call.args, self.call.kwargs)[0]},\n"
+                f"Triton autotuning for function {self.tuner.base_fn.__name__},\n"
+                f"with key as {self.tuner.key_of(self.call.args, self.call.kwargs)[0]},\n"
                 f"finished after {seconds:.2f}s,\nbest config selected: {won};"
             )
+
+    def _say(self, text: str, level: int, **facts: str | float | None) -> None:
+        if self.terminal:
+            sys.stderr.write(f"\r\x1b[Ktritile: {text}\n")
+        else:
+            log("tune", level, text, problem=self.call.problem.label, **facts)
+
+
+def _failed_in_running(failure: str) -> bool:
+    """True for a failure that copies of the call's memory may be the cause of; False for the compiler's."""
+    return not is_settled(failure) or OUTSIDE in failure or WRONG in failure
 
 
 def rules_of(space: Space | None) -> Rules:
@@ -492,11 +532,10 @@ def measured(
     exact: dict[triton.Config, list[float]] = {}
     is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
     if is_unchecked or has_more(space, trials, rules):
-        session = _Session(call if tuner.space is None else replace(call, configs={}), trials)
-        task = Task(KernelSubject(call.problem, call.device, call.source), space, dict(trials))
-        if not _is_measured_elsewhere(tuner, session, task, rules):
-            exact = _measure_here(tuner, session, task, rules)
-        session.report(tuner, rules)
+        tuning = _Tuning(tuner, call, space, trials, rules)
+        if not (tuner.isolate and call.device != HOST and tuning.in_other_processes()):
+            exact = tuning.here()
+        tuning.report()
     best = best_of(trials.values())
     if best is None:
         reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])
@@ -504,44 +543,3 @@ def measured(
     times = {call.config(config): [trial.time / 1e3] * 3 for config, trial in trials.items()}
     tuner.configs_timings = times | exact
     return call.config(best.config)
-
-
-def _is_measured_elsewhere(tuner: "Autotuner", session: _Session, task: Task, rules: Rules) -> bool:
-    """Measure in another process; return False, with a warning, where the call is to be measured here.
-
-    That is where it cannot be sent, or every config that the compiler takes fails there: the kernel may use
-    memory whose address it holds as a number, which that process lacks. A config that hangs would hang here.
-    """
-    if not tuner.isolate or task.subject.device == HOST:
-        return False
-    try:
-        tuned_elsewhere(session.call, task, rules, logged(session.keep))
-        failures = [trial.failure for trial in session.trials.values() if trial.failure]
-        in_running = [text for text in failures if _failed_in_running(text)]
-        hung = any(text.startswith("hung:") for text in failures)
-        if best_of(session.trials.values()) is not None or not in_running or hung:
-            return True
-        why = f"every config fails in another process: {in_running[0]}"
-    except UnsupportedError as error:
-        why = str(error)
-    text = f"{session.call.problem.label} is measured in this process, which a config may crash: {why}"
-    warnings.warn(text, IsolationWarning, stacklevel=callers_level())
-    return False
-
-
-def _failed_in_running(failure: str) -> bool:
-    """True for a failure that copies of the call's memory may be the cause of; False for the compiler's."""
-    return not is_settled(failure) or OUTSIDE in failure or WRONG in failure
-
-
-def _measure_here(
-    tuner: "Autotuner", session: _Session, task: Task, rules: Rules
-) -> dict[triton.Config, list[float]]:
-    """Measure in this process, each config once; return the benchmark's own times in milliseconds."""
-    call, shop = session.call, _InThisProcess(tuner, session.call)
-    trials = {c: t for c, t in session.trials.items() if t.works or not _failed_in_running(t.failure or "")}
-    (tuned,) = tune([replace(task, trials=trials)], shop, rules, logged(session.keep))
-    if tuned.best is not None:
-        settings = call.config(tuned.best.config).all_kwargs()
-        shop.bench.pre_hook(call.named | settings, reset_only=True)
-    return shop.timings

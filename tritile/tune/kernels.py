@@ -27,30 +27,30 @@ _MEASURED: Final = 48  # the likeliest configs of a call, which are measured
 _STAND_IN: Final = "nvidia-h200"  # the GPU for which configs are ranked when tensors lie in host memory
 
 
-def problem_of(given: Mapping[str, Any]) -> MatmulProblem:
+def problem_of(named: Mapping[str, Any]) -> MatmulProblem:
     """Return the product that arguments of `matmul_tile` ask for, without its epilogue."""
-    batch = tuple(given["batch_shape"]) if prod(given["batch_shape"]) > 1 else ()
+    batch = tuple(named["batch_shape"]) if prod(named["batch_shape"]) > 1 else ()
 
     def view(name: str, rows: str, columns: str) -> View:
-        tensor, side = given[f"{name}_ptr"], name[0]
-        strides = given[f"stride_{side}{rows.lower()}"], given[f"stride_{side}{columns.lower()}"]
-        steps = tuple(given[f"{name}_batch_strides"]) if batch else ()
-        return View(Memory.of(name, tensor), (given[rows], given[columns]), strides, steps)
+        tensor, side = named[f"{name}_ptr"], name[0]
+        strides = named[f"stride_{side}{rows.lower()}"], named[f"stride_{side}{columns.lower()}"]
+        steps = tuple(named[f"{name}_batch_strides"]) if batch else ()
+        return View(Memory.of(name, tensor), (named[rows], named[columns]), strides, steps)
 
     a, b, out = view("a", "M", "K"), view("b", "K", "N"), view("out", "M", "N")
-    return MatmulCall(a, b, out, batch, given["PRECISION"]).problem
+    return MatmulCall(a, b, out, batch, named["PRECISION"]).problem
 
 
 def likeliest(
     configs: Sequence[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
 ) -> list[triton.Config]:
     """Return the configs that are legal for a call and predicted to be fastest, the fastest first."""
-    given = {**named_args, **kwargs}
-    a = given["a_ptr"]
+    named = {**named_args, **kwargs}
+    a = named["a_ptr"]
     device = devices.gpu(a.get_device()) if a.is_cuda else devices.target_device(_STAND_IN)
-    known = {str(config): config for config in configs}
-    ranked = model.ranked(problem_of(given), device, FAMILY.name)
-    return [known[text] for config in ranked if (text := str(config.to_triton())) in known][:_MEASURED]
+    by_text = {str(config): config for config in configs}
+    ranked = model.ranked(problem_of(named), device, FAMILY.name)
+    return [by_text[text] for config in ranked if (text := str(config.to_triton())) in by_text][:_MEASURED]
 
 
 def tuned(**options: Any) -> Autotuner:

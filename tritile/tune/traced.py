@@ -65,18 +65,18 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
     def prune(
         configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
     ) -> Sequence[triton.Config]:
-        given = {**named_args, **kwargs}
+        named = {**named_args, **kwargs}
         left = configs if early is None else early(configs, named_args, **kwargs)
-        if not is_dynamo_compiling() and not any(is_fake(value) for value in given.values()):
+        if not is_dynamo_compiling() and not any(is_fake(value) for value in named.values()):
             return left
         tensors = tuple(
-            (name, given[name].dtype, given[name].device)
+            (name, named[name].dtype, named[name].device)
             for name in names
-            if name in given and isinstance(given[name], torch.Tensor)
+            if name in named and isinstance(named[name], torch.Tensor)
         )
-        values = tuple((name, given[name]) for name in keys if name in given and _is_constant(given[name]))
-        unknown = tuple(name for name in keys if name in given and not _is_constant(given[name]))
-        indices = remembered(tensors, values, unknown, tuple(name for name in names if name not in given))
+        values = tuple((name, named[name]) for name in keys if name in named and _is_constant(named[name]))
+        unknown = tuple(name for name in keys if name in named and not _is_constant(named[name]))
+        indices = remembered(tensors, values, unknown, tuple(name for name in names if name not in named))
         left = list(left)
         if indices is None:
             return left[:most]
@@ -86,7 +86,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
         if chosen:
             return chosen[:most]
         if perf_model is not None:  # the tracer knows no min by key
-            left = sorted(left, key=lambda config: perf_model(**given, **config.all_kwargs()))
+            left = sorted(left, key=lambda config: perf_model(**named, **config.all_kwargs()))
         return left[:1]
 
     return prune
