@@ -45,7 +45,7 @@ from tritile.planning.store import store_of
 from tritile.runtime.ahead import compiles_for, compiling_for
 from tritile.runtime.compiles import as_mode_asks, compiles_refused
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.decorated import compile_ahead
+from tritile.tune.measure.shipping import stood_in
 from tritile.tune.measure.workers import COMPILE_LIMIT_S, Workers
 
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
@@ -254,7 +254,8 @@ def warm(
         label = f"{chosen.problem.label}, {chosen.config}"
         try:
             with as_mode_asks(label, "run this in another mode"):
-                compile_ahead(what.call(args, kwargs, chosen.device), chosen.config)
+                call = what.call(args, kwargs, chosen.device)
+                call.having(stood_in(call.tensors)).compile(chosen.config)
         except TritileError:
             raise
         except Exception as failure:

@@ -277,8 +277,11 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         if not found:
             raise AutotunerError(f"{self.base_fn.__qualname__}: its pruning leaves no config for this call")
         named = identified(found, listed)
-        # A pruning may edit configs in place, at each call anew.
-        return named if self._early is None else {name: _copied(each) for name, each in named.items()}
+        if self._early is not None:  # a pruning may edit configs in place, at each call anew
+            for name, config in named.items():
+                named[name] = copy.copy(config)
+                named[name].kwargs = dict(config.kwargs)
+        return named
 
     def holding(self, args: Sequence[Any]) -> Self:
         """Return a copy that holds a call's arguments where Triton's pruning and hooks look for them."""
@@ -476,12 +479,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         copied.early_config_prune = self._early
         _TUNERS[id(copied)] = copied
         return copied
-
-
-def _copied(config: triton.Config) -> triton.Config:
-    copied = copy.copy(config)
-    copied.kwargs = dict(config.kwargs)
-    return copied
 
 
 def autotune(

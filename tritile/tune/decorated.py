@@ -141,14 +141,6 @@ def _detached(value: Any) -> Any:
     return value
 
 
-def compile_ahead(call: KernelCall, config: triton.Config) -> None:
-    """Compile a call, whose tensors may be on the meta device.
-
-    Raises what the compiler raises, TuningError for too much shared memory, UnsupportedError for odd tensors.
-    """
-    call.having(shipping.stood_in(call.tensors)).compile(config)
-
-
 # Checks.
 
 
