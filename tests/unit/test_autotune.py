@@ -318,7 +318,7 @@ def test_a_perf_model_chooses_where_nothing_was_measured():
 @pytest.mark.parametrize("mode", ["tune", "cached", "off"])
 @pytest.mark.parametrize(("placed", "named"), [((), {"BLOCK": 64}), ((64,), {}), ((), {"num_warps": 8})])
 def test_what_is_tuned_may_not_be_passed_as_well(mode, placed, named):
-    x, wanted = torch.zeros(3, 50), f"{next(iter(named), 'BLOCK')} given, but the tuner sets it"
+    x, wanted = torch.zeros(3, 50), f"{next(iter(named), 'BLOCK')} given, but configs set it"
     with tritile.mode(mode), pytest.raises(InvalidValueError, match=wanted):
         tuned(Bench())[(3,)](x, x.clone(), torch.zeros(1, dtype=torch.int32), 50, *placed, **named)
 

@@ -145,6 +145,16 @@ def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None
         raise InvalidValueError(f"reference of {kernel}: {error}. {who}") from error
 
 
+def check_conflicts(
+    function: Callable[..., Any], configs: Any, args: Sequence[Any], kwargs: Iterable[str]
+) -> None:
+    """Raise InvalidValueError where a call passes an argument or an option that configs set."""
+    passed = {*list(inspect.signature(function).parameters)[: len(args)], *kwargs}
+    if clash := ", ".join(sorted(set_by(configs) & passed)):
+        text = "given, but configs set it: leave it out of the call"
+        raise InvalidValueError(f"{function.__name__}: {clash} {text}")
+
+
 def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
     """Raise InvalidValueError where a call's arguments do not fit a kernel that is run with these configs.
 
@@ -152,13 +162,11 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
     """
     function, computed = layers_of(fn)[-1], _computed(fn, configs)
     signature = inspect.signature(function)
-    parameters, named = list(signature.parameters), {*kwargs} - _LAUNCHING
+    check_conflicts(function, configs, args, named := {*kwargs} - _LAUNCHING)
     try:
-        if clash := sorted(set_by(configs) & {*parameters[: len(args)], *named}):
-            raise TypeError(f"{', '.join(clash)} given, but configs set it")
-        signature.bind(*args, **dict.fromkeys((named - _options()) | (computed & {*parameters})))
+        signature.bind(*args, **dict.fromkeys((named - _options()) | (computed & {*signature.parameters})))
     except TypeError as error:
-        wanted = ", ".join(name for name in parameters if name not in computed)
+        wanted = ", ".join(name for name in signature.parameters if name not in computed)
         raise InvalidValueError(f"{function.__name__}: {error}: wanted {wanted}") from None
 
 

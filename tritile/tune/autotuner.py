@@ -34,7 +34,7 @@ from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
 from tritile.core.threads import library_lock, once
 from tritile.core.versions import warn_untested
-from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning, callers_level
+from tritile.errors import NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_table import kernel_problem, kernel_tables
 from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
@@ -140,7 +140,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             with library_lock:
                 return self.fn.run(*args, **kwargs, **options)
         except TypeError:
-            self._check_conflicts(args, kwargs)  # an argument that the config sets, too
+            # An argument that the config sets, too?
+            arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
             raise
 
     def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
@@ -186,7 +187,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self, place: Place, cache: Memo[Key, triton.Config], key: Key, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
         """Return the config for a call that has no entry; of threads with one call, one measures."""
-        self._check_conflicts(args, kwargs)
+        arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
         captured = capturing()
 
         def choose() -> triton.Config:
@@ -213,12 +214,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             kernel = self.fn.run(*args, **kwargs, **options)
         self._compiled[call] = True
         return kernel
-
-    def _check_conflicts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        conflicts = arguments.set_by(self.space or self._configs) & {*self.arg_names[: len(args)], *kwargs}
-        if conflicts:
-            text = "given, but the tuner sets it: leave it out of the call"
-            raise InvalidValueError(f"{', '.join(sorted(conflicts))} {text}")
 
     @property
     def cache(self) -> dict[Key, triton.Config]:
