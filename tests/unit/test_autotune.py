@@ -110,6 +110,11 @@ def test_each_config_is_measured_once_and_remembered(mode, caplog):
     assert (kernel.best_config.kwargs, kernel.best_config.num_warps) == ({"BLOCK": 128}, 4)
     (said,) = [record.getMessage() for record in caplog.records]
     assert all(part in said for part in ("softmax N=50", "BLOCK: 128", "3 configs"))
+    (facts, trial), *_ = store_of(HOST).all_trials()
+    assert facts["kernel"] == kernel.digest == source_hash(softmax)
+    assert (trial.config, trial.spread) == (Config.of(BLOCK=64, num_warps=2), pytest.approx(0.2))
+    assert dict(trial.problem.dtypes) == {"x_ptr": "float32", "out_ptr": "float32", "used_ptr": "int32"}
+    assert trial.measured_utc
 
 
 SCRIPT = """
@@ -344,19 +349,6 @@ def test_two_threads_measure_once(monkeypatch):
     assert results == [True, True]
     assert sorted(bench.measured) == [64, 128, 256]
     assert len(searches) == 1
-
-
-def test_what_is_remembered_is_plain_text():
-    bench = Bench()
-    kernel = tuned(bench)
-    with tritile.mode("tune"):
-        run(kernel, bench.used)
-    (facts, trial), *_ = store_of(HOST).all_trials()
-    assert trial.config == Config.of(BLOCK=64, num_warps=2)
-    assert trial.spread == pytest.approx(0.2)
-    assert facts["kernel"] == kernel.digest == source_hash(softmax)
-    assert dict(trial.problem.dtypes) == {"x_ptr": "float32", "out_ptr": "float32", "used_ptr": "int32"}
-    assert trial.measured_utc
 
 
 @triton.jit
