@@ -6,9 +6,10 @@ The lines of a suite are results/<gpu>/<suite>.jsonl. A table says which GPUs ha
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import geometric_mean as geomean
 
 from benchmark_tables import Cells, Line, latest, measured_on, read, spread, table
-from tritile.lab.results import geomean, sizes_label
+from tritile.lab.results import sizes_label
 
 KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
 OWN = ", by tritile's own kernels"

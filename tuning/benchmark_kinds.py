@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import geometric_mean as geomean
 
 import jinja2
 
 import benchmark_drawn as drawn
 from benchmark_tables import Cells, Line, latest, read, span, spread
 from tritile.core.device import target_device
-from tritile.lab.results import case_of, geomean, of_cases, sizes_label, stored
+from tritile.lab.results import case_of, of_cases, sizes_label, stored
 
 HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import geometric_mean as geomean
 from typing import Any
-
-from tritile.lab.results import geomean
 
 Line = dict[str, Any]
 Cells = tuple[str, ...]

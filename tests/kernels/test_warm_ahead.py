@@ -83,7 +83,7 @@ def made(tmp_path_factory):
     base = tmp_path_factory.mktemp("warm")
     entries = tuple(table.Entry(problem, config, 1.0) for problem, config in ENTRIES)
     table.write(table.Table(H200.to_dict(), families.digests(), entries), base / "table.json")
-    done = run(base, "--jobs", 2)
+    done = run(base)
     assert done.exit_code == 0, done.output
     assert f"{KERNELS} kernels of {len(ENTRIES)} problems on NVIDIA H200" in done.output
     return base
@@ -127,7 +127,7 @@ def contents(place):
 
 
 def test_mode_strict_proves_a_cache_complete_and_compiles_nothing(made, tmp_path):
-    done = run(made, "--jobs", 1, mode="strict")
+    done = run(made, mode="strict")
     assert done.exit_code == 0, done.output
     assert f"{KERNELS} kernels of" in done.output
     shutil.copytree(made, tmp_path / "copy")
@@ -135,7 +135,7 @@ def test_mode_strict_proves_a_cache_complete_and_compiles_nothing(made, tmp_path
     for group in lost.glob("*/__grp__permute_tile.json"):
         group.unlink()
     before = contents(lost)
-    done = run(tmp_path / "copy", "--jobs", 1, mode="strict")
+    done = run(tmp_path / "copy", mode="strict")
     assert done.exit_code == 1
     assert f"{TURN.label} with {turned(32, 32)}: is not compiled" in done.output
     assert done.output.count("is not compiled") == 1

@@ -28,4 +28,4 @@ def enter_rank(rank, ranks, folder):
     subjects.ProblemSubject, tune.Workshop = Formula, QuickWorkshop
     shared.gpu_here = lambda: H200
     tune.now.time_torch = lambda *asked: None
-    cli.app(["tune", *SHAPES, "--dtype", "float16", "--jobs", "1"], prog_name="tritile")
+    cli.app(["tune", *SHAPES, "--dtype", "float16"], prog_name="tritile")

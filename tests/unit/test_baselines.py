@@ -82,7 +82,7 @@ def test_a_peer_that_fails_costs_itself_alone(peer, said):
 
 
 def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
-    def measured(case, inductor, tell):
+    def measured(case, inductor, log):
         assert inductor
         if case.m == 8:
             raise ValueError("no")
@@ -103,10 +103,10 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
 def test_host_costs_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "_host_calls", lambda: [("matmul(a, b)", None, None)])
     monkeypatch.setattr(bench, "host_us", lambda *calls: [8.0, 10.0])
-    lines = bench.run_host(ENV, tmp_path)
+    lines = bench.Run(tmp_path, print, print).host(ENV)
     assert read(tmp_path / "host.jsonl", pytest.fail) == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
-    assert bench.run_host(ENV, None) == lines
+    assert bench.Run(None, print, print).host(ENV) == lines
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float32", "complex64", "complex128"])
@@ -229,9 +229,9 @@ def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     way = baselines.inductor(call)
     assert answers.check(baselines.into_out(way), call) < 1e-5
     assert uncompiled == [{"mode": baselines.SEARCHING, "dynamic": False, "fullgraph": True}]
-    weight = baselines._merged_inputs(call)["weight"]
+    weight = way.inputs(call)["weight"]
     assert weight.shape == (2 * case.n, case.k)
-    assert baselines._merged_inputs(call)["weight"] is weight  # made once, ahead of a capture
+    assert way.inputs(call)["weight"] is weight  # made once, ahead of a capture
 
 
 @pytest.mark.parametrize("layout", ["int4/32", "int4/64 zeros", "int4/128 zeros"])

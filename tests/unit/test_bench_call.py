@@ -26,7 +26,7 @@ def here(monkeypatch):
     )
     asked = []
 
-    def measured(problem, tell):
+    def measured(problem, log):
         asked.append(problem)
         return found
 

@@ -109,7 +109,7 @@ USAGE = {
     "tune 8x8x8 --layout NS": "'NS': matmul takes NN, NT, TN, TT",
     "tune 8x8x8": "there is no GPU here",
     "explain 8x8x8 --target sm_1": "h200 (nvidia-h200), h100 (sm_90), a100 (sm_80)",
-    "tune --suites no/such/folder": "no/such/folder",
+    "tune --suite nosuch": "no suite 'nosuch'",
     f"{RANK} tune 8x8x8 --calibrate fp8": "are for one process",
     f"{RANK} tune 8x8x8 --json": "are for one process",
     "tune 8x8x8 --output t.json": "--output is for --calibrate",
@@ -147,8 +147,9 @@ FAILURES = {
     "TRITILE_TABLE=missing.json compile --target h200": "missing.json",
     "TRITILE_TABLE=empty compile --target h200": "empty is not JSON",
     "export --target h200 --output notes.txt": "notes.txt is not JSON",
-    "tune --suites . --suite broken": "broken.toml",
-    "tune --suites . --suite bare": "bare.toml",
+    "tune --suite no/such.toml": "no/such.toml",
+    "tune --suite broken.toml": "broken.toml",
+    "tune --suite ./bare.toml": "bare.toml",
     **{
         f"TRITILE_TABLE={name} {words} --target h200": f"{name} is not JSON"
         for words in ("explain 8x8x8", "picture 8x8x8", "show")
@@ -302,17 +303,6 @@ def test_a_shell_completes_commands_options_and_gpus(monkeypatch):
     assert completed_by("tritile explain --target h") == {"h100", "h200"}
 
 
-def test_tune_says_what_is_remembered_and_what_is_lost(tmp_path):
-    (tmp_path / "folder").write_text("a file, as of now")
-    store = Store(H200, tmp_path / "folder")
-    with pytest.warns(errors.StoreWarning, match="calls go on without it"):
-        store.add("digest", Trial(PROBLEM, CONFIG, 2.0))
-    assert "1 trials are lost" in tune_module._remembered(store)
-    store = Store(H200, tmp_path)
-    store.add("digest", Trial(PROBLEM, CONFIG, 1.0))
-    assert tune_module._remembered(store) == f"remembered in {store.path}"
-
-
 MIXED = """
 [[cases]]
 op = "matmul"
@@ -335,7 +325,7 @@ def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(tune_module, "_tune_here", lambda problems, *how: tuned.extend(problems))
     (tmp_path / "mixed.toml").write_text(MIXED)
-    result = run("tune", "--suites", tmp_path, "--suite", "mixed")
+    result = run("tune", "--suite", tmp_path / "mixed.toml")
     assert result.exit_code == 0, result.output
     assert "fp16x3: left out" in " ".join(result.output.split())
     assert [getattr(problem, "invariant", None) for problem in tuned] == [True, None]
@@ -524,6 +514,15 @@ def test_tune_has_the_same_as_json_and_times_torch_unless_stopped(searches, stop
     ]
     assert told["left"] == 1
     assert [problem.m for problem in asked] == ([] if stopped else [299, 301])
+
+
+def test_tune_says_what_is_lost(searches, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(tune_module.now, "time_torch", lambda *given: None)
+    with pytest.warns(errors.StoreWarning, match="calls go on without it"):
+        found = run("tune", SHAPES[0], "--dtype", "fp16")
+    assert "1 trials are lost" in found.stdout
 
 
 def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):

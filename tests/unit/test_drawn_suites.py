@@ -115,7 +115,7 @@ def test_what_calls_of_drawn_cases_launch_is_compiled(monkeypatch):
 def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
     compiled, asked = [], {}
 
-    def measured(case, inductor, tell):
+    def measured(case, inductor, log):
         asked[case] = inductor
         assert cache_dir() != tmp_path / "cache"
         return Measurement(

@@ -58,7 +58,8 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "<h1>tritile on NVIDIA H200</h1>" in text
     assert "torch 2.11.0, triton 3.6.0" in text
-    assert re.findall(r"<td>(\d\.\d{3})</td><td>(\w+)", text) == [("0.250", "128x64x64")]
+    losses = re.findall(r"<td>(\d\.\d{3})</td><td>10.00</td><td>2.50</td><td>(\w+)", text)
+    assert losses == [("0.250", "128x64x64")]
     done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "speedups.svg")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "speedups.svg").read_text().startswith("<svg")

@@ -20,7 +20,7 @@ from tritile.lab.results import (
     append,
     case_of,
     host_result,
-    latest,
+    of_cases,
     read,
     result,
     stored,
@@ -73,83 +73,62 @@ def test_a_line_of_a_product_and_one_of_a_permutation():
     assert not {"m", "n", "k", "batch", "tflops"} & set(found)
 
 
-def test_lines_tell_every_side_and_older_ones_that_do_not_are_read(tmp_path):
+def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
     sides = {
         "torch_call": "matmul", "torch_calls": {"matmul": 20.0, "torch.compile": 21.0},
         "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
     }  # fmt: skip
-    new = line(measured=sides)
-    assert sides.items() <= new.items()
+    new, path = line(measured=sides), tmp_path / "gpu" / "given.jsonl"
     old = {name: value for name, value in new.items() if name not in sides}
     old |= {"tutorial_us": 30.0, "ratio_tutorial": 3.0}
-    append(tmp_path / "given.jsonl", [old, new])
-    assert read(tmp_path / "given.jsonl", pytest.fail) == [old, new]
+    assert sides.items() <= new.items()
     assert not sides.keys() & line().keys()
-
-
-@pytest.mark.parametrize("op", ["invariance", "models", "rows"])
-def test_lines_of_scripts_are_passed_over(tmp_path, op):
-    path = tmp_path / "given.jsonl"
-    path.write_text(json.dumps({"op": op, "m": 1}) + "\n" + json.dumps(line()) + "\n")
-    assert read(path, pytest.fail) == [line()]
-
-
-def test_host_lines_come_back_and_are_no_cases(tmp_path):
-    assert (HOST["op"], HOST["suite"], HOST["ratio_torch"]) == ("host", "host", 1.25)
-    append(tmp_path / "host.jsonl", [HOST, HOST])
-    assert latest(read(tmp_path / "host.jsonl", pytest.fail)) == [HOST]
-    assert summary([HOST]) == []
-    assert "no results" in printed([HOST])
-    assert "1.250" not in printed([HOST, line(ratio=0.5)])
-
-
-def test_lines_come_back(tmp_path):
-    path = tmp_path / "gpu" / "square.jsonl"
-    lines = [line(), transposed(), transposed(copy_gbps=None)]
+    lines = [old, new, transposed(), transposed(copy_gbps=None), HOST]
     for part in (lines[:1], [], lines[1:]):
         append(path, part)
-    assert len(path.read_text().splitlines()) == 3
+    of_scripts = [{"op": op, "m": 1} for op in ("invariance", "models", "rows")]  # which are passed over
+    with path.open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in of_scripts)
     assert read(path, pytest.fail) == lines
-    assert case_of(lines[1]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
+    assert case_of(lines[2]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
     fused = replace(parse_shape("64x64x64"), epilogue="bias=row relu")
-    measured = Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, CONFIG, "exact")
-    append(path, [result(fused, measured, ENV)])
-    assert case_of(read(path, pytest.fail)[-1]) == fused
-    assert "epilogue" not in lines[0]
+    found = result(fused, Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, CONFIG, "exact"), ENV)
+    assert case_of(found) == fused
+
+
+def test_host_lines_are_no_cases():
+    assert (HOST["op"], HOST["suite"], HOST["ratio_torch"]) == ("host", "host", 1.25)
+    assert summary([HOST]) == of_cases([HOST]) == []
+    assert "no results" in printed([HOST])
 
 
 def test_a_truncated_last_line_costs_only_itself(tmp_path):
-    path = tmp_path / "square.jsonl"
+    path, messages = tmp_path / "square.jsonl", []
     lines = [line(f"{size}x64x64") for size in (64, 128, 256)]
     append(path, lines[:2])
     path.write_bytes(path.read_bytes()[:-40])
     append(path, lines[2:])
-    told = []
-    assert read(path, told.append) == [lines[0], lines[2]]
-    (text,) = told
-    assert "1 of 4 lines skipped; line 2: " in text
+    assert read(path, messages.append) == [lines[0], lines[2]]
+    assert "1 of 4 lines skipped; line 2: " in messages[0]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"op": "conv"}, {"op": ["matmul"]}, {"m": 0}, {"m": "64"}, {"m": True}, {"dtype": "half"},
-        {"layout": None}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None}, {"tritile_us": 10**400},
-        {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None},
-        {"tutorial_us": 3.0, "ratio_tutorial": None},
-        {"plan_source": 7}, {"spread": "?"}, {"samples": "?"}, {"torch_calls": [1.0]},
-        {"spreads": {"torch": None}}, {"inductor_us": 0.0}, {"copy_gbps": -1.0}, {"spread": -0.1},
-        {"error": math.inf}, {"plan_source": ""}, {"samples": 0}, {"torch_calls": {"matmul": 0.0}},
-        {"layout": 5}, {"precision": ["x"]},
-        HOST | {"call": ""}, HOST | {"suite": "deep"}, HOST | {"torch_us": None}, HOST | {"env": {}},
+        {"layout": None}, {"layout": 5}, {"precision": ["x"]}, {"torch_us": None}, {"ratio_torch": -1},
+        {"tflops": None}, {"tritile_us": 10**400}, {"tritile_us": math.nan}, {"inductor_us": 3.0},
+        {"inductor_us": 0.0}, {"tutorial_us": 3.0, "ratio_tutorial": None}, {"copy_gbps": -1.0},
+        {"config": {"kwargs": 1}}, {"env": {}}, {"env": None}, {"plan_source": 7}, {"plan_source": ""},
+        {"spread": "?"}, {"spread": -0.1}, {"error": math.inf}, HOST | {"call": ""}, HOST | {"env": {}},
+        HOST | {"torch_us": None},
     ],
 )  # fmt: skip
 def test_lines_that_are_no_results_are_skipped(tmp_path, changes):
-    path = tmp_path / "square.jsonl"
+    path, messages = tmp_path / "square.jsonl", []
     path.write_text(json.dumps(line() | changes) + "\n" + json.dumps(line()) + "\n")
-    told = []
-    assert read(path, told.append) == [line()]
-    assert len(told) == 1
+    assert read(path, messages.append) == [line()]
+    assert len(messages) == 1
     with pytest.raises(InvalidValueError):
         append(path, [line() | changes])
 
@@ -163,10 +142,10 @@ def test_garbage_is_skipped(tmp_path, garbage):
     assert len(told) == 1
 
 
-def test_latest_keeps_the_last_of_each_case_and_gpu():
+def test_the_last_result_of_each_case_and_gpu_counts():
     first, again, other = line(ratio=0.5), line(ratio=3.0), line("128x64x64")
     elsewhere = line(env={"gpu": "Other"})
-    assert latest([first, other, again, elsewhere]) == [again, other, elsewhere]
+    assert of_cases([first, HOST, other, again, elsewhere]) == [again, other, elsewhere]
 
 
 def test_summary():

@@ -19,10 +19,11 @@ from tritile.lab.results import (
     baselines_of,
     dtype_label,
     of_cases,
-    rate_text,
     sizes_label,
     summary,
 )
+
+_SAME = ("suite", "dtype", "layout")  # columns that move to the title where all rows have one value
 
 
 def _ratio(value: float | None) -> Text:
@@ -30,46 +31,43 @@ def _ratio(value: float | None) -> Text:
     return number(value, ".3f", bad=value is not None and value < 1)
 
 
+def _rate(line: Result) -> str:
+    """The rate of a result; that of a permutation counts bytes read and written."""
+    if line["op"] != "permute":
+        return f"{line['tflops']:.1f} TFLOP/s"
+    copy = line.get("copy_gbps")
+    return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")
+
+
 def print_results(results: Iterable[Result], to: Console = console) -> None:
     """Print the last result of each case, one a row."""
     lines = of_cases(results)
     if not lines:
         return to.print("no results")
+    ratios = ("torch", *baselines_of(lines))
     rows: list[dict[str, str | Text]] = [
-        {
-            "problem": sizes_label(line),
-            **{name: str(line[name] or "") for name in ("suite", "layout")},
-            "dtype": dtype_label(line),
-            "us": number(line["tritile_us"], ".2f"),
-            "torch us": number(line["torch_us"], ".2f"),
-            **{f"x {name}": _ratio(line.get(f"ratio_{name}")) for name in ("torch", *baselines_of(lines))},
-            "rate": rate_text(line),
-        }
+        {"problem": sizes_label(line), "suite": line["suite"], "layout": line["layout"] or ""}
+        | {"dtype": dtype_label(line), "us": number(line["tritile_us"], ".2f")}
+        | {"torch us": number(line["torch_us"], ".2f")}
+        | {f"x {name}": _ratio(line.get(f"ratio_{name}")) for name in ratios}
+        | {"rate": _rate(line)}
         for line in lines
     ]
-    print_table(rows, shared.measured_on(lines), ("suite", "dtype", "layout"), to=to)
+    print_table(rows, shared.measured_on(lines), _SAME, to=to)
 
 
 def print_summary(results: Iterable[Result], to: Console = console, baseline: str = "torch") -> None:
     """Print counts, geometric means and worst ratios against a baseline."""
     lines = list(results)
     rows: list[dict[str, str | Text]] = [
-        {
-            "suite": row.suite,
-            "dtype": row.dtype,
-            "layout": row.layout,
-            "cases": number(row.count),
-            "mean": _ratio(row.geomean),
-            "under 1": number(row.behind),
-            "worst": _ratio(row.worst),
-            "at": row.worst_label,
-        }
+        {"suite": row.suite, "dtype": row.dtype, "layout": row.layout}
+        | {"cases": number(row.count), "mean": _ratio(row.geomean), "under 1": number(row.behind)}
+        | {"worst": _ratio(row.worst), "at": row.worst_label}
         for row in summary(lines, baseline)
     ]
     if not rows:
         return to.print("no results")
-    title = f"{shared.measured_on(of_cases(lines))}, against {baseline}"
-    print_table(rows, title, ("suite", "dtype", "layout"), to=to)
+    print_table(rows, f"{shared.measured_on(of_cases(lines))}, against {baseline}", _SAME, to=to)
 
 
 @app.command()
@@ -82,7 +80,6 @@ def bench(
             f"{drawn.PERMUTATIONS} permutations of sizes drawn by a hash of the code, nothing remembered."
         ),
     ] = None,
-    suites_dir: shared.Directory = shared.SUITES,
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
@@ -106,12 +103,10 @@ def bench(
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     shared.check_output(output, folder=True)
-    draws = drawn.draws(draw or [1], only) if drawn.SUITE in (suite or []) else {}
     named = [name for name in suite or [] if name != drawn.SUITE]
-    plain = []
-    if named or shapes or not draws:
-        cases = shared.cases_of(shapes, named, suites_dir, op, dtype, layout, only)
-        plain = shared.as_called(cases, devices.current_gpu())
+    draws = drawn.draws(draw or [1], only) if len(named) < len(suite or []) else {}
+    cases = [] if draws and not (named or shapes) else shared.cases_of(shapes, named, op, dtype, layout, only)
+    plain = shared.as_called(cases, devices.current_gpu())
     gpu, env = shared.gpu_here(), environment()
     with progress() as bar:
         task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
@@ -120,7 +115,7 @@ def bench(
         for seed, cases in draws.items():
             run.drawn(cases, gpu, env | {"seed": seed}, inductor)
     with shared.working("timing the host"):
-        host = benchmark.run_host(environment(), output)
+        host = run.host(environment())
     if as_json:
         shared.print_json([*run.lines, *host])
     else:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +14,13 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, plans, table
-from tritile.planning.aten import AtenTimes
 from tritile.planning.classes import MEASURED
-from tritile.planning.portfolio import Portfolio
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, ready, sweep
 
 ALL = "all"
 LIKELY = 300  # sizes whose likeliest configs are candidates
-
-_Rows = Callable[[], Iterator[Row]]  # times one size after the other
 
 
 def classes_of(names: Sequence[str]) -> list[str]:
@@ -49,11 +45,12 @@ def calibrate(
     `count` configs are timed at `sizes` drawn sizes, for at most `seconds` a class. `sweeps` is a folder for
     all times, a file a class.
     """
-    old = table.read(path) if path.exists() else table.Table(device.to_dict(), {}, ())
-    if old.device["name"] != device.name:
-        raise InvalidValueError(f"{path} is of {old.device['name']}, not {device.name}: name another")
+    made = table.read(path) if path.exists() else table.Table(device.to_dict(), {}, ())
+    if made.device["name"] != device.name:
+        raise InvalidValueError(f"{path} is of {made.device['name']}, not {device.name}: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
-    portfolios, atens, classes = old.current_portfolios(), list(old.aten), []
+    made = replace(made, kernels=digests(), portfolios=made.current_portfolios())
+    classes = []
     for name in names:
         try:
             legal_configs(drawn(name, 1, "candidates")[0], device)
@@ -63,27 +60,26 @@ def calibrate(
     if not classes:
         raise UnsupportedError(f"--calibrate: {device.name} runs none of {', '.join(names)}")
     with interruptible() as keep_on, ThreadPoolExecutor(1) as ahead:
-
-        def prepare(place: int) -> Future[_Rows]:
-            return ahead.submit(_prepared, classes[place], device, sizes, count)
-
-        coming = prepare(0)
-        for place, name in enumerate(classes):
-            timing = coming.result()
-            if place + 1 < len(classes):  # the next class is compiled while this one is timed
-                coming = prepare(place + 1)
+        # Classes are compiled one after the other, while those before are timed.
+        compiled = {name: ahead.submit(_compiled, name, device, sizes, count) for name in classes}
+        for name in classes:
+            rows = compiled[name].result()
             begun = time.monotonic()
-            rows = _timed(name, timing(), sizes, seconds, keep_on, sweeps, device)
-            before = portfolios.get(name)
-            if len(rows) < sizes and before is not None and before.loss.sizes > len(rows):
-                say(f"{name}: stopped at {len(rows)} sizes, and the portfolio of {before.loss.sizes} stays")
+            timed = list[Row]()
+            try:
+                with progress() as bar:
+                    for row in bar.track(rows(), total=sizes, description=name):
+                        timed.append(row)
+                        if time.monotonic() - begun > seconds or not keep_on():
+                            break
+            finally:  # what was measured is kept, whatever happens
+                if sweeps is not None and timed:
+                    _write_sweep(sweeps / f"{name}.jsonl", timed, device)
+            before = made.portfolios.get(name)
+            if len(timed) < sizes and before is not None and before.loss.sizes > len(timed):
+                say(f"{name}: stopped at {len(timed)} sizes, and the portfolio of {before.loss.sizes} stays")
             else:
-                portfolio, aten = _fitted(name, rows, device)
-                if portfolio is not None:
-                    portfolios[name] = portfolio
-                if aten is not None:  # the first that knows a class serves it
-                    atens = [aten, *(each for each in atens if each.classes != (name,))]
-                made = replace(old, kernels=digests(), portfolios=portfolios, aten=tuple(atens))
+                made = _fitted(made, name, timed, device)
                 table.write(made, path)
                 console.print(f"{name}: {time.monotonic() - begun:.0f} s")
             if not keep_on():
@@ -93,8 +89,8 @@ def calibrate(
     console.print(f"portfolios are in {path}")
 
 
-def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:
-    """Compile candidates, and return a function that times them at drawn sizes.
+def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[], Iterator[Row]]:
+    """Compile candidates, and return a function that times them at drawn sizes, one size after the other.
 
     These are other sizes than those that choose the candidates.
     """
@@ -105,54 +101,34 @@ def _prepared(name: str, device: Device, sizes: int, count: int) -> _Rows:
     return lambda: sweep(problems, chooser, device, say)
 
 
-def _timed(
-    name: str,
-    rows: Iterator[Row],
-    sizes: int,
-    seconds: float,
-    keep_on: Callable[[], bool],
-    sweeps: Path | None,
-    device: Device,
-) -> list[Row]:
-    """Return the rows timed within so many seconds; write them to the folder `sweeps` even at an error.
-
-    A sweep has a line of the GPU and the configs, then a line a size with the place of each config.
-    """
-    done, begun = list[Row](), time.monotonic()
-    try:
-        with progress() as bar:
-            for row in bar.track(rows, total=sizes, description=name):
-                done.append(row)
-                if time.monotonic() - begun > seconds or not keep_on():
-                    break
-    finally:
-        if sweeps is not None and done:
-            places = {c: i for i, c in enumerate(dict.fromkeys(c for row in done for c in row.times))}
-            lines: list[dict[str, object]] = [
-                {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
-            ]
-            for row in done:
-                us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
-                lines.append({"problem": problem_to_dict(row.problem), "us": us, "torch_us": row.torch_us})
-            sweeps.mkdir(parents=True, exist_ok=True)
-            (sweeps / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return done
+def _write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
+    """Write a line of the GPU and the configs, then a line a size with the place of each config."""
+    places = {config: i for i, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))}
+    lines: list[dict[str, object]] = [
+        {"device": device.to_dict(), "configs": [config.to_dict() for config in places]}
+    ]
+    for row in rows:
+        us = {str(places[config]): float(f"{each:.5g}") for config, each in row.times.items()}
+        lines.append({"problem": problem_to_dict(row.problem), "us": us, "torch_us": row.torch_us})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _fitted(name: str, rows: Sequence[Row], device: Device) -> tuple[Portfolio | None, AtenTimes | None]:
-    """Return portfolio and torch's times of what was measured, None of few sizes; say how they err."""
+def _fitted(made: table.Table, name: str, rows: Sequence[Row], device: Device) -> table.Table:
+    """Return the table with a class's portfolio and torch's times; as it is for too few sizes."""
     try:
         measured = run.Measured(name, rows, device)
     except TuningError as error:
         say(str(error))
-        return None, None
+        return made
     left_out = measured.left_out()
     portfolio, aten = measured.portfolio(left_out), measured.aten(left_out)
-    loss = portfolio.loss
+    loss, atens = portfolio.loss, made.aten
     console.print(
         f"{name}: {len(portfolio.configs)} configs; at {loss.sizes} sizes left out picks lost "
         f"{loss.median:.2%} (median), {loss.p95:.2%} (95%), {loss.worst:.2%} (worst)"
     )
-    if aten is not None:
+    if aten is not None:  # the first that knows a class serves it
         console.print(f"{name}: torch's times are predicted within {aten.error:.1%}")
-    return portfolio, aten
+        atens = (aten, *(each for each in atens if each.classes != (name,)))
+    return replace(made, portfolios={**made.portfolios, name: portfolio}, aten=atens)

@@ -10,7 +10,7 @@ from tritile.cli import shared
 from tritile.cli.shared import app, console, progress
 from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
 from tritile.errors import InvalidValueError
-from tritile.lab.warm import Calls, calls_of, check_nvidia, compile_calls
+from tritile.lab.warm import Calls, calls_of, compile_calls
 from tritile.planning import gpu_tables
 
 
@@ -18,7 +18,6 @@ from tritile.planning import gpu_tables
 def compile_(
     shapes: shared.Shapes = None,
     suite: shared.Suite = None,
-    suites_dir: shared.Directory = shared.SUITES,
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
@@ -28,7 +27,6 @@ def compile_(
     bias: Annotated[bool, typer.Option("--bias", help="Shapes are of layers with a bias.")] = False,
     activation: Annotated[str, typer.Option(help=f"Of layers: {', '.join(ACTIVATIONS)}.")] = "",
     target: shared.Target = None,
-    jobs: shared.Jobs = 0,
 ) -> None:
     """Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.
 
@@ -49,10 +47,9 @@ def compile_(
     if epilogue and (suite or not shapes or dtype == "int8"):
         raise InvalidValueError("--bias and --activation are for shapes of a floating dtype")
     device = shared.device_of(target)
-    check_nvidia(device)
     if shapes or suite:
-        cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout)
-        cases = [replace(case, epilogue=epilogue) if epilogue else case for case in cases]
+        cases = shared.cases_of(shapes, suite, op, dtype, layout)
+        cases = [replace(case, epilogue=epilogue) for case in cases] if epilogue else cases
         if any_rows and any(case.op != "permute" and case.n == 1 for case in cases):
             raise InvalidValueError("--any-rows: a result of one column is made as one row: name its shapes")
         problems = shared.problems_of(cases, device)
@@ -73,7 +70,7 @@ def compile_(
     with progress() as bar:
         task = bar.add_task("compiling", total=len(calls))
         kernels, reasons = compile_calls(
-            calls, device, jobs or None, lambda label: bar.update(task, advance=1, description=label)
+            calls, device, done=lambda label: bar.update(task, advance=1, description=label)
         )
     for reason in reasons:
         console.print(reason, style="red")

@@ -19,14 +19,13 @@ from tritile.lab.traffic import bytes_text
 
 def _row(reading: Reading, times: list[float], n: int, timed: bool) -> dict[str, str | Text]:
     """The row of a rung; `times` has those of its ladder, from the first rung up."""
-    product = reading.op == "matmul"
-    cells: dict[str, str | None] = {}
+    product, us = reading.op == "matmul", reading.us
+    cells: dict[str, object] = {}
     if timed:
-        cells = dict.fromkeys(("ms", "TFLOP/s" if product else "GB/s", "x first", "of best"))
-        if us := reading.us:
-            work = 2 * n**3 / 1e6 if product else 2 * n**2 * ITEMSIZE[reading.dtype] / 1e3
-            texts = f"{us / 1e3:,.4g}", f"{work / us:,.4g}", f"{times[0] / us:,.3g}", f"{min(times) / us:.1%}"
-            cells = dict(zip(cells, texts, strict=True))
+        work = 2 * n**3 / 1e6 if product else 2 * n**2 * ITEMSIZE[reading.dtype] / 1e3
+        cells["ms"] = us and f"{us / 1e3:,.4g}"
+        cells["TFLOP/s" if product else "GB/s"] = us and f"{work / us:,.4g}"
+        cells |= {"x first": us and f"{times[0] / us:,.3g}", "of best": us and f"{min(times) / us:.1%}"}
     cells["requested"] = bytes_text(reading.requested) if reading.requested else None
     if not timed:  # with times there is no room for them in a narrow terminal: see --json
         cells |= {name: getattr(reading, name) for name in ("registers", "spills", "shared")}

@@ -32,41 +32,28 @@ def show(
     Remembered trials that count today are listed: each problem's best, or all of them.
     """
     device = device_of(target)
-    store, tables = store_of(device), gpu_tables.serving(device)
-    remembered = [trial for _, trial in _current(device)]
-    if not trials:
-        remembered = _bests(remembered)
+    store, remembered = store_of(device), [trial for _, trial in _current(device)]
+    remembered = remembered if trials else _bests(remembered)
+    tables = [
+        {"from": where, "gpu": made.device["name"], "triton": made.triton, "entries": len(made.entries)}
+        | {"portfolios": shared.portfolios(made)}
+        for made, where in gpu_tables.serving(device)
+    ]
     if as_json:
         listed = [
             {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict()}
             | {name: getattr(trial, name) for name in _FACTS}
             for trial in remembered
         ]
-        served = [
-            {
-                "from": where,
-                "gpu": made.device["name"],
-                "triton": made.triton,
-                "entries": len(made.entries),
-                "portfolios": shared.portfolios(made),
-            }
-            for made, where in tables
-        ]
-        return print_json({"gpu": device.name, "store": store.path, "remembered": listed, "tables": served})
+        return print_json({"gpu": device.name, "store": store.path, "remembered": listed, "tables": tables})
     rows: dict[str, dict[str, Any]] = {}  # of each class, from the first table that has its portfolio
-    for made, where in tables:
-        by = f", by triton {made.triton}" if made.triton else ""
-        console.print(f"table {where}{by}: {len(made.entries)} entries")
-        for name, own in made.portfolios.items():
-            row = {
-                "class": name,
-                "configs": number(len(own.configs)),
-                "sizes": number(own.loss.sizes),
-                "loss": number(own.loss.median, ".1%"),
-                "95%": number(own.loss.p95, ".1%"),
-                "from": where,
-            }
-            rows.setdefault(name, row)
+    for each in tables:
+        by = f", by triton {each['triton']}" if each["triton"] else ""
+        console.print(f"table {each['from']}{by}: {each['entries']} entries")
+        for name, facts in each["portfolios"].items():
+            row = {"class": name, "configs": number(facts["configs"]), "sizes": number(facts["sizes"])}
+            row |= {"loss": number(facts["median"], ".1%"), "95%": number(facts["p95"], ".1%")}
+            rows.setdefault(name, row | {"from": each["from"]})
     if rows:
         print_table(list(rows.values()), "portfolios", ("from",))
         console.print("loss: how much slower than the fastest config picks are, median and 95%")
@@ -114,8 +101,7 @@ def _winners(device: Device) -> dict[str, dict[str, list[Trial]]]:
     for digest, trial in sorted(_current(device), key=lambda pair: moment(pair[1].measured_utc)):
         if isinstance(trial.problem, KernelProblem) and trial.works:
             digests = found.setdefault(trial.problem.kernel, {})
-            trials = digests[digest] = digests.pop(digest, [])
-            trials.append(trial)
+            digests[digest] = [*digests.pop(digest, []), trial]
     return found
 
 

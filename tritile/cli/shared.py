@@ -29,8 +29,6 @@ from tritile.families import numerics
 from tritile.planning import table as gpu_table
 from tritile.tune import suites
 
-SUITES = suites.SHIPPED
-
 app = typer.Typer()  # takes the commands of the modules that are imported
 console = Console(markup=False, highlight=False, soft_wrap=True)  # brackets in data are no markup
 notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # progress and failures
@@ -63,8 +61,10 @@ Shapes = Annotated[
 Shape = Annotated[
     list[str], typer.Argument(help="MxNxK or BxMxNxK; of op transpose MxN or BxMxN. Spaces stand for x too.")
 ]
-Suite = Annotated[list[str] | None, typer.Option("--suite", help="A suite by name; may be repeated.")]
-Directory = Annotated[Path, typer.Option("--suites", help="The folder of the suite files.")]
+Suite = Annotated[
+    list[str] | None,
+    typer.Option("--suite", help="A suite by name, or a .toml file of one; may be repeated."),
+]
 Op = Annotated[
     str,
     typer.Option(
@@ -95,7 +95,6 @@ Target = Annotated[
         autocompletion=lambda incomplete: [name for name in devices.SHORT if name.startswith(incomplete)],
     ),
 ]
-Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0: one a core, 16 at most.")]
 Json = Annotated[
     bool,
     typer.Option("--json", callback=_json, is_eager=True, help="Print one JSON value, and nothing else."),
@@ -156,23 +155,20 @@ def joined(sizes: Sequence[str]) -> str:
 
 
 def cases_of(
-    shapes: list[str] | None, names: list[str] | None, folder: Path, op: str, dtype: str, layout: str,
-    only: str = "",
-) -> list[suites.Case]:  # fmt: skip
+    shapes: list[str] | None, names: list[str] | None, op: str, dtype: str, layout: str, only: str = ""
+) -> list[suites.Case]:
     """Return the cases of explicit shapes and of suites whose names hold `only`; by default, suite "quick".
 
-    Raises InvalidValueError where there is no folder of suites, or no such case.
+    Raises InvalidValueError where there is no such case.
     """
     texts = shapes or []
     if texts and all(text.isdecimal() or text in "xX" for text in texts):
         texts = [" ".join(texts)]  # one shape, written with spaces
     cases = [suites.parse_shape(joined([text]), op, dtype, layout) for text in texts]
-    names = names or ([] if cases else ["quick"])
-    if names and not folder.is_dir():
-        raise InvalidValueError(
-            f"there is no folder of suites at {folder}: name one with --suites, or give shapes"
-        )
-    cases = [case for case in cases + suites.find(names, folder) if only in case.problem.label]
+    for name in dict.fromkeys(names or ([] if cases else ["quick"])):
+        is_file = name.endswith(".toml")
+        cases += suites.load(Path(name)) if is_file else suites.find([name], suites.SHIPPED)
+    cases = [case for case in cases if only in case.problem.label]
     if only and not cases:
         raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     return cases
@@ -180,16 +176,13 @@ def cases_of(
 
 def as_called(cases: Iterable[suites.Case], device: Device | None) -> list[suites.Case]:
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
-    if device is None or is_batch_invariant():
-        return list(cases)
-
-    def called(case: suites.Case) -> suites.Case:
-        problem = numerics.unnamed(case.problem, device)
-        if case.precision == "ieee" and isinstance(problem, MatmulProblem):
-            return replace(case, precision=problem.precision)
-        return case
-
-    return [called(case) for case in cases]
+    found = list(cases)
+    for i, case in enumerate(found):
+        if device is not None and case.precision == "ieee" and not is_batch_invariant():
+            problem = numerics.unnamed(case.problem, device)
+            if isinstance(problem, MatmulProblem):
+                found[i] = replace(case, precision=problem.precision)
+    return found
 
 
 def problems_of(cases: Iterable[suites.Case], device: Device) -> list[Tiled]:

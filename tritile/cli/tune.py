@@ -21,7 +21,7 @@ from tritile.core.problem import Problem, Tiled
 from tritile.errors import InvalidValueError
 from tritile.planning import gpu_tables, table
 from tritile.planning.classes import MEASURED
-from tritile.planning.store import Store, store_of
+from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
 from tritile.tune.measure.engine import Rules, Tuned, logged, whole
@@ -46,18 +46,13 @@ def ranks() -> tuple[int, int, int, int]:
     return rank, size, on_host, of_host
 
 
-def _remembered(store: Store) -> str:
-    lost = f"{len(store.unwritten)} trials are lost: {store.path} cannot be written"
-    return lost if store.unwritten else f"remembered in {store.path}"
-
-
 def _torch_us(problem: Problem, device: Device) -> float | None:
     found = store_of(device).best(TORCH, problem)
     return None if found is None else found.us
 
 
 def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
-    """One line on what was tuned, and how it compares with torch."""
+    """One line on what was tuned, how it compares with torch, and whether it is remembered."""
     best = {found.problem: found.best.time for found in done if found.best is not None}
     text = f"{len(best)} problem{'s' * (len(best) != 1)} in {seconds:.0f} s"
     ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
@@ -66,7 +61,9 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
         text += f": {statistics.geometric_mean(ratios.values()):.2f}x torch on the mean"
         text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
         text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
-    return text
+    store = store_of(device)
+    lost = f"{len(store.unwritten)} trials are lost: {store.path} cannot be written"
+    return f"{text}; {lost if store.unwritten else f'remembered in {store.path}'}"
 
 
 def _tune_here(
@@ -75,9 +72,8 @@ def _tune_here(
 ) -> int:  # fmt: skip
     """Tune on the current GPU; return how many problems are left. `rank` precedes what a rank prints."""
     todo = [problem for problem in problems if force or not is_tuned(problem, device)]
-    console.print(
-        f"{device.name}: {len(todo)} of {len(problems)} problems to tune, the others are remembered"
-    )
+    others = f"{len(todo)} of {len(problems)} problems to tune, the others are remembered"
+    console.print(f"{device.name}: {others}")
     index, store, begun = devices.current_index(), store_of(device), time.monotonic()
     remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
 
@@ -104,11 +100,9 @@ def _tune_here(
         for problem in (found.problem for found in done if found.best is not None):
             if isinstance(problem, Tiled) and _torch_us(problem, device) is None and keep_on():
                 now.time_torch(problem, device, index or 0)
-    left = sum(not is_tuned(problem, device) for problem in todo)
-    stopped = left - sum(found.best is None for found in done)
-    if stopped > 0:
-        console.print(f"{rank}{stopped} problems are left: the same command goes on with them")
-    seconds = time.monotonic() - begun
+    left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - begun
+    if left > sum(found.best is None for found in done):
+        console.print(f"{rank}{left} problems are left: the same command goes on with them")
     if as_json:
         listed = [
             {
@@ -127,7 +121,7 @@ def _tune_here(
     if failures:
         reasons = ", ".join(f"{count} {reason}" for reason, count in failures.most_common(4))
         console.print(f"configs that failed: {reasons}")
-    console.print(f"{rank}{_summary(done, device, seconds)}; {_remembered(store)}")
+    console.print(f"{rank}{_summary(done, device, seconds)}")
     return left
 
 
@@ -135,7 +129,6 @@ def _tune_here(
 def tune(
     shapes: shared.Shapes = None,
     suite: shared.Suite = None,
-    suites_dir: shared.Directory = shared.SUITES,
     op: shared.Op = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
@@ -166,7 +159,6 @@ def tune(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="With --calibrate: the table to write.")] = None,
-    jobs: shared.Jobs = 0,
     as_json: shared.Json = False,
 ) -> None:
     """Measure configs for problems on this GPU and remember the best.
@@ -198,12 +190,12 @@ def tune(
     if output is not None:
         raise InvalidValueError("--output is for --calibrate; what is measured is remembered")
     rules = whole(Rules(problem_s=math.inf)) if exhaustive else Rules()
-    cases = shared.cases_of(shapes, suite, suites_dir, op, dtype, layout, only)
+    cases = shared.cases_of(shapes, suite, op, dtype, layout, only)
     if size > 1:
         devices.use(on_host)
     device = shared.gpu_here()
     problems = shared.problems_of(cases, device)[rank::size]
-    prefix, jobs = f"rank {rank}: " if size > 1 else "", jobs or processes_for(of_host)
+    prefix, jobs = f"rank {rank}: " if size > 1 else "", processes_for(of_host)
     left = _tune_here(problems, device, prefix, rules, budget, force, jobs, as_json)
     if left and size == 1:
         raise typer.Exit(1)

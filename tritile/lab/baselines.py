@@ -8,7 +8,7 @@ capture.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +23,15 @@ from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.operands import weight_rows
 
-T = TypeVar("T")
-Side = torch.Tensor | None
 Inputs = dict[str, Any]
+Way = Callable[[Any], torch.Tensor | None]
 WIDE_WEIGHT: Final = "matmul by the weight in 16 bits"
 PACKED_WEIGHT: Final = "_weight_int4pack_mm"
-_INNER_K_TILES: Final = 8  # of 16 columns each
-_made: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by name
-Way = Callable[[Any], torch.Tensor | None]
 COMPILED: Final = "torch.compile"
 SEARCHING: Final = "max-autotune-no-cudagraphs"  # every side is captured in a graph by the measurement
-EVEN: Final = 32  # bytes: two words of a copy
+_INNER_K_TILES: Final = 8  # of 16 columns each
+_EVEN: Final = 32  # bytes: two words of a copy
+_prepared: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by function
 
 
 @dataclass(frozen=True)
@@ -47,24 +45,71 @@ class Product:
         return self.make(**self.inputs(call))
 
 
-def once(tensor: torch.Tensor, name: str, make: Callable[[], T]) -> T:
-    """Return what `make` returned the first time for this tensor and name.
+def _once(tensor: torch.Tensor, prepare: Callable[[Any], Inputs], call: Any) -> Inputs:
+    """Return what is prepared of a call's tensor: at its first run, so that later ones only multiply."""
+    found: dict[Any, Inputs] = _prepared.setdefault(tensor, {})
+    if prepare not in found:
+        found[prepare] = prepare(call)
+    return found[prepare]
 
-    A call's first run prepares its operands, so that later runs, timed or captured, only multiply.
+
+def torch_ways(call: Call) -> dict[str, Way]:
+    """Return torch's ways to make a call's answer by name, the plainest first.
+
+    The fastest of them is what tritile is compared with.
     """
-    found: dict[str, T] = _made.setdefault(tensor, {})
-    if name not in found:
-        found[name] = make()
-    return found[name]
+    if isinstance(call, PermuteCall):
+        return {"copy_": torch_calls.copy}
+    if isinstance(call, GroupedCall):
+        return {"_grouped_mm": in_general(call)}
+    if isinstance(call, QuantizedCall):
+        (_, n), k = call.out.shape, call.x.shape[1]
+        ways: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight, F.linear)}
+        if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
+            ways[PACKED_WEIGHT] = by_packed_weight(call)
+        return ways
+    if call.up is not None:
+        one = merged(call)
+        return {"two products": fused(call), "one product": one, f"{COMPILED}, one product": compiled(one)}
+    plainest: Way = fused(call) if call.epilogue else torch_calls.multiply
+    if call.dtype in FP8_DTYPES:  # sums are kept where tritile keeps them
+        return {f"_scaled_mm, use_fast_accum={call.precision == 'fast'}": plainest}
+    ways = {"_int_mm" if call.dtype == "int8" else "matmul": plainest}
+    gelu, alone = call.activation == "gelu_tanh", Epilogue(bias="row", activation=call.activation)
+    if call.problem.batch == 1 and call.epilogue == alone and (gelu or call.activation == "relu"):
+        ways["_addmm_activation"] = Product(
+            _operands, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu)
+        )
+    return ways | ({COMPILED: compiled(fused(call))} if call.epilogue else {})
 
 
-# Products with an epilogue.
+def in_general(call: Call) -> Product:
+    """Return a product or permutation as one function, which torch.compile takes."""
+    if isinstance(call, PermuteCall):
+        contiguous = torch.contiguous_format
+        return Product(lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous))
+    if isinstance(call, GroupedCall):
+        return Product(_groups, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
+    assert isinstance(call, MatmulCall)
+    if call.up is not None:
+        return merged(call)
+    if call.epilogue:
+        return fused(call)
+    multiply = torch_calls.product(call)
+    return Product(_operands, lambda a, b: multiply(a, b))
 
 
-def _fused_inputs(call: MatmulCall) -> Inputs:
+def _groups(call: GroupedCall) -> Inputs:
+    a, b = operands.matrix(call.a, 1)[0], operands.matrix(call.b, call.groups)
+    return {"a": a, "b": b, "offs": call.offs.tensor}
+
+
+# --- Products with an epilogue ---
+
+
+def _operands(call: MatmulCall) -> Inputs:
     """Return a and b, the epilogue's tensors with broadcast dimensions of extent 1 or dropped, and `up`."""
-    a_and_b = dict(zip("ab", torch_calls.in_one_batch(call)[0], strict=True))
-    found = dict[str, Any](a_and_b)
+    found: Inputs = dict(zip("ab", torch_calls.in_one_batch(call)[0], strict=True))
     for name, view in call.sides.items():
         tensor = operands.matrix(view, call.problem.batch)
         wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
@@ -82,7 +127,7 @@ def fused(call: MatmulCall) -> Product:
     kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
     fp8, one = call.dtype in FP8_DTYPES, torch.ones((), device=call.a.tensor.device)
 
-    def multiplied(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
+    def scaled(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
         if fp8:
             of_a, of_b = scales if len(scales) == 2 else (one, one)
             return of_torch.scaled_mm(a, b, of_a, of_b, out_dtype=kind, use_fast_accum=fast)
@@ -90,66 +135,56 @@ def fused(call: MatmulCall) -> Product:
             return functools.reduce(torch.Tensor.mul_, scales, of_torch.int_mm(a, b).float()).to(kind)
         return functools.reduce(torch.mul, scales, torch.matmul(a, b))
 
-    def run(a: torch.Tensor, b: torch.Tensor, bias: Side = None, **given: torch.Tensor) -> torch.Tensor:
-        if "up" in given:
-            left, right = F.linear(a, b.t(), bias), F.linear(a, given["up"].t(), given.get("bias_up"))
+    def run(a: torch.Tensor, b: torch.Tensor, **sides: torch.Tensor) -> torch.Tensor:
+        bias, residual = sides.pop("bias", None), sides.pop("residual", None)
+        if "up" in sides:
+            left, right = F.linear(a, b.t(), bias), F.linear(a, sides["up"].t(), sides.get("bias_up"))
             return activated(left, call.activation) * right
-        residual = given.pop("residual", None)
-        if bias is None or given or fp8 or call.dtype == "int8":
-            sums = multiplied(a, b, list(given.values()))
+        if bias is None or sides or fp8 or call.dtype == "int8":
+            sums = scaled(a, b, list(sides.values()))
             return composed(sums, bias, residual, call.activation, call.alpha, call.beta)
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
         return composed(add(bias, a, b, beta=call.beta, alpha=call.alpha), None, residual, call.activation)
 
-    return Product(_fused_inputs, run)
+    return Product(_operands, run)
 
 
-def _merged_inputs(call: MatmulCall) -> Inputs:
-    """Return x, both weights of a gated product side by side, and both biases, zeros for a missing one."""
+def _both_weights(call: MatmulCall) -> Inputs:
+    """Return both weights of a gated product in one, and both biases, zeros for a missing one."""
+    found = _operands(call)
+    gate, up, biases = found["b"], found["up"], (found.get("bias"), found.get("bias_up"))
+    weight = torch.cat((gate.t(), up.t()))
+    if biases == (None, None):
+        return {"weight": weight}
+    zeros = gate.new_zeros(gate.shape[1])
+    return {"weight": weight, "bias": torch.cat([zeros if bias is None else bias for bias in biases])}
+
+
+def _merged(call: MatmulCall) -> Inputs:
     assert call.up is not None
-    given = _fused_inputs(call)
-    gate, up, biases = given["b"], given["up"], (given.get("bias"), given.get("bias_up"))
-
-    def side_by_side() -> Inputs:
-        weight = torch.cat((gate.t(), up.t()))
-        if biases == (None, None):
-            return {"weight": weight}
-        zeros = gate.new_zeros(gate.shape[1])
-        return {"weight": weight, "bias": torch.cat([zeros if bias is None else bias for bias in biases])}
-
-    return {"x": given["a"], **once(call.up.tensor, "side by side", side_by_side)}
+    return {"x": torch_calls.in_one_batch(call)[0][0], **_once(call.up.tensor, _both_weights, call)}
 
 
 def merged(call: MatmulCall) -> Product:
     """Return a gated product as one product by both weights, then activation(left) * right."""
     activation = call.activation
 
-    def linear(x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
-        left, right = F.linear(x, **given).chunk(2, -1)
+    def linear(x: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
+        left, right = F.linear(x, **weights).chunk(2, -1)
         return activated(left, activation) * right
 
-    return Product(_merged_inputs, linear)
+    return Product(_merged, linear)
 
 
-# Products by packed weights.
+# --- Products by packed weights ---
 
 
-def _linear_inputs(call: QuantizedCall) -> Inputs:
-    bias = None if call.bias is None else operands.matrix(call.bias, 1)[0, 0]
-    return {"input": operands.matrix(call.x, 1)[0], "bias": bias}
+def _unpacked_weight(call: QuantizedCall) -> Inputs:
+    return {"weight": weight_rows(call, 0, call.out.shape[1]).to(getattr(torch, call.dtype))}
 
 
-def _wide_weight_inputs(call: QuantizedCall) -> Inputs:
-    dtype = getattr(torch, call.dtype)
-    weight = once(call.words.tensor, WIDE_WEIGHT, lambda: weight_rows(call, 0, call.out.shape[1]).to(dtype))
-    return {"weight": weight, **_linear_inputs(call)}
-
-
-def _as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return numbers (N, K / 2) of dtype uint8, even columns above odd ones, and scales beside offsets.
-
-    Scales and offsets have shape (groups, N, 2). A weight is (number - 8) * scale + offset.
-    """
+def _torchs_packing(call: QuantizedCall) -> Inputs:
+    """Return the weight in torch's own packing: (number - 8) * scale + offset."""
     (_, n), k, problem = call.out.shape, call.x.shape[1], call.problem
     numbers = unpacked(call.words.tensor.view(problem.words), n, k, call.bits)
     scales = by_row(call.scales.tensor.view(problem.scales), n, k // call.group_size).float()
@@ -157,30 +192,33 @@ def _as_torch_packs(call: QuantizedCall) -> tuple[torch.Tensor, torch.Tensor]:
     if call.zeros is not None:
         zeros = call.zeros.tensor.view(problem.scales) & (2**call.bits - 1)
         offsets = (8 - by_row(zeros, n, k // call.group_size)) * scales
-    pairs = numbers[:, ::2] << 4 | numbers[:, 1::2]
-    return pairs, torch.stack((scales.t(), offsets.t()), -1).to(call.scales.tensor.dtype)
+    pairs = numbers[:, ::2] << 4 | numbers[:, 1::2]  # (N, K / 2) of uint8
+    both = torch.stack((scales.t(), offsets.t()), -1).to(call.scales.tensor.dtype)  # (groups, N, 2)
+    return {"weight": of_torch.int4_packed(pairs.contiguous(), _INNER_K_TILES), "scales": both.contiguous()}
 
 
-def _packed_inputs(call: QuantizedCall) -> Inputs:
-    def packed() -> Inputs:
-        pairs, scales = _as_torch_packs(call)
-        weight = of_torch.int4_packed(pairs.contiguous(), _INNER_K_TILES)
-        return {"weight": weight, "scales": scales.contiguous()}
+def _by_weight(call: QuantizedCall, prepare: Callable[[Any], Inputs]) -> Inputs:
+    bias = None if call.bias is None else operands.matrix(call.bias, 1)[0, 0]
+    return {"input": operands.matrix(call.x, 1)[0], "bias": bias} | _once(call.words.tensor, prepare, call)
 
-    return {**once(call.words.tensor, PACKED_WEIGHT, packed), **_linear_inputs(call)}
+
+def _wide_weight(call: QuantizedCall) -> Inputs:
+    return _by_weight(call, _unpacked_weight)
 
 
 def by_packed_weight(call: QuantizedCall) -> Product:
     """Multiply by the weight in torch's own packing."""
 
-    def multiply(input: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: Side) -> torch.Tensor:
+    def multiply(
+        input: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         made = of_torch.int4_mm(input, weight, call.group_size, scales)
         return made if bias is None else made.add_(bias)
 
-    return Product(_packed_inputs, multiply)
+    return Product(lambda c: _by_weight(c, _torchs_packing), multiply)
 
 
-# All ways of a call.
+# --- How ways are run ---
 
 
 def compiled(way: Product, **options: Any) -> Product:
@@ -189,65 +227,19 @@ def compiled(way: Product, **options: Any) -> Product:
     @functools.cache
     def made() -> Callable[..., torch.Tensor]:
         torch.compiler.reset()  # kernels compiled for other cases count towards a limit
-        return torch.compile(lambda **given: way.make(**given), dynamic=False, fullgraph=True, **options)
+        return torch.compile(lambda **inputs: way.make(**inputs), dynamic=False, fullgraph=True, **options)
 
-    return Product(way.inputs, lambda **given: made()(**given))
-
-
-def in_general(call: Call) -> Product:
-    """Return a product or permutation as one function, which torch.compile takes."""
-    if isinstance(call, PermuteCall):
-        contiguous = torch.contiguous_format
-        return Product(lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous))
-    if isinstance(call, GroupedCall):
-        return Product(
-            lambda c: {
-                "a": operands.matrix(c.a, 1)[0], "b": operands.matrix(c.b, c.groups), "offs": c.offs.tensor,
-            },
-            lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs),
-        )  # fmt: skip
-    assert isinstance(call, MatmulCall)
-    if call.up is not None:
-        return merged(call)
-    if not call.epilogue:
-        multiply = torch_calls.product(call)
-        return Product(_fused_inputs, lambda a, b: multiply(a, b))
-    return fused(call)
+    return Product(way.inputs, lambda **inputs: made()(**inputs))
 
 
-def torch_ways(call: Call) -> dict[str, Way]:
-    """Return torch's ways to make a call's answer by name, the plainest first.
+def inductor(call: Call) -> Way:
+    """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
 
-    The fastest of them is what tritile is compared with.
+    torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
+    both weights in one. Products with packed weights are not taken.
     """
-    if isinstance(call, PermuteCall):
-        return {"copy_": torch_calls.copy}
-    if isinstance(call, GroupedCall):
-        return {"_grouped_mm": in_general(call)}
-    if isinstance(call, QuantizedCall):
-        (_, n), k = call.out.shape, call.x.shape[1]
-        ways: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight_inputs, F.linear)}
-        if call.bits == 4 and call.dtype == "bfloat16" and n % 8 == 0 and k % (16 * _INNER_K_TILES) == 0:
-            ways[PACKED_WEIGHT] = by_packed_weight(call)
-        return ways
-    if call.up is not None:
-        one = merged(call)
-        return {"two products": fused(call), "one product": one, f"{COMPILED}, one product": compiled(one)}
-    if call.dtype in FP8_DTYPES:  # sums are kept where tritile keeps them
-        name = f"_scaled_mm, use_fast_accum={call.precision == 'fast'}"
-        return {name: torch_calls.multiply if not call.epilogue else fused(call)}
-    name = "_int_mm" if call.dtype == "int8" else "matmul"
-    if not call.epilogue:
-        return {name: torch_calls.multiply}
-    ways = {name: fused(call)}
-    activation = call.activation
-    alone = call.problem.batch == 1 and call.epilogue == Epilogue(bias="row", activation=activation)
-    if alone and activation in ("relu", "gelu_tanh"):
-        gelu = activation == "gelu_tanh"
-        ways["_addmm_activation"] = Product(
-            _fused_inputs, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu)
-        )
-    return {**ways, COMPILED: compiled(fused(call))}
+    of_torch.print_no_candidates()
+    return compiled(in_general(call), mode=SEARCHING)
 
 
 def into_out(way: Way) -> Callable[[Call], None]:
@@ -285,15 +277,5 @@ def device_copy(call: PermuteCall) -> None:
     """
     x, out = call.x.tensor.view(torch.uint8), call.out.tensor.view(torch.uint8)
     count = min(x.numel(), out.numel())
-    count = count // EVEN * EVEN or count
+    count = count // _EVEN * _EVEN or count
     out[:count].copy_(x[:count])
-
-
-def inductor(call: Call) -> Way:
-    """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
-
-    torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
-    both weights side by side. Products with packed weights are not taken.
-    """
-    of_torch.print_no_candidates()
-    return compiled(in_general(call), mode=SEARCHING)

@@ -24,7 +24,7 @@ from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.core.settings import uses_aten
 from tritile.errors import UnsupportedError, brief
 from tritile.lab import baselines, drawn
-from tritile.lab.results import HOST, Measurement, Result, Tell, append, host_result, result
+from tritile.lab.results import HOST, Log, Measurement, Result, append, host_result, result
 from tritile.lab.tune import gpu_for, problem_of
 from tritile.ops.fused import addmm, baddbmm, linear
 from tritile.ops.matmul import matmul
@@ -40,28 +40,28 @@ from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
 
-Graphs = dict[str, tuple[timing.Graph, float]]  # with the error of the first answer
 Act = Callable[[], object]
 
 
-def _graphs(problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way], tell: Tell) -> Graphs:
-    """Capture the ways that run and answer rightly; `tell` is told of the others."""
+def _graphs(
+    problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way], log: Log
+) -> dict[str, tuple[timing.Graph, float]]:
+    """Capture the ways that run and answer rightly, with the errors of their answers; log the others."""
     graphs = {}
     for name, way in ways.items():
         try:
             error = answers.check(baselines.into_out(way), calls[0], every=False)
             graphs[name] = baselines.graph_of(way, calls), error
         except Exception as error:  # a baseline that fails costs its own numbers alone
-            tell(f"{problem.label}: not measured against {name}: {brief(error)}")
+            log(f"{problem.label}: not measured against {name}: {brief(error)}")
     return graphs
 
 
-def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.warn) -> Measurement:
-    """Time tritile, torch and, if asked, torch.compile's search on a case or problem, with a call's config.
+def measured(what: Case | Tiled, inductor: bool = False, log: Log = warnings.warn) -> Measurement:
+    """Time tritile, torch and, if `inductor`, torch.compile's search, with the config of a call.
 
     Torch is the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers wrongly is
-    left out, and `tell` is called with the reason. Raises UnsupportedError where there is no GPU, and what a
-    call would raise.
+    left out and logged. Raises UnsupportedError where there is no GPU, and what a call would raise.
     """
     device = devices.current_gpu()
     if device is None:
@@ -80,13 +80,13 @@ def measured(what: Case | Tiled, inductor: bool = False, tell: Tell = warnings.w
         baselines.into_out(way)(calls[0])
         torch.cuda.synchronize()
         ways = {plainest: (baselines.graph_of(way, calls), answers.error_of(calls[0]))}
-        ways |= _graphs(problem, calls, dict(others), tell)
-        taken = inductor and problem.op != "linear_quantized"
+        ways |= _graphs(problem, calls, dict(others), log)
         if chosen.config == aten.CONFIG:
             run = torch_calls.run_of(problem)
             assert run is not None  # what torch may make, it makes in one call
             graphs["aten"] = timing.Graph(run, calls)
-        more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if taken else {}, tell)
+        searched = inductor and problem.op != "linear_quantized"
+        more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if searched else {}, log)
     graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
     if problem.op == "permute":
         # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
@@ -170,13 +170,13 @@ def host_us(*calls: Act, batches: int = 200, size: int = 20) -> list[float]:
 class Run:
     """A benchmark: its results, and how many cases failed.
 
-    Each result is appended at once to its suite's file in `folder`, if given. `tell` is called with what went
-    wrong, `done` with the name of each finished case.
+    Each result is appended at once to its suite's file in `folder`, if given. `log` gets what went wrong,
+    `done` the name of each finished case.
     """
 
     folder: Path | None
-    tell: Tell
-    done: Tell
+    log: Log
+    done: Log
     lines: list[Result] = field(default_factory=list)
     failed: int = 0
 
@@ -184,14 +184,14 @@ class Run:
         """Measure every case. Raises OSError if a file cannot be written."""
         for case in cases:
             try:
-                self.lines.append(result(case, measured(case, inductor, self.tell), env))
+                self.lines.append(result(case, measured(case, inductor, self.log), env))
                 if self.folder is not None:
                     append(self.folder / f"{case.suite}.jsonl", self.lines[-1:])
             except OSError:
                 raise
             except Exception as error:  # a case that raises, in torch too, costs itself alone
                 self.failed += 1
-                self.tell(f"{case.problem.label}: {brief(error)}")
+                self.log(f"{case.problem.label}: {brief(error)}")
             torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
             self.done(case.problem.label)
 
@@ -206,16 +206,15 @@ class Run:
             self.cases(first, env, True)
             self.cases([case for case in cases if case not in first], env, False)
 
-
-def run_host(env: Mapping[str, str], folder: Path | None) -> list[Result]:
-    """Time how long small calls keep the host busy, and append that to host.jsonl in `folder`, if given."""
-    lines = []
-    for name, ours, theirs in _host_calls():
-        our_us, their_us = host_us(ours, theirs)
-        lines.append(host_result(name, our_us, their_us, env))
-    if folder is not None:
-        append(folder / f"{HOST}.jsonl", lines)
-    return lines
+    def host(self, env: Mapping[str, str]) -> list[Result]:
+        """Time how long small calls keep the host busy."""
+        lines = []
+        for name, *sides in _host_calls():
+            ours, theirs = host_us(*sides)
+            lines.append(host_result(name, ours, theirs, env))
+        if self.folder is not None:
+            append(self.folder / f"{HOST}.jsonl", lines)
+        return lines
 
 
 @dataclass(frozen=True, repr=False)
@@ -301,5 +300,5 @@ def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwar
     problem = problem_of("bench", what, args, kwargs)
     device, gpu = gpu_for("bench", (*args, *kwargs.values()))
     with torch.cuda.device(gpu):
-        found = measured(problem, tell=lambda text: warnings.warn(text, stacklevel=2))
+        found = measured(problem, log=lambda text: warnings.warn(text, stacklevel=2))
     return BenchResult(**vars(found), problem=problem, device=device)

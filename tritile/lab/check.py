@@ -52,22 +52,25 @@ class CheckResult(Tabular):
     configs: tuple[CheckedConfig, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.configs) and all(each.outcome == "right" for each in self.configs)
+        return bool(self.configs) and len(self.right) == len(self.configs)
+
+    def _of(self, outcome: Outcome) -> tuple[CheckedConfig, ...]:
+        return tuple(each for each in self.configs if each.outcome == outcome)
 
     @property
     def right(self) -> tuple[CheckedConfig, ...]:
         """The configs that were right on every call."""
-        return tuple(each for each in self.configs if each.outcome == "right")
+        return self._of("right")
 
     @property
     def wrong(self) -> tuple[CheckedConfig, ...]:
         """The configs that gave a wrong answer, or wrote outside their memory."""
-        return tuple(each for each in self.configs if each.outcome == "wrong")
+        return self._of("wrong")
 
     @property
     def failed(self) -> tuple[CheckedConfig, ...]:
         """The configs that did not compile or run."""
-        return tuple(each for each in self.configs if each.outcome == "failed")
+        return self._of("failed")
 
     @property
     def _title(self) -> str:
@@ -87,13 +90,13 @@ def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
     results: dict[Any, float | TuningError | None] = {}
     for config in configs:
         options = "" if call.device == HOST else str(config)
-        same = str(sorted(config.kwargs.items())), config.pre_hook, options
-        if same not in results:
+        key = str(sorted(config.kwargs.items())), config.pre_hook, options
+        if key not in results:
             try:
-                results[same] = checked_here(call, config)
+                results[key] = checked_here(call, config)
             except TuningError as wrong:
-                results[same] = wrong
-        yield config, results[same]
+                results[key] = wrong
+        yield config, results[key]
 
 
 def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
@@ -160,38 +163,37 @@ def check(
         raise InvalidValueError("check: there is no reference: tritile.autotune takes reference=")
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
-    found: dict[str, CheckedConfig] = {}
-    labels: list[str] = []
     calls: list[Sequence[Any] | Mapping[str, Any]] = [args]
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
             raise InvalidValueError(f"check: with make= the arguments are sizes, not {args!r}")
         smaller = tuple(max(1, size - 1) for size in args)  # of two neighbours one is no multiple of a tile
         calls = [make(*sizes) for sizes in dict.fromkeys((args, smaller))]
-    for given in calls:
-        by_name = dict(given) if isinstance(given, Mapping) else {}
-        own = () if by_name else tuple(given)
+    found: dict[str, CheckedConfig] = {}
+    labels: list[str] = []
+    for arguments in calls:
+        by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
+        in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
         check_grid("check", named["grid"])
-        check_arguments(kernel.fn, kernel.space or kernel.configs, own, named)
-        device = kernel.device_of(own, named)
+        check_arguments(kernel.fn, kernel.space or kernel.configs, in_order, named)
+        device = kernel.device_of(in_order, named)
         if device == HOST and not kernel.interpreted:
             wanted = "wanted them on a GPU, or TRITON_INTERPRET=1 in the environment"
             raise InvalidValueError(f"check: tensors are in host memory, where no kernel runs: {wanted}")
-        call = kernel.call(own, named, device)
-        label = call.problem.label.strip()
-        labels.append(label)
+        call = kernel.call(in_order, named, device)
+        labels.append(call.problem.label.strip())
         configs = list(call.configs.values())
         if kernel.space is not None:
             configs = [config.to_triton() for config in kernel.space.configs()]
         left = [c for c in configs if str(c) not in found or found[str(c)].outcome == "right"]
         for config, result in _here(call, left) if device == HOST else _elsewhere(call, left):
-            before = found.get(str(config))
             if isinstance(result, TuningError):
-                wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
-                reason = f"at {label}: {result}"
-                one = CheckedConfig(config, "wrong" if wrong else "failed", None, reason)
+                is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
+                reason = f"at {labels[-1]}: {result}"
+                one = CheckedConfig(config, "wrong" if is_wrong else "failed", None, reason)
             else:
+                before = found.get(str(config))
                 errors = [each for each in (result, before and before.error) if each is not None]
                 one = CheckedConfig(config, "right", max(errors, default=None))
             found[str(config)] = one

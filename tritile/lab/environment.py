@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +19,7 @@ from tritile.core.forgetting import forget
 ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
 
-def told(*command: str) -> str:
+def output_of(*command: str) -> str:
     """Return what a command prints, "" where it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, timeout=30, check=True, text=True)
@@ -30,10 +30,10 @@ def told(*command: str) -> str:
 @functools.cache
 def _driver() -> str:
     """Return the GPU driver's version, "" where it is unknown."""
-    amd = Path("/sys/module/amdgpu/version")
     if torch.version.hip is not None:
+        amd = Path("/sys/module/amdgpu/version")
         return amd.read_text().strip() if amd.exists() else ""
-    return told("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
+    return output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def _version() -> str:
     root, commit = Path(__file__).parents[3], ""
     # Only in tritile's own checkout: installed in another project's folder, git would name that one.
     if (root / ".git").exists():
-        commit = told("git", "-C", str(root), "describe", "--always", "--dirty", "--tags")
+        commit = output_of("git", "-C", str(root), "describe", "--always", "--dirty", "--tags")
     try:
         return commit or metadata.version("tritile")
     except metadata.PackageNotFoundError:
@@ -70,16 +70,15 @@ def environment(gpu: Device | None = None) -> dict[str, str]:
 @contextlib.contextmanager
 def environ(**values: str | None) -> Iterator[None]:
     """Set variables of the environment, or unset those of None, in a `with`; forget plans at both ends."""
-    before = {name: os.environ.get(name) for name in values}
-
-    def put(given: Mapping[str, str | None]) -> None:
-        for name, value in given.items():
+    before = dict(os.environ)
+    try:
+        for name, value in values.items():
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
         forget()
-
-    put(values)
-    try:
         yield
     finally:
-        put(before)
+        for name in values:
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
+        forget()

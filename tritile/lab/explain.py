@@ -3,7 +3,6 @@
 Bytes and times are computed; the kernel is compiled for the GPU, which need not be here. Nothing is launched.
 """
 
-import math
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
 from tritile.core.problem import GroupedProblem, Known, MatmulProblem, PermuteProblem, Tiled, problem_to_dict
+from tritile.core.settings import mode
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common import upright
 from tritile.families.common.products import uses_tensor_cores
@@ -41,15 +41,15 @@ LATENCY: Final = "latency"
 _ALTERNATIVES: Final = 4
 _UNEXPLAINED: Final = 1.5  # no unit explains a time that is longer than its longest part by this factor
 # Most warps and blocks of one SM, by compute capability: "Compute Capabilities" in NVIDIA's CUDA C++
-# Programming Guide. A compute unit of AMD's CDNA has 4 SIMDs of 8 waves each: "CDNA3 ISA", AMD.
-_MOST = dict.fromkeys((70, 72, 80, 90, 100, 101, 103), (64, 32))
-_MOST |= {75: (32, 16), 86: (48, 16), 87: (48, 16), 89: (48, 24), 120: (48, 32), 121: (48, 32)}
-_MOST_ELSEWHERE = (48, 16)  # the least of recent GPUs, except 7.5
-_AMD_WAVES = 32
-_REGISTERS = 65536  # of an SM, in four partitions; a warp takes them in units of 256
-_RESERVED = 1024  # bytes of shared memory that the system takes for each block
-_L2_BYTES = 64.0  # that an SM takes from the L2 cache in a clock, with all reading
-_SHARED_BYTES = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
+# Programming Guide.
+_MOST: Final = dict.fromkeys((70, 72, 80, 90, 100, 101, 103), (64, 32)) | {
+    75: (32, 16), 86: (48, 16), 87: (48, 16), 89: (48, 24), 120: (48, 32), 121: (48, 32),
+}  # fmt: skip
+_MOST_ELSEWHERE: Final = (48, 16)  # the least of recent GPUs, except 7.5
+_REGISTERS: Final = 65536  # of an SM, in four partitions; a warp takes them in units of 256
+_RESERVED: Final = 1024  # bytes of shared memory that the system takes for each block
+_L2_BYTES: Final = 64.0  # that an SM takes from the L2 cache in a clock, with all reading
+_SHARED_BYTES: Final = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Cost:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Tabular, Cost):
-    """What is known of one problem with one config on one device. It prints as a table.
+    """A call's plan, and what it costs on one device. It prints as a table.
 
     - `untiled`, `unique`: as `tiled`, element by element, and each byte once.
     - `at_once`: programs that the whole GPU holds; `waves` follow from it.
-    - `resources`: registers, spills and shared memory of the compiled kernel, and with them `occupancy`; both
-      None where it does not compile, with the reason in `failure`.
+    - `resources`: registers, spills and shared memory of the compiled kernel, None where it does not compile,
+      with the reason in `failure`. `occupancy` follows from them; it is None of AMD GPUs.
     - `alternatives`: the best configs with other tiles.
     """
 
@@ -157,83 +157,61 @@ class Explanation(Tabular, Cost):
 
     @property
     def _rows(self) -> list[tuple[str, str]]:
-        product, work = isinstance(self.problem, MatmulProblem), self.tiling
-        how = "each element reads a row and a column" if product else "sectors, element by element along x"
-        fewer = f"{self.reuse:.3g} times fewer" if self.reuse >= 1.005 else "tiling saves none here"
-        if self.reuse < 0.995:
-            fewer = f"{1 / self.reuse:.3g} times as many: sectors at edges of tiles, or copies"
-        shared = f", each shared by {work.programs // work.tiles} programs" * (work.programs > work.tiles)
-        idle = f"{math.floor(100 * self.idle)}% of the last one is idle"
+        roof, used, us = (
+            f"{self.roof_us:.1f} us: no kernel is faster on this GPU",
+            self.resources,
+            self.measured_us,
+        )
+        if self.peak_tflops is not None and self.ridge is not None:
+            by = "memory" if self.intensity < self.ridge else "multiplying"
+            roof += f"; by {by}, at {self.intensity:.1f} op/byte: the ridge is at {self.ridge:.0f}"
+            roof += f" ({self.peak_tflops:.0f} TFLOP/s)"
+        elif isinstance(self.problem, MatmulProblem):
+            roof += "; by memory alone: the peak rate of this GPU is not known"
+        programs = f" by {self.tiling.programs} programs" * (self.tiling.programs > self.tiling.tiles)
+        measured = "never on this GPU: see `tritile tune`"
+        if us is not None:
+            measured = f"{us:.1f} us, {us / self.predicted_us:.2f} of the prediction"
         rows = [
-            ("bytes without tiles", f"{bytes_text(self.untiled.total)}: {how}"),
-            ("bytes with these tiles", f"{bytes_text(self.tiled.total)}: {fewer}"),
+            ("bytes without tiles", bytes_text(self.untiled.total)),
+            ("bytes with these tiles", f"{bytes_text(self.tiled.total)}, a reuse of {self.reuse:.3g}"),
             ("unique bytes", f"{bytes_text(self.unique.total)}: inputs once, output once"),
+            ("roof", roof),
+            ("tiles", f"{self.tiling.tiles}{programs}, {self.tiling.filled:.1%} filled"),
+            ("waves", f"{self.waves} of {self.at_once} programs; {self.idle:.0%} of the last one is idle"),
         ]
-        if product:
-            text = "the peak rate of this GPU is not known: memory is the only roof"
-            if self.ridge is not None:
-                roof, peak = "memory" if self.intensity < self.ridge else "multiplying", self.peak_tflops
-                text = f"{roof} is the roof: the ridge is at {self.ridge:.0f} ({peak:.0f} TFLOP/s)"
-            rows.append(("intensity", f"{self.intensity:.1f} op/byte; {text}"))
-        rows += [
-            ("roof", f"{self.roof_us:.1f} us: no kernel is faster on this GPU"),
-            ("tiles", f"{work.tiles}{shared}{self._lost(work)}"),
-            ("waves", f"{self.waves} of {self.at_once} programs; {idle}"),
-        ]
-        used, resident = self.resources, self.occupancy
-        if used is None or resident is None:
+        if used is None:
             rows.append(("kernel", self.failure))
         else:
-            spilled = f", {used.spills} bytes spilled to memory" * (used.spills > 0)
             room = self.device.shared_memory / 1024
-            programs = f"{resident.programs} program{'s' * (resident.programs != 1)}"
-            of_sm = f"{programs}, {resident.warps} of {resident.most_warps} warps on an SM"
-            rows += [
-                ("registers", f"{used.registers} a thread{spilled}"),
-                ("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"),
-                ("occupancy", f"{of_sm}; limited by {resident.limit}"),
-            ]
+            rows.append(("registers", f"{used.registers} a thread, {used.spills} bytes spilled"))
+            rows.append(("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"))
+        if (fits := self.occupancy) is not None:
+            warps = f"{fits.warps} of {fits.most_warps} warps on an SM"
+            rows.append(("occupancy", f"{fits.programs} programs, {warps}; limited by {fits.limit}"))
         parts = ", ".join(f"{name} {us:.1f} us" for name, us in self.parts_us.items())
-        measured = "never on this GPU: see `tritile tune`"
-        if self.measured_us is not None:
-            ratio, share = self.measured_us / self.predicted_us, self.roof_us / self.measured_us
-            measured = (
-                f"{self.measured_us:.1f} us, {ratio:.2f} of the prediction; {share:.0%} of the roof's rate"
-            )
         rows += [
             ("bound by", f"{self.bound}; each unit by itself: {parts}"),
             ("predicted", f"{self.predicted_us:.1f} us"),
             ("measured", measured),
         ]
         for one in self.alternatives:
-            times = f"predicted {one.predicted_us:.1f}"
-            times = (
-                f"{times} us" if one.measured_us is None else f"measured {one.measured_us:.1f} us, {times}"
-            )
-            part = "" if one.bound == LATENCY else f" {one.parts_us[one.bound]:.1f} us"
-            cost = f"{bytes_text(one.tiled.total)}{self._lost(one.tiling)}"
-            rows.append(("or", f"{one.config}: {times}; {one.bound}{part}; {cost}"))
+            times = f"measured {one.measured_us:.1f} us, " if one.measured_us is not None else ""
+            times += f"predicted {one.predicted_us:.1f} us; {one.bound}"
+            cost = f"{bytes_text(one.tiled.total)}, {one.tiling.filled:.1%} filled"
+            rows.append(("or", f"{one.config}: {times}; {cost}"))
         return rows
 
-    def _lost(self, work: Tiling) -> str:
-        where = "lies beyond the edge" if isinstance(self.problem, MatmulProblem) else "is moved twice"
-        return f"; {1 - work.filled:.1%} of what they cover {where}" if work.filled < 0.9995 else ""
 
-
-def occupancy(used: Resources, warps: int, device: Device) -> Occupancy:
-    """Return the occupancy of a kernel from its resources and its warps per program."""
-    if device.backend == "cuda":
-        most, blocks = _MOST.get(device.nvidia, _MOST_ELSEWHERE)
-        of_warp = max(256, -(-used.registers * device.warp_size // 256) * 256)
-        by_registers = _REGISTERS // of_warp // 4 * 4 // warps  # whole warps in each of four partitions
-        by_shared = (device.shared_memory + _RESERVED) // (used.shared + _RESERVED)
-    else:
-        most, blocks = _AMD_WAVES, _AMD_WAVES
-        by_registers = 4 * (512 // max(1, -(-used.registers // 8) * 8)) // warps
-        by_shared = device.shared_memory // max(1, used.shared)
+def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
+    """Return the occupancy of a kernel from its resources and its warps per program; None of AMD GPUs."""
+    if device.backend != "cuda":
+        return None
+    most, blocks = _MOST.get(device.nvidia, _MOST_ELSEWHERE)
+    of_warp = max(256, -(-used.registers * device.warp_size // 256) * 256)
     counts = {
-        "registers": by_registers,
-        "shared memory": by_shared,
+        "registers": _REGISTERS // of_warp // 4 * 4 // warps,  # whole warps in each of four partitions
+        "shared memory": (device.shared_memory + _RESERVED) // (used.shared + _RESERVED),
         "warps": most // warps,
         "programs": blocks,
     }
@@ -286,30 +264,29 @@ def config_like(text: str, problem: Tiled, device: Device) -> Config:
     Raises InvalidValueError, listing the values there are, where no config has it, and UnsupportedError where
     no config is legal at all.
     """
-
-    def parameters(config: Config) -> dict[str, str]:
-        options = {name: str(getattr(config, name)) for name in ("num_warps", "num_stages", "num_ctas")}
-        return {"family": config.family, **{name: str(value) for name, value in config.kwargs}, **options}
-
-    found, seen = [(each, parameters(each)) for each in model.ranked(problem, device)], set[str]()
+    options = ("num_warps", "num_stages", "num_ctas")
+    found = [
+        (each, {"family": each.family, **dict(each.kwargs)} | {name: getattr(each, name) for name in options})
+        for each in model.ranked(problem, device)
+    ]
+    names = set[str]()
     for word in text.replace(",", " ").split():
         name, _, value = word.partition("=") if "=" in word else ("family", "=", word)
-        if not (name.isidentifier() and value) or name in seen:
+        if not (name.isidentifier() and value) or name in names:
             raise InvalidValueError(f"config {text!r}, at {word!r}: wanted NAME=VALUE, each name once")
-        seen.add(name)
+        names.add(name)
         values = {own[name] for _, own in found if name in own}
         if not values:
-            names = ", ".join(sorted(set[str]().union(*(own for _, own in found))))
+            there = ", ".join(sorted(set[str]().union(*(own for _, own in found))))
+            families = ", ".join(FAMILIES[problem.op])
             raise InvalidValueError(
-                f"config {text!r}: there is no {name}; there are {names}; "
-                f"families are {', '.join(FAMILIES[problem.op])}"
+                f"config {text!r}: there is no {name}; there are {there}; families are {families}"
             )
-        found = [(config, own) for config, own in found if own.get(name) == value]
+        found = [(config, own) for config, own in found if str(own.get(name)) == value]
         if not found:
-            among = ", ".join(sorted(values, key=lambda v: (int(v) if v.isdecimal() else 0, v)))
             raise InvalidValueError(
                 f"config {text!r}: of the configs legal for {problem.label} on {device.name} that have what "
-                f"is named before, none has {name} = {value}; there are {among}"
+                f"is named before, none has {name} = {value}; there are {', '.join(map(str, sorted(values)))}"
             )
     return found[0][0]
 
@@ -349,7 +326,8 @@ def explain(
         device = devices.current_gpu()
         if device is None:
             raise InvalidValueError("explain: there is no GPU here: name one, as device='nvidia-h200'")
-    chosen = plan(what, *args, device=device, **kwargs)
+    with mode(backends="triton"):  # nothing is known of torch's kernels
+        chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
     if chosen.why == IN_PLACE:
         raise InvalidValueError("explain: a call in place has one kernel and one config: leave out= away")
@@ -362,16 +340,16 @@ def explain(
     if fault is not None:
         raise InvalidValueError(f"explain: {own} for {problem.label} on {gpu.name}: {fault}")
 
-    used, held, failure = None, None, ""
+    used, occupied, failure = None, None, ""
     try:
         kernel = compiled_for(problem, own, gpu)
         check_fits(kernel, gpu)
         used = resources(kernel)
-        held = occupancy(used, int(kernel.metadata.num_warps), gpu)  # specialised warps included
+        occupied = occupancy(used, int(kernel.metadata.num_warps), gpu)  # specialised warps included
     except (TuningError, OSError, subprocess.SubprocessError) as error:
         failure = str(error)
     persistent = dict(own.kwargs).get("PERSISTENT") is True
-    at_once = gpu.processors * (1 if persistent or held is None else held.programs)
+    at_once = gpu.processors * (1 if persistent or occupied is None else occupied.programs)
 
     legal = (t for t in trials(problem, gpu) if t.works and illegal(t.config, problem, gpu) is None)
     measured = {trial.config: trial.time for trial in legal}
@@ -383,16 +361,19 @@ def explain(
     for each in (own, *fastest, *model.ranked(problem, gpu)):
         by_tile.setdefault((each["BLOCK_M"], each["BLOCK_N"]), each)
 
-    def of(each: Config) -> Cost:
-        predicted, us = model.predict_us(each, problem, gpu), measured.get(each)
-        parts, requested = parts_us(problem, each, gpu), traffic.tiled(problem, each, gpu)
-        tiling, bound = traffic.tiling(problem, each, gpu), bound_of(parts, us or predicted)
-        return Cost(each, predicted, us, requested, tiling, parts, bound)
+    def cost(config: Config) -> Cost:
+        predicted, us, parts = (
+            model.predict_us(config, problem, gpu),
+            measured.get(config),
+            parts_us(problem, config, gpu),
+        )
+        tiled, tiling = traffic.tiled(problem, config, gpu), traffic.tiling(problem, config, gpu)
+        return Cost(config, predicted, us, tiled, tiling, parts, bound_of(parts, us or predicted))
 
-    mine, *others = map(of, list(by_tile.values())[: _ALTERNATIVES + 1])
+    mine, *others = map(cost, list(by_tile.values())[: _ALTERNATIVES + 1])
     source = chosen.source if own == chosen.config else "given"
     return Explanation(
         **vars(mine), problem=problem, source=source, device=gpu, untiled=traffic.untiled(problem),
-        unique=traffic.unique(problem), at_once=at_once, resources=used, occupancy=held, failure=failure,
+        unique=traffic.unique(problem), at_once=at_once, resources=used, occupancy=occupied, failure=failure,
         alternatives=tuple(others),
     )  # fmt: skip

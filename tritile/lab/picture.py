@@ -28,7 +28,6 @@ text { font: 13px "Helvetica Neue", Helvetica, Arial, "Liberation Sans", sans-se
 .paper { fill: #ffffff } .matrix { fill: #fbfcfe; stroke: #5b6472 } .grid { fill: #e3e8ef }
 .a { fill: #2563eb } .b { fill: #d97706 } .c { fill: #0f9d76 } .made { opacity: 0.25 } .band { opacity: 0.11 }
 .masked { fill: url(#masked); stroke: #b4235a; stroke-width: 0.8 } #masked path { stroke: #b4235a }
-.track { fill: #e6eaf0 } .bad { fill: #7b8494 }
 @media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }"""
 
 
@@ -124,31 +123,35 @@ def blocks_of(tiling: Tiling, index: int, step: int) -> tuple[Block, Block, Bloc
 
 
 class _Frame(NamedTuple):
-    """Where a matrix is drawn, and the pixels of a row and of a column."""
+    """Where a matrix of `rows` x `columns` is drawn, and the pixels of a row and of a column."""
 
     x: float
     y: float
     down: float
     across: float
+    rows: int
+    columns: int
     transposed: bool = False
 
     def rect(self, kind: str, top: float, left: float, rows: float, columns: float, least: float = 0) -> str:
-        if self.transposed:
-            top, left, rows, columns = left, top, columns, rows
         if rows <= 0 or columns <= 0:
             return ""
-        wide, high = max(least, columns * self.across), max(least, rows * self.down)
-        return _rect(kind, self.x + left * self.across, self.y + top * self.down, wide, high)
+        x, y, width, height = left, top, max(least, columns * self.across), max(least, rows * self.down)
+        x, y = x * self.across, y * self.down
+        if self.transposed:
+            x, y, width, height = y, x, height, width
+        return _rect(kind, self.x + x, self.y + y, width, height)
 
-    def matrix(self, rows: int, columns: int, height: int, width: int) -> str:
-        """Draw a matrix, and the lines between its blocks where they are 4 pixels apart or more."""
-        down, across = (self.across, self.down) if self.transposed else (self.down, self.across)
-        drawn = [self.rect("matrix", 0, 0, rows, columns)]
-        if height * down >= 4:
-            drawn += [self.rect("grid", top, 0, 0.8 / down, columns) for top in range(height, rows, height)]
-        if width * across >= 4:
-            drawn += [self.rect("grid", 0, left, rows, 0.8 / across) for left in range(width, columns, width)]
-        return "".join(drawn)
+    def matrix(self, height: int, width: int) -> str:
+        """Draw the matrix, and the lines between its blocks where they are 4 pixels apart or more."""
+        rows, columns, drawn = self.rows, self.columns, self.rect("matrix", 0, 0, self.rows, self.columns)
+        if height * self.down >= 4:
+            for top in range(height, rows, height):
+                drawn += self.rect("grid", top, 0, 0.8 / self.down, columns)
+        if width * self.across >= 4:
+            for left in range(width, columns, width):
+                drawn += self.rect("grid", 0, left, rows, 0.8 / self.across)
+        return drawn
 
     def block(self, kind: str, block: Block) -> str:
         """Draw a block, hatched where it lies past an edge."""
@@ -172,34 +175,44 @@ def _by(rows: int, columns: int) -> str:
     return f"{rows:,} \u00d7 {columns:,}"
 
 
-def _span(first: int, count: int) -> str:
-    return f"{first:,}" if count == 1 else f"{first:,} to {first + count - 1:,}"
+def _span(name: str, first: int, count: int) -> tuple[str, str]:
+    return "small", f"{name} {first:,}" + (f" to {first + count - 1:,}" if count > 1 else "")
 
 
 def _made(tiling: Tiling, frame: _Frame, index: int) -> str:
     """Shade the tiles of the same matrix that were made before: at most three rectangles."""
-    (height, width), problem = tiling.tile, tiling.problem
-    first, within = divmod(index % (tiling.rows * tiling.columns), tiling.group * tiling.columns)
-    first *= tiling.group
-    high = min(tiling.group, tiling.rows - first)
-    whole, rest = divmod(within, high)
+    height, width = tiling.tile
+    band, within = divmod(index % (tiling.rows * tiling.columns), tiling.group * tiling.columns)
+    first, last = band * tiling.group, min((band + 1) * tiling.group, tiling.rows)
+    whole, rest = divmod(within, last - first)
     drawn = ""
-    for row, column, rows, columns in (
+    for top, left, bottom, right in (
         (0, 0, first, tiling.columns),
-        (first, 0, high, whole),
-        (first, whole, rest, 1),
+        (first, 0, last, whole),
+        (first, whole, first + rest, whole + 1),
     ):
-        top, left = row * height, column * width
-        tall, wide = min(problem.m - top, rows * height), min(problem.n - left, columns * width)
-        drawn += frame.rect("c made", top, left, tall if rows else 0, wide if columns else 0)
+        top, left = top * height, left * width
+        bottom, right = min(frame.rows, bottom * height), min(frame.columns, right * width)
+        drawn += frame.rect("c made", top, left, bottom - top, right - left)
     return drawn
 
 
 Line = tuple[str, str]  # how a line next to the matrices is written, and its words
-Bars = tuple[str, tuple[str, float], tuple[str, float]]  # a title, what tiles request and what none would
 
 
-def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, list[Line], Bars]:
+def _counted(title: str, by: str, tiled: float, untiled: float) -> list[Line]:
+    """Say how many bytes are requested, and how many would be element by element."""
+    ratio = untiled / tiled if tiled else 1
+    return [
+        ("", title),
+        ("c", f"{traffic.bytes_text(tiled)} {by}"),
+        ("small", f"{traffic.bytes_text(untiled)} element by element:"),
+        ("small", f"{ratio:,.{1 if ratio < 10 else 0}f} times as many"),
+    ]
+
+
+def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, list[Line]]:
+    """Draw the matrices; return how low they reach, and the lines next to them."""
     problem, (height, width), depth = tiling.problem, tiling.tile, tiling.block_k
     assert isinstance(problem, MatmulProblem)
     one, two, out = blocks_of(tiling, index, step)
@@ -208,100 +221,75 @@ def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, list[Li
     scale = min((_WIDTH - _GAP) / (k + n), (_HEIGHT - _GAP) / (k + m))
     down, across, along = m * scale / tall, n * scale / wide, k * scale / deep
     x, y = _LEFT + k * scale + _GAP, _TOP + k * scale + _GAP
-    a, b, c = _Frame(_LEFT, y, down, along), _Frame(x, _TOP, along, across), _Frame(x, y, down, across)
-    drawn = a.matrix(problem.m, problem.k, height, depth) + b.matrix(problem.k, problem.n, depth, width)
-    drawn += c.matrix(problem.m, problem.n, height, width) + _made(tiling, c, index)
+    a = _Frame(_LEFT, y, down, along, problem.m, problem.k)
+    b = _Frame(x, _TOP, along, across, problem.k, problem.n)
+    c = _Frame(x, y, down, across, problem.m, problem.n)
+    drawn = a.matrix(height, depth) + b.matrix(depth, width) + c.matrix(height, width)
+    drawn += _made(tiling, c, index)
     drawn += a.rect("a band", out.top, 0, out.rows, deep) + b.rect("b band", 0, out.left, deep, out.columns)
     drawn += a.rect("a made", out.top, 0, out.rows, step * depth)
     drawn += b.rect("b made", 0, out.left, step * depth, out.columns)
     drawn += a.block("a", one) + b.block("b", two) + c.block("c", out)
     low = y + m * scale + 20
-    for kind, left, top, rows, columns in (
-        ("a", _LEFT, y - 8, problem.m, problem.k), ("b", x, _TOP - 8, problem.k, problem.n),
-        ("c", x, low, problem.m, problem.n),
-    ):  # fmt: skip
-        left = min(left, _LEFT + _WIDTH + 12 - 8.5 * len(_by(rows, columns)))
-        drawn += _text(f"name {kind}-ink", left, top, f"{kind.upper()}\u2002{_by(rows, columns)}")
+    for kind, frame, top in (("a", a, y - 8), ("b", b, _TOP - 8), ("c", c, low)):
+        words = _by(frame.rows, frame.columns)
+        left = min(frame.x, _LEFT + _WIDTH + 12 - 8.5 * len(words))
+        drawn += _text(f"name {kind}-ink", left, top, f"{kind.upper()}\u2002{words}")
     inside = one.rows * one.columns + two.rows * two.columns
     masked = 1 - inside / (height * depth + depth * width)
     if masked or (out.rows, out.columns) != (height, width):
         low += 20
         drawn += _text("edge", _LEFT, low, "hatched: past the edge, zero-filled; of C not stored")
-    done = min(problem.k, (step + 1) * depth)
-    with_tiles = (out.rows + out.columns) * done * problem.itemsize
-    without = 2 * out.rows * out.columns * done * problem.itemsize
-    filled = f"; {math.floor(100 * masked + 1e-9)}% zero-filled" if masked else ""
+    zeros = f"; {math.floor(100 * masked + 1e-9)}% zero-filled" if masked else ""
+    row = min(problem.k, (step + 1) * depth) * problem.itemsize  # bytes of a row of A, up to this step
     lines = [
-        ("small", f"rows {_span(out.top, out.rows)}"),
-        ("small", f"columns {_span(out.left, out.columns)}"),
+        _span("rows", out.top, out.rows),
+        _span("columns", out.left, out.columns),
         ("", f"Step {step + 1:,} of {tiling.steps:,} loads"),
         ("a", f"{_by(height, depth)} of A"),
         ("b", f"{_by(depth, width)} of B"),
-        ("small", f"k = {_span(one.left, one.columns)}"),
-        ("small", f"{traffic.bytes_text(inside * problem.itemsize)}{filled}"),
+        _span("k =", one.left, one.columns),
+        ("small", f"{traffic.bytes_text(inside * problem.itemsize)}{zeros}"),
     ]
-    bars = "Requested so far, for this tile", ("with tiles", with_tiles), ("element by element", without)
-    return drawn, low, lines, bars
+    sides = float((out.rows + out.columns) * row), 2.0 * out.rows * out.columns * row
+    return drawn, low, lines + _counted("So far, for this tile", "with tiles", *sides)
 
 
-def _transpose(
-    tiling: Tiling, index: int, config: Config, device: Device
-) -> tuple[str, float, list[Line], Bars]:
+def _transpose(tiling: Tiling, index: int, config: Config, device: Device) -> tuple[str, float, list[Line]]:
     problem, (height, width) = tiling.problem, tiling.tile
     assert isinstance(problem, PermuteProblem)
     m, n = (max(side, max(problem.m, problem.n) / _THIN) for side in (problem.m, problem.n))
     scale = min((_WIDTH - _GAP) / (n + m), _HEIGHT / max(m, n))
     down, across = m * scale / problem.m, n * scale / problem.n
-    x, left = _Frame(_LEFT, _TOP, down, across), _LEFT + n * scale + _GAP
-    out = _Frame(left, _TOP, across, down, True)
-    top, first = tiling.corner(index)
-    _, row, column = tiling.place(index)
-    again = row * height - top, column * width - first  # rows and columns that the tile before moves too
+    x = _Frame(_LEFT, _TOP, down, across, problem.m, problem.n)
+    out = x._replace(x=_LEFT + n * scale + _GAP, transposed=True)
+    (top, left), (_, row, column) = tiling.corner(index), tiling.place(index)
+    again = row * height - top, column * width - left  # rows and columns that the tile before moves too
     drawn = ""
     for frame, kind in ((x, "a"), (out, "c")):
-        drawn += frame.matrix(problem.m, problem.n, height, width) + _made(tiling, frame, index)
-        drawn += frame.rect(kind, top, first, height, width, 3)
-        drawn += frame.rect("masked", top, first, again[0], width)
-        drawn += frame.rect("masked", top, first, height, again[1])
+        drawn += frame.matrix(height, width) + _made(tiling, frame, index)
+        drawn += frame.rect(kind, top, left, height, width, 3)
+        drawn += frame.rect("masked", top, left, again[0], width)
+        drawn += frame.rect("masked", top, left, height, again[1])
     low = _TOP + max(m, n) * scale + 20
-    drawn += _text("name a-ink", _LEFT, _TOP - 8, f"x\u2002{_by(problem.m, problem.n)}")
-    drawn += _text("name c-ink", left, _TOP - 8, f"out\u2002{_by(problem.n, problem.m)}")
+    drawn += _text("name a-ink", x.x, _TOP - 8, f"x\u2002{_by(problem.m, problem.n)}")
+    drawn += _text("name c-ink", out.x, _TOP - 8, f"out\u2002{_by(problem.n, problem.m)}")
     if any(again):
         drawn += _text("edge", _LEFT, low, "hatched: moved by the tile before, too")
     lines = [
-        ("small", f"rows {_span(top, height)}"),
-        ("small", f"columns {_span(first, width)}"),
+        _span("rows", top, height),
+        _span("columns", left, width),
         ("", f"moves {traffic.bytes_text(height * width * problem.itemsize)}"),
         ("a", "reads along rows of x"),
         ("c", "writes along rows of out"),
         ("small", "in sectors of 32 bytes"),
     ]
     tiled, untiled = traffic.tiled(problem, config, device), traffic.untiled(problem)
-    bars = "Sectors of the whole copy", ("tile by tile", tiled.total), ("element by element", untiled.total)
-    return drawn, low, lines, bars
-
-
-def _panel(lines: list[Line], title: str, *sides: tuple[str, float]) -> tuple[str, float]:
-    """Draw the lines and bars beside the matrices; return them, and where they end."""
-    drawn = ""
-    y = _TOP + 4
-    for kind, words in lines:
-        y += 14 if not kind and y > _TOP + 4 else 0
-        drawn += _text("small" if kind == "small" else f"line {kind}-ink" if kind else "line", 560, y, words)
-        y += 21
-    y += 14
-    drawn += _text("small", 560, y, title)
-    most = max(value for _, value in sides) or 1
-    for (words, value), kind in zip(sides, ("c bar", "bad"), strict=True):
-        drawn += _text("small", 560, y + 24, words)
-        drawn += _text("name", 776, y + 24, traffic.bytes_text(value), ' text-anchor="end"')
-        drawn += _rect("track", 560, y + 30, 216, 10)
-        drawn += _rect(kind, 560, y + 30, max(2, 216 * value / most), 10)
-        y += 40
-    ratio = sides[1][1] / sides[0][1] if sides[0][1] else 1
-    times = f"{ratio:,.1f}" if ratio < 10 else f"{ratio:,.0f}"
-    drawn += _text("small", 560, y + 18, f"{times} times as many")
-    return drawn, y
+    return (
+        drawn,
+        low,
+        lines + _counted("Sectors of the whole copy", "tile by tile", tiled.total, untiled.total),
+    )
 
 
 def picture(
@@ -324,19 +312,20 @@ def picture(
         raise InvalidValueError(f"tile {tile}: wanted one of 0 to {tiling.tiles - 1}")
     if not 1 <= step <= tiling.steps:
         raise InvalidValueError(f"step {step}: wanted one of 1 to {tiling.steps}")
-    product = isinstance(tiling.problem, MatmulProblem)
-    drawn, low, lines, bars = (
-        _product(tiling, tile, step - 1) if product else _transpose(tiling, tile, config, device)
-    )
+    if isinstance(tiling.problem, MatmulProblem):
+        heading, (drawn, low, lines) = "A matrix product", _product(tiling, tile, step - 1)
+    else:
+        heading, (drawn, low, lines) = "A transpose", _transpose(tiling, tile, config, device)
+    heading += ", one tile at a time"
     matrix, row, column = tiling.place(tile)
-    of = f" of matrix {matrix:,}" if tiling.problem.batch > 1 else ""
-    head = [("", f"Tile {tile:,} of 0 to {tiling.tiles - 1:,}"), ("c", f"row {row:,}, column {column:,}{of}")]
-    words, y = _panel(head + lines, *bars)
-    drawn += words
-    heading = f"{'A matrix product' if product else 'A transpose'}, one tile at a time"
+    place = f"row {row:,}, column {column:,}" + f" of matrix {matrix:,}" * (tiling.problem.batch > 1)
+    y = _TOP
+    for kind, words in [("", f"Tile {tile:,} of 0 to {tiling.tiles - 1:,}"), ("c", place), *lines]:
+        y += 25 if not kind and y > _TOP else 19
+        drawn += _text(kind if kind == "small" else f"line {kind}-ink", 560, y, words)
     names = textwrap.wrap(f"{tiling.problem.label} on {device.name}: {config}", 96)
     drawn += "".join(_text("small", _LEFT, 56 + 15 * i, words) for i, words in enumerate(names))
-    height = math.ceil(max(low, y + 18) + 24)
+    height = math.ceil(max(low, y) + 24)
     size = f'width="800" height="{height}" viewBox="0 0 800 {height}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(heading)}">\n'

@@ -7,42 +7,43 @@ import html
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from statistics import geometric_mean
 from typing import Any, Final
 
 import altair as alt
 import vl_convert
 
 from tritile.core.config import Config
+from tritile.core.markup import Tabular
 from tritile.errors import FileError, UnsupportedError
-from tritile.lab.results import BASELINES, Result, dtype_label, geomean, of_cases, sizes_label
+from tritile.lab.results import BASELINES, Result, dtype_label, of_cases, sizes_label
 
 Row = dict[str, Any]
 FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suite": "suite"}
-_WIDTH: Final = 900
 _MOST_LOSSES: Final = 40
 _FONT: Final = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TYPES: Final = ("bfloat16", "float16", "float32", "float64", "complex", "8-bit", "int16 to int64")
 _RATIOS: Final = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 8, 12, 20, 50]
-_PAPER, _INK, _MUTED, _LINE, _ACCENT = "white", "#16202b", "#4b5866", "#e3e7ec", "#b3261e"
-# The palette of Okabe and Ito, adapted for a contrast of 3:1 or more with the background.
-_POINTS: Final = ("#0072b2", "#d55e00", "#00845f", "#c2408f", "#967000", "#66727e", "#5b3fb0")
+_INK, _MUTED, _LINE, _ACCENT = "#16202b", "#4b5866", "#e3e7ec", "#b3261e"
 _TEXT: Final = {"labelColor": _MUTED, "titleColor": _MUTED, "titleFontWeight": "normal"}
 _CONFIG: Final[dict[str, Any]] = {
-    "background": _PAPER,
+    "background": "white",
     "view": {"stroke": None},
     "axis": _TEXT | {"gridColor": _LINE, "domainColor": _LINE, "tickColor": _LINE, "titleFontSize": 12},
-    "legend": _TEXT | {
-        "orient": "bottom", "columns": 7, "columnPadding": 22, "labelFontSize": 12, "titleLimit": 400,
-        "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 10}},
-    },
-    "range": {"category": list(_POINTS)},
+    "legend": _TEXT | {"orient": "bottom", "columns": 7, "columnPadding": 22, "labelFontSize": 12,
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start", "margin": 10}}},
+    # The palette of Okabe and Ito, adapted for a contrast of 3:1 or more with the background.
+    "range": {"category": ["#0072b2", "#d55e00", "#00845f", "#c2408f", "#967000", "#66727e", "#5b3fb0"]},
 }  # fmt: skip
-
-
+_TIPS: Final = [
+    "problem:N", "ratio:Q", "tritile_us:Q", "baseline:N", "baseline_us:Q", "suite:N", "dtype:N", "layout:N",
+    "config:N", "source:N",
+]  # fmt: skip
 _STYLE: Final = f"""<meta name="viewport" content="width=device-width"><style>
 body {{ font: 14px/1.5 {_FONT}; margin: 16px }}
 body {{ color-scheme: light dark; background: Canvas; color: CanvasText }}
-h1 {{ font-size: 20px }} h2 {{ font-size: 16px }} p {{ margin: 2px 0 }} svg {{ max-width: none }}
+h1 {{ font-size: 20px }} caption {{ font-weight: bold; text-align: left }}
+p {{ margin: 2px 0 }} svg {{ max-width: none }}
 .rows {{ overflow-x: auto }} td, th {{ padding: 1px 12px 1px 0; text-align: left; white-space: nowrap }}
 .vega-embed, .chart-wrapper {{ display: flex !important; flex-direction: column; overflow-x: auto }}
 .vega-bindings {{ order: -1; padding: 12px 0 }} .vega-bind {{ display: inline-block; margin-right: 14px }}
@@ -87,23 +88,6 @@ def _type_of(dtype: str) -> str:
     return dtype if dtype in _TYPES else "int16 to int64"
 
 
-def _tips(*fields: str) -> list[alt.Tooltip]:
-    """Return tooltips of fields given as "name:T|title|format"."""
-    found = []
-    for text in fields:
-        field, title, *form = text.split("|")
-        tip = alt.Tooltip(field, title=title)
-        found.append(tip.format(form[0]) if form else tip)
-    return found
-
-
-_ROW_TIPS: Final = (
-    "problem:N|problem", "ratio:Q|times as fast|.3f", "tritile_us:Q|tritile us|.2f",
-    "baseline:N|baseline", "baseline_us:Q|baseline us|.2f", "suite:N|suite", "dtype:N|dtype",
-    "layout:N|layout", "config:N|config", "source:N|chosen by",
-)  # fmt: skip
-
-
 def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart | alt.FacetChart:
     """Chart each problem's speed-up over each baseline: a band a suite, the highest mean on top.
 
@@ -115,14 +99,14 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart |
     bands: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         bands[row["band"]].append(row["ratio"])
-    order = sorted(bands, key=lambda band: -geomean(bands[band]))
+    order = sorted(bands, key=lambda band: -geometric_mean(bands[band]))
     ratios = [1.0, *(row["ratio"] for row in rows)]  # of all rows: the axis stays whatever filters leave
     scale = alt.Scale(type="log", nice=False, domain=[min(ratios) / 1.25, max(ratios) * 1.25])
     axis = alt.Axis(values=_RATIOS, format=".4~r", labelOverlap="greedy", labelSeparation=5, orient="top")
     x = alt.X("ratio:Q", scale=scale, axis=axis, title="times as fast as the baseline (log scale)")
-    even = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(color=_ACCENT, strokeDash=[5, 4], size=1.5)
     lines = alt.Axis(grid=True, bandPosition=0, domain=False, ticks=False)
     y = alt.Y("band:N", title=None, axis=lines, sort=order)
+    even = alt.Chart(alt.InlineData([{"one": 1}])).mark_rule(color=_ACCENT, strokeDash=[5, 4], size=1.5)
     sides = alt.Scale(domain=["as fast or faster", "slower"], range=["circle", "triangle-down"])
     points = (
         base.transform_window(rank="row_number()", sort=[alt.SortField("ratio")], groupby=["band"])
@@ -137,48 +121,45 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart |
             yOffset=alt.YOffset("place:Q", scale=alt.Scale(domain=[-0.15, 1.15])),
             color=alt.Color("type:N", title="type of element", scale=alt.Scale(domain=_TYPES)),
             shape=alt.Shape("side:N", title="speed", scale=sides),
-            tooltip=_tips(*_ROW_TIPS),
+            tooltip=_TIPS,
         )
     )
     means = (
         base.transform_calculate(log="log(datum.ratio)", won="datum.ratio < 1 ? 0 : 1")
         .transform_aggregate(mean="mean(log)", count="count()", won="sum(won)", groupby=["band"])
         .transform_calculate(
-            mean="exp(datum.mean)", text="format(datum.mean, '.2f') + 'x'",
-            share="datum.won + ' of ' + datum.count",
+            mean="exp(datum.mean)",
+            text="format(datum.mean, '.2f') + 'x, ' + datum.won + ' of ' + datum.count",
         )
-    )  # fmt: skip
-    tips = _tips("band:N|suite", "mean:Q|geometric mean|.3f", "won:Q|as fast or faster", "count:Q|problems")
-    ticks = means.mark_tick(thickness=3, size=32, color=_INK).encode(x="mean:Q", y=y, tooltip=tips)
-    right: dict[str, Any] = {"x": alt.value("width"), "y": y}
-    texts = means.mark_text(align="left", dx=8, dy=-6, color=_INK, fontWeight="bold").encode(
-        **right, text="text:N"
     )
-    shares = means.mark_text(align="left", dx=8, dy=8, color=_MUTED, fontSize=10).encode(
-        **right, text="share:N"
-    )
-    return alt.layer(even.encode(x="one:Q"), points, ticks, texts, shares).properties(
-        width=_WIDTH - 200, height=alt.Step(40)
-    )
+    ticks = means.mark_tick(thickness=3, size=32, color=_INK).encode(x="mean:Q", y=y)
+    right: dict[str, Any] = {"x": alt.value("width"), "y": y, "text": "text:N"}
+    texts = means.mark_text(align="left", dx=8, color=_INK, fontWeight="bold").encode(**right)
+    return alt.layer(even.encode(x="one:Q"), points, ticks, texts).properties(width=700, height=alt.Step(40))
 
 
-def _slowest(rows: list[Row]) -> str:
-    """Return a table of the problems that are slowest compared with their baseline, the slowest first."""
-    losses = sorted((row for row in rows if row["ratio"] < 1), key=lambda row: row["ratio"])[:_MOST_LOSSES]
-    lines = [
-        (
-            f"{row['ratio']:.3f}", row["problem"], row["dtype"], row["layout"], row["band"],
-            f"{row['tritile_us']:.2f}", f"{row['baseline_us']:.2f}", row["config"],
-        )
-        for row in losses
-    ]  # fmt: skip
-    heads = ("times as fast", "problem", "dtype", "layout", "suite", "tritile us", "baseline us", "config")
-    cells = "".join(
-        f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in line)}</tr>\n"
-        for tag, line in [("th", heads), *(("td", line) for line in lines)]
-    )
-    title = f"Slowest beside the baseline, {_MOST_LOSSES} at most"
-    return f'<h2>{title}</h2><div class="rows"><table>{cells}</table></div>'
+class _Slowest(Tabular):
+    """The problems that are slowest compared with their baseline, the slowest first."""
+
+    _head = ("times as fast", "tritile us", "baseline us", "problem", "dtype", "layout", "suite", "config")
+    _title = f"Slowest compared with the baseline, {_MOST_LOSSES} at most"
+
+    def __init__(self, rows: list[Row]) -> None:
+        losses = sorted((row for row in rows if row["ratio"] < 1), key=lambda row: row["ratio"])
+        self._losses = losses[:_MOST_LOSSES]
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        words = ("problem", "dtype", "layout", "band", "config")
+        return [
+            (
+                f"{row['ratio']:.3f}",
+                f"{row['tritile_us']:.2f}",
+                f"{row['baseline_us']:.2f}",
+                *(row[each] for each in words),
+            )
+            for row in self._losses
+        ]
 
 
 def page(rows: list[Row], gpu: str, env: str) -> str:
@@ -207,7 +188,8 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
     style = f"<title>{name}</title>{_STYLE}{_DARK_STYLE}"
     chart, end, rest = rest.rpartition("</body>")
     top = f"<h1>{name}</h1><p>{html.escape(env)}</p>"
-    return f"{head}{style}{script}{body}{top}{chart}{_slowest(rows)}{end}{rest}"
+    slowest = f'<div class="rows">{_Slowest(rows)._repr_html_()}</div>'
+    return f"{head}{style}{script}{body}{top}{chart}{slowest}{end}{rest}"
 
 
 def picture(rows: list[Row]) -> str:

@@ -23,11 +23,11 @@ A result of op "host" has the time that a call keeps the host busy: `op, suite` 
 
 import json
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, Final
 
 import triton
@@ -39,22 +39,23 @@ from tritile.lab.environment import ENV_FIELDS
 from tritile.tune.suites import Case
 
 Result = dict[str, Any]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 HOST: Final = "host"  # the op and the suite of host times
-_APART: Final = ("invariance", "models", "rows")  # ops of lines that are not read here
 BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
+_OF_SCRIPTS: Final = ("invariance", "models", "rows")  # ops of lines that are not read here
+_NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
+_SIZES: Final = {
+    "matmul": ("precision", "layout", "batch", "m", "n", "k"),
+    "grouped": ("precision", "layout", "batch", "m", "n", "k", "load"),
+    "permute": ("shape", "dims"),
+    "linear_quantized": ("layout", "m", "n", "k"),
+}
 _RATES: Final = {
     "matmul": ("tflops",),
     "grouped": ("tflops",),
-    "permute": ("gbps", "copy_gbps"),
+    "permute": ("gbps",),
     "linear_quantized": ("tflops", "gbps"),
-}
-_CASE_FIELDS: Final = {
-    "matmul": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k"),
-    "grouped": ("op", "suite", "dtype", "precision", "layout", "batch", "m", "n", "k", "load"),
-    "permute": ("op", "suite", "dtype", "shape", "dims"),
-    "linear_quantized": ("op", "suite", "dtype", "layout", "m", "n", "k"),
 }
 
 
@@ -85,102 +86,80 @@ class Measurement:
     triton_us: float | None = None
 
 
-def _rounded(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: None if value is None else float(f"{value:.6g}") for name, value in values.items()}
+def _plain(value: Any) -> Any:
+    """Return a value as JSON holds it, numbers with six digits."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
     """Return the result of one measured case; `env` is as `environment.environment` returns it."""
     assert isinstance(measured.config, Config)
-    named = dict.fromkeys(("op", "suite", "dtype", "precision", "layout"))
-    for name in (*_CASE_FIELDS[case.op], *(("epilogue",) if case.epilogue else ())):
-        value = getattr(case, name)
-        named[name] = list(value) if isinstance(value, tuple) else value
-    sides = {name: getattr(measured, name) for name in ("torch_call", "samples", "launches")}
-    sides |= {name: _rounded(getattr(measured, name)) for name in ("torch_calls", "spreads")}
-    problem, ours = case.problem, measured.tritile_us
-    times = {"torch": measured.torch_us, "inductor": measured.inductor_us}
-    rates = {
-        "tflops": None if isinstance(problem, PermuteProblem) else problem.flops / ours / 1e6,
-        "gbps": problem.bytes / ours / 1e3,
-        "copy_gbps": measured.copy_gbps,
-    }
-    numbers = {
-        "tritile_us": ours,
-        **({} if measured.triton_us is None else {"triton_us": measured.triton_us}),
-        **{f"{name}_us": us for name, us in times.items()},
-        **{f"ratio_{name}": None if us is None else us / ours for name, us in times.items()},
-        "spread": measured.spread,
-        **{name: rates[name] for name in _RATES[case.op]},
-        "error": measured.error,
-        "torch_error": measured.torch_error,
-    }
-    chosen = {"config": measured.config.to_dict(), "plan_source": measured.source, "env": dict(env)}
-    return {**named, **{name: value for name, value in sides.items() if value}, **_rounded(numbers), **chosen}
+    problem, us = case.problem, measured.tritile_us
+    line: Result = dict.fromkeys(_NAMES) | {"op": case.op, "suite": case.suite, "dtype": case.dtype}
+    line |= {name: getattr(case, name) for name in _SIZES[case.op]}
+    line |= {"epilogue": case.epilogue} if case.epilogue else {}
+    for name in ("torch_call", "torch_calls", "spreads", "samples", "launches", "triton_us"):
+        if value := getattr(measured, name):
+            line[name] = value
+    line["tritile_us"] = us
+    for name in ("torch", "inductor"):
+        theirs = getattr(measured, f"{name}_us")
+        line |= {f"{name}_us": theirs, f"ratio_{name}": None if theirs is None else theirs / us}
+    rates = {"gbps": problem.bytes / us / 1e3}
+    if isinstance(problem, PermuteProblem):
+        line["copy_gbps"] = measured.copy_gbps
+    else:
+        rates["tflops"] = problem.flops / us / 1e6
+    line |= {name: rates[name] for name in _RATES[case.op]}
+    line |= {name: getattr(measured, name) for name in ("spread", "error", "torch_error")}
+    line |= {"config": measured.config.to_dict(), "plan_source": measured.source, "env": env}
+    return {name: _plain(value) for name, value in line.items()}
 
 
 def host_result(call: str, tritile_us: float, torch_us: float, env: Mapping[str, str]) -> Result:
     """Return the result of one call's host time, in microseconds."""
     times = {"tritile_us": tritile_us, "torch_us": torch_us, "ratio_torch": torch_us / tritile_us}
-    return {"op": HOST, "suite": HOST, "call": call, **_rounded(times), "env": dict(env)}
+    return {"op": HOST, "suite": HOST, "call": call, **_plain(times), "env": dict(env)}
 
 
 def case_of(line: Mapping[str, Any]) -> Case:
     """Return the case of a result. Raises InvalidValueError if it names none."""
     op = line.get("op")
-    if not isinstance(op, str) or op not in _CASE_FIELDS:
-        raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_CASE_FIELDS)}")
-    found = {name: line.get(name) for name in _CASE_FIELDS[op]}
+    if not isinstance(op, str) or op not in _SIZES:
+        raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_SIZES)}")
+    found = {name: line.get(name) for name in ("op", "suite", "dtype", *_SIZES[op])}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
     return Case(**fields, epilogue=line.get("epilogue", ""))
-
-
-def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value <= sys.float_info.max
-
-
-def _is_share(value: Any) -> bool:
-    return value == 0 or _is_positive(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _checked(line: Any) -> Result:
     """Return a value if it is a result, else raise InvalidValueError."""
     if not isinstance(line, dict):
         raise InvalidValueError("wanted an object")
-
-    def check(fits: Callable[[Any], bool], wanted: str, *names: str) -> None:
-        for name in names:
-            if name not in line or not fits(line[name]):
-                raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: wanted {wanted}")
-
-    def by_name(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
-
-    def are_texts(env: Any) -> bool:
-        return isinstance(env, dict) and all(isinstance(env.get(name), str) for name in ENV_FIELDS)
-
-    check(are_texts, f"texts {', '.join(ENV_FIELDS)}", "env")
-    check(_is_positive, "a number above 0", "tritile_us", "torch_us", "ratio_torch")
+    env, positive, texts = line.get("env"), ["tritile_us", "torch_us", "ratio_torch"], ["plan_source"]
+    if not (isinstance(env, dict) and all(isinstance(env.get(name), str) for name in ENV_FIELDS)):
+        raise InvalidValueError(f"env = {str(env)[:80]}: wanted texts {', '.join(ENV_FIELDS)}")
     if line.get("op") == HOST:
-        check(lambda value: value == HOST, HOST, "suite")
-        check(_is_text, "a text", "call")
-        return line
-    check(_is_share, "a number of 0 or more", "spread", "error", "torch_error")
-    check(_is_text, "a text", "plan_source")
-    check(lambda value: value is None or _is_text(value), "a text or null", "precision", "layout")
-    rates = set(_RATES[case_of(line).op]) - {"copy_gbps"}
-    ratios = (f"ratio_{name}" for name in BASELINES if line.get(f"{name}_us") is not None)
-    optional = ("triton_us", "copy_gbps", "samples", "launches", *(f"{name}_us" for name in BASELINES))
-    there = (name for name in optional if line.get(name) is not None)
-    check(_is_positive, "a number above 0", *rates, *ratios, *there)
-    for name, fits in (("torch_calls", _is_positive), ("spreads", _is_share)):
-        if name in line:
-            check(by_name(fits), "numbers by name", name)
-    Config.from_dict(line.get("config"))
+        texts = ["call"]
+    else:
+        positive += _RATES[case_of(line).op]
+        for name in (name for name in BASELINES if line.get(f"{name}_us") is not None):
+            positive += [f"{name}_us", f"ratio_{name}"]
+        positive += [name for name in ("triton_us", "copy_gbps") if line.get(name) is not None]
+        for name in ("spread", "error", "torch_error"):
+            positive += [name] if line.get(name) != 0 else []
+        Config.from_dict(line.get("config"))
+    for name in positive:
+        value: Any = line.get(name)
+        if not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
+            raise InvalidValueError(f"{name} = {str(value)[:80]}: wanted a number above 0")
+    for name in texts:
+        if not (isinstance(line.get(name), str) and line[name]):
+            raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: wanted a text")
     return line
 
 
@@ -204,8 +183,8 @@ def append(path: Path, results: Iterable[Result]) -> None:
             raise OSError(f"{path}: written in part only; is the disk full?")
 
 
-def read(path: Path, tell: Tell) -> list[Result]:
-    """Read the results of a file, in order. Invalid lines are skipped; `tell` is told of them once.
+def read(path: Path, log: Log) -> list[Result]:
+    """Read the results of a file, in order. Invalid lines are skipped, and logged in one message.
 
     Lines of batch invariance's costs, of whole models and of first calls have no case and are skipped
     silently. Raises FileError if the file cannot be read.
@@ -221,50 +200,37 @@ def read(path: Path, tell: Tell) -> list[Result]:
             continue
         try:
             found = json.loads(line)
-            if not (isinstance(found, dict) and found.get("op") in _APART):
+            if not (isinstance(found, dict) and found.get("op") in _OF_SCRIPTS):
                 good.append(_checked(found))
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not a result
             bad.append(f"line {number}: {str(error)[:200]}")
     if bad:
-        tell(f"{path}: {len(bad)} of {len(lines)} lines skipped; {bad[0]}")
+        log(f"{path}: {len(bad)} of {len(lines)} lines skipped; {bad[0]}")
     return good
 
 
-def stored(places: Iterable[Path], tell: Tell) -> list[Result]:
+def stored(places: Iterable[Path], log: Log) -> list[Result]:
     """Read the results of files, and of the .jsonl files in folders and in the folders in them.
 
-    `tell` is told of lines that are no results. Raises FileError if there is no file to read.
+    Lines that are no results are logged. Raises FileError if there is no file to read.
     """
     places, files = list(places), list[Path]()
     for place in places:
         files += sorted([*place.glob("*.jsonl"), *place.glob("*/*.jsonl")]) if place.is_dir() else [place]
     if not files:
         raise FileError(f"no .jsonl file of results in {', '.join(map(str, places))}")
-    return [line for path in dict.fromkeys(files) for line in read(path, tell)]
-
-
-def latest(results: Iterable[Result]) -> list[Result]:
-    """Return the last result of each case or call on each GPU, in the order of their first results."""
-
-    def subject(line: Result) -> tuple[Case | str, str]:
-        return line["call"] if line["op"] == HOST else case_of(line), line["env"]["gpu"]
-
-    return list({subject(line): line for line in results}.values())
+    return [line for path in dict.fromkeys(files) for line in read(path, log)]
 
 
 def of_cases(results: Iterable[Result]) -> list[Result]:
-    """Return the last result of each case on each GPU, without results of host time."""
-    return [line for line in latest(results) if line["op"] != HOST]
+    """Return the last result of each case on each GPU, in the order of their first, without host times."""
+    own = (line for line in results if line["op"] != HOST)
+    return list({(case_of(line), line["env"]["gpu"]): line for line in own}.values())
 
 
 def baselines_of(results: list[Result]) -> list[str]:
     """Return the baselines besides torch that some result has a time of."""
     return [name for name in BASELINES if any(line.get(f"ratio_{name}") is not None for line in results)]
-
-
-def geomean(values: Iterable[float]) -> float:
-    """Return the geometric mean of one value or more, all above 0."""
-    return statistics.geometric_mean(values)
 
 
 @dataclass(frozen=True)
@@ -299,8 +265,8 @@ def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]
     found = []
     for names, lines in groups.items():
         ratios, worst = [line[ratio] for line in lines], min(lines, key=lambda line: line[ratio])
-        behind = sum(each < 1 for each in ratios)
-        found.append(Summary(*names, len(lines), geomean(ratios), behind, worst[ratio], sizes_label(worst)))
+        behind, mean = sum(each < 1 for each in ratios), geometric_mean(ratios)
+        found.append(Summary(*names, len(lines), mean, behind, worst[ratio], sizes_label(worst)))
     return found
 
 
@@ -317,19 +283,11 @@ def sizes_label(line: Result) -> str:
     permutation is written as the shape of x, then the order of dimensions unless only the last two swap.
     """
     if line["op"] == "permute":
-        sizes, dims = "x".join(str(size) for size in line["shape"]), list(line["dims"])
+        sizes, dims = "x".join(map(str, line["shape"])), line["dims"]
         axes = list(range(len(dims)))
-        plain = dims == [*axes[:-2], *reversed(axes[-2:])]
-        return sizes if plain else f"{sizes} ({','.join(map(str, dims))})"
+        is_plain = list(dims) == [*axes[:-2], *reversed(axes[-2:])]
+        return sizes if is_plain else f"{sizes} ({','.join(map(str, dims))})"
     if line["op"] == "grouped":
         return f"{line['batch']} {line['load']} groups of ({line['m']})x{line['n']}x{line['k']}"
     batch = [line["batch"]] if line.get("batch", 1) > 1 else []
     return "x".join(str(size) for size in (*batch, line["m"], line["n"], line["k"]))
-
-
-def rate_text(line: Result) -> str:
-    """Write the rate of a result; that of a permutation counts bytes read and written."""
-    if line["op"] != "permute":
-        return f"{line['tflops']:.1f} TFLOP/s"
-    copy = line.get("copy_gbps")
-    return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")

@@ -57,7 +57,6 @@ Calls = dict[Config, list[Tiled]]  # what is compiled: a config, with problems t
 
 
 def check_nvidia(device: Device) -> None:
-    """Raise UnsupportedError for a GPU that kernels are not compiled ahead for."""
     if device.backend != "cuda":
         raise UnsupportedError(
             f"{device.name}: kernels are compiled ahead for NVIDIA GPUs only. For AMD GPUs Triton compiles "
@@ -76,29 +75,25 @@ def _at_rows(problem: Any, m: int) -> Any:
     """
     if not isinstance(problem, MatmulProblem):
         return replace(problem, m=m)
-    fused = problem.epilogue
+    epilogue = problem.epilogue
     if m == 1:  # one row's epilogue does not differ by row
         alone = {"full": "row", "column": "one"}
-        fused = replace(
-            fused, **{side: alone.get(how, how) for side in SIDES if (how := getattr(fused, side))}
-        )
-    elif problem.m == 1 and fused.residual:
+        sides = {side: how for side in SIDES if (how := getattr(epilogue, side))}
+        epilogue = replace(epilogue, **{side: alone.get(how, how) for side, how in sides.items()})
+    elif problem.m == 1 and epilogue.residual:
         raise InvalidValueError(f"{problem.label}: its residual may differ by row: give two rows or more")
 
-    def alignment_of(layout: str, row: int, itemsize: int, now: int) -> int:
+    def alignment_of(layout: str, row_bytes: int, size: int, now: int) -> int:
         if layout == "column":
-            return alignment(m * itemsize)
+            return alignment(m * size)
         if layout == "strided" or problem.batch > 1 or (m == 1) == (problem.m == 1):
             return now
-        return 16 if m == 1 else alignment(row * itemsize)
+        return 16 if m == 1 else alignment(row_bytes)
 
-    return replace(
-        problem,
-        m=m,
-        epilogue=fused,
-        a_align=alignment_of(problem.a_layout, problem.k, problem.itemsize, problem.a_align),
-        out_align=alignment_of(problem.out_layout, problem.n, ITEMSIZE[problem.out_dtype], problem.out_align),
-    )
+    size, out_size = problem.itemsize, ITEMSIZE[problem.out_dtype]
+    a_align = alignment_of(problem.a_layout, problem.k * size, size, problem.a_align)
+    out_align = alignment_of(problem.out_layout, problem.n * out_size, out_size, problem.out_align)
+    return replace(problem, m=m, epilogue=epilogue, a_align=a_align, out_align=out_align)
 
 
 def _planned(problem: Tiled, device: Device, mode: str) -> Config:
@@ -113,13 +108,13 @@ def _with_any_rows(problem: Tiled, device: Device) -> Iterator[tuple[Config, Til
     That is a config of their class's portfolio, one that no portfolio holds, or the config that is
     remembered for just their size.
     """
-    alike: list[Any] = [_at_rows(problem, m) for m in ROWS]
-    for each in alike:
+    by_rows: list[Any] = [_at_rows(problem, m) for m in ROWS]
+    for each in by_rows:
         name = class_of(each)
         found = gpu_tables.portfolio(name, device) if name is not None else None
         configs = (*(found[0].configs if found else ()), *model.outside_portfolios(each, device)[:1])
         yield from ((config, each) for config in configs if illegal(config, each, device) is None)
-    first, among = alike[0], {replace(each, m=1) for each in alike}
+    first, among = by_rows[0], {replace(each, m=1) for each in by_rows}
     digests = [family.digest for family in FAMILIES[first.op].values()]
     remembered = [trial.problem for each in digests for trial in store_of(device).bests(each, first.op)]
     for table in (gpu_tables.pinned(device), *gpu_tables.shipped(device)):
@@ -147,8 +142,8 @@ def calls_of(problem: Tiled, device: Device, any_rows: bool = False) -> Calls:
         planned = plans.plan_for(problem, device, mode, True)
         if any_rows or (planned is not None and planned.config == aten.CONFIG):
             found[aten.CONFIG] = [problem]  # whatever its rows, the weight is unpacked by one kernel
-    name, sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
-    if any_rows and mode != "off" and sized and name is not None and gpu_tables.portfolio(name, device):
+    name, is_sized = class_of(problem), not isinstance(problem, PermuteProblem | GroupedProblem)
+    if any_rows and mode != "off" and is_sized and name is not None and gpu_tables.portfolio(name, device):
         for config, each in _with_any_rows(problem, device):
             found.setdefault(config, []).append(each)
     return found
@@ -199,10 +194,10 @@ def compile_calls(
     with Workers(jobs) as pool:
         futures = {}
         for config, problems in calls.items():
-            asked = (list(dict.fromkeys(problems)), config, device, folder, strict)
+            once = list(dict.fromkeys(problems))
             limit_s = COMPILE_LIMIT_S * min(len(problems), 8)  # few of the problems take kernels of their own
-            label = f"{problems[0].label} with {config}"
-            futures[pool.submit(_compiled, *asked, limit_s=limit_s)] = label
+            future = pool.submit(_compiled, once, config, device, folder, strict, limit_s=limit_s)
+            futures[future] = f"{problems[0].label} with {config}"
         for future in as_completed(futures):
             label, error = futures[future], future.exception()
             found, reason = (set[str](), str(error)) if error is not None else future.result()
@@ -237,7 +232,7 @@ def warm(
     Raises:
         TritileError: as `tritile.plan` raises it.
         InvalidValueError: tensors are in host memory without `device`, the call is in place, or `any_rows`
-            is asked of a decorated kernel.
+            is for a decorated kernel.
         UnsupportedError: the GPU is not NVIDIA's.
         NotCompiledError: a kernel is not in the cache, in mode "strict".
         TuningError: the compiler refuses a kernel; all others are there.
