@@ -34,33 +34,16 @@ def square():
     return tritile.explain(SQUARE, device=H200, config=TILE)
 
 
-def test_bytes_of_a_product_by_hand(square):
+def test_bytes_roofline_and_waves_by_hand(square):
+    peak = 4096 * 132 * 1.98e9  # operations a clock of a multiprocessor, by their number and clock
     assert square.untiled.total == 1024**3 * 2 * 2 + 1024**2 * 2
     assert square.tiled.total == 2 * (8 * 1024**2 * 2) + 1024**2 * 2
     assert square.unique.total == 3 * 1024**2 * 2
     assert square.reuse == pytest.approx(square.untiled.total / square.tiled.total)
-
-
-def test_roofline_by_hand(square):
-    peak = 4096 * 132 * 1.98e9  # operations a clock of a multiprocessor, by their number and clock
     assert square.peak_tflops == pytest.approx(peak / 1e12)
     assert square.intensity == 2 * 1024**3 / (3 * 1024**2 * 2)
     assert square.ridge == pytest.approx(peak / 4800e9)
     assert square.roof_us == pytest.approx(2 * 1024**3 / peak * 1e6)
-    thin = tritile.explain(MatmulProblem(1, 1, 8192, 8192, "bfloat16", "bfloat16"), device=H200)
-    assert thin.roof_us == pytest.approx(thin.unique.total / 4800e3)
-    assert thin.bound == explaining.MEMORY
-
-
-def test_a_gpu_whose_peak_is_not_known_has_the_roof_of_memory():
-    unknown = replace(A100, name="Orin", arch=87)
-    found = tritile.explain(SQUARE, device=unknown)
-    assert (found.peak_tflops, found.ridge) == (None, None)
-    assert found.roof_us == pytest.approx(found.unique.total / (unknown.memory_gbps * 1e3))
-    assert "not known" in repr(found)
-
-
-def test_tiles_and_waves(square):
     assert square.tiling == traffic.Tiling(tiles=64, programs=64, filled=1.0)
     assert (square.waves, square.idle) == (1, pytest.approx(1 - 64 / square.at_once))
     more = replace(square, tiling=traffic.Tiling(265, 265, 1.0), at_once=132)
@@ -70,10 +53,20 @@ def test_tiles_and_waves(square):
     assert ragged.filled == pytest.approx(129 / 256 * 100 / 128 * 65 / 128)
 
 
-def test_a_persistent_kernel_has_one_program_a_multiprocessor():
+def test_thin_products_are_bound_by_memory_and_persistent_kernels_have_a_program_an_sm():
+    thin = tritile.explain(MatmulProblem(1, 1, 8192, 8192, "bfloat16", "bfloat16"), device=H200)
+    assert thin.roof_us == pytest.approx(thin.unique.total / 4800e3)
+    assert thin.bound == explaining.MEMORY
     config = config_like("warpgroups PERSISTENT=True", SQUARE, H200)
-    found = tritile.explain(SQUARE, device=H200, config=config)
-    assert found.at_once == 132
+    assert tritile.explain(SQUARE, device=H200, config=config).at_once == 132
+
+
+def test_a_gpu_whose_peak_is_not_known_has_the_roof_of_memory():
+    unknown = replace(A100, name="Orin", arch=87)
+    found = tritile.explain(SQUARE, device=unknown)
+    assert (found.peak_tflops, found.ridge) == (None, None)
+    assert found.roof_us == pytest.approx(found.unique.total / (unknown.memory_gbps * 1e3))
+    assert "not known" in repr(found)
 
 
 @pytest.mark.parametrize(
@@ -124,16 +117,13 @@ def test_kernels_are_really_compiled_for_targets_that_are_not_here(target):
     assert len(set(tiles)) == 5
 
 
-def test_the_longest_part_bounds_unless_none_explains_the_time():
-    assert explaining.bound_of({"a": 2.0, "b": 1.0}, 2.9) == "a"
-    assert explaining.bound_of({"a": 2.0, "b": 1.0}, 3.1) == explaining.LATENCY
-
-
 def test_alternatives_have_figures_of_their_own(square):
     for one in square.alternatives:
         own = tritile.explain(SQUARE, device=H200, config=one.config)
         names = ("tiled", "tiling", "parts_us", "bound", "predicted_us", "measured_us")
         assert [getattr(one, name) for name in names] == [getattr(own, name) for name in names]
+        unit, longest = next(iter(one.parts_us.items()))  # which bounds, unless none explains the time
+        assert one.bound == (unit if one.predicted_us < 1.5 * longest else explaining.LATENCY)
         assert str(one.config) in repr(square)
 
 
@@ -265,17 +255,23 @@ def test_a_config_is_found_by_some_of_its_parameters():
         assert config_like(str(config), SQUARE, H200) == config
 
 
+def test_tritiles_own_kernel_is_explained_where_torchs_would_run():
+    by_torch = MatmulProblem(1, 1000, 1000, 1000, "bfloat16", "bfloat16")
+    with tritile.mode(backends="triton,aten"):
+        assert tritile.plan(by_torch, device=H200).config.family == "aten"
+        assert tritile.explain(by_torch, device=H200).config.family != "aten"
+
+
 def test_what_cannot_be_explained_is_refused():
-    x = torch.empty(64, 64)
-    with pytest.raises(InvalidValueError, match="in place"):
-        tritile.explain(tritile.transpose, x, out=x, device=H200)
-    with pytest.raises(InvalidValueError, match="in place"):
-        tritile.explain(tritile.transpose, input=x, out=x[:], device=H200)
-    with pytest.raises(InvalidValueError, match="config=7"):
-        tritile.explain("matmul", x, x, config=7, device=H200)
-    config = Config.of(family="warpgroups", BLOCK_M=128, BLOCK_N=64, BLOCK_K=64)
-    with pytest.raises(InvalidValueError, match="A100"):
-        tritile.explain(SQUARE, device=A100, config=config)
+    x, config = torch.empty(64, 64), Config.of(family="warpgroups", BLOCK_M=128, BLOCK_N=64, BLOCK_K=64)
+    for what, words, fault in (
+        ((tritile.transpose, x), {"out": x}, "in place"),
+        ((tritile.transpose,), {"input": x, "out": x[:]}, "in place"),
+        (("matmul", x, x), {"config": 7}, "config=7"),
+        ((SQUARE,), {"device": A100, "config": config}, "A100"),
+    ):
+        with pytest.raises(InvalidValueError, match=fault):
+            tritile.explain(*what, **{"device": H200} | words)
 
 
 def test_bytes_are_written_as_people_do():

@@ -48,15 +48,21 @@ def ladder(
     """
     if op and op not in LADDERS:
         raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(LADDERS)}")
-    results.check_size(n)
+    if not 1 <= n <= results.LARGEST:
+        raise InvalidValueError(f"n = {n}: wanted 1 to {results.LARGEST:,}")
     ops = [op] if op else list(LADDERS)
     here = None if target else devices.current_gpu()
     device = here or devices.target_device(target or "h200")
     rungs = [rung for each in ops for rung in LADDERS[each]]
     with progress() as bar:
         task = bar.add_task("ladder", total=len(rungs))
-        read = results.timed if here else results.compiled
-        found = read(rungs, n, device, lambda name: bar.update(task, advance=1, description=name))
+        if here:
+            found = results.timed(
+                rungs, n, device, lambda name: bar.update(task, advance=1, description=name)
+            )
+        else:
+            own = bar.track([rung for rung in rungs if not rung.is_baseline], task_id=task)
+            found = [results.described(rung, n, rung.config(n, device), device) for rung in own]
     if as_json:
         facts = {"n": n, "device": device.name, "timed": here is not None, "env": environment(here)}
         shared.print_json(facts | {"readings": [dataclasses.asdict(each) for each in found]})

@@ -252,12 +252,6 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
     return dict(sorted(parts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def bound_of(parts: dict[str, float], us: float) -> str:
-    """Return the unit whose part is the longest, or "latency" where no part explains the time."""
-    name = max(parts, key=lambda part: parts[part])
-    return name if us < _UNEXPLAINED * parts[name] else LATENCY
-
-
 def config_like(text: str, problem: Tiled, device: Device) -> Config:
     """Return the fastest predicted config that has what `text` names: "tile BLOCK_M=128, num_warps=8".
 
@@ -362,13 +356,11 @@ def explain(
         by_tile.setdefault((each["BLOCK_M"], each["BLOCK_N"]), each)
 
     def cost(config: Config) -> Cost:
-        predicted, us, parts = (
-            model.predict_us(config, problem, gpu),
-            measured.get(config),
-            parts_us(problem, config, gpu),
-        )
+        parts, predicted = parts_us(problem, config, gpu), model.predict_us(config, problem, gpu)
+        us, longest = measured.get(config), next(iter(parts))
+        bound = longest if (us or predicted) < _UNEXPLAINED * parts[longest] else LATENCY
         tiled, tiling = traffic.tiled(problem, config, gpu), traffic.tiling(problem, config, gpu)
-        return Cost(config, predicted, us, tiled, tiling, parts, bound_of(parts, us or predicted))
+        return Cost(config, predicted, us, tiled, tiling, parts, bound)
 
     mine, *others = map(cost, list(by_tile.values())[: _ALTERNATIVES + 1])
     source = chosen.source if own == chosen.config else "given"

@@ -109,15 +109,10 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return problem
 
 
-def _counter(trials: Callable[[], list[Trial]]) -> Callable[[], tuple[int, int, float]]:
-    """Return a function that counts the new trials, those of them that failed, and the seconds since."""
-    before, begun = set(trials()), time.perf_counter()
-
-    def count() -> tuple[int, int, float]:
-        fresh = [trial for trial in trials() if trial not in before]
-        return len(fresh), sum(not trial.works for trial in fresh), time.perf_counter() - begun
-
-    return count
+def _since(begun: float, before: set[Trial], now: Iterable[Trial]) -> tuple[int, int, float]:
+    """Return how many trials are new, how many of them failed, and the seconds since."""
+    new = [trial for trial in now if trial not in before]
+    return len(new), sum(not trial.works for trial in new), time.perf_counter() - begun
 
 
 def _of_kernel(
@@ -129,10 +124,11 @@ def _of_kernel(
     if given.get("grid") is None:
         raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
     call = kernel.call(args, given, device)
-    count = _counter(lambda: store_of(device).trials(call.source, call.problem))
+    begun, before = time.perf_counter(), set(store_of(device).trials(call.source, call.problem))
     config = measured(kernel, call, rules, force)
     kernel.forget()
-    best, counts = kernel.remembered(call.problem, device, call.configs), count()
+    best = kernel.remembered(call.problem, device, call.configs)
+    counts = _since(begun, before, store_of(device).trials(call.source, call.problem))
     us = best.us if best is not None and best.config == config else None
     return TuneResult(call.problem, device, config, us, "searched" if counts[0] else _REMEMBERED, *counts)
 
@@ -183,11 +179,11 @@ def tune(
         return _of_kernel(what, args, kwargs, rules, force)
     problem = problem_of("tune", what, args, kwargs)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
-    store, count = store_of(device), _counter(lambda: plans.trials(problem, device))
+    store, begun, before = store_of(device), time.perf_counter(), set(plans.trials(problem, device))
     how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"
     if how == "searched":
         now.searched_now(problem, device, gpu, rules, force)
-    counts = count()
+    counts = _since(begun, before, plans.trials(problem, device))
     if store.best(TORCH, problem) is None:
         now.time_torch(problem, device, gpu)
     torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))

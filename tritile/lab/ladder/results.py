@@ -11,7 +11,7 @@ import torch
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.settings import mode
-from tritile.errors import InvalidValueError, TuningError, brief
+from tritile.errors import TuningError, brief
 from tritile.lab.ladder.rungs import ITEMSIZE, Dtype, Op, Rung
 from tritile.lab.traffic import tiled
 from tritile.tune.autotuner import autotune
@@ -48,12 +48,6 @@ class Reading:
     shared: int | None = None
     note: str | None = None
     failed: bool = False
-
-
-def check_size(n: int) -> None:
-    """Raise InvalidValueError for sizes that no ladder takes."""
-    if not 1 <= n <= LARGEST:
-        raise InvalidValueError(f"n = {n}: wanted 1 to {LARGEST:,}")
 
 
 def matrices(op: str, n: int, dtype: str, where: str, seed: int = 0) -> Matrices:
@@ -102,10 +96,9 @@ def described(rung: Rung, n: int, config: Config | None, device: Device) -> Read
         requested = round(tiled(rung.problem(n), config, device).total)
     else:
         requested = rung.requested(n, ITEMSIZE[rung.dtype], config)
-    reading = replace(reading, config=str(config), requested=requested)
-    unfit = rung.unfit(device, n)
-    if unfit is not None:
-        return replace(reading, note=unfit)
+    reading = replace(reading, config=str(config), requested=requested, note=rung.unfit(device, n))
+    if reading.note is not None:
+        return reading
     try:
         found = rung.resources(n, config, device)
     except Exception as error:  # a compiler may raise anything
@@ -113,25 +106,33 @@ def described(rung: Rung, n: int, config: Config | None, device: Device) -> Read
     return replace(reading, registers=found.registers, spills=found.spills, shared=found.shared)
 
 
-def compiled(
-    rungs: Iterable[Rung], n: int, device: Device, done: Callable[[str], None] = lambda name: None
-) -> list[Reading]:
-    """Return readings without times of all rungs but torch's calls, for a GPU that need not be here."""
-    found = []
-    for rung in rungs:
-        if not rung.is_baseline:
-            found.append(described(rung, n, rung.config(n, device), device))
-        done(rung.name)
-    return found
-
-
-def _tuned(rung: Rung, given: Matrices, device: Device) -> Config:
+def _tuned(rung: Rung, tensors: Matrices, device: Device) -> Config:
     """Return the fastest of a rung's configs, by `tritile.autotune`."""
-    n, grid, processors = given[0].shape[0], rung.grid, device.processors  # all that is sent to a process
+    n, grid, processors = tensors[0].shape[0], rung.grid, device.processors  # all that is sent to a process
     tuner = autotune([config.to_triton() for config in rung.configs], key=["n"])(rung.kernel)
     with mode("tune"):
-        tuner[lambda values: grid(n, values, processors)](*given, n)
+        tuner[lambda values: grid(n, values, processors)](*tensors, n)
     return Config.from_triton(tuner.best_config)
+
+
+def _checked(rung: Rung, calls: list[Matrices], device: Device) -> tuple[Reading, Eager | None]:
+    """Run a rung and check its answer; return what is known of it, and what times it where it runs here."""
+    n = calls[0][0].shape[0]
+    config, is_fit = rung.config(n, device), rung.unfit(device, n) is None
+    if is_fit and len(rung.configs) > 1:
+        config = _tuned(rung, calls[0], device)
+    reading = described(rung, n, config, device)
+    if not is_fit:
+        return reading, None
+
+    def run(tensors: Matrices) -> None:
+        rung.run(tensors, config, device.processors)
+
+    calls[0][-1].fill_(math.nan)
+    run(calls[0])
+    torch.cuda.synchronize()
+    error = error_of(rung.op, calls[0]) if rung.checked else None
+    return replace(reading, error=error), graph_of(run, calls)
 
 
 def timed(
@@ -145,34 +146,19 @@ def timed(
     for (op, dtype), group in itertools.groupby(rungs, key=lambda rung: (rung.op, rung.dtype)):
         copies = copies_wanted(3 * n * n * ITEMSIZE[dtype], device.l2_bytes)
         calls = [matrices(op, n, dtype, "cuda", i) for i in range(copies)]
-        own, graphs = list[Reading](), dict[int, Eager]()
+        graphs = dict[int, Eager]()
         for rung in group:
             try:
-                config = rung.config(n, device)
-                unfit = rung.unfit(device, n)
-                if unfit is None and len(rung.configs) > 1:
-                    config = _tuned(rung, calls[0], device)
-                reading = described(rung, n, config, device)
-                if unfit is None:
-
-                    def run(given: Matrices, rung: Rung = rung, config: Config | None = config) -> None:
-                        rung.run(given, config, device.processors)
-
-                    calls[0][-1].fill_(math.nan)
-                    run(calls[0])
-                    torch.cuda.synchronize()
-                    if rung.checked:
-                        reading = replace(reading, error=error_of(op, calls[0]))
-                    graphs[len(own)] = graph_of(run, calls)
+                reading, graph = _checked(rung, calls, device)
+                if graph is not None:
+                    graphs[len(readings)] = graph
             except Exception as error:  # a rung that raises costs itself alone
                 reading = replace(described(rung, n, None, device), note=brief(error), failed=True)
-            own.append(reading)
+            readings.append(reading)
             done(rung.name)
         samples = interleaved(list(graphs.values()), _BUDGET_MS * len(graphs)) if graphs else []
         for i, times in zip(graphs, samples, strict=True):
-            timing = timing_of(times)
-            own[i] = replace(own[i], us=timing.us, spread=timing.spread)
-        readings += own
+            readings[i] = replace(readings[i], **timing_of(times)._asdict())
         del calls, graphs
         torch.cuda.empty_cache()
     return readings
