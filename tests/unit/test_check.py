@@ -110,17 +110,16 @@ def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_
 
 
 @pytest.mark.parametrize(("dtype", "filled"), [(torch.float32, "NaN"), (torch.int32, "wrong integers")])
-def test_an_in_place_kernel_that_restores_nothing_is_told_to(dtype, filled):
-    x = torch.zeros(40, dtype=dtype)
-    (wrong,) = tritile.check(raised_by([True]), x, 40, grid=(3,)).wrong
-    assert wrong.reason.endswith(
-        f"x was filled with {filled}: if the kernel reads it, name it in restore_value="
-    )
+def test_an_in_place_kernel_that_restores_nothing_is_advised_to(dtype, filled):
+    (wrong,) = tritile.check(raised_by([True]), torch.zeros(40, dtype=dtype), 40, grid=(3,)).wrong
+    advice = f"x was filled with {filled}: if the kernel reads it, name it in restore_value="
+    assert wrong.reason.endswith(advice)
 
 
 def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
-    kernel = decorated(*GOOD, reference=lambda n: {"out": torch.zeros(n)})
-    found = tritile.check(kernel, *arguments(33), grid=(1,))
+    found = tritile.check(
+        decorated(*GOOD, reference=lambda n: {"out": torch.zeros(n)}), *arguments(33), grid=(1,)
+    )
     assert len(found.wrong) == 2
     assert "out[0] is 1056, and 0 is right" in found.wrong[0].reason
     assert "restore_value" not in found.wrong[0].reason

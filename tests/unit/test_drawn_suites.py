@@ -1,11 +1,8 @@
 """The suites whose sizes nobody chose: what is drawn, by which seed, and what their lines come to."""
 
-import math
-
 import pytest
-from typer.testing import CliRunner
 
-from tritile import cli
+from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
@@ -16,14 +13,10 @@ from tritile.planning import plans
 from tritile.tune.calibrate.draw import MOVED, OPERATIONS
 
 
-def test_cases_follow_from_the_seed_alone():
-    cases = drawn.draw("a tree", 40, 20)
-    assert cases == drawn.draw("a tree", 40, 20)
-    assert not set(cases) & set(drawn.draw("another tree", 40, 20))
-
-
 def test_products_are_drawn_in_range_and_in_both_layouts():
-    cases = [case for case in drawn.draw("range", 400, 0) if case.op == "matmul"]
+    cases = drawn.draw("range", 400, 0)
+    assert cases == drawn.draw("range", 400, 0)
+    assert not set(cases) & set(drawn.draw("another tree", 400, 0))
     assert {case.layout for case in cases} == {"NN", "NT"}
     for case in cases:
         assert 1 <= case.m <= 16384
@@ -32,8 +25,7 @@ def test_products_are_drawn_in_range_and_in_both_layouts():
     odd = [case for case in cases if case.n % 8 and case.k % 8]
     assert 0.5 < len(even) / len(cases) < 0.7
     assert 0.1 < len(odd) / len(cases) < 0.25
-    logs = [math.log2(case.m) for case in cases]
-    assert sum(log < 7 for log in logs) / len(logs) > 0.3  # few rows are as likely as many
+    assert sum(case.m < 128 for case in cases) / len(cases) > 0.3  # few rows are as likely as many
 
 
 def test_permutations_are_drawn_in_range_and_move_something():
@@ -52,23 +44,15 @@ def test_sizes_of_a_seed_stay_what_they_were():
     assert (second.m, second.n, second.k, second.layout) == (375, 201, 1141, "NT")
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Stand for a checkout without git, and no seed given."""
+def test_the_seed_is_the_one_given_or_follows_from_the_files(tmp_path, monkeypatch):
     monkeypatch.delenv("TRITILE_SEED", raising=False)
-    folder = tmp_path / "checkout" / "tritile"
-    folder.mkdir(parents=True)
-    (folder / "a.py").write_text("A = 1\n")
-    monkeypatch.setattr(drawn, "_PACKAGE", folder)
-    return folder
-
-
-def test_the_seed_is_the_one_given_or_follows_from_the_files(package, monkeypatch):
+    monkeypatch.setattr(drawn, "_PACKAGE", tmp_path)
+    (tmp_path / "a.py").write_text("A = 1\n")
     first = drawn.seed_of()
-    (package / "__pycache__").mkdir()
-    (package / "__pycache__" / "a.pyc").write_text("compiled")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
     assert drawn.seed_of() == first
-    (package / "a.py").write_text("A = 2\n")
+    (tmp_path / "a.py").write_text("A = 2\n")
     assert drawn.seed_of() != first
     monkeypatch.setenv("TRITILE_SEED", "set")
     assert drawn.seed_of() == "set"
@@ -130,7 +114,7 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
     monkeypatch.setattr(drawn, "SEARCHED", 5)
     words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--inductor"]
-    done = CliRunner().invoke(cli.app, ["bench", *words, "--output", str(tmp_path)], catch_exceptions=False)
+    done = run("bench", *words, "--output", tmp_path, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "against torch" in done.stdout
     assert "against inductor" in done.stdout
@@ -140,8 +124,5 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     searched = [case for case, inductor in asked.items() if inductor]
     assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
     lines = results.read(tmp_path / "unseen.jsonl", pytest.fail)
-    assert [line["env"]["seed"][:8] for line in (lines[0], lines[-1])] == [
-        "given",
-        drawn.seed_of(2)[:8],
-    ]
+    assert [line["env"]["seed"] for line in (lines[0], lines[-1])] == ["given", drawn.seed_of(2)]
     assert len(lines) == sum(map(len, by_draw))

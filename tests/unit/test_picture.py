@@ -135,6 +135,14 @@ def test_the_longest_sides_are_drawn_without_a_line_for_each_tile():
     assert text.count("<rect") < 500
 
 
+def test_requests_are_counted():
+    product_text = picture(product("300x200x150"), tile(), H200, 0, 5)
+    assert "28.8 KB with tiles" in product_text  # 64 rows of A and 32 columns of B, of 150 elements
+    assert "1.23 MB element by element:" in product_text
+    assert "43 times as many" in product_text
+    assert "tile by tile" in picture(*POSED["transpose"], H200)
+
+
 def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     output = tmp_path / "tiling.svg"
     words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 1, "--output", output)

@@ -72,7 +72,7 @@ def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
     plan = plans.plan_for(PROBLEM, H200, "strict")
     assert (plan.source, plan.config) == ("table", TILE)
     assert plan.why.endswith("measured with triton 3.6.0, in use is 3.9.0")
-    found = doctor._table(H200)
+    found = doctor._gpu(H200)[-1]
     assert "measured with triton 3.6.0" in found.found
     assert "triton 3.9.0 is in use" in found.advice
 
@@ -80,7 +80,7 @@ def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
 def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
     same = replace(H200, triton="3.6.0")
     assert "triton" not in plans.plan_for(PROBLEM, same, "cached").why
-    assert doctor._table(same).advice == ""
+    assert doctor._gpu(same)[-1].advice == ""
 
 
 def test_no_dependency_has_an_upper_bound():

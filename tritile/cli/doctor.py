@@ -69,37 +69,30 @@ def _settings() -> list[Finding]:
     return found
 
 
-def _gpu() -> list[Finding]:
-    gpu = devices.current_gpu()
+def _gpu(gpu: devices.Device | None) -> list[Finding]:
     if gpu is None:
         who = "Triton's interpreter runs kernels" if INTERPRETING else "torch computes calls on the CPU"
         advice = f"{who}; `tritile compile --target` compiles for a GPU elsewhere"
         return [Finding("GPU", "none that torch can use", True, advice)]
     facts = f"{gpu.name}, {gpu.arch}, {gpu.processors} SMs, {gpu.memory_gbps:.0f} GB/s"
     facts += f", {gpu.shared_memory / 1024:.0f} KiB shared memory"
+    table, advice = "none", "tritile tune --suite llm, for example, measures here"
+    for shipped in [each for each in gpu_tables.shipped(gpu) if each.entries][:1]:
+        table = (
+            f"{len(shipped.entries)} entries, measured with triton {shipped.triton or 'of unknown version'}"
+        )
+        other = f"triton {gpu.triton} is in use: the table still counts, but times may differ"
+        advice = other if shipped.triton not in ("", gpu.triton) else ""
     return [
         Finding("GPU", facts),
         Finding("driver", environment(gpu)["driver"] or "unknown"),
         Finding("assembler", gpu.compiler or "unknown"),
-        _table(gpu),
+        Finding("shipped table", table, True, advice),
     ]
 
 
-def _table(gpu: devices.Device) -> Finding:
-    shipped = next((each for each in gpu_tables.shipped(gpu) if each.entries), None)
-    if shipped is None:
-        return Finding("shipped table", "none", True, "tritile tune --suite llm, for example, measures here")
-    found = f"{len(shipped.entries)} entries, measured"
-    found += f" with triton {shipped.triton or 'of unknown version'}"
-    other = shipped.triton not in ("", gpu.triton)
-    advice = f"triton {gpu.triton} is in use: the table still counts, but times may differ"
-    return Finding("shipped table", found, True, advice if other else "")
-
-
-def _portfolios(gpu: devices.Device | None) -> list[Finding]:
+def _portfolios(gpu: devices.Device) -> Finding:
     """The classes of problems that have a portfolio, by its source."""
-    if gpu is None:
-        return []
     names: dict[str, list[str]] = {}
     for name in MEASURED:
         found = gpu_tables.portfolio(name, gpu)
@@ -109,11 +102,11 @@ def _portfolios(gpu: devices.Device | None) -> list[Finding]:
         names.setdefault(where, []).append(name)
     text = "; ".join(f"{where}: {', '.join(own)}" for where, own in names.items())
     advice = "" if gpu_tables.is_calibrated(gpu) else "tritile tune --calibrate all (minutes a class)"
-    return [Finding("portfolios", text, True, advice)]
+    return Finding("portfolios", text, True, advice)
 
 
-def _cache() -> Finding:
-    gpu, folder = devices.current_gpu() or devices.HOST, settings.cache_dir()
+def _cache(gpu: devices.Device) -> Finding:
+    folder = settings.cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -146,10 +139,12 @@ def _kernel() -> Finding:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing."""
+    gpu = devices.current_gpu()
     with working("examining"):
         wrong = _settings()
-        findings = [*_versions(), *_gpu(), *([] if wrong else _portfolios(devices.current_gpu())), _cache()]
-        findings += wrong or [_kernel()]  # it would say the same once more
+        findings = [*_versions(), *_gpu(gpu), *([_portfolios(gpu)] if gpu and not wrong else [])]
+        # With a wrong setting a kernel would say the same once more.
+        findings += [_cache(gpu or devices.HOST), *(wrong or [_kernel()])]
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
