@@ -175,7 +175,7 @@ class FirstCall:
     def __init__(self, monkeypatch, tmp_path):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
         monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
-        monkeypatch.setattr(ops_call, "_candidates", lambda call, device: [turned(32, 32)])
+        monkeypatch.setattr(ops_call, "_candidates", lambda *_: [turned(32, 32)])
         monkeypatch.setattr(ops_call, "fixed", lambda call: None)
         monkeypatch.setattr(launch, "prepare", self.compile)
         self.problem, self.tensors = TURN, (torch.empty(0),)
