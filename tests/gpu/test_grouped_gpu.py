@@ -13,7 +13,7 @@ from tritile.core import device as devices
 from tritile.lab import baselines
 from tritile.ops import call as ops_call
 from tritile.ops import memo
-from tritile.ops.grouped import Operands, grouped_call
+from tritile.ops.grouped import grouped_call
 from tritile.planning import aten, model
 from tritile.runtime import launch
 from tritile.tune.subject import answers
@@ -55,7 +55,7 @@ def posed(ragged, offs, dtype, sizes=EVEN):
 
 def launched(config, a, b, offs, out):
     """The products, by a config."""
-    call = grouped_call(Operands(a, b, offs, None, None), out, "ieee")
+    call = grouped_call(a, b, offs, None, None, out, "ieee")
     made(call, config)
     return out
 

@@ -111,10 +111,9 @@ def test_groups_of_every_family(config, dtype, ragged):
         a, b, shared = placed(a, "padded"), placed(b, "padded"), m if ragged == "rows" else n
         offs = torch.tensor([shared // 3, shared // 3, shared], dtype=torch.int32, device="cuda")
         buffer, out = frame((m, n), out_dtype, layout, "cuda")
-        of = grouped.Operands(a, b, offs, None, None)
         precision = "tf32" if dtype == FP32 else "ieee"
-        if run(config, grouped.grouped_call(of, out, precision)):
-            assert_groups(out, a, b, of.offs, precision)
+        if run(config, grouped.grouped_call(a, b, offs, None, None, out, precision)):
+            assert_groups(out, a, b, offs, precision)
             assert guard_intact(buffer, out), (m, n, k, layout)
             ran += 1
     if not ran:

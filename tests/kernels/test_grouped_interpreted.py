@@ -13,7 +13,7 @@ from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.grouped.family import tile_work
 from tritile.families.grouped.zero import zero_rows
-from tritile.ops.grouped import Operands, grouped_call
+from tritile.ops.grouped import grouped_call
 from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
@@ -41,7 +41,7 @@ def run(config, a, b, offs, layout="row"):
     if config is None:
         tritile.grouped_matmul(a, b, offs, out=out)
     else:
-        launch.run_interpreted(grouped_call(Operands(a, b, offs, None, None), out, "ieee"), config)
+        launch.run_interpreted(grouped_call(a, b, offs, None, None, out, "ieee"), config)
     assert_groups(out, a, b, offs)
     assert guard_intact(buffer, out)
 
@@ -154,7 +154,7 @@ def test_nothing_to_multiply(ragged):
 
 def wide(a, b, offs):
     out = torch.empty((), device="meta").expand(shape_of(a, b, offs))
-    (step,) = tile_work(grouped_call(Operands(a, b, offs, None, None), out, "ieee"), TILE, 1, False).steps
+    (step,) = tile_work(grouped_call(a, b, offs, None, None, out, "ieee"), TILE, 1, False).steps
     return step.args["WIDE"]
 
 

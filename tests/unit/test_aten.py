@@ -24,9 +24,8 @@ from tritile.families.space import legal_configs
 from tritile.ops import call as ops_call
 from tritile.ops import memo
 from tritile.ops.aten import by_torch
-from tritile.ops.fused import linear_of
+from tritile.ops.call import request_of
 from tritile.ops.linear_quantized import QuantizedLinear
-from tritile.ops.products import matmul_of
 from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, from_store, read, write
@@ -561,13 +560,13 @@ A, B, W7 = operand(5, 7), operand(7, 9), operand(9, 7)
 X16, W16, BIAS = operand(5, 16), operand(8, 16), operand(8)
 LONG, DEEP = torch.empty(1024, 512), torch.empty(1024, 512)
 FOR_TORCH = {
-    "matrices": lambda: matmul_of(A, B),
-    "rows apart": lambda: matmul_of(operand(5, 9)[:, :7], B),
-    "batches": lambda: matmul_of(operand(2, 3, 5, 7), operand(2, 3, 7, 9)),
-    "a bias": lambda: linear_of(X16, W16, BIAS),
-    "a bias of fp32 off 16 bytes": lambda: linear_of(A.float(), W7.float(), operand(9).float()),
-    "a long product": lambda: linear_of(
-        LONG, DEEP, torch.empty(1024), "relu", torch.empty(1024, 1024).half()
+    "matrices": lambda: request_of("matmul", A, B),
+    "rows apart": lambda: request_of("matmul", operand(5, 9)[:, :7], B),
+    "batches": lambda: request_of("matmul", operand(2, 3, 5, 7), operand(2, 3, 7, 9)),
+    "a bias": lambda: request_of("linear", X16, W16, BIAS),
+    "a bias of fp32 off 16 bytes": lambda: request_of("linear", A.float(), W7.float(), operand(9).float()),
+    "a long product": lambda: request_of(
+        "linear", LONG, DEEP, torch.empty(1024), "relu", torch.empty(1024, 1024).half()
     ),
     "a weight": lambda: QuantizedLinear(operand(5, 64), packed(16), operand(16)),
     "a weight, odd": lambda: QuantizedLinear(operand(5, 64), packed(9)),
@@ -575,19 +574,19 @@ FOR_TORCH = {
     "a weight, batches": lambda: QuantizedLinear(operand(2, 5, 64), packed(16), operand(16)),
 }
 NOT_FOR_TORCH = {
-    "expanded by torch": lambda: matmul_of(operand(2, 3, 5, 7), operand(3, 7, 9)),
-    "copied to fold its batch": lambda: matmul_of(operand(2, 3, 5, 7).transpose(0, 1), B),
-    "result not contiguous": lambda: matmul_of(A, operand(3, 7, 9)),
-    "one product, of torch three": lambda: matmul_of(operand(3, 5, 7), operand(1, 7, 9)),
-    "expanded": lambda: matmul_of(operand(3, 5, 7), B.expand(3, 7, 9)),
-    "rows that overlap": lambda: matmul_of(operand(7).expand(5, 7), B),
-    "a vector": lambda: matmul_of(A, operand(7)),
-    "rounded before a bias": lambda: linear_of(A, W7, operand(9)),
-    "an activation": lambda: linear_of(X16, W16, BIAS, "relu"),
-    "a residual": lambda: linear_of(X16, W16, BIAS, None, operand(5, 8)),
-    "a bias of rows": lambda: linear_of(X16, W16, operand(5, 8)),
-    "a bias of fp32": lambda: linear_of(X16, W16, operand(8, dtype=torch.float32)),
-    "a short product": lambda: linear_of(LONG[:, :256], DEEP[:, :256], None, "relu"),
+    "expanded by torch": lambda: request_of("matmul", operand(2, 3, 5, 7), operand(3, 7, 9)),
+    "copied to fold its batch": lambda: request_of("matmul", operand(2, 3, 5, 7).transpose(0, 1), B),
+    "result not contiguous": lambda: request_of("matmul", A, operand(3, 7, 9)),
+    "one product, of torch three": lambda: request_of("matmul", operand(3, 5, 7), operand(1, 7, 9)),
+    "expanded": lambda: request_of("matmul", operand(3, 5, 7), B.expand(3, 7, 9)),
+    "rows that overlap": lambda: request_of("matmul", operand(7).expand(5, 7), B),
+    "a vector": lambda: request_of("matmul", A, operand(7)),
+    "rounded before a bias": lambda: request_of("linear", A, W7, operand(9)),
+    "an activation": lambda: request_of("linear", X16, W16, BIAS, "relu"),
+    "a residual": lambda: request_of("linear", X16, W16, BIAS, None, operand(5, 8)),
+    "a bias of rows": lambda: request_of("linear", X16, W16, operand(5, 8)),
+    "a bias of fp32": lambda: request_of("linear", X16, W16, operand(8, dtype=torch.float32)),
+    "a short product": lambda: request_of("linear", LONG[:, :256], DEEP[:, :256], None, "relu"),
     "a weight, rounded before a bias": lambda: QuantizedLinear(operand(5, 64), packed(9), operand(9)),
     "a weight, rows apart, a bias": lambda: QuantizedLinear(
         operand(2, 5, 80)[..., :64], packed(16), operand(16)

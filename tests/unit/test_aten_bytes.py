@@ -156,7 +156,7 @@ def torch_is(monkeypatch):
     monkeypatch.setattr(torchs, "scaled_grouped_mm", fake.scaled_grouped_mm)
     monkeypatch.setattr(torchs, "zero_past", lambda out, ends: out[int(ends[-1]) :].zero_())
     monkeypatch.setattr(torchs, "_ones", {})
-    monkeypatch.setattr(grouped, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(ops_aten, "capability", lambda device: (9, 0))
     tritile.forget()
     yield fake
     tritile.forget()
@@ -429,7 +429,7 @@ def test_offsets_that_the_host_reads_are_not_captured(torch_is, monkeypatch):
     a, b = posed("k", offs, FP32)
     with pytest.raises(UnsupportedError, match="while a CUDA graph is captured: wanted bfloat16"):
         tritile.grouped_matmul(a, b, offs)
-    monkeypatch.setattr(grouped, "capability", lambda device: (10, 0))  # its empty groups are not zero
+    monkeypatch.setattr(ops_aten, "capability", lambda device: (10, 0))  # its empty groups are not zero
     with pytest.raises(UnsupportedError, match="on Hopper"):
         tritile.grouped_matmul(*pair, offs)
 
@@ -479,7 +479,10 @@ def test_the_call_that_is_measured_is_the_same(torch_is, monkeypatch):
     whole, rows = (scale(), scale(seed=3)), (scale(37, 1), scale(1, 48))
     for scales, bias in ((whole, None), (whole, values((48,), BF16)), (rows, values((48,), BF16))):
         wanted = tritile.scaled_matmul(a, b, *scales, bias=bias)
-        of, out = ops_call.REQUESTS["scaled_matmul"](a, b, *scales, None, bias, None, None, False), wanted * 0
+        of, out = (
+            ops_call.request_of("scaled_matmul", a, b, *scales, None, bias, None, None, False),
+            wanted * 0,
+        )
         call = of.call(out, "ieee")
         torch_calls.run_of(call.problem)(call)
         assert torch.equal(out, wanted)

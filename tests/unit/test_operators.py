@@ -168,9 +168,9 @@ def test_a_matrix_for_a_whole_batch_has_its_gradient_of_one_product(monkeypatch,
 def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch):
     found, run = [], reference.product
 
-    def seen(*call):
+    def seen(*call, **fused):
         found.append(rules())
-        run(*call)
+        run(*call, **fused)
 
     monkeypatch.setattr(reference, "product", seen)
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)

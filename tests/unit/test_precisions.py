@@ -16,8 +16,7 @@ from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops import products
-from tritile.ops.fused import gated_of, linear_of
-from tritile.ops.products import matmul_of
+from tritile.ops.call import request_of
 from tritile.planning import plans
 
 HOPPER = target_device("nvidia-h200")
@@ -30,7 +29,7 @@ def operands(m, n, k, dtype=torch.float32):
 
 
 def precision_of(a, b, precision=None):
-    return matmul_of(a, b, None, precision).checked(None)[2]
+    return request_of("matmul", a, b, None, precision).checked(None)[2]
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_large_products_are_made_of_parts():
     """Not where torch errs less, as it has few terms to add or shares K; or where nobody has measured."""
     assert {precision_of(*operands(*sizes)) for sizes in LARGE_ONES} == {"fp16x3"}
     x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
-    assert linear_of(x, weight, activation="gelu").checked(None)[2] == "fp16x3"
+    assert request_of("linear", x, weight, None, "gelu").checked(None)[2] == "fp16x3"
 
 
 @pytest.mark.usefixtures("hopper")
@@ -74,7 +73,7 @@ def test_batch_invariant_gated_and_other_gpus_products_have_no_parts(hopper, mon
     with tritile.batch_invariant():
         assert precision_of(*operands(*LARGE)) == "ieee"
     x, weight = torch.empty(2048, 384, device="meta"), torch.empty(2048, 384, device="meta")
-    assert gated_of(x, weight, weight).checked(None)[2] == "ieee"
+    assert request_of("gated_linear", x, weight, weight).checked(None)[2] == "ieee"
     monkeypatch.setattr(products, "capability", lambda device: (8, 0))
     assert precision_of(*operands(*LARGE)) == "ieee"
 

@@ -81,7 +81,7 @@ def grouped(draw, dtype):
     a = torch.empty(*of_a, m, wide_k, dtype=dtype)[..., :k]
     b = torch.empty(*of_b, k, wide_n, dtype=dtype)[..., :n]
     out = viewed(draw, (m, n), DEFAULT_OUT.get(dtype, dtype))
-    return groups.grouped_call(groups.Operands(a, b, offs, None, None), out, "ieee")
+    return groups.grouped_call(a, b, offs, None, None, out, "ieee")
 
 
 def config_of(draw, call, family):

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from tritile.core.problem import Activation
-from tritile.ops.fused import check_activation, linear
+from tritile.ops.checks import check_activation
+from tritile.ops.fused import linear
 
 
 class Linear(torch.nn.Linear):

@@ -1,5 +1,15 @@
 """Say which calls torch's own kernel may make, and how: the backend `aten` of an operation.
 
+| operation | torch's call |
+| --- | --- |
+| matmul | matmul; of int8 _int_mm, of fp8 _scaled_mm with scales of 1 |
+| linear | linear; addmm into out; else matmul, and launches for the epilogue |
+| addmm, baddbmm | addmm; else matmul, and launches for the epilogue |
+| scaled_matmul | _scaled_mm; with scales for each 128 of K, scaled_mm, and launches for the epilogue |
+| grouped_matmul | _grouped_mm, _scaled_grouped_mm |
+| linear_quantized | linear, by the weight unpacked in memory |
+| complex operands | matmul, addmm or baddbmm, which copy where they have to |
+
 torch has to compute the same, with a result of the same dtype and layout, from the tensors as they lie. What
 of this follows from sizes and layouts is in `tritile.planning.aten`; here is what follows from arguments and
 from torch's settings. Every setting that is read is part of what a prepared call is remembered by.
@@ -14,13 +24,16 @@ import torch
 from tritile.core.epilogue import composed, finished
 from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
 from tritile.core.problem import BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
-from tritile.errors import UnsupportedError
+from tritile.core.settings import is_batch_invariant, uses_aten
+from tritile.errors import UnsupportedError, brief
 from tritile.families import by_torch as torchs
+from tritile.ops.checks import capability
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
-from tritile.planning.aten import is_torch_only
+from tritile.planning.aten import MOST_GROUPS, is_torch_only
 from tritile.runtime.unpacked import Unpack
 
 # Bound now: a program may put tritile's functions in the place of torch's.
+MM: Final = torch.mm
 _MULTIPLY: Final = torch.matmul
 _ADD: Final = torch.addmm
 _ADD_BATCHES: Final = torch.baddbmm
@@ -68,77 +81,7 @@ def _rounds_twice(problem: Tiled) -> bool:
     return bool(product.epilogue) and min(product.aligns) < 16
 
 
-def _of_bytes(of: Any, out: Any) -> ByTorch | None:
-    """Return torch's product of fp8 or int8 matrices without scales."""
-    a, b = of.tensors
-    if a.ndim != 2 or b.ndim != 2 or not (out is None or out.is_contiguous()):
-        return None
-    if a.dtype == torch.int8:
-        return int_mm if out is None else lambda a, b, out: int_mm(a, b, out=out)
-    how, one = _how(of), torchs.one(a.device)
-    if one is None:
-        return None
-    if out is None:
-        return lambda a, b: scaled_mm(a, b, one, one, **how)
-    return lambda a, b, out: scaled_mm(a, b, one, one, **how, out=out)
-
-
-def _how(of: Any) -> dict[str, Any]:
-    return {"out_dtype": of.out_dtype or torch.bfloat16, "use_fast_accum": of.precision == "fast"}
-
-
-def _scaled(of: Any, out: Any) -> ByTorch | None:
-    a, _, scale_a, scale_b, bias, _ = of.tensors
-    if of.scales:
-        of_blocks = BLOCK_SCALES[of.block_scales], of.activation, _how(of)["out_dtype"]
-        return functools.partial(_by_blocks, *of_blocks)
-    how = _how(of)
-    by_row = scale_a.numel() > 1 or scale_b.numel() > 1
-    if by_row and not (scale_a.ndim == 2 and scale_a.is_contiguous() and scale_b.is_contiguous()):
-        return None
-    if bias is not None and (bias.dtype != how["out_dtype"] or bias.ndim != 1 or bias.stride(0) != 1):
-        return None
-    if a.dtype == torch.int8 or not (out is None or out.is_contiguous()):
-        return None
-    if out is None:
-        return lambda a, b, scale_a, scale_b, bias, residual: scaled_mm(a, b, scale_a, scale_b, bias, **how)
-    return lambda a, b, scale_a, scale_b, bias, residual, out: scaled_mm(
-        a, b, scale_a, scale_b, bias, **how, out=out
-    )
-
-
-def _by_blocks(
-    shared: Any, activation: str, dtype: torch.dtype, a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any,
-    residual: Any, out: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    """Multiply fp8 matrices with scales for each 128 of K; what is fused is applied to float32 afterwards."""
-    is_bare = bias is None and residual is None and not activation
-    made = torchs.by_blocks(a, b, scale_a, scale_b, shared, dtype if is_bare else torch.float32)
-    if not is_bare:
-        made = finished(made, (None, None, bias, residual, None), activation)
-    return made.to(dtype) if out is None else out.copy_(made)
-
-
-def _grouped(of: Any, out: Any) -> ByTorch:
-    fast = of.precision == "fast"
-
-    def multiply(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out: Any = None) -> torch.Tensor:
-        if a.ndim == 2:
-            made = torchs.of_groups(a, b, offs, scale_a, scale_b, fast)
-        else:  # columns of b belong to groups
-            made = torchs.of_groups(b.t(), a.mT, offs, scale_b, scale_a, fast).t()
-        return made.contiguous() if out is None else out.copy_(made)
-
-    return multiply
-
-
-def _matmul(of: Any, out: Any) -> ByTorch | None:
-    a, b = of.tensors
-    if a.dtype in BYTES:
-        return _of_bytes(of, out)
-    if not _as_they_lie(a, b):
-        return None
-    return _MULTIPLY if out is None else lambda a, b, out: _MULTIPLY(a, b, out=out)
+# --- Operands as they lie ---
 
 
 def _is_matrix(tensor: torch.Tensor) -> bool:
@@ -174,13 +117,51 @@ def _as_they_lie(a: torch.Tensor, b: torch.Tensor) -> bool:
     return True
 
 
+def _is_row(bias: torch.Tensor, like: torch.Tensor) -> bool:
+    """True of a bias that cuBLAS adds itself."""
+    return bias.ndim == 1 and bias.dtype == like.dtype
+
+
+def _copied_to(out: Any, make: ByTorch) -> ByTorch:
+    """Return a call that writes to `out` last, as that may be what is added."""
+    return make if out is None else lambda *given: given[-1].copy_(make(*given[:-1]))
+
+
+# --- Products, with or without an epilogue ---
+
+
+def _matmul(of: Any, out: Any) -> ByTorch | None:
+    a, b = of.tensors
+    if a.dtype in BYTES:
+        return _of_bytes(of, out)
+    if not _as_they_lie(a, b):
+        return None
+    return _MULTIPLY if out is None else lambda a, b, out: _MULTIPLY(a, b, out=out)
+
+
+def _of_bytes(of: Any, out: Any) -> ByTorch | None:
+    """Return torch's product of fp8 or int8 matrices without scales."""
+    a, b = of.tensors
+    if a.ndim != 2 or b.ndim != 2 or not (out is None or out.is_contiguous()):
+        return None
+    if a.dtype == torch.int8:
+        return int_mm if out is None else lambda a, b, out: int_mm(a, b, out=out)
+    how, one = _of_fp8(of), torchs.one(a.device)
+    return None if one is None else lambda a, b, out=None: scaled_mm(a, b, one, one, **how, out=out)
+
+
+def _of_fp8(of: Any) -> dict[str, Any]:
+    return {"out_dtype": of.out_dtype or torch.bfloat16, "use_fast_accum": of.precision == "fast"}
+
+
 def _linear(of: Any, out: Any) -> ByTorch | None:
     x, weight, bias, residual = of.tensors
     if x.dtype in BYTES or weight.ndim != 2 or x.ndim < 2 or not _as_they_lie(x, weight.t()):
         return None
-    activation = of.activation
-    if residual is not None or activation or not (bias is None or _is_row(bias, x)):
-        return _into(out, x, lambda *tensors: _linear_composed(*tensors, activation=activation))
+    if residual is not None or of.activation or not (bias is None or _is_row(bias, x)):
+        if x.dtype != torch.float32:  # sums would be rounded to 16 bits in between
+            return None
+        return _copied_to(out, functools.partial(_linear_composed, activation=of.activation))
     if bias is not None and x.ndim > 2 and (out is not None or not x.is_contiguous()):
         return None  # torch adds the bias by another launch
     if out is None:
@@ -190,12 +171,7 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
     return lambda x, weight, bias, residual, out: _ADD(bias, x, weight.t(), out=out)
 
 
-def _is_row(bias: torch.Tensor, like: torch.Tensor) -> bool:
-    """True of a bias that cuBLAS adds itself."""
-    return bias.ndim == 1 and bias.dtype == like.dtype
-
-
-def _linear_composed(x: Any, weight: Any, bias: Any, residual: Any, *, activation: str) -> torch.Tensor:
+def _linear_composed(x: Any, weight: Any, bias: Any, residual: Any, activation: str = "") -> torch.Tensor:
     return composed(_MULTIPLY(x, weight.t()), bias, residual, activation)
 
 
@@ -206,17 +182,94 @@ def _weighted(of: Any, out: Any) -> ByTorch | None:
     how = of.activation, of.alpha, of.beta
     if how == ("", 1, 1) and _is_row(added, a) and a.ndim == 2:
         return _ADD if out is None else lambda added, a, b, out: _ADD(added, a, b, out=out)
-    return _into(out, a, lambda added, a, b: composed(_MULTIPLY(a, b), added, None, *how))
-
-
-def _into(out: Any, like: torch.Tensor, make: ByTorch) -> ByTorch | None:
-    """Return a call of several launches, None where they round sums to 16 bits in between.
-
-    It writes to `out` last, as that may be what is added.
-    """
-    if like.dtype != torch.float32:
+    if a.dtype != torch.float32:  # sums would be rounded to 16 bits in between
         return None
-    return make if out is None else lambda *given: given[-1].copy_(make(*given[:-1]))
+    return _copied_to(out, lambda added, a, b: composed(_MULTIPLY(a, b), added, None, *how))
+
+
+def _complex(of: Any, out: Any) -> ByTorch:
+    """Return torch's call for complex operands of any shapes and strides: torch copies where it has to."""
+    make: ByTorch = _MULTIPLY if of.op == "matmul" else _linear_composed
+    if of.op in ("addmm", "baddbmm"):
+        add = _ADD if of.op == "addmm" else _ADD_BATCHES
+        make = functools.partial(add, alpha=of.alpha, beta=of.beta)
+        # What is not read may overlap out, and torch is not asked if it minds.
+        if out is not None and of.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
+            return lambda *given: make(*given[:-1], out=given[-1])
+    # torch is lazy with products of vectors
+    return _copied_to(out, make) if out is not None else lambda *tensors: make(*tensors).resolve_conj()
+
+
+# --- Products with scales, of groups, and by packed weights ---
+
+
+def _scaled(of: Any, out: Any) -> ByTorch | None:
+    a, _, scale_a, scale_b, bias, _ = of.tensors
+    how = _of_fp8(of)
+    if of.scales:
+        return _by_blocks(of)
+    by_row = scale_a.numel() > 1 or scale_b.numel() > 1
+    if by_row and not (scale_a.ndim == 2 and scale_a.is_contiguous() and scale_b.is_contiguous()):
+        return None
+    if bias is not None and (bias.dtype != how["out_dtype"] or bias.ndim != 1 or bias.stride(0) != 1):
+        return None
+    if a.dtype == torch.int8 or not (out is None or out.is_contiguous()):
+        return None
+    return lambda a, b, scale_a, scale_b, bias, residual, out=None: scaled_mm(
+        a, b, scale_a, scale_b, bias, **how, out=out
+    )
+
+
+def _by_blocks(of: Any) -> ByTorch:
+    """Multiply fp8 matrices with scales for each 128 of K; what is fused is applied to float32 afterwards."""
+    shared: Any = BLOCK_SCALES[of.block_scales]
+    activation = of.activation
+    dtype, is_bare = _of_fp8(of)["out_dtype"], not (of.sides or activation)
+
+    def multiply(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any, out: Any = None
+    ) -> torch.Tensor:
+        made = torchs.by_blocks(a, b, scale_a, scale_b, shared, dtype if is_bare else torch.float32)
+        if not is_bare:
+            made = finished(made, (None, None, bias, residual, None), activation)
+        return made.to(dtype) if out is None else out.copy_(made)
+
+    return multiply
+
+
+def _grouped(of: Any, out: Any) -> ByTorch:
+    fast = of.precision == "fast"
+
+    def multiply(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out: Any = None) -> torch.Tensor:
+        if a.ndim == 2:
+            made = torchs.of_groups(a, b, offs, scale_a, scale_b, fast)
+        else:  # columns of b belong to groups
+            made = torchs.of_groups(b.t(), a.mT, offs, scale_b, scale_a, fast).t()
+        return made.contiguous() if out is None else out.copy_(made)
+
+    return multiply
+
+
+def may_make_groups() -> bool:
+    """True if torch may make the products of groups that share K, of which it has no plan."""
+    return uses_aten() and not (is_batch_invariant() or is_deterministic())
+
+
+def sharing_k(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Return the products of groups of columns of a and rows of b; None where torch has no call for it.
+
+    Raises UnsupportedError where torch refuses.
+    """
+    has_kernel = capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
+    if not (may_make_groups() and has_kernel and a.dtype == dtype == torch.bfloat16):
+        return None
+    try:
+        return torchs.sharing_k(a, b, offs)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        why = brief(error)
+        raise UnsupportedError(f"grouped_matmul: torch refuses groups that share K: {why}") from error
 
 
 def _quantized(of: Any, out: Any) -> ByTorch | None:
@@ -232,22 +285,6 @@ def _quantized(of: Any, out: Any) -> ByTorch | None:
     return lambda x, packed, scales, zeros, bias: _LINEAR(x, unpack(packed, scales, zeros), bias)
 
 
-def _complex(of: Any, out: Any) -> ByTorch:
-    """Return torch's call for complex operands of any shapes and strides: torch copies where it has to."""
-    make: ByTorch = _MULTIPLY
-    if of.op == "linear":
-        make = functools.partial(_linear_composed, activation="")
-    elif of.op != "matmul":
-        add = _ADD if of.op == "addmm" else _ADD_BATCHES
-        make = functools.partial(add, alpha=of.alpha, beta=of.beta)
-        # What is not read may overlap out, and torch is not asked if it minds.
-        if out is not None and of.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
-            return lambda *given: make(*given[:-1], out=given[-1])
-    if out is None:
-        return lambda *tensors: make(*tensors).resolve_conj()  # torch is lazy with products of vectors
-    return lambda *given: given[-1].copy_(make(*given[:-1]))
-
-
 _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {
     "matmul": _matmul,
     "linear": _linear,
@@ -259,11 +296,14 @@ _MAKES: Final[dict[str, Callable[[Any, Any], ByTorch | None]]] = {
 }
 
 
+# --- Traced ---
+
+
 def _linear_traced(tensors: Tensors, options: Key) -> torch.Tensor:
     x, weight, bias, residual = tensors
     if residual is None and not options[0] and (bias is None or _is_row(bias, x)):
         return _LINEAR(x, weight, bias)
-    return _linear_composed(x, weight, bias, residual, activation=options[0] or "")
+    return _linear_composed(x, weight, bias, residual, options[0] or "")
 
 
 def _weighted_traced(tensors: Tensors, options: Key) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Take a call from its arguments to its launch: checked, folded to views, planned and prepared.
 
 A public function asks `tritile.ops.memo.recall` first, which launches what was prepared before. What it does
-not know comes to `computed`. Every operation registers a function of all its arguments that returns a
+not know comes to `computed`. Every operation registers a function of its tensors and options that returns a
 `Request`, which is what runs, is traced, and is planned.
 """
 
@@ -37,7 +37,7 @@ from tritile.errors import (
 )
 from tritile.families.permute.family import in_place
 from tritile.ops.aten import BYTES, LOWERED, by_torch
-from tritile.ops.dispatch import PLAIN, call_operator, joined, needs_dispatch, sees_every_call
+from tritile.ops.dispatch import NAMES, PLAIN, call_operator, joined, needs_dispatch, parted, sees_every_call
 from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.aten import is_torch_only
@@ -47,6 +47,7 @@ from tritile.runtime.compiles import as_mode_asks, asking
 Result = tuple[tuple[int, ...], torch.dtype, str]
 _WIDENED: Final = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)  # the interpreter gets these wrong
 _FALLBACKS: Final = 8  # predicted configs to try where the planned one does not run
+_Makes = TypeVar("_Makes", bound=Callable[..., "Request"])
 
 
 class Request:
@@ -94,30 +95,35 @@ class Request:
 
     def interpret(self, out: torch.Tensor, how: str) -> None:
         """Run the kernels in Triton's interpreter, by wider dtypes where it gets those of the call wrong."""
-        if not any(t.dtype in _WIDENED for t in (*self.tensors, out) if t is not None):
-            return interpret(self.call(out, how))
-        wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        interpret(self.widened().call(wide, how if self.first.dtype == torch.float32 else "ieee"))
-        out.copy_(wide)  # torch rounds
-        return None
+        if any(t.dtype in _WIDENED for t in (*self.tensors, out) if t is not None):
+            wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            interpret(self.widened().call(wide, how if self.first.dtype == torch.float32 else "ieee"))
+            out.copy_(wide)  # torch rounds
+        else:
+            interpret(self.call(out, how))
 
     def widened(self) -> "Request":
         """Return the same with all floating tensors as float32."""
         raise NotImplementedError
 
 
-_Makes = TypeVar("_Makes", bound=Callable[..., Request])
+Makes = Callable[[str, Tensors, Key], Request]
+# What makes the request of each operation, of its name, tensors and options. It may raise a TritileError.
+REQUESTS: Final[dict[str, Makes]] = {}
 
-# What makes the request of each operation, from all of its arguments. It may raise a TritileError.
-REQUESTS: Final[dict[str, Callable[..., Request]]] = {}
 
-
-def requests(op: str) -> Callable[[_Makes], _Makes]:
+def requests(*ops: str) -> Callable[[_Makes], _Makes]:
     def register(function: _Makes) -> _Makes:
-        REQUESTS[op] = function
+        REQUESTS.update(dict.fromkeys(ops, function))
         return function
 
     return register
+
+
+def request_of(op: str, *values: Any) -> Request:
+    """Return the request of all arguments, in the order of the schema; of those left out, as None."""
+    missing = len(NAMES[op]) - len(values)
+    return REQUESTS[op](op, *parted(op, (*values, *[None] * missing)))
 
 
 # --- The way of a call ---
@@ -131,13 +137,13 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
             return LOWERED[op](tensors, options)
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
-        return call_operator(op, values, out, lambda: REQUESTS[op](*values).checked(out))
+        return call_operator(op, values, out, lambda: request_of(op, *values).checked(out))
     return eager(op, tensors, out, options, key)
 
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     """Compute a call on plain tensors, and remember how under the key of `recall`."""
-    of = REQUESTS[op](*joined(op, tensors, options))
+    of = REQUESTS[op](op, tensors, options)
     rules()  # report a wrong setting of the environment on any device
     shape, dtype, how = of.checked(out)
     if out is not None:
@@ -372,7 +378,7 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     try:
         if not rules().aten:
             return False
-        of = REQUESTS[op](*joined(op, tensors, options))
+        of = REQUESTS[op](op, tensors, options)
         shape, dtype, how = of.checked(None)
         problem = of.call(torch.empty(shape, dtype=dtype, device="meta"), how).problem
         # A precision that nobody names depends on the GPU, which meta tensors do not tell.

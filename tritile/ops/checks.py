@@ -1,13 +1,15 @@
 """Check arguments, as every operation does, before anything is launched."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from tritile.core.of_torch import FakeTensor, forward_level, is_transformed
+from tritile.core.problem import ACTIVATIONS, FP8_DTYPES
 from tritile.errors import (
     DeviceError,
     DtypeError,
@@ -19,6 +21,7 @@ from tritile.errors import (
 )
 
 _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test; after these, memory counts as overlapping
+_NUMBERS: Final = (complex, int, float, torch.SymInt, torch.SymFloat)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -37,8 +40,18 @@ def describe(tensor: Any) -> str:
     return f"{name_of(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
 
 
-def check_tensor(op: str, name: str, tensor: Any) -> None:
-    """Raise DtypeError or DeviceError unless the argument is a dense tensor on cuda, cpu or meta."""
+# --- Tensors and numbers ---
+
+
+def check_tensor(
+    op: str, name: str, tensor: Any, *,
+    like: torch.Tensor | None = None, dtypes: Sequence[torch.dtype] = (), rank: int | None = None,
+) -> None:  # fmt: skip
+    """Raise a TritileError unless an argument is a dense tensor on cuda, cpu or meta.
+
+    Where they are given, it must also be on the device of `like`, the first operand, of one of `dtypes`, and
+    have `rank` dimensions.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -46,13 +59,28 @@ def check_tensor(op: str, name: str, tensor: Any) -> None:
         raise DtypeError(f"{op}: {name} is {kind}: wanted a dense (strided) tensor")
     if tensor.device.type not in ("cuda", "cpu", "meta"):
         raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda, cpu or meta")
-
-
-def check_rank(op: str, name: str, tensor: Any, rank: int) -> None:
-    """Raise ShapeError unless the tensor has `rank` dimensions; also what `check_tensor` raises."""
-    check_tensor(op, name, tensor)
-    if tensor.ndim != rank:
+    if like is not None and tensor.device != like.device:
+        raise DeviceError(
+            f"{op}: {name} is on {tensor.device}: wanted {like.device}, the device of the first operand"
+        )
+    if dtypes and tensor.dtype not in dtypes:
+        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {names_of(dtypes)}")
+    if rank is not None and tensor.ndim != rank:
         raise ShapeError(f"{op}: {name} has shape {tuple(tensor.shape)}: wanted {rank} dimensions")
+
+
+def shapes(**tensors: torch.Tensor) -> str:
+    """Return the shapes of two arguments, for a message: "a has shape (2, 3) and b (4, 5)"."""
+    (name, tensor), (other_name, other) = tensors.items()
+    return f"{name} has shape {tuple(tensor.shape)} and {other_name} {tuple(other.shape)}"
+
+
+def check_same_dtype(op: str, **tensors: torch.Tensor) -> None:
+    """Raise DtypeError unless two arguments have one dtype."""
+    (name, tensor), (other_name, other) = tensors.items()
+    if tensor.dtype != other.dtype:
+        kinds = f"{name} is {name_of(tensor.dtype)} and {other_name} {name_of(other.dtype)}"
+        raise DtypeError(f"{op}: {kinds}: wanted the same dtype")
 
 
 def check_memory(op: str, *tensors: Any) -> None:
@@ -68,15 +96,88 @@ def check_memory(op: str, *tensors: Any) -> None:
             )
 
 
-def check_constant(op: str, name: str, tensor: torch.Tensor) -> None:
+def check_constant(op: str, **tensors: Any) -> None:
     """Raise GradientError for a tensor that requires a gradient or carries a tangent."""
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise GradientError(
-            f"{op}: {name} requires a gradient, but {op} computes none for it: "
-            f"call it under torch.no_grad(), or pass {name}.detach()"
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise GradientError(
+                f"{op}: {name} requires a gradient, but {op} computes none for it: "
+                f"call it under torch.no_grad(), or pass {name}.detach()"
+            )
+        if forward_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise GradientError(f"{op}: {name} carries a tangent, but {op} computes no derivative for it")
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    # Without CUDA here a tensor of a GPU is a fake one, of a GPU elsewhere.
+    here = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+    return torch.cuda.get_device_capability(device) if here else None
+
+
+def check_gpu(op: str, a: torch.Tensor) -> None:
+    """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
+    name, found = name_of(a.dtype), capability(a.device)
+    needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
+    if found is not None and found < needed:
+        raise UnsupportedError(
+            f"{op}: {name} needs compute capability {needed[0]}.{needed[1]}, but "
+            f"{torch.cuda.get_device_name(a.device)} has {found[0]}.{found[1]}"
         )
-    if forward_level() >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
-        raise GradientError(f"{op}: {name} carries a tangent, but {op} computes no derivative for it")
+
+
+def number_of(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
+    """Return a number, which may be symbolic, as a float; complex for complex operands alone.
+
+    Raises InvalidValueError for anything else. A bool is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
+    if isinstance(value, complex):
+        if value.imag and not like.is_complex():
+            wanted = f"a real number for {name_of(like.dtype)}"
+            raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
+        return value if like.is_complex() else value.real
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InvalidValueError(f"{op}: {name} is an integer beyond float64") from error
+
+
+def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
+    """Return the activation's name, "" for None. Raise InvalidValueError for an unknown one.
+
+    Raise DtypeError where `of`, the first operand of the product, is given and complex.
+    """
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
+        wanted = ", ".join(ACTIVATIONS)
+        raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
+    if activation and of is not None and of.is_complex():
+        dtype = name_of(of.dtype)
+        raise DtypeError(f"{op}: activation is {activation!r} for {dtype}: wanted None, or a real dtype")
+    return activation or ""
+
+
+def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that two shapes broadcast to. Raise ShapeError where there is none.
+
+    `torch.broadcast_shapes` loads SymPy, which costs the first call of a process a second and more. Only
+    sizes that a compiler traces are left to it.
+    """
+    if any(isinstance(size, torch.SymInt) for size in (*one, *other)):
+        try:
+            return tuple(torch.broadcast_shapes(tuple(one), tuple(other)))
+        except RuntimeError as error:
+            raise ShapeError(f"{tuple(one)} and {tuple(other)} do not broadcast") from error
+    short, long = sorted((tuple(one), tuple(other)), key=len)
+    short = (1,) * (len(long) - len(short)) + short
+    if any(x != y and x != 1 and y != 1 for x, y in zip(short, long, strict=True)):
+        raise ShapeError(f"{tuple(one)} and {tuple(other)} do not broadcast")
+    return tuple(y if x == 1 else x for x, y in zip(short, long, strict=True))
+
+
+# --- The output ---
 
 
 def check_may_change(op: str, out: torch.Tensor) -> None:
@@ -87,27 +188,34 @@ def check_may_change(op: str, out: torch.Tensor) -> None:
         )
 
 
-def check_same_device(op: str, first: torch.Tensor, name: str, other: torch.Tensor) -> None:
-    """Raise DeviceError unless two tensors of a call are on one device."""
-    if first.device != other.device:
-        raise DeviceError(
-            f"{op}: {name} is on {other.device}: wanted {first.device}, the device of the first operand"
+def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
+    """Raise a TritileError unless out is None, or has this shape and dtype and is on the device of `like`.
+
+    The memory of out is not checked.
+    """
+    if out is None:
+        return
+    check_tensor(op, "out", out, like=like)
+    check_constant(op, out=out)
+    check_may_change(op, out)
+    if out.dtype != dtype:
+        hint = "" if op in ("permute", "transpose") else ", or out_dtype for another dtype"
+        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}{hint}")
+    if tuple(out.shape) != tuple(shape):
+        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
+    if out.is_conj() or out.is_neg():
+        raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
+
+
+def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
+    """Raise OverlapError where elements of out share memory with each other or with an input."""
+    if out.numel() and overlaps_itself(out):
+        raise OverlapError(
+            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
         )
-
-
-def check_operand(op: str, first: torch.Tensor, name: str, other: Any, dtypes: Sequence[torch.dtype]) -> None:
-    """Raise DtypeError or DeviceError unless an argument is of these dtypes and on the first's device."""
-    check_tensor(op, name, other)
-    check_same_device(op, first, name, other)
-    if other.dtype not in dtypes:
-        raise DtypeError(f"{op}: {name} is {describe(other)}: wanted {names_of(dtypes)}")
-
-
-def check_number(op: str, name: str, value: Any) -> None:
-    """Raise InvalidValueError unless an argument is a number, which may be symbolic. A bool is none."""
-    kinds = complex | int | float | torch.SymInt | torch.SymFloat
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
+    for name, tensor in inputs.items():
+        if tensor is not None and overlap(out, tensor):
+            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
 
 
 def reach(tensor: torch.Tensor) -> int:
@@ -116,18 +224,17 @@ def reach(tensor: torch.Tensor) -> int:
     return int((span + 1) * tensor.element_size())
 
 
-class _Memory:
-    """Describe a tensor's memory to numpy's exact overlap test, which only compares addresses."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{size}",
-            "data": (tensor.data_ptr(), True),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(step * size for step in tensor.stride()),
-        }
+def _addresses(tensor: torch.Tensor) -> Any:
+    """Return a tensor's memory for numpy's exact overlap test, which only compares addresses."""
+    size = tensor.element_size()
+    facts = {
+        "version": 3,
+        "typestr": f"|V{size}",
+        "data": (tensor.data_ptr(), True),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(step * size for step in tensor.stride()),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=facts))
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -143,7 +250,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     work: Any = _MAX_OVERLAP_WORK
     try:
-        return bool(np.shares_memory(np.asarray(_Memory(a)), np.asarray(_Memory(b)), work))
+        return bool(np.shares_memory(_addresses(a), _addresses(b), work))
     except np.exceptions.TooHardError:
         return True
 
@@ -168,58 +275,9 @@ def same_memory(a: torch.Tensor, b: Any) -> bool:
     if b is a:
         return not (a.is_conj() or a.is_neg())
     try:
-        plain = not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg() or a.is_meta)
-        return plain and (a.dtype, a.device) == (b.dtype, b.device) and _placed(a) == _placed(b)
+        if a.is_meta or any(tensor.is_conj() or tensor.is_neg() for tensor in (a, b)):
+            return False
+        one, other = ((t.dtype, t.device, t.data_ptr(), t.shape, t.stride()) for t in (a, b))
+        return bool(one == other)
     except (AttributeError, RuntimeError):  # not a tensor, or one without memory of its own
         return False
-
-
-def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
-def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """Raise OverlapError where elements of out share memory with each other or with an input."""
-    if out.numel() and overlaps_itself(out):
-        raise OverlapError(
-            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
-        )
-    for name, tensor in inputs.items():
-        if overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
-
-
-def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> None:
-    """Raise a TritileError unless out has this shape and dtype and is on the device of `like`.
-
-    The memory of out is not checked.
-    """
-    check_tensor(op, "out", out)
-    check_constant(op, "out", out)
-    check_may_change(op, out)
-    check_same_device(op, like, "out", out)
-    if out.dtype != dtype:
-        asking = "" if op in ("permute", "transpose") else ", or out_dtype for another dtype"
-        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}{asking}")
-    if tuple(out.shape) != tuple(shape):
-        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
-    if out.is_conj() or out.is_neg():
-        raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
-
-
-def broadcast(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that two shapes broadcast to. Raise ShapeError where there is none.
-
-    `torch.broadcast_shapes` loads SymPy, which costs the first call of a process a second and more. Only
-    sizes that a compiler traces are left to it.
-    """
-    if any(isinstance(size, torch.SymInt) for size in (*one, *other)):
-        try:
-            return tuple(torch.broadcast_shapes(tuple(one), tuple(other)))
-        except RuntimeError as error:
-            raise ShapeError(f"{tuple(one)} and {tuple(other)} do not broadcast") from error
-    short, long = sorted((tuple(one), tuple(other)), key=len)
-    short = (1,) * (len(long) - len(short)) + short
-    if any(x != y and x != 1 and y != 1 for x, y in zip(short, long, strict=True)):
-        raise ShapeError(f"{tuple(one)} and {tuple(other)} do not broadcast")
-    return tuple(y if x == 1 else x for x, y in zip(short, long, strict=True))

@@ -10,7 +10,7 @@ its schema. `values` are all of them in that order.
 
 import sys
 from collections.abc import Callable, Sequence
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, Final
 
 import torch
@@ -57,26 +57,29 @@ _ROLES: Final[dict[str, dict[str, str]]] = {
     "transpose": {"input": "x"},
     "linear_quantized": {"input": "x", "packed": "words"},
 }
+WEIGHTS: Final = frozenset({"linear", "gated_linear"})  # multiply by weights (N, K), which are transposed
 
 
-def _pairs(arguments: str) -> list[tuple[str, str]]:
-    found = [each.partition("=")[0].split() for each in arguments.split(", ") if each]
-    return [(kind, name) for kind, name in found]
+def _arguments(schema: str) -> list[list[str]]:
+    """Return the type and the name of each argument."""
+    return [each.partition("=")[0].split() for each in schema.replace("*, ", "").split(", ")]
 
 
-_PAIRS: Final = {op: _pairs(schema.replace(" *,", "")) for op, schema in SCHEMAS.items()}
-_ARE_TENSORS: Final = {op: [kind.startswith("Tensor") for kind, _ in pairs] for op, pairs in _PAIRS.items()}
+_ARE_TENSORS: Final = {
+    op: [kind.startswith("Tensor") for kind, _ in _arguments(schema)] for op, schema in SCHEMAS.items()
+}
 _ARE_OPTIONS: Final = {op: [not is_tensor for is_tensor in each] for op, each in _ARE_TENSORS.items()}
-
-# The names of the arguments of each operation, and of those that its operator takes by name alone.
-NAMES: Final = {op: tuple(name for _, name in pairs) for op, pairs in _PAIRS.items()}
+# The names of the arguments of each operation, of its options, and of what its operator takes by name alone.
+NAMES: Final = {op: tuple(name for _, name in _arguments(schema)) for op, schema in SCHEMAS.items()}
+OPTIONS: Final = {op: tuple(compress(names, _ARE_OPTIONS[op])) for op, names in NAMES.items()}
 NAMED: Final = {
-    op: tuple(name for _, name in _pairs(schema.partition("*, ")[2])) for op, schema in SCHEMAS.items()
+    op: names[schema.partition("*, ")[0].count(", ") :] if "*, " in schema else ()
+    for (op, schema), names in zip(SCHEMAS.items(), NAMES.values(), strict=True)
 }
 # The tensors of each operation: role in the product, and argument's name.
 TENSORS: Final = {
-    op: tuple((_ROLES.get(op, {}).get(name, name), name) for name in compress(NAMES[op], _ARE_TENSORS[op]))
-    for op in SCHEMAS
+    op: tuple((_ROLES.get(op, {}).get(name, name), name) for name in compress(names, _ARE_TENSORS[op]))
+    for op, names in NAMES.items()
 }
 
 
@@ -85,16 +88,10 @@ def parted(op: str, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, 
     return tuple(compress(values, _ARE_TENSORS[op])), tuple(compress(values, _ARE_OPTIONS[op]))
 
 
-# The place of each argument among the tensors with the options behind them.
-_PLACES: Final = {
-    op: [list(chain(*parted(op, names))).index(name) for name in names] for op, names in NAMES.items()
-}
-
-
 def joined(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> tuple[Any, ...]:
     """Return all arguments of these tensors and options. Options may have more behind them."""
-    given = (*tensors, *options)
-    return tuple(given[place] for place in _PLACES[op])
+    tensor, option = iter(tensors), iter(options)
+    return tuple(next(tensor if is_tensor else option) for is_tensor in _ARE_TENSORS[op])
 
 
 def name_of_role(op: str, role: str) -> str:

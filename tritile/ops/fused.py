@@ -1,63 +1,20 @@
 """Offer `tritile.linear`, `addmm`, `baddbmm` and `gated_linear`: products with an epilogue, in one launch."""
 
-import functools
 from typing import Any, Final
 
 import torch
 
-from tritile.core.precision import explained
-from tritile.core.problem import ACTIVATIONS, Activation, Precision
+from tritile.core.problem import Activation, Precision
 from tritile.core.problem.matmul import GATED_DTYPES
 from tritile.core.quantized import QuantizedWeight
-from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops.call import computed, requests
-from tritile.ops.checks import check_number, check_rank, check_same_device, check_tensor, name_of
-from tritile.ops.dispatch import name_of_role
+from tritile.ops.checks import check_same_dtype, check_tensor, name_of, shapes
 from tritile.ops.linear_quantized import quantized_linear
-from tritile.ops.memo import Tensors, recall
-from tritile.ops.products import Product
+from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.products import Product, product_of
 
-
-def check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
-    """Raise a TritileError unless weight is a matrix, or vector, whose rows are as long as those of x.
-
-    `ranks` are the numbers of dimensions that weight may have.
-    """
-    for own, tensor in (("input", x), (name, weight)):
-        check_tensor(op, own, tensor)
-    if weight.ndim not in ranks:
-        wanted = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in sorted(ranks, reverse=True))
-        raise ShapeError(f"{op}: {name} has shape {tuple(weight.shape)}: wanted {wanted}")
-    if x.ndim and x.shape[-1] != weight.shape[-1]:
-        shapes = f"input has shape {tuple(x.shape)} and {name} {tuple(weight.shape)}"
-        raise ShapeError(f"{op}: {shapes}: K is {x.shape[-1]} in input and {weight.shape[-1]} in {name}")
-
-
-def _number(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
-    check_number(op, name, value)
-    if isinstance(value, complex):
-        if value.imag and not like.is_complex():
-            wanted = f"a real number for {name_of(like.dtype)}"
-            raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
-        return value if like.is_complex() else value.real
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise InvalidValueError(f"{op}: {name} is an integer beyond float64") from error
-
-
-def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
-    """Return the activation's name, "" for None. Raise InvalidValueError for an unknown one.
-
-    Raise DtypeError where `of`, the first operand of the product, is given and complex.
-    """
-    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
-        wanted = ", ".join(ACTIVATIONS)
-        raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
-    if activation and of is not None and of.is_complex():
-        dtype = name_of(of.dtype)
-        raise DtypeError(f"{op}: activation is {activation!r} for {dtype}: wanted None, or a real dtype")
-    return activation or ""
+NOT_WITH_PACKED: Final = ("activation", "residual", "out_dtype", "precision", "out")
 
 
 def linear(
@@ -107,9 +64,6 @@ def linear(
     return recall("linear", tensors, out, options, computed)
 
 
-NOT_WITH_PACKED: Final = ("activation", "residual", "out_dtype", "precision", "out")
-
-
 def check_bias_alone(*others: Any) -> None:
     """Raise UnsupportedError where `linear` of a QuantizedWeight has one of `NOT_WITH_PACKED`."""
     given = ", ".join(name for name, value in zip(NOT_WITH_PACKED, others, strict=True) if value is not None)
@@ -117,42 +71,22 @@ def check_bias_alone(*others: Any) -> None:
         raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
 
 
+def _check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
+    """Raise a TritileError unless weight is a matrix, or vector, whose rows are as long as those of x."""
+    check_tensor(op, "input", x)
+    check_tensor(op, name, weight)
+    if weight.ndim not in ranks:
+        wanted = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in ranks)
+        raise ShapeError(f"{op}: {name} has shape {tuple(weight.shape)}: wanted {wanted}")
+    if x.ndim and x.shape[-1] != weight.shape[-1]:
+        label = shapes(**{"input": x, name: weight})
+        raise ShapeError(f"{op}: {label}: K is {x.shape[-1]} in input and {weight.shape[-1]} in {name}")
+
+
 @requests("linear")
-def linear_of(
-    input: Any, weight: Any, bias: Any = None, activation: Any = None, residual: Any = None,
-    out_dtype: Any = None, precision: Any = None,
-) -> Product:  # fmt: skip
-    check_weight("linear", input, "weight", weight, (1, 2))
-    tensors, sides = (input, weight, bias, residual), {"bias": bias, "residual": residual}
-    activation = check_activation("linear", activation, input)
-    return Product("linear", tensors, input, weight.t(), out_dtype, precision, sides, activation)
-
-
-_RANKS: Final = {"addmm": 2, "baddbmm": 3}
-
-
-def _weighted_of(
-    op: str, added: Any, a: Any, b: Any, beta: Any, alpha: Any, activation: Any, dtype: Any, precision: Any
-) -> Product:
-    rank, (of_a, of_b) = _RANKS[op], (name_of_role(op, role) for role in "ab")
-    for name, tensor in ((of_a, a), (of_b, b)):
-        check_rank(op, name, tensor, rank)
-    if rank == 3 and a.shape[0] != b.shape[0]:
-        shapes = f"{of_a} has shape {tuple(a.shape)} and {of_b} {tuple(b.shape)}"
-        raise ShapeError(f"{op}: {shapes}: wanted the same batch size")
-    weights = _number(op, "alpha", alpha, a), _number(op, "beta", beta, a)
-    check_tensor(op, "input", added)
-    activation, sides = check_activation(op, activation, a), {"bias": added}
-    return Product(op, (added, a, b), a, b, dtype, precision, sides, activation, *weights)
-
-
-for _op in _RANKS:
-    requests(_op)(functools.partial(_weighted_of, _op))
-
-
-def _weighted(op: str, tensors: Tensors, out: Any, *options: Any) -> torch.Tensor:
-    options = (*options, type(options[0]), type(options[1]))  # True equals 1 in a key, and is refused
-    return recall(op, tensors, out, options, computed)
+def _linear_of(op: str, tensors: Tensors, options: Key) -> Product:
+    _check_weight(op, tensors[0], "weight", tensors[1], (2, 1))
+    return product_of(op, tensors, options)
 
 
 def addmm(
@@ -189,8 +123,8 @@ def addmm(
     Raises:
         TritileError: as `tritile.linear` raises it.
     """
-    tensors = (input, mat1, mat2)
-    return _weighted("addmm", tensors, out, beta, alpha, activation, out_dtype, precision)
+    options = (beta, alpha, activation, out_dtype, precision, type(beta), type(alpha))  # True is 1 in a key
+    return recall("addmm", (input, mat1, mat2), out, options, computed)
 
 
 def baddbmm(
@@ -210,26 +144,19 @@ def baddbmm(
     Batches are (B, M, K) and (B, K, N), of one dtype, and the result is (B, M, N). input has a shape that
     broadcasts to it. Other arguments, and what is raised, are as for `tritile.addmm`.
     """
-    tensors = (input, batch1, batch2)
-    return _weighted("baddbmm", tensors, out, beta, alpha, activation, out_dtype, precision)
+    options = (beta, alpha, activation, out_dtype, precision, type(beta), type(alpha))
+    return recall("baddbmm", (input, batch1, batch2), out, options, computed)
 
 
-_GATED: Final = "gated_linear"
-_GATED_PRECISIONS: Final[tuple[Precision, ...]] = ("ieee", "tf32")
-
-
-def _check_gated(x: Any, gate: Any, up: Any) -> None:
-    for name, weight in (("weight_gate", gate), ("weight_up", up)):
-        check_weight(_GATED, x, name, weight, (2,))
-        check_same_device(_GATED, x, name, weight)
-    if name_of(x.dtype) not in GATED_DTYPES:
-        raise DtypeError(f"{_GATED}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
-    if gate.dtype != up.dtype:
-        kinds = f"weight_gate is {name_of(gate.dtype)} and weight_up {name_of(up.dtype)}"
-        raise DtypeError(f"{_GATED}: {kinds}: wanted the same dtype")
-    if gate.shape != up.shape:
-        shapes = f"weight_gate has shape {tuple(gate.shape)} and weight_up {tuple(up.shape)}"
-        raise ShapeError(f"{_GATED}: {shapes}: wanted the same shape")
+@requests("addmm", "baddbmm")
+def _weighted_of(op: str, tensors: Tensors, options: Key) -> Product:
+    (added, a, b), names = tensors, ("mat1", "mat2") if op == "addmm" else ("batch1", "batch2")
+    for name, tensor in zip(names, (a, b), strict=True):
+        check_tensor(op, name, tensor, rank=2 if op == "addmm" else 3)
+    if op == "baddbmm" and a.shape[0] != b.shape[0]:
+        raise ShapeError(f"{op}: {shapes(batch1=a, batch2=b)}: wanted the same batch size")
+    check_tensor(op, "input", added)
+    return product_of(op, tensors, options)
 
 
 def gated_linear(
@@ -271,20 +198,18 @@ def gated_linear(
         TritileError: as `tritile.linear` raises it.
     """
     tensors, options = (input, weight_gate, weight_up, bias_gate, bias_up), (activation, out_dtype, precision)
-    return recall(_GATED, tensors, out, options, computed)
+    return recall("gated_linear", tensors, out, options, computed)
 
 
-@requests(_GATED)
-def gated_of(
-    x: Any, weight_gate: Any, weight_up: Any, activation: Any = "silu", bias_gate: Any = None,
-    bias_up: Any = None, out_dtype: Any = None, precision: Any = None,
-) -> Product:  # fmt: skip
-    _check_gated(x, weight_gate, weight_up)
-    if precision is not None and precision not in _GATED_PRECISIONS:
-        raise InvalidValueError(
-            f"{_GATED}: precision is {precision!r}: wanted one of {', '.join(_GATED_PRECISIONS)}, or None "
-            f"({explained(_GATED_PRECISIONS, 'float32')})"
-        )
-    how = check_activation(_GATED, activation)
-    tensors, sides = (x, weight_gate, weight_up, bias_gate, bias_up), {"bias": bias_gate, "bias_up": bias_up}
-    return Product(_GATED, tensors, x, weight_gate.t(), out_dtype, precision, sides, how, up=weight_up.t())
+@requests("gated_linear")
+def _gated_of(op: str, tensors: Tensors, options: Key) -> Product:
+    x, gate, up, *_ = tensors
+    for name, weight in (("weight_gate", gate), ("weight_up", up)):
+        _check_weight(op, x, name, weight, (2,))
+        check_tensor(op, name, weight, like=x)
+    if name_of(x.dtype) not in GATED_DTYPES:
+        raise DtypeError(f"{op}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
+    check_same_dtype(op, weight_gate=gate, weight_up=up)
+    if gate.shape != up.shape:
+        raise ShapeError(f"{op}: {shapes(weight_gate=gate, weight_up=up)}: wanted the same shape")
+    return product_of(op, tensors, options)

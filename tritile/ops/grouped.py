@@ -2,15 +2,13 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from tritile.core.call import Call, GroupedCall, Memory, View
 from tritile.core.device import capturing
-from tritile.core.of_torch import is_deterministic
 from tritile.core.of_triton import INTERPRETING
-from tritile.core.precision import explained
 from tritile.core.problem import (
     FP8_DTYPES,
     GROUPED_DTYPES,
@@ -19,38 +17,27 @@ from tritile.core.problem import (
     MAX_RAGGED,
     Precision,
 )
-from tritile.core.settings import is_batch_invariant, uses_aten
-from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, brief
-from tritile.families import by_torch as torchs
-from tritile.ops import reference
-from tritile.ops.call import (
-    Request,
-    Result,
-    computed,
-    on_host,
-    requests,
-    run_plain,
-    wide,
-)
+from tritile.core.settings import is_batch_invariant
+from tritile.errors import DtypeError, ShapeError, UnsupportedError
+from tritile.ops import aten, reference
+from tritile.ops.call import Request, Result, computed, on_host, request_of, requests, run_plain, wide
 from tritile.ops.checks import (
-    check_operand,
+    check_gpu,
     check_out,
     check_out_memory,
-    check_same_device,
+    check_same_dtype,
     check_tensor,
     describe,
     name_of,
     names_of,
+    shapes,
 )
-from tritile.ops.memo import mark_written, recall
-from tritile.ops.products import capability, check_gpu, check_precision, matmul_of
+from tritile.ops.memo import Key, Tensors, mark_written, recall
+from tritile.ops.products import check_precision
 from tritile.planning.aten import MOST_GROUPS
 
 OP: Final = "grouped_matmul"
-_MM: Final = torch.mm  # bound now: a program may put tritile's functions in the place of torch's
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
-# What groups share, by the number of dimensions of a and b.
-_RAGGED: Final = {(2, 3): "rows of a", (3, 2): "columns of b", (2, 2): "k", (3, 3): "none"}
 
 
 def grouped_matmul(
@@ -113,49 +100,18 @@ def grouped_matmul(
     return recall(OP, tensors, out, options, computed)
 
 
-class Operands(NamedTuple):
-    """Hold the tensors of a call, None where one is not given."""
-
-    a: Any
-    b: Any
-    offs: Any
-    scale_a: Any
-    scale_b: Any
-
-
-def _check_dtypes(of: Operands, out_dtype: torch.dtype | None) -> torch.dtype:
-    a, b = of.a, of.b
-    if a.dtype != b.dtype:
-        raise DtypeError(f"{OP}: a is {name_of(a.dtype)} and b {name_of(b.dtype)}: wanted the same dtype")
-    if name_of(a.dtype) not in GROUPED_DTYPES:
-        raise DtypeError(f"{OP}: a is {name_of(a.dtype)}: wanted one of {', '.join(GROUPED_DTYPES)}")
-    if out_dtype is not None and out_dtype not in _OUT_DTYPES:
-        raise DtypeError(f"{OP}: out_dtype is {out_dtype}: wanted one of {names_of(_OUT_DTYPES)}")
-    if of.scale_a is not None and name_of(a.dtype) not in FP8_DTYPES:
-        raise DtypeError(f"{OP}: scale_a is given for {name_of(a.dtype)}: scales are for fp8 operands")
-    return out_dtype or (a.dtype if a.dtype in _OUT_DTYPES else torch.bfloat16)
-
-
-def _check_precision(dtype: torch.dtype, precision: str | None) -> str:
-    found, allowed = check_precision(OP, dtype, precision), GROUPED_PRECISIONS.get(name_of(dtype), ("ieee",))
-    if found not in allowed:
-        name = name_of(dtype)
-        wanted = f"{', '.join(allowed)} for {name} ({explained(allowed, name)})"
-        raise InvalidValueError(f"{OP}: precision is {found!r}: wanted one of {wanted}")
-    return found
-
-
-def _check_offs(of: Operands, groups: int | None) -> None:
+def _check_offs(a: torch.Tensor, b: torch.Tensor, offs: Any) -> None:
     """Raise a TritileError unless offs is (groups,) int32, contiguous; or None where groups share nothing."""
-    a, offs = of.a, of.offs
-    if a.ndim == 3 and of.b.ndim == 3:
+    if a.ndim == b.ndim == 3:
         if offs is not None:
             raise ShapeError(f"{OP}: offs is {describe(offs)}: wanted None, as a and b have 3 dimensions")
+        if a.shape[0] != b.shape[0]:
+            raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: a has {a.shape[0]} groups and b {b.shape[0]}")
         return
     if offs is None:
-        shapes = f"a is {tuple(a.shape)} and b {tuple(of.b.shape)}"
-        raise ShapeError(f"{OP}: {shapes}, and offs is None: wanted offs, the end of each group")
-    check_operand(OP, a, "offs", offs, (torch.int32,))
+        raise ShapeError(f"{OP}: {shapes(a=a, b=b)}, and offs is None: wanted offs, the end of each group")
+    check_tensor(OP, "offs", offs, like=a, dtypes=(torch.int32,))
+    groups = next((each.shape[0] for each in (a, b) if each.ndim == 3), None)
     if offs.ndim != 1 or (groups is not None and offs.shape[0] != groups):
         wanted = "(groups,)" if groups is None else f"({groups},)"
         raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: wanted {wanted}")
@@ -165,46 +121,21 @@ def _check_offs(of: Operands, groups: int | None) -> None:
         raise UnsupportedError(f"{OP}: offs has {offs.shape[0]} groups: wanted at most {MAX_GROUPS}")
 
 
-def _check_scales(of: Operands, wanted: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """Raise a TritileError unless scales are float32, contiguous and of these shapes, both or neither."""
-    if (of.scale_a is None) != (of.scale_b is None):
-        given = "scale_b" if of.scale_a is None else "scale_a"
+def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) -> None:
+    """Raise a TritileError unless scales are float32, contiguous, one a row and column, both or neither."""
+    if (scale_a is None) != (scale_b is None):
+        given = "scale_b" if scale_a is None else "scale_a"
         raise ShapeError(f"{OP}: only {given} is given: wanted scale_a and scale_b, or neither")
-    if of.scale_a is None:
+    if scale_a is None:
         return
-    for name, scale, shape in zip(("scale_a", "scale_b"), of[3:], wanted, strict=True):
-        check_operand(OP, of.a, name, scale, (torch.float32,))
+    for name, scale, shape in (
+        ("scale_a", scale_a, tuple(a.shape[:-1])),
+        ("scale_b", scale_b, (*b.shape[:-2], b.shape[-1])),
+    ):
+        check_tensor(OP, name, scale, like=a, dtypes=(torch.float32,))
         if tuple(scale.shape) != shape or not scale.is_contiguous():
             found = f"shape {tuple(scale.shape)} and strides {scale.stride()}"
             raise ShapeError(f"{OP}: {name} has {found}: wanted {shape}, contiguous")
-
-
-def _shapes(of: Operands) -> tuple[tuple[int, ...], int | None, int, tuple[Any, Any]]:
-    """Return the result's shape, the number of groups, the shared size and the shapes of the scales.
-
-    The number of groups is None where only offs tells it; the shared size is 0 where groups share nothing.
-    """
-    a, b, offs = of.a, of.b, of.offs
-    shapes = f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}"
-    ragged = _RAGGED.get((a.ndim, b.ndim))
-    if ragged is None:
-        raise ShapeError(f"{OP}: {shapes}: wanted two or three dimensions each")
-    if a.shape[-1] != b.shape[-2]:
-        raise ShapeError(f"{OP}: {shapes}: K is {a.shape[-1]} in a and {b.shape[-2]} in b")
-    m, n = a.shape[-2], b.shape[-1]
-    if ragged == "rows of a":
-        groups = b.shape[0]
-        return (m, n), groups, m, ((m,), (groups, n))
-    if ragged == "columns of b":
-        groups = a.shape[0]
-        return (m, n), groups, n, ((groups, m), (n,))
-    if ragged == "none":
-        groups = a.shape[0]
-        if groups != b.shape[0]:
-            raise ShapeError(f"{OP}: {shapes}: a has {groups} groups and b {b.shape[0]}")
-        return (groups, m, n), groups, 0, ((groups, m), (groups, n))
-    count = offs.shape[0] if isinstance(offs, torch.Tensor) and offs.ndim == 1 else 0
-    return (count, m, n), None, a.shape[1], ((), ())
 
 
 def _view(name: str, tensor: torch.Tensor) -> View:
@@ -214,54 +145,45 @@ def _view(name: str, tensor: torch.Tensor) -> View:
     return View(Memory.of(name, tensor), (rows, columns), (row, column), tuple(batch))
 
 
-def grouped_call(of: Operands, out: torch.Tensor, precision: str) -> GroupedCall:
+def grouped_call(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, scale_a: Any, scale_b: Any,
+    out: torch.Tensor, precision: str,
+) -> GroupedCall:  # fmt: skip
     """Return the call of arguments that were checked, whose groups share rows of a or columns of b.
 
     out has the shape of the result. Where they share columns of b, the call is out^T = b^T a^T.
     """
-    a, b, result = _view("a", of.a), _view("b", of.b), _view("out", out)
-    given = (("scale_a", of.scale_a), ("scale_b", of.scale_b))
+    left, right, result = _view("a", a), _view("b", b), _view("out", out)
+    given = (("scale_a", scale_a), ("scale_b", scale_b))
     scales = tuple(Memory.of(name, scale) for name, scale in given if scale is not None)
-    if of.a.ndim == 3:
-        a, b, result, scales = b.transposed, a.transposed, result.transposed, scales[::-1]
-    offs = Memory.of("offs", of.offs)
-    return GroupedCall(len(of.offs), a, b, result, offs, precision, scales, is_batch_invariant())
+    if a.ndim == 3:
+        left, right, result, scales = right.transposed, left.transposed, result.transposed, scales[::-1]
+    ends, invariant = Memory.of("offs", offs), is_batch_invariant()
+    return GroupedCall(len(offs), left, right, result, ends, precision, scales, invariant)
 
 
-def _as_rows(of: Operands, options: tuple[Any, ...]) -> torch.Tensor:
-    """Return a batch of fp8 products with scales, as one whose groups share rows of a."""
-    groups, m, k = of.a.shape
-    ends = torch.arange(m, groups * m + 1, m, dtype=torch.int32, device=of.a.device)
-    rows = of.a.reshape(groups * m, k), of.b, ends, of.scale_a.view(-1), of.scale_b
-    return run_plain(OP, rows, None, options).view(groups, m, -1)
-
-
-def _sharing_k(of: Operands, dtype: torch.dtype, precision: str | None) -> torch.Tensor:
+def _sharing_k(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, dtype: torch.dtype, precision: str | None
+) -> torch.Tensor:
     """Return the product of each group of columns of a and rows of b, (groups, M, N).
 
-    In bfloat16 by torch's grouped product; else group by group, for which the host reads the offsets. Raises
+    By torch's grouped product, or group by group, for which the host reads the offsets. Raises
     UnsupportedError where it may not, while a CUDA graph is captured, and where torch refuses.
     """
-    (a, b, offs, *_), uses_torch = of, uses_aten() and not (is_batch_invariant() or is_deterministic())
-    one_launch = uses_torch and capability(a.device) == (9, 0) and len(offs) <= MOST_GROUPS
-    if one_launch and a.dtype == dtype == torch.bfloat16:
-        try:
-            return torchs.sharing_k(a, b, offs)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            raise UnsupportedError(f"{OP}: torch refuses groups that share K: {brief(error)}") from error
+    made = aten.sharing_k(a, b, offs, dtype)
+    if made is not None:
+        return made
     if capturing():
         raise UnsupportedError(
             f"{OP}: groups share K, and the host reads offs, which it cannot while a CUDA graph is captured: "
             f"wanted bfloat16, on Hopper, and at most {MOST_GROUPS} groups"
         )
-    total, uses_torch = a.shape[1], uses_torch and precision is None and a.dtype == dtype
-    ends = list(itertools.accumulate((min(max(end, 0), total) for end in offs.tolist()), max))
+    ends = list(itertools.accumulate((min(max(end, 0), a.shape[1]) for end in offs.tolist()), max))
     made = a.new_empty((len(ends), a.shape[0], b.shape[1]), dtype=dtype)
+    by_torch = aten.may_make_groups() and precision is None and a.dtype == dtype
     for out, start, end in zip(made, [0, *ends], ends, strict=False):
-        if uses_torch:
-            _MM(a[:, start:end], b[start:end], out=out)
+        if by_torch:
+            aten.MM(a[:, start:end], b[start:end], out=out)
         else:
             run_plain("matmul", (a[:, start:end], b[start:end]), out, (dtype, precision))
     return made
@@ -269,10 +191,16 @@ def _sharing_k(of: Operands, dtype: torch.dtype, precision: str | None) -> torch
 
 @dataclass(frozen=True)
 class Groups(Request):
-    tensors: Operands
+    """Hold the products of groups: of rows of a, of columns of b, of K, or of a batch.
+
+    A plain batch is one of `tritile.matmul`, which has faster kernels. Groups that share K, and a batch with
+    scales, have no kernel of tritile's own either.
+    """
+
+    op: str
+    tensors: Tensors
     out_dtype: torch.dtype | None
     precision: str | None
-    op: str = OP
 
     @property
     def is_empty(self) -> bool:  # type: ignore[override]
@@ -281,75 +209,94 @@ class Groups(Request):
 
     @property
     def _is_batch(self) -> bool:
-        # A plain batch, for which products have faster kernels.
         a, b, _, scale_a, _ = self.tensors
         return bool(a.ndim == b.ndim == 3 and scale_a is None)
 
     @property
-    def _is_one_call(self) -> bool:
+    def _has_kernel(self) -> bool:
         a, b, *_ = self.tensors
         return bool(a.ndim != b.ndim)
 
-    def checked(self, out: Any) -> Result:
-        of = self.tensors
-        for name, tensor in (("a", of.a), ("b", of.b)):
-            check_tensor(OP, name, tensor)
-        check_same_device(OP, of.a, "b", of.b)
-        dtype = _check_dtypes(of, self.out_dtype)
-        precision = _check_precision(of.a.dtype, self.precision)
-        check_gpu(OP, of.a)
-        if of.a.ndim == of.b.ndim == 2 and name_of(of.a.dtype) in FP8_DTYPES:
+    def _checked_dtype(self) -> torch.dtype:
+        a, b, _, scale_a, _ = self.tensors
+        check_same_dtype(OP, a=a, b=b)
+        name, is_fp8 = name_of(a.dtype), name_of(a.dtype) in FP8_DTYPES
+        if name not in GROUPED_DTYPES:
+            raise DtypeError(f"{OP}: a is {name}: wanted one of {', '.join(GROUPED_DTYPES)}")
+        if self.out_dtype is not None and self.out_dtype not in _OUT_DTYPES:
+            raise DtypeError(f"{OP}: out_dtype is {self.out_dtype}: wanted one of {names_of(_OUT_DTYPES)}")
+        if scale_a is not None and not is_fp8:
+            raise DtypeError(f"{OP}: scale_a is given for {name}: scales are for fp8 operands")
+        if is_fp8 and a.ndim == b.ndim == 2:
             raise UnsupportedError(f"{OP}: groups of fp8 share K: wanted bfloat16, float16 or float32")
-        shape, groups, shared, scales = _shapes(of)
-        _check_offs(of, groups)
-        _check_scales(of, scales)
+        return self.out_dtype or (torch.bfloat16 if is_fp8 else a.dtype)
+
+    def checked(self, out: Any) -> Result:
+        a, b, offs, *scales = self.tensors
+        check_tensor(OP, "a", a)
+        check_tensor(OP, "b", b, like=a)
+        dtype = self._checked_dtype()
+        precision = check_precision(OP, a.dtype, self.precision, GROUPED_PRECISIONS)
+        check_gpu(OP, a)
+        if not {a.ndim, b.ndim} <= {2, 3}:
+            raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: wanted two or three dimensions each")
+        if a.shape[-1] != b.shape[-2]:
+            raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: K is {a.shape[-1]} in a and {b.shape[-2]} in b")
+        _check_offs(a, b, offs)
+        _check_scales(a, b, *scales)
+        m, n = a.shape[-2], b.shape[-1]
+        shared = {(2, 3): m, (3, 2): n, (2, 2): a.shape[1]}.get((a.ndim, b.ndim), 0)
         if shared > MAX_RAGGED:
             raise UnsupportedError(f"{OP}: groups share a dimension of {shared}: wanted at most {MAX_RAGGED}")
-        if out is not None:
-            check_out(OP, out, shape, dtype, of.a)
+        groups = a.shape[0] if offs is None else offs.shape[0]
+        shape = (m, n) if self._has_kernel else (groups, m, n)
+        check_out(OP, out, shape, dtype, a)
         return shape, dtype, precision
 
     def check_memory(self, out: torch.Tensor) -> None:
-        given = {name: tensor for name, tensor in self.tensors._asdict().items() if tensor is not None}
-        check_out_memory(OP, out, **given)
+        names = ("a", "b", "offs", "scale_a", "scale_b")
+        check_out_memory(OP, out, **dict(zip(names, self.tensors, strict=True)))
 
     def call(self, out: torch.Tensor, how: str) -> Call:
-        if not (self._is_batch or self._is_one_call):
-            a, b, *_ = self.tensors
-            shapes = f"a has {a.ndim} dimensions and b {b.ndim}"
-            raise UnsupportedError(
-                f"{OP}: {shapes}: such a call is made of others, and has no plan of its own"
-            )
-        parts = Operands(*(None if t is None else t.resolve_neg() for t in self.tensors))
+        a, b, offs, scale_a, scale_b = _resolved(self.tensors)
         if self._is_batch:
-            product = matmul_of(parts.a, parts.b, out.dtype, self.precision)
+            product = request_of("matmul", a, b, out.dtype, self.precision)
             return product.call(out, product.checked(None)[2])
-        return grouped_call(parts, out, how)
+        if not self._has_kernel:
+            dims = f"a has {a.ndim} dimensions and b {b.ndim}"
+            raise UnsupportedError(f"{OP}: {dims}: such a call is made of others, and has no plan of its own")
+        return grouped_call(a, b, offs, scale_a, scale_b, out, how)
 
     def compute(self, out: torch.Tensor) -> None:
-        reference.grouped(*self.tensors, out)
+        a, b, offs, scale_a, scale_b = self.tensors
+        reference.grouped(a, b, offs, scale_a, scale_b, out)
 
     def widened(self) -> "Groups":
-        return replace(self, tensors=Operands(*map(wide, self.tensors)))
+        return replace(self, tensors=tuple(map(wide, self.tensors)))
 
     def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
-        a, b, offs, *_ = of = self.tensors
+        a, b, offs, scale_a, scale_b = self.tensors
         options = self.out_dtype, self.precision
         if self._is_batch:
             return run_plain("matmul", (a, b), out, options)
         is_empty = 0 in (*a.shape, *b.shape) or (offs is not None and not len(offs))
-        if self._is_one_call or a.is_meta or is_empty or (on_host(a) and not INTERPRETING):
+        if self._has_kernel or a.is_meta or is_empty or (on_host(a) and not INTERPRETING):
             return None
-        of = Operands(*(None if tensor is None else tensor.resolve_neg() for tensor in of))
-        if offs is None:
-            made = _as_rows(of, options)
+        a, b, offs, scale_a, scale_b = _resolved(self.tensors)
+        if offs is None:  # a batch of fp8 with scales: groups that share rows of a
+            groups, m, k = a.shape
+            ends = torch.arange(m, groups * m + 1, m, dtype=torch.int32, device=a.device)
+            rows = a.reshape(groups * m, k), b, ends, scale_a.view(-1), scale_b
+            made = run_plain(OP, rows, None, options).view(groups, m, -1)
         else:
-            made = _sharing_k(of, self.out_dtype or a.dtype, self.precision)
+            made = _sharing_k(a, b, offs, self.out_dtype or a.dtype, self.precision)
         return made if out is None else mark_written(OP, out.copy_(made))
 
 
+def _resolved(tensors: Tensors) -> Tensors:
+    return tuple(None if tensor is None else tensor.resolve_neg() for tensor in tensors)
+
+
 @requests(OP)
-def _groups_of(
-    a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out_dtype: Any, precision: Any
-) -> Groups:
-    return Groups(Operands(a, b, offs, scale_a, scale_b), out_dtype, precision)
+def _groups_of(op: str, tensors: Tensors, options: Key) -> Groups:
+    return Groups(op, tensors, *options[:2])

@@ -1,7 +1,7 @@
 """Multiply by a quantized weight: `tritile.linear` of a `QuantizedWeight`."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -11,10 +11,9 @@ from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops import reference
 from tritile.ops.call import Request, Result, computed, requests, wide
-from tritile.ops.checks import check_operand, check_same_device, check_tensor, name_of
-from tritile.ops.memo import Tensors, recall
-
-_BIASES: Final = (torch.float32, torch.float16, torch.bfloat16)
+from tritile.ops.checks import check_tensor, name_of
+from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.products import HALF
 
 
 def quantized_call(
@@ -71,12 +70,12 @@ class QuantizedLinear(Request):
                 f"linear: input is {name_of(x.dtype)}, but weight is quantized for {name_of(weight.dtype)}: "
                 f"wanted {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
             )
-        check_same_device("linear", x, "weight", weight.packed)
+        check_tensor("linear", "weight", weight.packed, like=x)
         if x.ndim == 0 or x.shape[-1] != k:
-            shapes = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
-            raise ShapeError(f"linear: {shapes}: wanted input (..., {k})")
+            label = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
+            raise ShapeError(f"linear: {label}: wanted input (..., {k})")
         if bias is not None:
-            check_operand("linear", x, "bias", bias, _BIASES)
+            check_tensor("linear", "bias", bias, like=x, dtypes=HALF)
             if tuple(bias.shape) != (n,):
                 raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
         return (*x.shape[:-1], n), x.dtype, "ieee"
@@ -96,7 +95,6 @@ class QuantizedLinear(Request):
 
 
 @requests("linear_quantized")
-def _quantized_of(
-    x: Any, packed: Any, scales: Any, zeros: Any, bias: Any, bits: int, group_size: int, n: int, k: int
-) -> QuantizedLinear:
+def _quantized_of(op: str, tensors: Tensors, options: Key) -> QuantizedLinear:
+    (x, packed, scales, zeros, bias), (bits, group_size, n, k) = tensors, options
     return QuantizedLinear(x, QuantizedWeight(packed, scales, zeros, bits, group_size, (n, k)), bias)

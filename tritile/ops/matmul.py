@@ -9,7 +9,7 @@ import torch
 from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.call import computed
-from tritile.ops.checks import check_rank
+from tritile.ops.checks import check_tensor, shapes
 from tritile.ops.memo import Tensors, recall
 
 
@@ -85,11 +85,10 @@ def _computed_if(check: Callable[[Any, Any], None]) -> Callable[..., torch.Tenso
 def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
     """Raise a TritileError unless these are operands of torch's `mm` (rank 2) or `bmm` (rank 3)."""
     for name, tensor in (("input", input), ("mat2", mat2)):
-        check_rank(op, name, tensor, rank)
+        check_tensor(op, name, tensor, rank=rank)
     if input.shape[-1] != mat2.shape[-2] or input.shape[:-2] != mat2.shape[:-2]:
         wanted = "(M, K) and (K, N)" if rank == 2 else "(B, M, K) and (B, K, N)"
-        shapes = f"input has shape {tuple(input.shape)} and mat2 {tuple(mat2.shape)}"
-        raise ShapeError(f"{op}: {shapes}: wanted {wanted}")
+        raise ShapeError(f"{op}: {shapes(input=input, mat2=mat2)}: wanted {wanted}")
 
 
 _MM: Final = _computed_if(functools.partial(check_matrices, "mm", rank=2))

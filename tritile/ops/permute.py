@@ -75,35 +75,34 @@ def permute_call(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Per
     return PermuteCall(problem, Memory.of("x", x), Memory.of("out", out), flip, in_place)
 
 
-def _dimension(op: str, name: str, dim: Any, ndim: int) -> None:
+def _check_dimension(op: str, name: str, dim: Any, low: int, high: int, ndim: int) -> None:
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShapeError(f"{op}: {name} is {dim!r}: wanted an integer")
-    low, high = -ndim, ndim - 1
-    if op == "transpose":  # a vector, or a scalar, is its own transpose
-        low, high = min(low, -2), max(high, 0)
     if not low <= dim <= high:
         raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {high} for {ndim} dimensions")
 
 
-def swapped(ndim: int, dim0: Any, dim1: Any) -> list[int]:
-    """Return the order of dimensions with two exchanged. Raise ShapeError for one that does not exist."""
-    dims = list(range(ndim))
-    for name, dim in (("dim0", dim0), ("dim1", dim1)):
-        _dimension("transpose", name, dim, ndim)
-    if ndim > 1:
-        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
-    return dims
+def dims_of(op: str, ndim: int, options: Key) -> list[int]:
+    """Return the order of dimensions, counted from the start, by the options of `permute` or `transpose`.
 
-
-def ordered(ndim: int, dims: Any) -> list[int]:
-    """Return the order of dimensions, counted from the start. Raise ShapeError unless it is a permutation."""
+    Raises ShapeError unless it is a permutation of dimensions that exist.
+    """
+    order = list(range(ndim))
+    if op == "transpose":
+        for name, dim in zip(("dim0", "dim1"), options, strict=False):
+            _check_dimension(op, name, dim, min(-ndim, -2), max(ndim - 1, 0), ndim)
+        if ndim > 1:  # a vector, or a scalar, is its own transpose
+            one, other, *_ = options
+            order[one], order[other] = order[other], order[one]
+        return order
+    dims = options[0]
     if not isinstance(dims, _SEQUENCES):
         raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
     if len(dims) == ndim:
         for dim in dims:
-            _dimension("permute", "a dimension", dim, ndim)
+            _check_dimension(op, "a dimension", dim, -ndim, ndim - 1, ndim)
         found = [dim % ndim for dim in dims]
-        if sorted(found) == list(range(ndim)):
+        if sorted(found) == order:
             return found
     raise ShapeError(f"permute: dims is {tuple(dims)}: wanted each of {ndim} dimensions once")
 
@@ -185,63 +184,43 @@ def transpose(
 
 def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     if needs_dispatch(*tensors, out):  # torch has one operator, and would refuse wrong dims in its own words
-        ndim = tensors[0].ndim
-        dims = swapped(ndim, *options[:2]) if op == "transpose" else ordered(ndim, options[0])
-        op, options = "permute", (dims,)
+        op, options = "permute", (dims_of(op, tensors[0].ndim, options),)
     return computed(op, tensors, out, options, key)
 
 
-def _mirrored(x: torch.Tensor, dims: Sequence[int]) -> bool:
-    moved = [i for i, dim in enumerate(dims) if i != dim]
-    return len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
-
-
+@requests("permute", "transpose")
 @dataclass(frozen=True)
 class Permutation(Request):
-    """Hold a copy: `which` is the order of dimensions, or the pair that "transpose" exchanges."""
+    """Hold a copy. `options` has the order of dimensions, or the two that "transpose" exchanges."""
 
     op: str
-    tensors: tuple[Any]
-    which: Any
-
-    @property
-    def x(self) -> Any:
-        return self.tensors[0]
+    tensors: Tensors
+    options: Key
 
     @property
     def dims(self) -> list[int]:
-        ndim = self.x.ndim
-        return swapped(ndim, *self.which) if self.op == "transpose" else ordered(ndim, self.which)
+        return dims_of(self.op, self.first.ndim, self.options)
 
     def checked(self, out: Any) -> Result:
-        check_tensor(self.op, "input", self.x)
-        shape = tuple(self.x.shape[d] for d in self.dims)
-        if out is not None:
-            check_out(self.op, out, shape, self.x.dtype, self.x)
-        return shape, self.x.dtype, ""
+        check_tensor(self.op, "input", self.first)
+        shape, dtype = tuple(self.first.shape[d] for d in self.dims), self.first.dtype
+        check_out(self.op, out, shape, dtype, self.first)
+        return shape, dtype, ""
 
     def check_memory(self, out: torch.Tensor) -> None:
-        in_place = _mirrored(self.x, self.dims) and same_memory(self.x, out)
-        check_out_memory(self.op, out, **({} if in_place else {"input": self.x}))
+        x = self.first
+        moved = [i for i, dim in enumerate(self.dims) if i != dim]
+        mirrors = len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
+        check_out_memory(self.op, out, input=None if mirrors and same_memory(x, out) else x)
 
     def call(self, out: torch.Tensor, how: str) -> PermuteCall:
-        x = self.x
+        x = self.first
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
         return permute_call(x.resolve_neg() if whole else x, out, self.dims)
 
     def compute(self, out: torch.Tensor) -> None:
-        reference.permute(self.x, self.dims, out)
+        reference.permute(self.first, self.dims, out)
 
     def interpret(self, out: torch.Tensor, how: str) -> None:
         interpret(self.call(out, how))
-
-
-@requests("permute")
-def _permute_of(input: Any, dims: Any) -> Permutation:
-    return Permutation("permute", (input,), dims)
-
-
-@requests("transpose")
-def _transpose_of(input: Any, dim0: Any, dim1: Any) -> Permutation:
-    return Permutation("transpose", (input,), (dim0, dim1))

@@ -16,7 +16,7 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.aten import by_torch
-from tritile.ops.call import REQUESTS, Request, fixed
+from tritile.ops.call import Request, fixed, request_of
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
 from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_bias_alone, gated_linear, linear
@@ -71,16 +71,16 @@ def _request(name: str, arguments: dict[str, Any]) -> Request:
     if name in ("mm", "bmm"):
         a, b = arguments["input"], arguments["mat2"]
         check_matrices(name, a, b, 2 if name == "mm" else 3)
-        return REQUESTS["matmul"](a, b, arguments["out_dtype"], arguments["precision"])
+        return request_of("matmul", a, b, arguments["out_dtype"], arguments["precision"])
     if name == "contiguous":
         x = arguments["input"]
         if copied(x):
-            return REQUESTS["permute"](x, tuple(range(x.ndim)))
+            return request_of("permute", x, tuple(range(x.ndim)))
         raise InvalidValueError(f"contiguous of {tuple(x.shape)} launches no kernel: input is contiguous")
     if isinstance(arguments.get("weight"), QuantizedWeight):
         check_bias_alone(*(arguments[name] for name in NOT_WITH_PACKED))
         return QuantizedLinear(arguments["input"], arguments["weight"], arguments["bias"])
-    return REQUESTS[name](*(arguments[each] for each in NAMES[name]))
+    return request_of(name, *(arguments[each] for each in NAMES[name]))
 
 
 def gpu_of(who: str, device: Any) -> Device:

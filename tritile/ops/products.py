@@ -1,6 +1,6 @@
 """Check products, with or without an epilogue, and fold their tensors to views."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,24 +17,28 @@ from tritile.ops import reference
 from tritile.ops.call import Request, Result, requests, wide
 from tritile.ops.checks import (
     broadcast,
-    check_operand,
+    capability,
+    check_activation,
+    check_gpu,
     check_out,
     check_out_memory,
-    check_same_device,
+    check_same_dtype,
     check_tensor,
     name_of,
     names_of,
+    number_of,
+    shapes,
 )
-from tritile.ops.dispatch import name_of_role
-from tritile.ops.memo import IN_FP32, Tensors, check_out_apart, default_precision, reaches_of
+from tritile.ops.dispatch import OPTIONS, TENSORS, WEIGHTS, name_of_role
+from tritile.ops.memo import IN_FP32, Key, Tensors, check_out_apart, default_precision, reaches_of
 
 _RIGHTS: Final = ("b", "up")
-_HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
+HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
 _FROM_FP8: Final = (torch.bfloat16, torch.float16, torch.float32)
 _OUT_DTYPES: Final = {
-    torch.float16: _HALF,
-    torch.bfloat16: _HALF,
-    torch.float32: _HALF,
+    torch.float16: HALF,
+    torch.bfloat16: HALF,
+    torch.float32: HALF,
     torch.float64: (torch.float64,),
     torch.int8: (torch.int32,),
     torch.float8_e4m3fn: _FROM_FP8,
@@ -42,114 +46,91 @@ _OUT_DTYPES: Final = {
     torch.complex64: (torch.complex64,),
     torch.complex128: (torch.complex128,),
 }  # the operands' own dtype is the default where it is listed, else the first
+_GATED_PRECISIONS: Final = {"float32": ("ieee", "tf32"), "float64": ("ieee",)}
 
 
-def _check_dtypes(
-    op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None,
-    scaled: bool,
-) -> torch.dtype:  # fmt: skip
-    mixed = name_of(a.dtype) in FP8_DTYPES and name_of(b.dtype) in FP8_DTYPES
-    if a.dtype != b.dtype and not mixed:
-        kinds = f"{names[0]} is {name_of(a.dtype)} and {names[1]} {name_of(b.dtype)}"
-        raise DtypeError(f"{op}: {kinds}: wanted the same dtype")
-    if a.dtype not in _OUT_DTYPES:
-        raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted one of {', '.join(MATMUL_DTYPES)}")
-    allowed = _FROM_FP8 if scaled else _OUT_DTYPES[a.dtype]
-    if out_dtype is None:
-        return a.dtype if a.dtype in allowed else allowed[0]
-    if out_dtype not in allowed:
-        wanted = f"one of {names_of(allowed)} for {name_of(a.dtype)}"
-        raise DtypeError(f"{op}: out_dtype is {out_dtype}: wanted {wanted}")
-    return out_dtype
+# --- Checks ---
 
 
-def check_precision(op: str, dtype: torch.dtype, precision: str | None) -> str:
+def check_precision(
+    op: str,
+    dtype: torch.dtype,
+    precision: str | None,
+    among: Mapping[str, Sequence[str]] = PRECISIONS_OF,
+) -> str:
     """Return the precision of a product, torch's setting where `precision` is None, or "ieee" without one.
+
+    `among`: those that operands of each dtype may name.
 
     Raises:
         InvalidValueError: the dtype has no such precision.
         UnsupportedError: a batch-invariant call cannot have it.
     """
-    allowed = PRECISIONS_OF.get(name_of(dtype))
-    if precision is not None and allowed is None:
-        wanted = ", ".join(PRECISIONS_OF)
+    name, allowed = name_of(dtype), among.get(name_of(dtype), ())
+    if precision is None:
+        setting = default_precision() if dtype in IN_FP32 else "ieee"
+        precision = "ieee" if setting == "none" else setting
+    elif not allowed:
         raise InvalidValueError(
-            f"{op}: precision is {precision!r} for {name_of(dtype)}: wanted None, or operands of {wanted}"
+            f"{op}: precision is {precision!r} for {name}: wanted None, or operands of {', '.join(among)}"
         )
-    if precision is not None and allowed is not None and precision not in allowed:
+    elif precision not in allowed:
         raise InvalidValueError(
-            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name_of(dtype)} "
-            f"({explained(allowed, name_of(dtype))})"
+            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name} "
+            f"({explained(allowed, name)})"
         )
-    setting = default_precision() if precision is None and dtype in IN_FP32 else "ieee"
-    precision = precision or ("ieee" if setting == "none" else setting)
-    if precision == BY_DATA and is_batch_invariant():
+    if not is_batch_invariant():
+        return precision
+    if precision == BY_DATA:
         raise UnsupportedError(
             f"{op}: precision is {precision!r} in a batch-invariant call, but its result for a row can "
             "depend on other rows: wanted another precision"
         )
-    if dtype.is_complex and is_batch_invariant():
+    if dtype.is_complex:
         raise UnsupportedError(
-            f"{op}: operands are {name_of(dtype)} in a batch-invariant call, but only torch multiplies "
+            f"{op}: operands are {name} in a batch-invariant call, but only torch multiplies "
             "these, and a row of its result can depend on other rows: wanted real operands"
         )
     return precision
 
 
 def unset_precision(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Return how to multiply where neither the caller nor torch's setting says so: "ieee" or "fp16x3".
+    """Return how to multiply float32 where neither the caller nor torch's setting says so.
 
-    Products of float32 are made of parts in fp16 where that is faster and errs no more than torch's fp32.
+    Of parts in fp16 where that is faster, and errs no more than torch's fp32.
     """
-    sizes = a.ndim > 1 and b.ndim > 1 and suits(a.shape[-2], b.shape[-1], a.shape[-1])
-    real = a.dtype == torch.float32 and sizes and not is_batch_invariant()
-    return "fp16x3" if real and capability(a.device) == (9, 0) else "ieee"
-
-
-def capability(device: torch.device) -> tuple[int, int] | None:
-    # Without CUDA here a tensor of a GPU is a fake one, of a GPU elsewhere.
-    here = device.type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
-    return torch.cuda.get_device_capability(device) if here else None
-
-
-def check_gpu(op: str, a: torch.Tensor) -> None:
-    """Raise UnsupportedError where the operand's GPU does not multiply its dtype."""
-    name, found = name_of(a.dtype), capability(a.device)
-    needed = (8, 9) if name in FP8_DTYPES else (8, 0) if name == "bfloat16" else (7, 5)
-    if found is not None and found < needed:
-        raise UnsupportedError(
-            f"{op}: {name} needs compute capability {needed[0]}.{needed[1]}, but "
-            f"{torch.cuda.get_device_name(a.device)} has {found[0]}.{found[1]}"
-        )
+    fits = a.ndim > 1 and b.ndim > 1 and suits(a.shape[-2], b.shape[-1], a.shape[-1])
+    return "fp16x3" if fits and not is_batch_invariant() and capability(a.device) == (9, 0) else "ieee"
 
 
 def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """Return the shape that torch.matmul gives. Raise ShapeError where it gives none."""
-    shapes = f"{names[0]} has shape {tuple(a.shape)} and {names[1]} {tuple(b.shape)}"
+    label = shapes(**dict(zip(names, (a, b), strict=True)))
     if a.ndim == 0 or b.ndim == 0:
-        raise ShapeError(f"{op}: {shapes}: wanted at least one dimension each")
+        raise ShapeError(f"{op}: {label}: wanted at least one dimension each")
     inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
     if a.shape[-1] != inner:
-        raise ShapeError(f"{op}: {shapes}: K is {a.shape[-1]} in {names[0]} and {inner} in {names[1]}")
+        raise ShapeError(f"{op}: {label}: K is {a.shape[-1]} in {names[0]} and {inner} in {names[1]}")
     try:
         batch = broadcast(a.shape[:-2], b.shape[:-2])
     except ShapeError as error:
-        raise ShapeError(f"{op}: {shapes}: batch dimensions do not broadcast") from error
-    rows = a.shape[-2:-1] if a.ndim > 1 else ()
-    columns = b.shape[-1:] if b.ndim > 1 else ()
-    return (*batch, *rows, *columns)
+        raise ShapeError(f"{op}: {label}: batch dimensions do not broadcast") from error
+    return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
 
 
 def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tuple[int, ...]) -> None:
-    alike = like.dtype == torch.float64 or like.is_complex()
-    check_operand(op, like, name, tensor, (like.dtype,) if alike else _HALF)
+    own = like.dtype == torch.float64 or like.is_complex()
+    check_tensor(op, name, tensor, like=like, dtypes=(like.dtype,) if own else HALF)
     try:
         fits = broadcast(tensor.shape, shape) == shape
     except ShapeError:
         fits = False
     if not fits:
-        own = tuple(tensor.shape)
-        raise ShapeError(f"{op}: {name} has shape {own}: wanted one that broadcasts to {shape}")
+        found = tuple(tensor.shape)
+        raise ShapeError(f"{op}: {name} has shape {found}: wanted one that broadcasts to {shape}")
+
+
+# --- The call ---
 
 
 def _batch_strides(tensor: torch.Tensor, batch: tuple[int, ...]) -> tuple[int, ...]:
@@ -235,12 +216,12 @@ def matmul_call(
     return call.transposed if transposes else call
 
 
+# --- The request ---
+
+
 @dataclass(frozen=True)
 class Product(Request):
-    """Hold a product of input and other with an epilogue: see `matmul_call` for what its fields mean.
-
-    `sides` are in the order of `SIDES`, those that are None left out.
-    """
+    """Hold a product of input and other with an epilogue: see `matmul_call` for what its fields mean."""
 
     op: str
     tensors: Tensors
@@ -256,10 +237,6 @@ class Product(Request):
     scales: tuple[Any, ...] = ()
     block_scales: str = ""
 
-    def __post_init__(self) -> None:
-        given = {name: self.sides[name] for name in SIDES if self.sides.get(name) is not None}
-        object.__setattr__(self, "sides", given)
-
     @property
     def first(self) -> Any:
         return self.input
@@ -269,45 +246,51 @@ class Product(Request):
         """True if the product is zeros, whatever the factors hold: K is 0, or alpha, as in torch."""
         return bool(self.input.shape[-1] == 0 or self.alpha == 0)
 
-    @property
-    def is_scaled(self) -> bool:
-        return bool(self.scales) or "scale_a" in self.sides
-
-    def _fused(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    def _epilogue(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
         """Return the epilogue as keywords, its tensors changed. A bias with beta = 0 is not read."""
-        found: dict[str, Any] = {
-            name: change(tensor) for name, tensor in self.sides.items() if name != "bias" or self.beta != 0
+        sides = {name: change(side) for name, side in self.sides.items() if name != "bias" or self.beta != 0}
+        return sides | {
+            "activation": self.activation,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "up": None if self.up is None else change(self.up),
+            "scales": tuple(map(change, self.scales)),
+            "block_scales": self.block_scales,
         }
-        if self.activation:
-            found["activation"] = self.activation
-        if (self.alpha, self.beta) != (1, 1):
-            found |= {"alpha": self.alpha, "beta": self.beta}
-        if self.up is not None:
-            found["up"] = change(self.up)
-        if self.scales:
-            found |= {"scales": tuple(map(change, self.scales)), "block_scales": self.block_scales}
+
+    def _checked_dtype(self, names: tuple[str, str]) -> torch.dtype:
+        op, (name, *_), dtype = self.op, names, self.input.dtype
+        if not {name_of(dtype), name_of(self.other.dtype)} <= set(FP8_DTYPES):  # which may be mixed
+            check_same_dtype(op, **dict(zip(names, (self.input, self.other), strict=True)))
+        if dtype not in _OUT_DTYPES:
+            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: wanted one of {', '.join(MATMUL_DTYPES)}")
+        is_scaled = bool(self.scales) or "scale_a" in self.sides
+        allowed = _FROM_FP8 if is_scaled else _OUT_DTYPES[dtype]
+        found = self.out_dtype or (dtype if dtype in allowed else allowed[0])
+        if found not in allowed:
+            wanted = f"one of {names_of(allowed)} for {name_of(dtype)}"
+            raise DtypeError(f"{op}: out_dtype is {found}: wanted {wanted}")
+        if op != "matmul" and not (found.is_floating_point or found.is_complex):
+            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: wanted a floating or complex dtype")
         return found
 
     def checked(self, out: Any) -> Result:
         op, a, b = self.op, self.input, self.other
         names = name_of_role(op, "a"), name_of_role(op, "b")
-        for name, tensor in zip(names, (a, b), strict=True):
-            check_tensor(op, name, tensor)
-        check_same_device(op, a, names[1], b)
-        dtype = _check_dtypes(op, names, a, b, self.out_dtype, self.is_scaled)
-        precision = check_precision(op, a.dtype, self.precision)
+        check_tensor(op, names[0], a)
+        check_tensor(op, names[1], b, like=a)
+        dtype = self._checked_dtype(names)
+        among = PRECISIONS_OF if self.up is None else _GATED_PRECISIONS
+        precision = check_precision(op, a.dtype, self.precision, among)
         for operand in (a, b):
             check_gpu(op, operand)
         shape = _result_shape(op, names, a, b)
         unnamed = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
-        if unnamed and not self.is_scaled and self.up is None:
+        if unnamed and self.up is None:
             precision = unset_precision(a, b)
-        if op != "matmul" and not (dtype.is_floating_point or dtype.is_complex):
-            raise DtypeError(f"{op}: {names[0]} is {name_of(a.dtype)}: wanted a floating or complex dtype")
         for role, tensor in self.sides.items():
             _check_side(op, name_of_role(op, role), tensor, a, shape)
-        if out is not None:
-            check_out(op, out, shape, dtype, a)
+        check_out(op, out, shape, dtype, a)
         return shape, dtype, precision
 
     def check_memory(self, out: torch.Tensor) -> None:
@@ -323,24 +306,40 @@ class Product(Request):
 
         if self.scales and not out.is_contiguous():
             out = out.new_empty(out.shape)  # torch's result is copied to out
-        return matmul_call(plain(self.input), plain(self.other), out, how, **self._fused(plain))
+        return matmul_call(plain(self.input), plain(self.other), out, how, **self._epilogue(plain))
 
     def compute(self, out: torch.Tensor) -> None:
-        reference.product(self.input, self.other, out, **self._fused(lambda tensor: tensor))
+        reference.product(self.input, self.other, out, **self._epilogue(lambda tensor: tensor))
 
     def widened(self) -> "Product":
-        sides = {name: wide(side) for name, side in self.sides.items()}
-        scales = tuple(map(wide, self.scales))
-        operands = {"input": wide(self.input), "other": wide(self.other), "up": wide(self.up)}
-        return replace(self, **operands, sides=sides, scales=scales)
+        return replace(
+            self,
+            input=wide(self.input),
+            other=wide(self.other),
+            up=wide(self.up),
+            sides={name: wide(side) for name, side in self.sides.items()},
+            scales=tuple(map(wide, self.scales)),
+        )
 
     def fill(self, out: torch.Tensor) -> None:
-        fused, sums = self._fused(torch.Tensor.resolve_neg), torch.zeros_like(out)
+        found, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
         how = self.activation, self.alpha, self.beta
         up = None if self.up is None else sums
-        out.copy_(epilogue.finished(sums, list(map(fused.get, SIDES)), *how, up))
+        out.copy_(epilogue.finished(sums, list(map(found.get, SIDES)), *how, up))
 
 
 @requests("matmul")
-def matmul_of(input: Any, other: Any, out_dtype: Any = None, precision: Any = None) -> Product:
-    return Product("matmul", (input, other), input, other, out_dtype, precision)
+def product_of(op: str, tensors: Tensors, options: Key) -> Product:
+    """Return the request of a product, by the roles of its tensors and the names of its options."""
+    roles = {role: tensor for (role, _), tensor in zip(TENSORS[op], tensors, strict=True)}
+    given = dict(zip(OPTIONS[op], options, strict=False))
+    a, b, up = roles["a"], roles["b"], roles.get("up")
+    if op in WEIGHTS:
+        b, up = b.t(), None if up is None else up.t()
+    sides = {name: roles[name] for name in SIDES if roles.get(name) is not None}
+    weights: dict[str, Any] = {
+        name: number_of(op, name, given[name], a) for name in ("alpha", "beta") if name in given
+    }
+    activation = check_activation(op, given.get("activation"), a) if "activation" in given else ""
+    how = given.get("out_dtype"), given.get("precision")
+    return Product(op, tensors, a, b, *how, sides, activation, **weights, up=up)

@@ -19,7 +19,7 @@ def _checked(
     """Return the dtype of the scales. Raise a TritileError for arguments that do not fit."""
     check_tensor("quantize", "weight", weight)
     check_memory("quantize", weight)
-    check_constant("quantize", "weight", weight)
+    check_constant("quantize", weight=weight)
     if weight.dtype not in _WEIGHTS:
         raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {names_of(_WEIGHTS)}")
     if weight.ndim != 2 or 0 in weight.shape:

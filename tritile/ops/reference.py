@@ -9,7 +9,7 @@ common with operands but for tensors that are added, and a permutation in place.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -23,67 +23,63 @@ from tritile.core.settings import is_batch_invariant
 _WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **fused: Any) -> None:
-    """Multiply as `torch.matmul` does, and apply an epilogue: the keywords of `ops.products.matmul_call`."""
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    activation: str = "",
+    alpha: complex = 1.0,
+    beta: complex = 1.0,
+    up: torch.Tensor | None = None,
+    scales: tuple[torch.Tensor, ...] = (),
+    block_scales: str = "",
+    **sides: torch.Tensor | None,
+) -> None:
+    """Multiply as `torch.matmul` does, and apply an epilogue: see `ops.products.matmul_call`."""
     wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
-    scales, shared = fused.pop("scales", ()), fused.pop("block_scales", "")
+    a, b, up = a.to(wide), b.to(wide), None if up is None else up.to(wide)
     if scales:
         (m, k), n = a.shape, b.shape[1]
-        rows, columns = map(int, shared.split("x"))
+        rows, columns = map(int, block_scales.split("x"))
         a = a * _spread(scales[0], rows, m, k)
         b = b * _spread(scales[1].t(), columns, n, k).t()
-    fused = {name: value for name, value in fused.items() if value is not None}
-    if is_batch_invariant():
-        for row in _rows(a, b, out, fused):
-            _multiply(*row)
-    else:
-        _multiply(a, b, out, fused)
 
-
-def _spread(scales: torch.Tensor, shared: int, rows: int, k: int) -> torch.Tensor:
-    """Return a scale for each element of (rows, k), of scales for `shared` rows and `SCALE_K` of k each."""
-    return scales.double().repeat_interleave(shared, 0)[:rows].repeat_interleave(SCALE_K, 1)[:, :k]
-
-
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, fused: dict[str, Any]) -> None:
-    # Not torch.matmul: a program may put tritile's functions in the place of torch's.
-    sums = a @ b
-    if not fused:
+    def multiply(a: Any, b: Any, out: Any, up: Any, given: Sequence[Any]) -> None:
+        # Not torch.matmul: a program may put tritile's functions in the place of torch's.
+        sums = finished(a @ b, given, activation, alpha, beta, None if up is None else a @ up)
         out.copy_(sums if out.is_floating_point() or out.is_complex() else sums.to(torch.int64))
-        return
-    up = a @ fused["up"].to(a.dtype) if "up" in fused else None
-    how = fused.get("activation", ""), fused.get("alpha", 1.0), fused.get("beta", 1.0)
-    out.copy_(finished(sums, list(map(fused.get, SIDES)), *how, up))
 
+    given = [sides.get(name) for name in SIDES]
+    if not is_batch_invariant():
+        return multiply(a, b, out, up, given)
 
-def _rows(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, fused: dict[str, Any]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]]:
-    """Yield the products of single rows, each of operands in memory of their own.
-
-    A BLAS adds up in an order that depends on the number of rows and on where operands begin, and torch's
-    functions compute the last few elements of a tensor by other code than the rest.
-    """
-
-    def own(tensor: torch.Tensor, at: Any = ...) -> torch.Tensor:
-        return tensor[at].clone(memory_format=torch.contiguous_format)
+    # A BLAS adds up in an order that depends on the number of rows and on where operands begin, and torch's
+    # functions compute the last few elements of a tensor by other code than the rest: each row is a product
+    # of its own, of operands in memory of their own.
+    def own(tensor: Any, at: Any = ...) -> Any:
+        return None if tensor is None else tensor[at].clone(memory_format=torch.contiguous_format)
 
     def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-        wide = tensor.unsqueeze(-1) if b.ndim == 1 else tensor
-        return wide.unsqueeze(-2) if a.ndim == 1 else wide
+        rows = tensor.unsqueeze(-1) if b.ndim == 1 else tensor
+        return rows.unsqueeze(-2) if a.ndim == 1 else rows
 
     whole = as_rows(out)
     *batch, m, _ = whole.shape
     left = (a.unsqueeze(0) if a.ndim == 1 else a).expand(*batch, m, -1)
     right = (b.unsqueeze(-1) if b.ndim == 1 else b).expand(*batch, -1, -1)
-    sides = {name: as_rows(fused[name].expand(out.shape)) for name in SIDES if name in fused}
+    given = [None if side is None else as_rows(side.expand(out.shape)) for side in given]
     for at in itertools.product(*map(range, batch)):
-        matrix, up = own(right, at), {"up": own(fused["up"].to(a.dtype))} if "up" in fused else {}
+        matrix, of_up = own(right, at), own(up)
         for i in range(m):
             row: Any = (*at, slice(i, i + 1))
-            one = fused | up | {name: own(side, row) for name, side in sides.items()}
-            yield own(left, row), matrix, whole[row], one
+            multiply(own(left, row), matrix, whole[row], of_up, [own(side, row) for side in given])
+    return None
+
+
+def _spread(scales: torch.Tensor, shared: int, rows: int, k: int) -> torch.Tensor:
+    """Return a scale for each element of (rows, k), of scales for `shared` rows and `SCALE_K` of k each."""
+    return scales.double().repeat_interleave(shared, 0)[:rows].repeat_interleave(SCALE_K, 1)[:, :k]
 
 
 def linear_quantized(
@@ -105,22 +101,18 @@ def grouped(
     ends = [0]
     for end in [0] * a.shape[0] if offs is None else offs.tolist():
         ends.append(max(ends[-1], min(end, shared)))
-
-    def scale_of(scale: torch.Tensor | None, size: int, cut: slice | None) -> torch.Tensor | None:
-        return scale if scale is None else scale.view(-1, size)[group] if cut is None else scale[cut]
-
     for group, cut in enumerate(itertools.starmap(slice, itertools.pairwise(ends))):
-        if ragged == (3, 2):  # columns of b: batch-invariant calls take these one by one
-            left, right, into = b[:, cut].t(), a[group].t(), out[:, cut].t()
-            scales = scale_of(scale_b, n, cut), scale_of(scale_a, m, None)
-        elif ragged == (2, 3):
-            left, right, into = a[cut], b[group], out[cut]
-            scales = scale_of(scale_a, m, cut), scale_of(scale_b, n, None)
-        else:
-            left, right = (a[:, cut], b[cut]) if ragged == (2, 2) else (a[group], b[group])
-            into, scales = out[group], (scale_of(scale_a, m, None), scale_of(scale_b, n, None))
-        of_rows = None if scales[0] is None else scales[0][:, None]
-        product(left, right, into, scale_a=of_rows, scale_b=scales[1])
+        rows, columns, inner = (cut if each == ragged else slice(None) for each in ((2, 3), (3, 2), (2, 2)))
+        left = (a[group] if a.ndim == 3 else a)[rows, inner]
+        right = (b[group] if b.ndim == 3 else b)[inner, columns]
+        into = (out[group] if out.ndim == 3 else out)[rows, columns]
+        of_a = None if scale_a is None else scale_a.view(-1, m)[group if a.ndim == 3 else 0, rows, None]
+        of_b = None if scale_b is None else scale_b.view(-1, n)[group if b.ndim == 3 else 0, columns]
+        if a.ndim == 3 and b.ndim == 2:  # batch-invariant calls take columns of b one by one
+            left, right, into = right.t(), left.t(), into.t()
+            of_a, of_b = (None if each is None else each.t() for each in (of_b, of_a))
+            of_a = None if of_a is None else of_a[:, None]
+        product(left, right, into, scale_a=of_a, scale_b=of_b)
 
 
 def permute(x: torch.Tensor, dims: Sequence[int], out: torch.Tensor) -> None:

@@ -1,70 +1,19 @@
 """Offer `tritile.scaled_matmul`: products of fp8 and int8 with scales, as quantized models have them."""
 
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import torch
 
 from tritile.core.problem import FP8_DTYPES, SCALE_K, Activation
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.call import computed, requests
-from tritile.ops.checks import check_operand, check_rank, describe, name_of
-from tritile.ops.fused import check_activation
-from tritile.ops.memo import recall
-from tritile.ops.products import Product
+from tritile.ops.checks import check_tensor, describe, name_of, shapes
+from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.products import Product, product_of
 
 _OP: Final = "scaled_matmul"
-_BLOCK: Final = SCALE_K
-_QUANTISED: Final = (*FP8_DTYPES, "int8")
-
-
-def _check_operands(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
-    for name, tensor in (("a", a), ("b", b)):
-        check_rank(_OP, name, tensor, 2)
-        if name_of(tensor.dtype) not in _QUANTISED:
-            wanted = ", ".join(_QUANTISED)
-            raise DtypeError(f"{_OP}: {name} is {describe(tensor)}: wanted one of {wanted}")
-    for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
-        check_operand(_OP, a, name, tensor, (torch.float32,))
-
-
-def _blocks(size: int, shared: int) -> int:
-    return -(-size // shared)
-
-
-def _shared(scale: torch.Tensor, rows: int, k: int) -> int | None:
-    """Return how many rows share a scale of (blocks of rows, blocks of K), None for any other shape."""
-    for shared in (1, _BLOCK):
-        if tuple(scale.shape) == (_blocks(rows, shared), _blocks(k, _BLOCK)):
-            return shared
-    return None
-
-
-def _scaling(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
-) -> tuple[dict[str, torch.Tensor], str]:
-    """Return scales of the sums, by name, or none and what shares a scale within the sums.
-
-    Raise ShapeError where the shapes fit no way of scaling.
-    """
-    (m, k), n = a.shape, b.shape[1]
-    plain_a = scale_a.numel() == 1 or tuple(scale_a.shape) == (m, 1)
-    plain_b = scale_b.numel() == 1 or tuple(scale_b.shape) == (1, n)
-    if plain_a and plain_b:
-        one_a, one_b = (scale.reshape(()) if scale.numel() == 1 else scale for scale in (scale_a, scale_b))
-        return {"scale_a": one_a, "scale_b": one_b}, ""
-    of_a, of_b = _shared(scale_a, m, k), _shared(scale_b.t() if scale_b.ndim == 2 else scale_b, n, k)
-    if of_a is None or of_b is None or name_of(a.dtype) not in FP8_DTYPES:
-        wanted_a = f"one element, ({m}, 1)"
-        wanted_b = f"one element, (1, {n})"
-        if name_of(a.dtype) in FP8_DTYPES:
-            blocks = _blocks(k, _BLOCK)
-            wanted_a += f", or ({m} or {_blocks(m, _BLOCK)}, {blocks})"
-            wanted_b += f", or ({blocks}, {n} or {_blocks(n, _BLOCK)})"
-        raise ShapeError(
-            f"{_OP}: scale_a has shape {tuple(scale_a.shape)} and scale_b {tuple(scale_b.shape)}: "
-            f"wanted {wanted_a}, and {wanted_b}; both or neither with a scale for each {_BLOCK} of K"
-        )
-    return {}, f"{of_a}x{of_b}"
+_DTYPES: Final = (*FP8_DTYPES, "int8")
 
 
 def scaled_matmul(
@@ -118,16 +67,42 @@ def scaled_matmul(
     return recall(_OP, tensors, out, options, computed)
 
 
+def _blocks(size: int) -> int:
+    return -(-size // SCALE_K)
+
+
+def _sharing(scale: torch.Tensor, rows: int, k: int) -> int | None:
+    """Return how many rows share a scale of (blocks of rows, blocks of K), None for any other shape."""
+    shape, blocks = tuple(scale.shape), _blocks(k)
+    return 1 if shape == (rows, blocks) else SCALE_K if shape == (_blocks(rows), blocks) else None
+
+
 @requests(_OP)
-def scaled_of(
-    a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any, bias: Any, activation: Any, residual: Any,
-    use_fast_accum: bool,
-) -> Product:  # fmt: skip
-    _check_operands(a, b, scale_a, scale_b)
-    sides, block_scales = _scaling(a, b, scale_a, scale_b)
-    fast = use_fast_accum and not block_scales and a.dtype != torch.int8
-    return Product(
-        _OP, (a, b, scale_a, scale_b, bias, residual), a, b, out_dtype, "fast" if fast else None,
-        {**sides, "bias": bias, "residual": residual}, check_activation(_OP, activation),
-        scales=(scale_a, scale_b) if block_scales else (), block_scales=block_scales,
-    )  # fmt: skip
+def _scaled_of(op: str, tensors: Tensors, options: Key) -> Product:
+    """Return the request, by how its scales are shaped. Raise ShapeError where they fit no way of scaling."""
+    a, b, scale_a, scale_b, *_ = tensors
+    for name, tensor in (("a", a), ("b", b)):
+        check_tensor(op, name, tensor, rank=2)
+        if name_of(tensor.dtype) not in _DTYPES:
+            raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted one of {', '.join(_DTYPES)}")
+    for name, tensor in (("scale_a", scale_a), ("scale_b", scale_b)):
+        check_tensor(op, name, tensor, like=a, dtypes=(torch.float32,))
+    of, (m, k), n = product_of(op, tensors, options), a.shape, b.shape[1]
+    is_fp8, is_fast = name_of(a.dtype) in FP8_DTYPES, options[2]
+    by_row = scale_a.numel() == 1 or tuple(scale_a.shape) == (m, 1)
+    if by_row and (scale_b.numel() == 1 or tuple(scale_b.shape) == (1, n)):
+        scales = {"scale_a": scale_a, "scale_b": scale_b}
+        scales = {name: each.reshape(()) if each.numel() == 1 else each for name, each in scales.items()}
+        return replace(of, sides={**of.sides, **scales}, precision="fast" if is_fast and is_fp8 else None)
+    of_a, of_b = _sharing(scale_a, m, k), _sharing(scale_b.t() if scale_b.ndim == 2 else scale_b, n, k)
+    if of_a is None or of_b is None or not is_fp8:
+        wanted_a, wanted_b = f"one element, ({m}, 1)", f"one element, (1, {n})"
+        if is_fp8:
+            wanted_a += f", or ({m} or {_blocks(m)}, {_blocks(k)})"
+            wanted_b += f", or ({_blocks(k)}, {n} or {_blocks(n)})"
+        raise ShapeError(
+            f"{op}: {shapes(scale_a=scale_a, scale_b=scale_b)}: "
+            f"wanted {wanted_a}, and {wanted_b}; both or neither with a scale for each {SCALE_K} of K"
+        )
+    sides = {name: side for name, side in of.sides.items() if name not in ("scale_a", "scale_b")}
+    return replace(of, sides=sides, scales=(scale_a, scale_b), block_scales=f"{of_a}x{of_b}")

@@ -5,12 +5,12 @@ The tangent of a b is a' b + a b'. Transposed operands are views.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import torch
 
 from tritile.core.quantized import meaning
-from tritile.ops.dispatch import NAMES, call_overload
+from tritile.ops.dispatch import NAMES, TENSORS, WEIGHTS, call_overload, name_of_role
 from tritile.ops.operators.library import Formula
 
 Kind = tuple[tuple[int, ...], torch.dtype]
@@ -48,28 +48,6 @@ def _kind_of(tensor: Any, needed: bool) -> Kind | None:
     return (tensor.shape, tensor.dtype) if needed else None
 
 
-class Form(NamedTuple):
-    """Say by the names of its arguments what an operator computes: alpha a b + beta added + ... .
-
-    b is the transpose of the argument where `is_transposed`. What is added is multiplied by 1 where the
-    operator has no `beta`.
-    """
-
-    a: str
-    b: str
-    added: tuple[str, ...] = ()
-    is_transposed: bool = False
-
-
-FORMS: Final = {
-    "matmul": Form("input", "other"),
-    "linear": Form("input", "weight", ("bias", "residual"), is_transposed=True),
-    "addmm": Form("mat1", "mat2", ("input",)),
-    "baddbmm": Form("batch1", "batch2", ("input",)),
-    "scaled_matmul": Form("a", "b", ("bias", "residual")),  # a and b have no gradients
-}
-
-
 class Product(Formula):
     """Differentiate a product with what is added to it, without an activation, also of vectors.
 
@@ -78,72 +56,60 @@ class Product(Formula):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        name, *values = inputs
-        given = dict(zip(NAMES[name], values, strict=True))
-        ctx.needs = dict(zip(NAMES[name], ctx.needs_input_grad[1:], strict=True))
-        ctx.form, ctx.names = FORMS[name], NAMES[name]
-        a, b = given[ctx.form.a], given[ctx.form.b]
-        needs_a, needs_b = ctx.needs[ctx.form.a], ctx.needs[ctx.form.b]
-        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        op, *values = inputs
+        ctx.names, needs = NAMES[op], dict(zip(NAMES[op], ctx.needs_input_grad[1:], strict=True))
+        given = dict(zip(ctx.names, values, strict=True))
+        ctx.a, ctx.b = name_of_role(op, "a"), name_of_role(op, "b")
+        ctx.is_transposed = op in WEIGHTS
+        a, b = given[ctx.a], given[ctx.b]
+        ctx.save_for_backward(a if needs[ctx.b] else None, b if needs[ctx.a] else None)
         ctx.save_for_forward(a, b, output)
         ctx.shapes = a.shape, b.shape
-        ctx.added = {each: _kind_of(given[each], ctx.needs[each]) for each in ctx.form.added}
+        added = [name for role, name in TENSORS[op] if role in ("bias", "residual")]
+        ctx.added = {name: _kind_of(given[name], needs[name]) for name in added}
         ctx.alpha, ctx.beta = given.get("alpha", 1), given.get("beta", 1)
         ctx.precision = given.get("precision")
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (g,), (a, b), (of_a, of_b) = grads, ctx.saved_tensors, ctx.shapes
-        found = {
-            each: _gradient_of_added(_weighted(g, _conjugate(ctx.beta)), kind)
-            for each, kind in ctx.added.items()
-        }
+        weighted = _weighted(g, _conjugate(ctx.beta))
+        found = {name: _gradient_of_added(weighted, kind) for name, kind in ctx.added.items()}
+        # A vector is a matrix of one row or column, and a weight of one row is transposed.
+        as_a, as_b = _as_matrix(of_a, True), _as_matrix(of_b, ctx.is_transposed)
         g = g.unsqueeze(-1) if len(of_b) == 1 else g
         g = g.unsqueeze(-2) if len(of_a) == 1 else g
         alpha = _conjugate(ctx.alpha)
         if b is not None:
-            left = _gradient_of_left(g, b, ctx.form.is_transposed, ctx.precision)
-            left = left.sum_to_size(of_a if len(of_a) > 1 else (1, *of_a)).reshape(of_a)
-            found[ctx.form.a] = _weighted(left, alpha)
+            b = b.view(as_b) if b.ndim == 1 else b
+            left = _multiplied(g, b.conj() if ctx.is_transposed else b.mH, b.dtype, ctx.precision)
+            found[ctx.a] = _weighted(left.sum_to_size(as_a).reshape(of_a), alpha)
         if a is not None:
-            right = _gradient_of_right(g, a, len(of_b), ctx.form.is_transposed, ctx.precision)
-            rows = (1, *of_b) if ctx.form.is_transposed else (*of_b, 1)
-            right = right.sum_to_size(of_b if len(of_b) > 1 else rows).reshape(of_b)
-            found[ctx.form.b] = _weighted(right, alpha)
+            a = a.unsqueeze(0) if a.ndim == 1 else a
+            if a.ndim > 2 and len(of_b) <= 2:  # one product where b serves a batch
+                a, g = a.flatten(0, -2), g.flatten(0, -2)
+            one, other = (g.mT, a.conj()) if ctx.is_transposed else (a.mH, g)
+            right = _multiplied(one, other, a.dtype, ctx.precision)
+            found[ctx.b] = _weighted(right.sum_to_size(as_b).reshape(of_b), alpha)
         return None, *(found.get(name) for name in ctx.names)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
         (a, b, output), of = ctx.saved_tensors, dict(zip(ctx.names, tangents[1:], strict=True))
         terms: list[torch.Tensor | None] = []
-        for x, y in ((of[ctx.form.a], b), (a, of[ctx.form.b])):
+        for x, y in ((of[ctx.a], b), (a, of[ctx.b])):
             if x is not None and y is not None:
                 how = (output.dtype, ctx.precision)
-                values = ("linear", x, y, None, None, None) if ctx.form.is_transposed else ("matmul", x, y)
+                values = ("linear", x, y, None, None, None) if ctx.is_transposed else ("matmul", x, y)
                 terms.append(_weighted(call_overload(*values, *how), ctx.alpha))
-        terms += [None if of[each] is None else _weighted(of[each], ctx.beta) for each in ctx.form.added]
+        terms += [None if of[each] is None else _weighted(of[each], ctx.beta) for each in ctx.added]
         return _sum(terms, output)
 
 
-def _gradient_of_left(g: torch.Tensor, b: torch.Tensor, is_transposed: bool, precision: Any) -> torch.Tensor:
-    """Return the gradient of a, a matrix, before it is summed over expanded dimensions."""
-    if is_transposed:
-        rows = b if b.ndim > 1 else b.unsqueeze(0)
-        return _multiplied(g, rows.conj(), b.dtype, precision)
-    columns = b if b.ndim > 1 else b.unsqueeze(-1)
-    return _multiplied(g, columns.mH, b.dtype, precision)
-
-
-def _gradient_of_right(
-    g: torch.Tensor, a: torch.Tensor, rank: int, is_transposed: bool, precision: Any
-) -> torch.Tensor:
-    """Return the gradient of b, of `rank` dimensions, as a matrix: one product where b serves a batch."""
-    a = a if a.ndim > 1 else a.unsqueeze(0)
-    if a.ndim > 2 and rank <= 2:
-        a, g = a.flatten(0, -2), g.flatten(0, -2)
-    if is_transposed:
-        return _multiplied(g.mT, a.conj(), a.dtype, precision)
-    return _multiplied(a.mH, g, a.dtype, precision)
+def _as_matrix(shape: tuple[int, ...], is_row: bool) -> tuple[int, ...]:
+    if len(shape) > 1:
+        return shape
+    return (1, *shape) if is_row else (*shape, 1)
 
 
 class Grouped(Formula):

@@ -9,7 +9,7 @@ An operator consists of its schema and
 Where a result may be written to a given tensor, an overload `.out` takes it and returns nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -34,9 +34,10 @@ from tritile.core.of_torch import (
     without_keys,
 )
 from tritile.core.settings import rules, under
-from tritile.ops.call import REQUESTS, run_plain
+from tritile.ops.call import request_of, run_plain
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import NAMES, SCHEMAS, call_overload, parted, register_shardings
+from tritile.ops.permute import options_of
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # Kernels take any strides: a compiler need not copy what it passes on.
@@ -46,54 +47,63 @@ _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torc
 _WITHOUT_OUT: Final = ("linear_quantized",)
 
 Kernel = Callable[..., Any]
+Rule = Callable[..., tuple[torch.Tensor, int]]
 
 
 def define(
     name: str,
     record: Kernel,
-    rule: Callable[..., tuple[torch.Tensor, int]] | None = None,
-    operands: tuple[str, ...] = (),
+    rule: Rule | None = None,
+    operands: Sequence[str] = (),
+    constants: Sequence[str] = (),
     like: str | None = None,
-    kernel: Kernel | None = None,
 ) -> None:
     """Define `tritile::name`, and its overload that writes to out.
 
     Args:
         name: the operator's name, of `tritile.ops.dispatch.SCHEMAS`.
-        record: makes the result where a gradient is wanted, as `differentiate` says.
-        rule: for a batch of torch.vmap's, as `batch` says.
+        record: makes the result, of all arguments in the order of the schema, where a gradient is wanted, or
+            an argument carries a tangent.
+        rule: handles a batch of torch.vmap's. It takes in_dims, then all arguments in the order of the
+            schema, and returns the result and its batch dimension.
         operands: what torch.autocast casts, and what has no gradient in fp8.
+        constants: what never has a gradient.
         like: the argument to whose dtype torch.autocast casts, where that is not its own.
-        kernel: the plain call, where it is not `run_plain` of the arguments as the schema names them.
     """
-    arguments = SCHEMAS[name]
+    arguments, names = SCHEMAS[name], NAMES[name]
     LIBRARY.define(f"{name}({arguments}) -> Tensor", tags=_TAGS)
     packet = getattr(torch.ops.tritile, name)
-    overload: OpOverload = packet.default
-    filled = filler_of(overload)
+    op: OpOverload = packet.default
+    filled = _filler_of(op)
 
     def plain(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
         tensors, options = parted(name, filled(args, named))
-        return run_plain(name, tensors, out, options)
+        return run_plain(name, tensors, out, options_of(*options) if name == "permute" else options)
 
     def fake(*args: Any, out: torch.Tensor | None = None, **named: Any) -> torch.Tensor:
-        of = REQUESTS[name](*filled(args, named))
+        of = request_of(name, *filled(args, named))
         shape, dtype, _ = of.checked(out)
         return of.first.new_empty(shape, dtype=dtype) if out is None else out
 
-    kernel = kernel or plain
-    _implement(name, kernel, fake)
+    def recorded(*values: Any) -> Any:
+        given = dict(zip(names, values, strict=True))
+        # rounding to fp8 has no gradient
+        fixed = (*constants, *(each for each in operands if given[each].dtype.itemsize == 1))
+        check_constant(name, **{each: given[each] for each in fixed})
+        return record(*values)
+
+    _implement(name, plain, fake)
+    _differentiate(op, recorded)
     if name not in _WITHOUT_OUT:
         keywords = ", " if "*" in arguments else ", *, "
         LIBRARY.define(f"{name}.out({arguments}{keywords}Tensor(a!) out) -> ()", tags=_TAGS)
-        _implement(f"{name}.out", _nothing(kernel), _nothing(fake))
-        names = (*NAMES[name], "out")  # into out there is no gradient, as in torch
-        differentiate(packet.out, lambda *values: refuse(name, *zip(names, values, strict=True)))
-    differentiate(overload, record, [NAMES[name].index(each) for each in operands])
+        _implement(f"{name}.out", _nothing(plain), _nothing(fake))
+        into = (*names, "out")  # into out there is no gradient, as in torch
+        _differentiate(packet.out, lambda *v: check_constant(name, **dict(zip(into, v, strict=True))))
     if rule is not None:
-        batch(overload, rule)
+        _batch(op, rule)
     if operands:
-        autocast(name, operands, like)
+        _autocast(op, operands, like)
 
 
 def _implement(name: str, kernel: Kernel, fake: Kernel) -> None:
@@ -113,7 +123,7 @@ def _nothing(kernel: Kernel) -> Kernel:
     return into
 
 
-def filler_of(op: OpOverload) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]:
+def _filler_of(op: OpOverload) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]:
     """Return what returns all arguments of a call in the order of the schema.
 
     Those that torch left out have their defaults.
@@ -129,17 +139,68 @@ def filler_of(op: OpOverload) -> Callable[[tuple[Any, ...], dict[str, Any]], tup
     return filled
 
 
-def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    return (value for value in values if isinstance(value, torch.Tensor))
-
-
-def tracked(*values: Any) -> bool:
+def _is_tracked(values: Sequence[Any]) -> bool:
     """True if a gradient of any of these values is wanted, or one of them carries a tangent."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(values)):
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
     return forward_level() >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in _tensors(values)
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     )
+
+
+def _differentiate(op: OpOverload, record: Kernel) -> None:
+    """Register how a result is made where a gradient is wanted. Other calls go on below autograd."""
+    filled = _filler_of(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        register_shardings()  # a traced call, or one of the operator itself, comes here first
+        values = filled(args, kwargs)
+        if _is_tracked(values):
+            return record(*values)
+        with below_autograd():
+            return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
+
+    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
+
+
+def _batch(op: OpOverload, rule: Rule) -> None:
+    """Register a rule of torch.vmap's: torch.library.register_vmap takes no tensors among keywords."""
+    filled = _filler_of(op)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> torch.Tensor:
+        level = current_transform().level()
+        values, in_dims = unwrap_batched(filled(args, kwargs), level)
+        with without_keys(DispatchKeySet(DispatchKey.FuncTorchBatched)):
+            out, dim = rule(in_dims, *values)
+        return add_batch_dim(out, dim, level)
+
+    LIBRARY.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
+
+
+def _autocast(op: OpOverload, operands: Sequence[str], like: str | None) -> None:
+    """Register that torch.autocast casts these operands, as it does for torch's own products.
+
+    A precision, which is meant for fp32, does not apply to operands that were cast.
+    """
+    name, filled = schema_of(op).name.removeprefix("tritile::"), _filler_of(op)
+
+    def register(device: str, key: DispatchKey) -> None:
+        def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+            values = dict(zip(NAMES[name], filled(args, kwargs), strict=True))
+            dtype = values[like].dtype if like else torch.get_autocast_dtype(device)
+            for each in operands:
+                value = values[each]
+                if value.device.type == device and value.dtype in _CAST and value.dtype != dtype:
+                    values[each] = value.to(dtype)
+                    values |= {"precision": None} if "precision" in values else {}
+            with without_keys(DispatchKeySet(key)):
+                return call_overload(name, *values.values())
+
+        LIBRARY.impl(op, kernel, key.name, with_keyset=True)
+
+    for device, key in _AUTOCAST:
+        register(device, key)
 
 
 class Formula(SingleLevelFunction):
@@ -177,77 +238,3 @@ class Formula(SingleLevelFunction):
             made = call_overload(name, *values)
             # autograd refuses to have a view changed that a function made
             return unsafe_view(made, made.shape) if is_view(made) else made
-
-
-def differentiate(op: OpOverload, record: Callable[..., Any], operands: Sequence[int] = ()) -> None:
-    """Register how an operator's result is made where a gradient is wanted, or an argument carries a tangent.
-
-    `record` takes all arguments in the order of the schema. Other calls go on below autograd. `operands` are
-    places of those that are refused in fp8: rounding to it has no gradient.
-    """
-    name, arguments = schema_of(op).name.removeprefix("tritile::"), schema_of(op).arguments
-    filled = filler_of(op)
-
-    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        register_shardings()  # a traced call, or one of the operator itself, comes here first
-        values = filled(args, kwargs)
-        if not tracked(*values):
-            with below_autograd():
-                return op.redispatch(keyset & KEYS_BELOW_AUTOGRAD, *args, **kwargs)
-        for place in operands:
-            if values[place].dtype.itemsize == 1:
-                refuse(name, (arguments[place].name, values[place]))
-        return record(*values)
-
-    LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
-
-
-def refuse(op: str, *given: tuple[str, Any]) -> None:
-    """Raise GradientError where one of these named arguments requires a gradient or carries a tangent."""
-    for name, value in given:
-        if isinstance(value, torch.Tensor):
-            check_constant(op, name, value)
-
-
-def batch(op: OpOverload, rule: Callable[..., tuple[torch.Tensor, int]]) -> None:
-    """Register how an operator handles a batch that torch.vmap makes.
-
-    `rule` takes in_dims, then all arguments in the order of the schema. It returns the result and its batch
-    dimension. torch.library.register_vmap does not take operators with tensors among their keywords.
-    """
-    filled = filler_of(op)
-
-    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> torch.Tensor:
-        level = current_transform().level()
-        values, in_dims = unwrap_batched(filled(args, kwargs), level)
-        with without_keys(DispatchKeySet(DispatchKey.FuncTorchBatched)):
-            out, dim = rule(in_dims, *values)
-        return add_batch_dim(out, dim, level)
-
-    LIBRARY.impl(op, kernel, "FuncTorchBatched", with_keyset=True)
-
-
-def autocast(op: str, operands: tuple[str, ...], like: str | None = None) -> None:
-    """Register that torch.autocast casts these operands, as it does for torch's own products.
-
-    They are cast to the dtype of the argument `like` where one is named. A precision, which is meant for
-    fp32, does not apply to operands that were cast.
-    """
-    filled = filler_of(getattr(torch.ops.tritile, op).default)
-
-    def register(device: str, key: DispatchKey) -> None:
-        def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-            values = dict(zip(NAMES[op], filled(args, kwargs), strict=True))
-            dtype = values[like].dtype if like else torch.get_autocast_dtype(device)
-            for name in operands:
-                value = values[name]
-                if value.device.type == device and value.dtype in _CAST and value.dtype != dtype:
-                    values[name] = value.to(dtype)
-                    values |= {"precision": None} if "precision" in values else {}
-            with without_keys(DispatchKeySet(key)):
-                return call_overload(op, *values.values())
-
-        LIBRARY.impl(op, kernel, key.name, with_keyset=True)
-
-    for device, key in _AUTOCAST:
-        register(device, key)
