@@ -248,6 +248,60 @@ UNSUPPORTED = [
     ("packed epilogue", linear(XP, PACKED, activation="relu", residual=XP),
      ("does not combine with activation, residual",)),
 ]  # fmt: skip
+groups, quantize = later(tritile.grouped_matmul), later(tritile.quantize)
+A12, B3 = f32(12, 8), f32(3, 8, 5)
+OFFS = torch.tensor([4, 4, 12], dtype=torch.int32)
+OF_FP8 = functools.partial(groups, A12.to(FP8), B3.to(FP8), OFFS)
+ROWS, COLUMNS = torch.ones(12), torch.ones(3, 5)
+HALVES = torch.ones(4, 8, dtype=torch.bfloat16)
+SHAPES += [
+    ("groups of a vector", groups(A12[0], B3, OFFS), ("two or three dimensions",)),
+    ("groups' K", groups(A12, f32(3, 7, 5), OFFS), ("K is 8 in a and 7 in b",)),
+    ("no offs", groups(A12, B3), ("offs is None: wanted offs",)),
+    ("offs of none", groups(B3, B3.mT.contiguous(), OFFS), ("wanted None, as a and b",)),
+    ("offs of another number", groups(A12, B3, OFFS[:2]), ("(2,): wanted (3,)",)),
+    ("offs in a table", groups(A12, B3, OFFS[None]), ("(1, 3)",)),
+    ("offs apart", groups(A12, B3, torch.zeros(6, dtype=torch.int32)[::2]), ("contiguous elements",)),
+    ("other batches", groups(B3, f32(2, 5, 4)), ("a has 3 groups and b 2",)),
+    ("one scale", OF_FP8(scale_a=ROWS), ("or neither",)),
+    ("short scales", OF_FP8(scale_a=ROWS[1:], scale_b=COLUMNS), ("wanted (12,)",)),
+    ("long scales", OF_FP8(scale_a=ROWS, scale_b=torch.ones(3, 6)), ("wanted (3, 5)",)),
+    ("scales in rows", OF_FP8(scale_a=ROWS, scale_b=torch.ones(5, 3).T), ("contiguous",)),
+    ("quantized vector", quantize(HALVES[0], bits=4), ("weight has shape (8,): wanted (N, K)",)),
+    ("quantized nothing", quantize(HALVES[:0], bits=4), ("(0, 8): wanted (N, K), both above 0",)),
+]
+DTYPES += [
+    ("groups mixed", groups(A12, B3.half(), OFFS), ("wanted the same dtype",)),
+    ("groups of float64", groups(A12.double(), B3.double(), OFFS), ("a is float64: wanted one of",)),
+    ("long offs", groups(A12, B3, OFFS.long()), ("offs is int64", ": wanted int32")),
+    ("scales of floats", groups(A12, B3, OFFS, scale_a=ROWS, scale_b=COLUMNS), ("scales are for fp8",)),
+    ("half scales", OF_FP8(scale_a=ROWS.half(), scale_b=COLUMNS), ("wanted float32",)),
+    ("groups' out_dtype", groups(A12, B3, OFFS, out_dtype=torch.int32), ("out_dtype",)),
+    ("groups' out", groups(A12, B3, OFFS, out=A12[:, :5].half()), ("out is float16", "or out_dtype")),
+    ("quantized number", quantize(5, bits=4), ("weight is int '5': wanted a torch.Tensor",)),
+    ("quantized fp64", quantize(HALVES.double(), bits=4), ("float64: wanted bfloat16, float16, float32",)),
+    ("quantized fp8", quantize(HALVES.to(FP8), bits=4), ("wanted bfloat16, float16, float32",)),
+    ("scales to quantize by", quantize(HALVES, bits=4, dtype=FLOAT), ("float32: wanted bfloat16",)),
+]
+DEVICES += [("offs elsewhere", groups(A12, B3, OFFS.to("meta")), ("meta",))]
+OVERLAPS += [("out in a", groups(A12, B3, OFFS, out=A12[:, :5]), ("out overlaps a",))]
+GRADIENTS += [
+    ("groups", groups(A12.clone().requires_grad_(), B3, OFFS, out=f32(12, 5)), ("a requires",)),
+    ("groups of fp8", groups(A12.to(FP8).requires_grad_(), B3.to(FP8), OFFS), ("a requires",)),
+    ("quantized", quantize(HALVES.clone().requires_grad_(), bits=4), ("weight requires a gradient",)),
+]
+VALUES += [
+    ("precision of halves", groups(A12.half(), B3.half(), OFFS, precision="tf32"), ("precision",)),
+    ("lowered precision", groups(A12, B3, OFFS, precision="fp16x3"), ("ieee, tf32",)),
+    ("three bits", quantize(HALVES, bits=3), ("bits is 3: wanted one of (4, 8)",)),
+    ("bits as a float", quantize(HALVES, bits=4.0), ("bits is 4.0: wanted one of (4, 8)",)),
+    ("group_size", quantize(HALVES, bits=4, group_size=48), ("group_size is 48: wanted one of",)),
+    ("zero_points", quantize(HALVES, bits=4, zero_points=1), ("zero_points is 1: wanted True or False",)),
+    ("overflow", quantize(HALVES.float() * 1e38, bits=4, dtype=torch.float16), ("overflow float16",)),
+]
+UNSUPPORTED += [
+    ("too many groups", groups(A12.T, A12, torch.zeros(1025, dtype=torch.int32)), ("1025 groups",))
+]
 TABLES = {
     errors.UnsupportedError: UNSUPPORTED,
     errors.ShapeError: SHAPES,
@@ -283,17 +337,6 @@ def test_memory_of_which_it_is_too_hard_to_tell_counts_as_shared():
     with pytest.raises(np.exceptions.TooHardError):
         np.shares_memory(a.numpy(), b.numpy(), checks._MAX_OVERLAP_WORK)
     assert checks.overlap(a, b)
-
-
-def test_wrong_calls_leave_out_alone(launches):
-    out = torch.full((3, 7), 5.0)
-    for b in (f32(4, 7), B.double(), META):
-        with pytest.raises(errors.TritileError):
-            tritile.matmul(A, b, out=out)
-    for bias in (f32(8), BIAS.double(), META7):
-        with pytest.raises(errors.TritileError):
-            tritile.linear(X, W, bias, out=out)
-    assert (out == 5.0).all()
 
 
 def test_errors_are_also_what_python_would_raise():

@@ -133,17 +133,17 @@ def S(dim):
 
 def test_what_parallel_layers_need_is_there():
     x, weight, bias = whole(2, 4, 6), whole(8, 6), whole(8)
-    rules = placed(sharding.linear(x, weight, bias))
+    rules = placed(sharding.product("linear", x, weight, bias))
     assert {(S(2), R, S(0), S(0)), (P, S(2), S(1), P), (S(0), S(0), R, R), (S(1), S(1), R, R)} <= rules
     assert (S(1), S(1), R, R) in placed(
-        sharding.linear(x, weight, None, None, whole(2, 1, 8))
+        sharding.product("linear", x, weight, None, None, whole(2, 1, 8))
     )  # which broadcasts
-    rules = placed(sharding.linear(x, weight, bias, activation="gelu"))
+    rules = placed(sharding.product("linear", x, weight, bias, activation="gelu"))
     assert (S(2), R, S(0), S(0)) in rules
     assert not any(out == P for out, *_ in rules)
-    assert not any(P in each for each in placed(sharding.gated_linear(x, weight, weight)))
-    assert (S(2), R, S(0), S(0)) in placed(sharding.gated_linear(x, weight, weight))
-    heads = placed(sharding.matmul(whole(2, 4, 6, 3), whole(2, 4, 3, 6)))
+    assert not any(P in each for each in placed(sharding.product("gated_linear", x, weight, weight)))
+    assert (S(2), R, S(0), S(0)) in placed(sharding.product("gated_linear", x, weight, weight))
+    heads = placed(sharding.product("matmul", whole(2, 4, 6, 3), whole(2, 4, 3, 6)))
     assert (S(1), S(1), S(1)) in heads
 
 

@@ -124,7 +124,7 @@ def _is_row(bias: torch.Tensor, like: torch.Tensor) -> bool:
 
 def _copied_to(out: Any, make: ByTorch) -> ByTorch:
     """Return a call that writes to `out` last, as that may be what is added."""
-    return make if out is None else lambda *given: given[-1].copy_(make(*given[:-1]))
+    return make if out is None else lambda *tensors: tensors[-1].copy_(make(*tensors[:-1]))
 
 
 # --- Products, with or without an epilogue ---
@@ -193,9 +193,9 @@ def _complex(of: Any, out: Any) -> ByTorch:
     if of.op in ("addmm", "baddbmm"):
         add = _ADD if of.op == "addmm" else _ADD_BATCHES
         make = functools.partial(add, alpha=of.alpha, beta=of.beta)
-        # What is not read may overlap out, and torch is not asked if it minds.
+        # What is not read may overlap out, which torch might refuse.
         if out is not None and of.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
-            return lambda *given: make(*given[:-1], out=given[-1])
+            return lambda *tensors: make(*tensors[:-1], out=tensors[-1])
     # torch is lazy with products of vectors
     return _copied_to(out, make) if out is not None else lambda *tensors: make(*tensors).resolve_conj()
 

@@ -9,6 +9,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ _Makes = TypeVar("_Makes", bound=Callable[..., "Request"])
 
 
 class Request:
-    """Hold the arguments of an operation: the tensors, as given, and the options.
+    """Hold the arguments of an operation: the tensors, as given, and the options. A dataclass.
 
     An operation defines `checked`, `call` and `compute`. The rest is what most operations do. `tensors` are
     in the order of `tritile.ops.dispatch.TENSORS`.
@@ -97,14 +98,21 @@ class Request:
         """Run the kernels in Triton's interpreter, by wider dtypes where it gets those of the call wrong."""
         if any(t.dtype in _WIDENED for t in (*self.tensors, out) if t is not None):
             wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-            interpret(self.widened().call(wide, how if self.first.dtype == torch.float32 else "ieee"))
+            names = [each.name for each in fields(self)]  # type: ignore[arg-type]
+            same = replace(self, **{name: _widened(getattr(self, name)) for name in names})  # type: ignore[type-var]
+            interpret(same.call(wide, how if self.first.dtype == torch.float32 else "ieee"))
             out.copy_(wide)  # torch rounds
         else:
             interpret(self.call(out, how))
 
-    def widened(self) -> "Request":
-        """Return the same with all floating tensors as float32."""
-        raise NotImplementedError
+
+def _widened(value: Any) -> Any:
+    """Return floating tensors as float32, also those in tuples and mappings, and anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(map(_widened, value))
+    return {name: _widened(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 Makes = Callable[[str, Tensors, Key], Request]
@@ -332,11 +340,6 @@ def interpret(call: Call) -> None:
     launch.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
 
 
-def wide(tensor: Any) -> Any:
-    """Return a tensor as float32, unless it is None or not of a floating type."""
-    return tensor.float() if tensor is not None and tensor.is_floating_point() else tensor
-
-
 # --- Traced by torch's compiler ---
 
 
@@ -344,18 +347,12 @@ def _is_static(tensors: Tensors, options: Key) -> bool:
     """True of plain tensors, or None, and options whose numbers torch's compiler takes for constants."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to load, and loaded by then
 
-    for option in options:
-        if isinstance(option, int | float) and not has_static_value(option):
-            return False
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if type(tensor) not in PLAIN:
-            return False
-        for size in (*tensor.shape, *tensor.stride()):
-            if not has_static_value(size):
-                return False
-    return True
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not all(type(tensor) in PLAIN for tensor in present):
+        return False
+    numbers = [option for option in options if isinstance(option, int | float)]
+    sizes = [size for tensor in present for size in (*tensor.shape, *tensor.stride())]
+    return all(map(has_static_value, (*numbers, *sizes)))
 
 
 @constant_in_graphs
@@ -365,11 +362,12 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     `facts` has shape, strides, dtype and device of each tensor. What is planned later, after measuring, does
     not change a graph that is compiled.
     """
-    first, real = facts[0][3], not any(isinstance(option, complex) for option in options)
-    is_plain = op in LOWERED and facts[0][2] not in BYTES and not facts[0][2].is_complex and real
-    if not is_plain or sees_every_call() or torch.compiler.is_exporting():
+    *_, dtype, device = facts[0]
+    is_real = not (dtype.is_complex or any(isinstance(option, complex) for option in options))
+    if op not in LOWERED or dtype in BYTES or not is_real or sees_every_call():
         return False
-    if first.type != "cuda" or any(each is not None and each[3] != first for each in facts):
+    on_one_gpu = device.type == "cuda" and all(each is None or each[3] == device for each in facts)
+    if not on_one_gpu or torch.compiler.is_exporting():
         return False
     tensors = [
         None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta")
@@ -386,6 +384,6 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
             return False
         if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):
             return False
-        return by_torch(of, problem, how, None) is not None and is_by_aten(problem, first.index)
+        return by_torch(of, problem, how, None) is not None and is_by_aten(problem, device.index)
     except TritileError:  # the operator raises it
         return False

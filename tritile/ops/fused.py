@@ -10,7 +10,6 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops.call import computed, requests
 from tritile.ops.checks import check_same_dtype, check_tensor, name_of, shapes
-from tritile.ops.linear_quantized import quantized_linear
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.products import Product, product_of
 
@@ -59,16 +58,21 @@ def linear(
     """
     if isinstance(weight, QuantizedWeight):
         check_bias_alone(activation, residual, out_dtype, precision, out)
-        return quantized_linear(input, weight, bias)
+        parts = (input, weight.packed, weight.scales, weight.zeros, bias)
+        return recall(
+            "linear_quantized", parts, None, (weight.bits, weight.group_size, *weight.shape), computed
+        )
     tensors, options = (input, weight, bias, residual), (activation, out_dtype, precision)
     return recall("linear", tensors, out, options, computed)
 
 
 def check_bias_alone(*others: Any) -> None:
     """Raise UnsupportedError where `linear` of a QuantizedWeight has one of `NOT_WITH_PACKED`."""
-    given = ", ".join(name for name, value in zip(NOT_WITH_PACKED, others, strict=True) if value is not None)
-    if given:
-        raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {given}: wanted bias only")
+    refused = ", ".join(
+        name for name, value in zip(NOT_WITH_PACKED, others, strict=True) if value is not None
+    )
+    if refused:
+        raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {refused}: wanted bias only")
 
 
 def _check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:

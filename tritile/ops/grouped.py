@@ -1,7 +1,7 @@
 """Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -20,7 +20,7 @@ from tritile.core.problem import (
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops import aten, reference
-from tritile.ops.call import Request, Result, computed, on_host, request_of, requests, run_plain, wide
+from tritile.ops.call import Request, Result, computed, on_host, request_of, requests, run_plain
 from tritile.ops.checks import (
     check_gpu,
     check_out,
@@ -124,8 +124,8 @@ def _check_offs(a: torch.Tensor, b: torch.Tensor, offs: Any) -> None:
 def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) -> None:
     """Raise a TritileError unless scales are float32, contiguous, one a row and column, both or neither."""
     if (scale_a is None) != (scale_b is None):
-        given = "scale_b" if scale_a is None else "scale_a"
-        raise ShapeError(f"{OP}: only {given} is given: wanted scale_a and scale_b, or neither")
+        only = "scale_b" if scale_a is None else "scale_a"
+        raise ShapeError(f"{OP}: only {only} is given: wanted scale_a and scale_b, or neither")
     if scale_a is None:
         return
     for name, scale, shape in (
@@ -154,8 +154,8 @@ def grouped_call(
     out has the shape of the result. Where they share columns of b, the call is out^T = b^T a^T.
     """
     left, right, result = _view("a", a), _view("b", b), _view("out", out)
-    given = (("scale_a", scale_a), ("scale_b", scale_b))
-    scales = tuple(Memory.of(name, scale) for name, scale in given if scale is not None)
+    both = (("scale_a", scale_a), ("scale_b", scale_b))
+    scales = tuple(Memory.of(name, scale) for name, scale in both if scale is not None)
     if a.ndim == 3:
         left, right, result, scales = right.transposed, left.transposed, result.transposed, scales[::-1]
     ends, invariant = Memory.of("offs", offs), is_batch_invariant()
@@ -270,9 +270,6 @@ class Groups(Request):
     def compute(self, out: torch.Tensor) -> None:
         a, b, offs, scale_a, scale_b = self.tensors
         reference.grouped(a, b, offs, scale_a, scale_b, out)
-
-    def widened(self) -> "Groups":
-        return replace(self, tensors=tuple(map(wide, self.tensors)))
 
     def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
         a, b, offs, scale_a, scale_b = self.tensors

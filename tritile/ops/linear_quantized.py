@@ -1,6 +1,6 @@
 """Multiply by a quantized weight: `tritile.linear` of a `QuantizedWeight`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops import reference
-from tritile.ops.call import Request, Result, computed, requests, wide
+from tritile.ops.call import Request, Result, requests
 from tritile.ops.checks import check_tensor, name_of
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Key, Tensors
 from tritile.ops.products import HALF
 
 
@@ -35,22 +35,15 @@ def quantized_call(
     )
 
 
-def quantized_linear(x: Any, weight: QuantizedWeight, bias: Any = None) -> torch.Tensor:
-    """Return x (..., K) @ weight^T + bias, for a `QuantizedWeight`.
-
-    The weight is unpacked while it is multiplied or, where torch makes the product, before that, into a
-    workspace of 2 N K bytes that lasts for the call. The config decides whether its values are rounded to x's
-    dtype, as those of `weight.dequantize()` are and those that torch gets, or stay exact while sums over a
-    group are scaled instead. Sums and bias are added in float32 and rounded once, when stored.
-    """
-    tensors = (x, weight.packed, weight.scales, weight.zeros, bias)
-    options = (weight.bits, weight.group_size, *weight.shape)
-    return recall("linear_quantized", tensors, None, options, computed)
-
-
 @dataclass(frozen=True)
 class QuantizedLinear(Request):
-    """Hold x (..., K) @ weight^T + bias, for a `QuantizedWeight`."""
+    """Hold x (..., K) @ weight^T + bias, for a `QuantizedWeight`.
+
+    The weight is unpacked while it is multiplied or, where torch makes the product, before that. The config
+    decides whether its values are rounded to x's dtype, as those of `weight.dequantize()` are and those that
+    torch gets, or stay exact while sums over a group are scaled instead. Sums and bias are added in float32
+    and rounded once, when stored.
+    """
 
     x: Any
     weight: QuantizedWeight
@@ -88,10 +81,6 @@ class QuantizedLinear(Request):
 
     def compute(self, out: torch.Tensor) -> None:
         reference.linear_quantized(self.x, self.weight, self.bias, out)
-
-    def widened(self) -> "QuantizedLinear":
-        """Return the same with x and bias as float32; scales stay as they are."""
-        return replace(self, x=wide(self.x), bias=wide(self.bias))
 
 
 @requests("linear_quantized")

@@ -1,8 +1,6 @@
 """Offer `tritile.matmul`, `mm` and `bmm`: torch's products for any size, stride and layout."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -10,7 +8,7 @@ from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.call import computed
 from tritile.ops.checks import check_tensor, shapes
-from tritile.ops.memo import Tensors, recall
+from tritile.ops.memo import Key, Tensors, recall
 
 
 def matmul(
@@ -72,16 +70,6 @@ def matmul(
     return recall("matmul", tensors, out, options, computed)
 
 
-def _computed_if(check: Callable[[Any, Any], None]) -> Callable[..., torch.Tensor]:
-    """Return what computes a product of tensors that pass a check, once `recall` does not know them."""
-
-    def checked(op: str, tensors: Tensors, out: Any, *keys: Any) -> torch.Tensor:
-        check(*tensors)
-        return computed(op, tensors, out, *keys)
-
-    return checked
-
-
 def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
     """Raise a TritileError unless these are operands of torch's `mm` (rank 2) or `bmm` (rank 3)."""
     for name, tensor in (("input", input), ("mat2", mat2)):
@@ -91,8 +79,11 @@ def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
         raise ShapeError(f"{op}: {shapes(input=input, mat2=mat2)}: wanted {wanted}")
 
 
-_MM: Final = _computed_if(functools.partial(check_matrices, "mm", rank=2))
-_BMM: Final = _computed_if(functools.partial(check_matrices, "bmm", rank=3))
+def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
+    """Compute `mm` or `bmm`, whichever is named behind the options of `matmul`."""
+    name = options[-1]
+    check_matrices(name, tensors[0], tensors[1], 2 if name == "mm" else 3)
+    return computed(op, tensors, out, options, key)
 
 
 def mm(
@@ -107,7 +98,7 @@ def mm(
 
     Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
     """
-    return recall("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _MM)
+    return recall("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _computed)
 
 
 def bmm(
@@ -122,4 +113,4 @@ def bmm(
 
     Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
     """
-    return recall("matmul", (input, mat2), out, (out_dtype, precision, "bmm"), _BMM)
+    return recall("matmul", (input, mat2), out, (out_dtype, precision, "bmm"), _computed)

@@ -1,7 +1,7 @@
 """Check products, with or without an epilogue, and fold their tensors to views."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
-from tritile.ops.call import Request, Result, requests, wide
+from tritile.ops.call import Request, Result, requests
 from tritile.ops.checks import (
     broadcast,
     capability,
@@ -190,24 +190,24 @@ def matmul_call(
         rows = tensor.unsqueeze(-1) if other.ndim == 1 else tensor
         return rows.unsqueeze(-2) if input.ndim == 1 else rows
 
-    given = {name: tensor for name in SIDES if (tensor := sides.get(name)) is not None}
+    present = {name: tensor for name in SIDES if (tensor := sides.get(name)) is not None}
     matrices = {
         "a": input.unsqueeze(0) if input.ndim == 1 else input,
         "b": other.unsqueeze(1) if other.ndim == 1 else other,
         "out": as_rows(out),
-        **{name: as_rows(tensor.expand(out.shape)) for name, tensor in given.items()},
+        **{name: as_rows(tensor.expand(out.shape)) for name, tensor in present.items()},
         **({} if up is None else {"up": up}),
     }
     batch, steps = merged(batch, *(_batch_strides(tensor, batch) for tensor in matrices.values()))
     views: dict[str, View] = {}
     for (name, tensor), of_batch in zip(matrices.items(), steps, strict=True):
         (rows, columns), (row, column) = tensor.shape[-2:], tensor.stride()[-2:]
-        if name in given:
+        if name in present:
             row, column = row if rows > 1 else 0, column if columns > 1 else 0
         views[name] = View(Memory.of(name, tensor), (rows, columns), (row, column), of_batch)
     views, batch = _folded(views, batch)
     call = MatmulCall(
-        views["a"], views["b"], views["out"], batch, precision, {name: views[name] for name in given},
+        views["a"], views["b"], views["out"], batch, precision, {name: views[name] for name in present},
         activation, alpha, beta, views.get("up"),
         tuple(Memory.of(name, scale) for name, scale in zip(("scale_a", "scale_b"), scales, strict=False)),
         block_scales, invariant=is_batch_invariant(),
@@ -311,16 +311,6 @@ class Product(Request):
     def compute(self, out: torch.Tensor) -> None:
         reference.product(self.input, self.other, out, **self._epilogue(lambda tensor: tensor))
 
-    def widened(self) -> "Product":
-        return replace(
-            self,
-            input=wide(self.input),
-            other=wide(self.other),
-            up=wide(self.up),
-            sides={name: wide(side) for name, side in self.sides.items()},
-            scales=tuple(map(wide, self.scales)),
-        )
-
     def fill(self, out: torch.Tensor) -> None:
         found, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
         how = self.activation, self.alpha, self.beta
@@ -332,14 +322,14 @@ class Product(Request):
 def product_of(op: str, tensors: Tensors, options: Key) -> Product:
     """Return the request of a product, by the roles of its tensors and the names of its options."""
     roles = {role: tensor for (role, _), tensor in zip(TENSORS[op], tensors, strict=True)}
-    given = dict(zip(OPTIONS[op], options, strict=False))
+    named = dict(zip(OPTIONS[op], options, strict=False))
     a, b, up = roles["a"], roles["b"], roles.get("up")
     if op in WEIGHTS:
         b, up = b.t(), None if up is None else up.t()
     sides = {name: roles[name] for name in SIDES if roles.get(name) is not None}
     weights: dict[str, Any] = {
-        name: number_of(op, name, given[name], a) for name in ("alpha", "beta") if name in given
+        name: number_of(op, name, named[name], a) for name in ("alpha", "beta") if name in named
     }
-    activation = check_activation(op, given.get("activation"), a) if "activation" in given else ""
-    how = given.get("out_dtype"), given.get("precision")
+    activation = check_activation(op, named.get("activation"), a)
+    how = named.get("out_dtype"), named.get("precision")
     return Product(op, tensors, a, b, *how, sides, activation, **weights, up=up)

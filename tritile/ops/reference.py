@@ -45,14 +45,14 @@ def product(
         a = a * _spread(scales[0], rows, m, k)
         b = b * _spread(scales[1].t(), columns, n, k).t()
 
-    def multiply(a: Any, b: Any, out: Any, up: Any, given: Sequence[Any]) -> None:
+    def multiply(a: Any, b: Any, out: Any, up: Any, added: Sequence[Any]) -> None:
         # Not torch.matmul: a program may put tritile's functions in the place of torch's.
-        sums = finished(a @ b, given, activation, alpha, beta, None if up is None else a @ up)
+        sums = finished(a @ b, added, activation, alpha, beta, None if up is None else a @ up)
         out.copy_(sums if out.is_floating_point() or out.is_complex() else sums.to(torch.int64))
 
-    given = [sides.get(name) for name in SIDES]
+    added = [sides.get(name) for name in SIDES]
     if not is_batch_invariant():
-        return multiply(a, b, out, up, given)
+        return multiply(a, b, out, up, added)
 
     # A BLAS adds up in an order that depends on the number of rows and on where operands begin, and torch's
     # functions compute the last few elements of a tensor by other code than the rest: each row is a product
@@ -68,12 +68,12 @@ def product(
     *batch, m, _ = whole.shape
     left = (a.unsqueeze(0) if a.ndim == 1 else a).expand(*batch, m, -1)
     right = (b.unsqueeze(-1) if b.ndim == 1 else b).expand(*batch, -1, -1)
-    given = [None if side is None else as_rows(side.expand(out.shape)) for side in given]
+    added = [None if side is None else as_rows(side.expand(out.shape)) for side in added]
     for at in itertools.product(*map(range, batch)):
         matrix, of_up = own(right, at), own(up)
         for i in range(m):
             row: Any = (*at, slice(i, i + 1))
-            multiply(own(left, row), matrix, whole[row], of_up, [own(side, row) for side in given])
+            multiply(own(left, row), matrix, whole[row], of_up, [own(side, row) for side in added])
     return None
 
 

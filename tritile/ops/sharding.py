@@ -11,7 +11,7 @@ without a rule here compute on whole tensors: torch gathers what is sharded.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -19,28 +19,30 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from tritile.core.of_torch import know_words, schema_of
+from tritile.ops.dispatch import NAMES, TENSORS, WEIGHTS
 
-Rules = list[tuple[list[Placement], list[Placement]]]  # of results and of given tensors, for torch
+Rules = list[tuple[list[Placement], list[Placement]]]  # of the result and of the tensors, for torch
 Dims = tuple[Any, ...]  # the name of each dimension of a tensor, None for one that is whole on every rank
 
 WHOLE: Final = Replicate()
 SUM: Final = Partial()
 
 
-def _rules(result: Dims, factors: Sequence[Dims], added: Sequence[Dims] = (), linear: bool = False) -> Rules:
+def _rules(result: Dims, tensors: Mapping[str, Dims], factors: Sequence[str], linear: bool) -> Rules:
+    """Return the rules of a product of `factors`, to which the other tensors are added."""
+
     def along(name: Any, tensor: Dims) -> Placement:
         return Shard(tensor.index(name)) if name in tensor else WHOLE
 
-    tensors, added_sums = (*factors, *added), [SUM] * len(added)
     rules: Rules = [([WHOLE], [WHOLE] * len(tensors))]
     for name in result:
-        if any(name in factor for factor in factors):
-            rules.append(([along(name, result)], [along(name, tensor) for tensor in tensors]))
-    if linear and all("k" in factor for factor in factors):
-        rules.append(([SUM], [*(along("k", factor) for factor in factors), *added_sums]))
-    for place in range(len(factors)) if linear else ():
-        each = [SUM if i == place else WHOLE for i in range(len(factors))]
-        rules.append(([SUM], [*each, *added_sums]))
+        if any(name in tensors[factor] for factor in factors):
+            rules.append(([along(name, result)], [along(name, tensor) for tensor in tensors.values()]))
+    if linear and all("k" in tensors[factor] for factor in factors):
+        each = [along("k", tensor) if role in factors else SUM for role, tensor in tensors.items()]
+        rules.append(([SUM], each))
+    for one in factors if linear else ():
+        rules.append(([SUM], [WHOLE if role in factors and role != one else SUM for role in tensors]))
     return rules
 
 
@@ -56,56 +58,41 @@ def _product(a: Sequence[int], b: Sequence[int]) -> tuple[Dims, Dims, Dims]:
     return (*range(rank), *rows, *columns), (*batch(a), *rows, "k"), (*batch(b), "k", *columns)
 
 
-def _added(result: Dims, *tensors: Any) -> list[Dims]:
-    """Name the dimensions of the tensors that broadcast to the result, None for those of size 1."""
-    given = [(result[len(result) - t.ndim :], t.shape) for t in tensors if t is not None]
-    return [
-        tuple(name if size != 1 else None for name, size in zip(names, shape, strict=True))
-        for names, shape in given
-    ]
-
-
-def matmul(a: Any, b: Any, **_: Any) -> Rules:
-    result, *factors = _product(a.shape, b.shape)
-    return _rules(result, factors, (), True)
-
-
-def linear(
-    x: Any, weight: Any, bias: Any = None, activation: str | None = None, residual: Any = None, **_: Any
-) -> Rules:
-    result, of_x, of_weight = _product(x.shape, tuple(weight.shape)[::-1])
-    return _rules(result, (of_x, of_weight[::-1]), _added(result, bias, residual), activation is None)
-
-
-def addmm(input: Any, a: Any, b: Any, *, activation: str | None = None, **_: Any) -> Rules:
-    """The rules of `tritile::addmm` and `tritile::baddbmm`, whose first operand is added."""
-    result, *factors = _product(a.shape, b.shape)
-    rules = _rules(result, factors, _added(result, input), activation is None)
-    return [(out, [added, *operands]) for out, (*operands, added) in rules]
-
-
-def gated_linear(
-    x: Any, weight_gate: Any, weight_up: Any, _: Any = "silu", bias_gate: Any = None, bias_up: Any = None,
-    **__: Any,
-) -> Rules:  # fmt: skip
-    """Both weights, and both biases, are sharded alike."""
-    result, of_x, of_weight = _product(x.shape, tuple(weight_gate.shape)[::-1])
-    return _rules(result, (of_x, of_weight[::-1], of_weight[::-1]), _added(result, bias_gate, bias_up))
+def product(op: str, *args: Any, **named: Any) -> Rules:
+    """Return the rules of a product. Both weights of a gated one, and both biases, are sharded alike."""
+    arguments = dict(zip(NAMES[op], args, strict=False)) | named
+    shapes = {role: arguments[name].shape for role, name in TENSORS[op] if arguments.get(name) is not None}
+    back = -1 if op in WEIGHTS else 1
+    result, of_a, of_b = _product(shapes["a"], tuple(shapes["b"])[::back])
+    factors = {"a": of_a, "b": of_b[::back], "up": of_b[::back]}
+    tensors = {
+        # what is added broadcasts to the result
+        role: factors[role]
+        if role in factors
+        else tuple(
+            name if size != 1 else None
+            for name, size in zip(result[len(result) - len(shape) :], shape, strict=True)
+        )
+        for role, shape in shapes.items()
+    }
+    linear = "up" not in shapes and arguments.get("activation") is None
+    return _rules(result, tensors, [role for role in shapes if role in factors], linear)
 
 
 def permute(x: Any, dims: Sequence[int]) -> Rules:
-    return _rules(tuple(dim % x.ndim for dim in dims), [tuple(range(x.ndim))], (), True)
+    return _rules(tuple(dim % x.ndim for dim in dims), {"x": tuple(range(x.ndim))}, ["x"], True)
 
 
-def replicated(*given: Any, **_: Any) -> Rules:
-    return _rules((), [()] * sum(hasattr(each, "ndim") for each in given))
+def replicated(*args: Any, **named: Any) -> Rules:
+    return [([WHOLE], [WHOLE] * sum(hasattr(each, "ndim") for each in args))]
 
 
+_PRODUCTS: Final = ("matmul", "linear", "addmm", "baddbmm", "gated_linear")
 RULES: Final[dict[str, Callable[..., Rules]]] = {
-    "matmul": matmul, "linear": linear, "addmm": addmm, "baddbmm": addmm, "gated_linear": gated_linear,
-    "permute": permute, "grouped_matmul": replicated, "scaled_matmul": replicated,
-    "linear_quantized": replicated,
-}  # fmt: skip
+    **{op: functools.partial(product, op) for op in _PRODUCTS},
+    "permute": permute,
+    **dict.fromkeys(("grouped_matmul", "scaled_matmul", "linear_quantized"), replicated),
+}
 
 
 @functools.cache
@@ -114,6 +101,6 @@ def register() -> None:
     for name, rule in RULES.items():
         operator = getattr(torch.ops.tritile, name).default
         register_sharding(operator)(rule)
-        # torch caches what it found by tensors and integers only, unless it is told about other arguments.
+        # torch caches what it found by tensors and integers only, unless other arguments are named.
         names = [argument.name for argument in schema_of(operator).arguments if argument.kwarg_only]
         know_words(operator, names)

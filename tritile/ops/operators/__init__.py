@@ -16,17 +16,17 @@ from tritile.ops.operators.library import define
 
 def _record_product(op: str, *values: Any) -> torch.Tensor:
     """Record a product, whose formula has no activation: torch applies it, and then adds the residual."""
-    given, names = dict(zip(NAMES[op], values, strict=True)), [name_of_role(op, role) for role in "ab"]
-    activation, residual = given.get("activation"), given.get("residual")
-    check_activation(op, activation, given[names[0]])
-    if given.get("alpha") == 0:  # through a product with K = 0 the factors have zeros for gradients
+    arguments, names = dict(zip(NAMES[op], values, strict=True)), [name_of_role(op, role) for role in "ab"]
+    activation, residual = arguments.get("activation"), arguments.get("residual")
+    check_activation(op, activation, arguments[names[0]])
+    if arguments.get("alpha") == 0:  # through a product with K = 0 the factors have zeros for gradients
         request_of(op, *values).checked(None)
-        a, b = (given[name] for name in names)
-        given |= dict(zip(names, (a[..., :0], b[..., :0, :]), strict=True))
+        a, b = (arguments[name] for name in names)
+        arguments |= dict(zip(names, (a[..., :0], b[..., :0, :]), strict=True))
     if not activation:
-        return Product.of(op, *given.values())
-    given |= {name: None for name in ("activation", "residual") if name in given}
-    y = activated(Product.of(op, *given.values()), activation)
+        return Product.of(op, *arguments.values())
+    arguments |= {name: None for name in ("activation", "residual") if name in arguments}
+    y = activated(Product.of(op, *arguments.values()), activation)
     return y if residual is None else (y + residual).to(y.dtype)
 
 

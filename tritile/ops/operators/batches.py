@@ -29,8 +29,14 @@ def _first(tensor: Any, dim: int | None, rank: int) -> Any:
     return tensor.reshape(tensor.shape[0], *[1] * missing, *tensor.shape[1:]) if missing > 0 else tensor
 
 
-def _everywhere(tensor: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def _factors(in_dims: Dims, input: Any, a: Any, b: Any) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """Return the size of the batch, and the factors with it in front, expanded where they have none."""
+    size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
+    a, b = (
+        t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip((a, b), in_dims[1:3], strict=True)
+    )
+    return size, a, b
 
 
 def _finished(sums: torch.Tensor, bias: Any, activation: Any, residual: Any) -> torch.Tensor:
@@ -48,15 +54,17 @@ def batched_matmul(in_dims: Dims, a: torch.Tensor, b: torch.Tensor, *how: Any) -
     if of_a is None and b.ndim == 2:  # the batch of vectors is a matrix
         out = call_overload("matmul", a, b.movedim(of_b, -1), *how)
         return out, out.ndim - 1
-    ranks = [tensor.ndim - (dim is not None) for tensor, dim in ((a, of_a), (b, of_b))]
-    left, right = (t if dim is None else t.movedim(dim, 0) for t, dim in ((a, of_a), (b, of_b)))
-    left = left.unsqueeze(-2) if ranks[0] == 1 else left
-    right = right.unsqueeze(-1) if ranks[1] == 1 else right
-    rank = max(2, *ranks)
-    left, right = (_first(t, None if d is None else 0, rank) for t, d in ((left, of_a), (right, of_b)))
-    out = call_overload("matmul", left, right, *how)
-    out = out.squeeze(-2) if ranks[0] == 1 else out
-    return out.squeeze(-1) if ranks[1] == 1 else out, 0
+    factors, vectors, rank = [], [], 2
+    for tensor, dim, at in ((a, of_a, -2), (b, of_b, -1)):
+        own = tensor.ndim - (dim is not None)
+        front = tensor if dim is None else tensor.movedim(dim, 0)
+        factors.append((front.unsqueeze(at) if own == 1 else front, None if dim is None else 0))
+        vectors += [at] if own == 1 else []
+        rank = max(rank, own)
+    out = call_overload("matmul", *(_first(*factor, rank) for factor in factors), *how)
+    for at in vectors:
+        out = out.squeeze(at)
+    return out, 0
 
 
 def batched_linear(
@@ -80,18 +88,14 @@ def batched_linear(
 
 def batched_addmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
     """Batch `tritile::addmm` as `baddbmm`, with operands that have no batch expanded over it."""
-    of_input, of_a, of_b, *_ = in_dims
-    size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
-    a, b = _everywhere(a, of_a, size), _everywhere(b, of_b, size)
-    return call_overload("baddbmm", _first(input, of_input, 2), a, b, *options), 0
+    _, a, b = _factors(in_dims, input, a, b)
+    return call_overload("baddbmm", _first(input, in_dims[0], 2), a, b, *options), 0
 
 
 def batched_baddbmm(in_dims: Dims, input: Any, a: torch.Tensor, b: torch.Tensor, *options: Any) -> Batched:
-    of_input, of_a, of_b, *_ = in_dims
-    size = next(t.shape[d] for t, d in zip((input, a, b), in_dims, strict=False) if d is not None)
-    a, b = (_everywhere(t, dim, size).flatten(0, 1) for t, dim in ((a, of_a), (b, of_b)))
-    batch = a.shape[0] // size if size else 0
-    input = _first(input, of_input, 3)
+    size, a, b = _factors(in_dims, input, a, b)
+    batch, a, b = a.shape[1], a.flatten(0, 1), b.flatten(0, 1)
+    input = _first(input, in_dims[0], 3)
     if input.ndim >= 3:  # has a batch of vmap, of baddbmm or both
         input = input.expand(size, batch, *input.shape[-2:]).flatten(0, 1)
     return call_overload("baddbmm", input, a, b, *options).unflatten(0, (size, batch)), 0

@@ -58,17 +58,17 @@ class Product(Formula):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         op, *values = inputs
         ctx.names, needs = NAMES[op], dict(zip(NAMES[op], ctx.needs_input_grad[1:], strict=True))
-        given = dict(zip(ctx.names, values, strict=True))
+        arguments = dict(zip(ctx.names, values, strict=True))
         ctx.a, ctx.b = name_of_role(op, "a"), name_of_role(op, "b")
         ctx.is_transposed = op in WEIGHTS
-        a, b = given[ctx.a], given[ctx.b]
+        a, b = arguments[ctx.a], arguments[ctx.b]
         ctx.save_for_backward(a if needs[ctx.b] else None, b if needs[ctx.a] else None)
         ctx.save_for_forward(a, b, output)
         ctx.shapes = a.shape, b.shape
         added = [name for role, name in TENSORS[op] if role in ("bias", "residual")]
-        ctx.added = {name: _kind_of(given[name], needs[name]) for name in added}
-        ctx.alpha, ctx.beta = given.get("alpha", 1), given.get("beta", 1)
-        ctx.precision = given.get("precision")
+        ctx.added = {name: _kind_of(arguments[name], needs[name]) for name in added}
+        ctx.alpha, ctx.beta = arguments.get("alpha", 1), arguments.get("beta", 1)
+        ctx.precision = arguments.get("precision")
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

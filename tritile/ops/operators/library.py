@@ -86,10 +86,10 @@ def define(
         return of.first.new_empty(shape, dtype=dtype) if out is None else out
 
     def recorded(*values: Any) -> Any:
-        given = dict(zip(names, values, strict=True))
+        found = dict(zip(names, values, strict=True))
         # rounding to fp8 has no gradient
-        fixed = (*constants, *(each for each in operands if given[each].dtype.itemsize == 1))
-        check_constant(name, **{each: given[each] for each in fixed})
+        fixed = (*constants, *(each for each in operands if found[each].dtype.itemsize == 1))
+        check_constant(name, **{each: found[each] for each in fixed})
         return record(*values)
 
     _implement(name, plain, fake)
