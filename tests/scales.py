@@ -34,10 +34,3 @@ def assert_block_scaled(got, a, b, scale_a, scale_b, shared, sides=NOTHING, prec
 def blocks_of(m, n, k, shared):
     blocks = -(-k // 128)
     return scale(-(-m // shared[0]), blocks), scale(blocks, -(-n // shared[1]), seed=10)
-
-
-def assert_exact(got, a, b, sides):
-    """Sums of int8 are exact in int32, then rounded to fp32."""
-    sums, eps = a.double() @ b.double(), torch.finfo(torch.float32).eps
-    assert sums.abs().max() < 2**31
-    assert_within(got, *finished64(sums, eps / 2 * sums.abs(), sides, eps))

@@ -4,6 +4,7 @@ Every call that torch may make is planned so here. Answers are compared with flo
 """
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from tritile.planning import aten, gpu_tables, plans
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 E4M3, E5M2 = FP8
+COMPLEX = torch.complex64, torch.complex128
 
 
 def check(got, a, b):
@@ -42,26 +44,29 @@ def check(got, a, b):
     (assert_complex if a.is_complex() else assert_product)(got, a, b)
 
 
-KINDS = [BF16, FP16, FP32, FP64, torch.complex64, torch.complex128]
+KINDS = [BF16, FP16, FP32, FP64, *COMPLEX]
+LAYOUTS = [("row", "row"), ("row", "column"), ("column", "row"), ("padded", "column_padded")]
+LAID = [*itertools.product(KINDS, LAYOUTS), *((dtype, ("sparse", "strided")) for dtype in COMPLEX)]
 
 
 @pytest.mark.usefixtures("poison")
-@pytest.mark.parametrize(
-    "layouts", [("row", "row"), ("row", "column"), ("column", "row"), ("padded", "column_padded")]
-)
-@pytest.mark.parametrize("dtype", KINDS, ids=name)
+@pytest.mark.parametrize(("dtype", "layouts"), LAID, ids=str)
 def test_dtypes_layouts_and_views_of_out(by_torch, dtype, layouts):
+    """Complex operands are lazily conjugated, or negated, too."""
+    lazy = [lambda x: x, torch.conj, torch._neg_view] if dtype.is_complex else [lambda x: x]
     for m, n, k in ((128, 192, 256), (131, 97, 61), (1, 64, 32), (17, 1, 64)):
         a, b = values((m, k), dtype, 0, "cuda"), values((k, n), dtype, 1, "cuda")
-        x, y = placed(a, layouts[0]), placed(b, layouts[1])
-        for _ in range(2):  # the second call is a remembered one
-            check(tritile.matmul(x, y), a, b)
-        for layout in ("padded", "column_padded", "sliced", "offset", "sparse"):
-            buffer, out = frame((m, n), DEFAULT_OUT.get(dtype, dtype), layout, "cuda")
-            for _ in range(2):
-                assert tritile.matmul(x, y, out=out) is out
-                check(out, a, b)
-            assert guard_intact(buffer, out), (m, n, k, layout)
+        for seen in lazy:
+            x, y = seen(placed(a, layouts[0])), placed(b, layouts[1])
+            given = x.resolve_neg()
+            for _ in range(2):  # the second call is a remembered one
+                check(tritile.matmul(x, y), given, b)
+            for layout in ("padded", "column_padded", "sliced", "offset", "sparse"):
+                buffer, out = frame((m, n), DEFAULT_OUT.get(dtype, dtype), layout, "cuda")
+                for _ in range(2):
+                    assert tritile.matmul(x, y, out=out) is out
+                    check(out, given, b)
+                assert guard_intact(buffer, out), (m, n, k, layout)
     assert by_torch
 
 
@@ -147,6 +152,42 @@ def test_settings_between_calls_of_one_problem(by_torch, cuda_matmul):
     assert len(by_torch) == before
 
 
+@pytest.mark.parametrize("dtype", COMPLEX, ids=name)
+def test_sums_with_complex_weights(by_torch, dtype):
+    a, b, added = (
+        values(shape, dtype, i, "cuda") for i, shape in enumerate([(3, 131, 75), (3, 75, 66), (131, 66)])
+    )
+    words = {"beta": 0.5 - 2j, "alpha": 1 + 3j}
+    wide = [x.to(torch.complex128, copy=True) for x in (added, a, b)]
+    wanted = (words["beta"] * wide[0].conj() + words["alpha"] * (wide[1] @ wide[2])).to(dtype)
+    near = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.complex64 else {"rtol": 1e-12, "atol": 1e-11}
+    nothing = torch.full_like(added, math.nan)
+    for _ in range(2):
+        torch.testing.assert_close(tritile.baddbmm(added.conj(), a, b, **words), wanted, **near)
+        buffer, out = frame((131, 66), dtype, "sliced", "cuda")
+        assert tritile.addmm(added.conj(), a[0], b[0], out=out, **words) is out
+        torch.testing.assert_close(out, wanted[0], **near)
+        assert guard_intact(buffer, out)
+        got = tritile.linear(a, b[0].mT, added[0], residual=added)
+        torch.testing.assert_close(got, (wide[1] @ wide[2][0] + wide[0][0] + wide[0]).to(dtype), **near)
+        got = tritile.addmm(nothing, a[0], b[0], beta=0, alpha=1j)
+        torch.testing.assert_close(got, (1j * (wide[1][0] @ wide[2][0])).to(dtype), **near)
+    for alpha in (1, 2j):  # what is not read may overlap out
+        flat = torch.empty(2 * added.numel(), dtype=dtype, device="cuda")
+        out, unread = (flat[i : i + added.numel()].view(added.shape) for i in (0, 100))
+        tritile.addmm(unread, a[0], b[0], beta=0, alpha=alpha, out=out)
+        torch.testing.assert_close(out, (alpha * (wide[1][0] @ wide[2][0])).to(dtype), **near)
+    out = added.clone()
+    assert tritile.addmm(out, a[0], b[0], out=out, alpha=0, beta=2) is out
+    assert torch.equal(out, 2 * added)
+    graph, got = captured(lambda: tritile.addmm(added.conj(), a[0], b[0], **words))
+    a.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    again = words["beta"] * wide[0].conj() - words["alpha"] * (wide[1] @ wide[2])[0]
+    torch.testing.assert_close(got, again.to(dtype), **near)
+
+
 def test_captured_on_another_stream_and_differentiated(by_torch):
     a, b = values((64, 128), BF16, 0, "cuda"), values((128, 96), BF16, 1, "cuda")
     tritile.matmul(a, b)
@@ -167,6 +208,13 @@ def test_captured_on_another_stream_and_differentiated(by_torch):
     tritile.matmul(x, b).sum().backward()
     torch.testing.assert_close(x.grad.double(), b.double().sum(1).expand_as(x), rtol=2**-6, atol=0.2)
     assert by_torch
+    a, b = (values(s, COMPLEX[0], i, "cuda").requires_grad_() for i, s in enumerate(((33, 64), (64, 35))))
+    for call in (tritile.matmul, torch.compile(tritile.matmul, fullgraph=True)):
+        y = call(a, b)
+        g = values(tuple(y.shape), COMPLEX[0], 2, "cuda")
+        of_a, of_b = torch.autograd.grad(y, (a, b), g)
+        assert_complex(of_a, g, b.detach().mH)
+        assert_complex(of_b, a.detach().mH, g)
 
 
 @pytest.mark.parametrize("trains", [False, True])

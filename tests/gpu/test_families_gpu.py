@@ -1,5 +1,11 @@
-"""Every family of matmul kernels on a GPU: answers, the same bits each time, streams, graphs, threads."""
+"""Every family of matmul kernels on a GPU, config by config, against float64, and how launches behave.
 
+Around results lies poison, which has to stay; around operands lies NaN, which must not be read. Rows start on
+16 bytes and end at every residue modulo 16 bytes, or start anywhere. Few rows have a file of their own.
+"""
+
+import itertools
+import math
 import os
 import subprocess
 import sys
@@ -8,25 +14,37 @@ import pytest
 import torch
 
 import tritile
-from tests.configs import ON_GPU, tma, warpgroups
+from tests.configs import ON_GPU, tile, tma, warpgroups
 from tests.launched import captured, in_threads, launched
-from tests.reference import assert_product, bytes_of, frame, guard_intact, placed, values
+from tests.reference import (
+    ACTIVATIONS,
+    FP8,
+    Sides,
+    assert_fused,
+    assert_gated,
+    assert_product,
+    bytes_of,
+    frame,
+    guard_intact,
+    placed,
+    product64,
+    values,
+)
+from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
+from tritile.core.problem import MatmulProblem
+from tritile.families.space import illegal
 from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
+from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
-FAMILIES = "tile", "descriptor", "warpgroups"
-# (a, b) as they lie: N in rows, T turned, S with gaps, O at an odd address
-TURNS = {"NN": ("row", "row"), "NT": ("row", "column"), "TN": ("column", "row"), "TT": ("column", "column")}
-TURNS |= {"SS": ("sparse", "strided"), "OO": ("offset", "offset"), "sliced": ("sliced", "column_sliced")}
-
-
+BF16, FP16, FP32, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.int8
 # Each family with one, two and three consumers, persistent or not, stored at once and by halves, with sides
 # that are powers of two and not.
 CONFIGS = [
-    *(config for config in ON_GPU if config.family != "tile"),
+    *ON_GPU,
     tma(128, 256, 64, 8, 3, persistent=True, subtiles=2),
     tma(16, 64, 128, 4, 4),
     tma(16, 16, 64, 2, 5, split=4),
@@ -36,109 +54,310 @@ CONFIGS = [
     warpgroups(256, 144, 64, 2, 3, persistent=True, subtiles=2),
 ]
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
+some_configs = pytest.mark.parametrize("config", ON_GPU, ids=str)
 
 
-def run(config, a, b, out):
-    call = matmul_call(a, b, out, "ieee")
-    return launched(call, config), call
+def gpu(shape, dtype=BF16, seed=0):
+    return values(tuple(shape), dtype, seed, "cuda")
 
 
-def operands(m, n, k, dtype, turn="NN", batch=()):
-    a, b = values((*batch, m, k), dtype, 0, "cuda"), values((*batch, k, n), dtype, 1, "cuda")
-    return placed(a, TURNS[turn][0]), placed(b, TURNS[turn][1])
+KINDS = [
+    *((dtype, "ieee", out) for dtype in (BF16, FP16) for out in (dtype, FP32)),
+    (FP32, "tf32", FP32),
+    (INT8, "ieee", torch.int32),
+    *((dtype, "ieee", out) for dtype in FP8 for out in (BF16, FP32)),
+]
 
 
-# Operands read where they lie; copied first, which makes rows of them all; one tile of rows, many of columns.
-LAID = [((256, 320, 512), turn) for turn in ("NN", "NT", "TN", "TT")]
-LAID += [((301, 203, 517), turn) for turn in ("TN", "SS")] + [((77, 515, 259), turn) for turn in ("NT", "OO")]
+def residues(itemsize):
+    """(m, n, k) whose n ends at every residue modulo 16 bytes, beyond a tile and short of one."""
+    for residue in range(max(1, 16 // itemsize)):
+        yield 129 + residue % 2, 128 + residue, 72 + 5 * (residue % 2)
+    yield 3, 1, 65
+    yield 3, 7, 72
 
 
-@every_config
-@pytest.mark.parametrize(("size", "turn"), LAID, ids=str)
-def test_layouts_and_ragged_sizes(config, size, turn):
-    a, b = operands(*size, torch.bfloat16, turn)
-    buffer, out = frame((size[0], size[1]), a.dtype, "row", "cuda")
-    run(config, a, b, out)
-    assert_product(out, a, b)
+def cases(dtype, out_dtype):
+    """Batch, M, N and K; how operands lie, and how the result does."""
+    padded = ("padded", "column_padded" if dtype in FP8 else "padded")
+    for size in residues(out_dtype.itemsize):
+        yield (), size, padded, "padded"
+    for layout in ("column_padded", "sliced", "offset"):
+        yield (), (133, 131, 77), padded, layout
+    for layout in ("padded", "column_padded"):
+        yield (2,), (133, 131, 77), padded, layout
+    if dtype != BF16:
+        return
+    for layouts in itertools.product(("row", "column"), repeat=2):  # read where they lie
+        yield (), (256, 320, 512), layouts, "row"
+    for layouts in (("column", "row"), ("sparse", "strided")):  # copied, which makes rows of them all
+        yield (), (301, 203, 517), layouts, "row"
+    for layouts in (("row", "column"), ("offset", "offset")):  # one tile of rows, many of columns
+        yield (), (77, 515, 259), layouts, "row"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [*itertools.product(ON_GPU, KINDS), *((config, KINDS[0]) for config in CONFIGS[len(ON_GPU) :])],
+    ids=str,
+)
+def test_types_layouts_and_ragged_sizes(config, kind):
+    (dtype, precision, out_dtype), ran = kind, 0
+    for batch, (m, n, k), (of_a, of_b), layout in cases(dtype, out_dtype):
+        a, b = placed(gpu((*batch, m, k), dtype), of_a), placed(gpu((*batch, k, n), dtype, 1), of_b)
+        buffer, out = frame((*batch, m, n), out_dtype, layout, "cuda")
+        call = matmul_call(a, b, out, precision)
+        if illegal(config, call.problem, devices.gpu(0)) is None:
+            launch.prepare(call, config)(*call.tensors)
+            assert_product(out, a, b, precision)
+            assert guard_intact(buffer, out), (batch, m, n, k, of_a, of_b, layout)
+            ran += 1
+    if not ran:
+        pytest.skip("illegal for this type on this GPU")
+
+
+TF32_CONFIGS = [
+    None,
+    tile(64, 64, 32),
+    tile(32, 32, 32),
+    tma(64, 64, 64, 4, 3),
+    tma(128, 128, 64, 8, 3, persistent=True),
+    tma(128, 256, 32, 8, 4),
+    tma(64, 64, 64, 4, 3, split=2),
+    tma(16, 64, 64, 4, 3),
+]
+TF32_LAYOUTS = [
+    ("row", "row"),
+    ("row", "column"),
+    ("column", "row"),
+    ("offset", "sliced"),
+    ("offset", "column"),
+]
+
+
+@pytest.mark.parametrize("layouts", TF32_LAYOUTS, ids=str)
+@pytest.mark.parametrize("config", TF32_CONFIGS, ids=str)
+@pytest.mark.parametrize("size", [(200, 140, 333), (600, 777, 333)], ids=str)  # copies have K contiguous
+def test_operands_of_tf32_are_rounded_by_either_launcher(size, config, layouts):
+    """As of rounded operands, but for sums: these err by less than cutting the operands would."""
+    m, n, k = size
+    a, b = placed(gpu((m, k), FP32), layouts[0]), placed(gpu((k, n), FP32, 1), layouts[1])
+    out = torch.full((m, n), math.nan, device="cuda")
+    call = matmul_call(a, b, out, "tf32")
+    run = launched(call, config or model.pick(call.problem, devices.gpu(0)))
+    left, right = rounded_to_tf32(a), rounded_to_tf32(b)
+    rounded, exact = product64(left, right), product64(a, b)
+    # tensor cores cut each sum of at least 4 of K
+    bound = 2.0**-23 * (k / 4 + 2) * product64(left.abs(), right.abs())
+    for native in (True, False):
+        if not native:
+            run._steps = list(run._triton)
+            out.fill_(math.nan)
+            run(*call.tensors)
+        assert bool(((out.double() - rounded).abs() <= bound).all())
+        wanted = float((rounded - exact).norm())
+        assert float((out.double() - exact).norm()) == pytest.approx(wanted, rel=0.05)
+
+
+# Bias and residual, activation, alpha and beta.
+SIDES = [
+    ("row", "", "gelu", 1.0, 1.0),
+    ("row", "full", "silu", 1.0, 1.0),
+    ("full", "column", "gelu_tanh", -0.5, 2.0),
+    ("column", "row", "relu", 1.0, 1.0),
+    ("one", "one", "", 3.0, 0.25),
+    ("", "full", "", 1.0, 1.0),
+]
+SIZES = [(256, 320, 512), (301, 203, 517), (77, 515, 259), (1, 33, 256), (64, 1, 256)]
+ADDED_LAYOUTS = ("sliced", "offset", "column")
+# Every epilogue at one ragged size; at each other size one, a different one for each config; three ways to
+# add in three layouts, each family every pair of them.
+EPILOGUES = [(config, how, SIZES[1], "row") for config in ON_GPU for how in SIDES]
+EPILOGUES += [
+    (config, SIDES[(i + j) % 6], size, "row")
+    for i, config in enumerate(ON_GPU)
+    for j, size in enumerate((SIZES[0], *SIZES[2:]))
+]
+EPILOGUES += [
+    (config, SIDES[1 + (i + j) % 3], (200, 330, 264), layout)
+    for i, config in enumerate(ON_GPU)
+    for j, layout in enumerate(ADDED_LAYOUTS)
+]
+
+
+@pytest.mark.parametrize(("config", "how", "size", "layout"), EPILOGUES, ids=str)
+def test_epilogues(config, how, size, layout):
+    """What is added, and the result, lie as `layout` says; if not in rows, they are of different types."""
+    m, n, k = size
+    dtype, kind = (BF16, BF16) if layout == "row" else (FP16, FP32)
+    shapes = {"one": (), "row": (n,), "column": (m, 1), "full": (m, n)}
+    added = [gpu(shapes[each], kind, seed) if each else None for seed, each in enumerate(how[:2], start=5)]
+    a, b, sides = gpu((m, k), dtype), gpu((k, n), dtype, 1), Sides(None, None, *added, *how[2:])
+    lain = [placed(x, layout) if x is not None and x.ndim > 1 else x for x in added]
+    buffer, out = frame((m, n), dtype, layout, "cuda")
+    extras = sides._replace(bias=lain[0], residual=lain[1])._asdict()
+    launched(matmul_call(a, b, out, "ieee", **extras), config)
+    assert_fused(out, a, b, sides)
     assert guard_intact(buffer, out)
+
+
+@some_configs
+@pytest.mark.parametrize("which", ["bias", "residual"])
+@pytest.mark.parametrize("layout", ["row", "column"])
+def test_the_result_may_take_the_place_of_what_is_added(config, which, layout):
+    m, n, k = 301, 203, 517
+    a, b, added = gpu((m, k)), gpu((k, n), seed=1), gpu((m, n), seed=5)
+    buffer, out = frame((m, n), BF16, layout, "cuda")
+    call = matmul_call(a, b, out, "ieee", **{which: out}, activation="silu")
+    out.copy_(added)
+    prepared = launched(call, config)
+    assert_fused(out, a, b, Sides(**{which: added}, activation="silu"))
+    first = bytes_of(out)
+    for _ in range(10):
+        out.copy_(added)
+        prepared(*call.tensors)
+        assert torch.equal(bytes_of(out), first)
+    assert guard_intact(buffer, out)
+
+
+@some_configs
+@pytest.mark.parametrize("size", [(128, 192, 320), (101, 67, 259)], ids=str)
+def test_batches(config, size):
+    m, n, k = size
+    a, b = gpu((3, 5, m, k)), gpu((3, 5, k, n), seed=1)
+    for left, right, given in (
+        (a, b, (3, 5)),
+        (a, b, (5,)),
+        (a, b[0], (3, 1)),
+        (a.transpose(0, 1).contiguous().transpose(0, 1), b, (3, 5)),
+        (a[:, 0], b[0, 0], (3,)),
+    ):
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        sides = Sides(bias=gpu((n,), seed=3), residual=gpu((*given, m, n), seed=4), activation="gelu")
+        out = torch.empty(*batch, m, n, dtype=BF16, device="cuda")
+        launched(matmul_call(left, right, out, "ieee", **sides._asdict()), config)
+        assert_fused(out, left, right, sides)
+
+
+@some_configs
+def test_other_result_types(config):
+    m, n, k = 260, 140, 300
+    for dtype, out_dtype in ((FP16, BF16), (BF16, FP16), (FP16, FP32)):
+        a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
+        sides = Sides(bias=gpu((n,), FP32, 3), residual=gpu((m, n), FP16, 4), activation="silu")
+        out = torch.empty(m, n, dtype=out_dtype, device="cuda")
+        launched(matmul_call(a, b, out, "ieee", **sides._asdict()), config)
+        assert_fused(out, a, b, sides)
+
+
+@some_configs
+def test_not_finite_values_come_out_where_torch_has_them(config):
+    a, b = gpu((300, 517)), gpu((517, 200), seed=1)
+    a[3, 5], a[200, 516], b[7, 9] = math.nan, math.inf, -math.inf
+    bias, residual = gpu((200,), seed=2), gpu((300, 200), seed=3)
+    bias[4], residual[5, 5] = math.inf, math.nan
+    for activation, function in ACTIVATIONS.items():
+        out = torch.empty(300, 200, dtype=FP32, device="cuda")
+        launched(matmul_call(a, b, out, "ieee", bias=bias, residual=residual, activation=activation), config)
+        wanted = function(a.double() @ b.double() + bias) + residual
+        assert torch.equal(out.isnan(), wanted.isnan())
+        assert torch.equal(out.isinf(), wanted.isinf())
+
+
+GATED = [config for config in ON_GPU if config.family in ("tile", "descriptor")]
+# Every layout at one ragged size; each other size with one, a different one for each config.
+GATED_LAYOUTS = ("row", "column", "offset")
+GATED_CASES = [(config, SIZES[1], layout) for config in GATED for layout in GATED_LAYOUTS]
+GATED_CASES += [
+    (config, size, GATED_LAYOUTS[(i + j) % 3])
+    for i, config in enumerate(GATED)
+    for j, size in enumerate((SIZES[0], *SIZES[2:]))
+]
+
+
+@pytest.mark.parametrize(("config", "size", "layout"), GATED_CASES, ids=str)
+def test_gated_products(config, size, layout):
+    m, n, k = size
+    x, gate, up = gpu((m, k)), gpu((n, k), seed=1), gpu((n, k), seed=2)
+    bias_gate, bias_up = gpu((n,), seed=3), gpu((n,), FP32, 4)
+    for weights in ((placed(gate, layout), up), (gate, placed(up, layout))):
+        buffer, out = frame((m, n), BF16, "row", "cuda")
+        extras = {"bias": bias_gate, "bias_up": bias_up, "activation": "silu", "up": weights[1].mT}
+        launched(matmul_call(x, weights[0].mT, out, "ieee", **extras), config)
+        assert_gated(out, x, gate.mT, up.mT, "silu", bias_gate, bias_up)
+        assert guard_intact(buffer, out)
+
+
+# Launches.
+
+
+def prepared_call(config, m, n, k):
+    """A launch, its call and what it wrote, which is right."""
+    a, b, out = gpu((m, k)), gpu((k, n), seed=1), torch.empty(m, n, dtype=BF16, device="cuda")
+    call = matmul_call(a, b, out, "ieee")
+    prepared = launched(call, config)
+    assert_product(out, a, b)
+    torch.cuda.synchronize()
+    return prepared, call, out
 
 
 @every_config
 def test_graphs_replay_on_any_stream(config):
-    a, b = operands(131, 97, 611, torch.bfloat16)
-    out = torch.empty(131, 97, dtype=a.dtype, device="cuda")
-    prepared, call = run(config, a, b, out)
-    outs = [torch.empty_like(out) for _ in range(2)]
-
-    def thrice(own):
-        graph, _ = captured(lambda: [prepared(*call.tensors[:2], own) for _ in range(3)])
-        return graph
-
-    graphs = [thrice(own) for own in outs]
-    for got in outs:
-        got.fill_(float("nan"))
+    prepared, call, out = prepared_call(config, 131, 97, 611)
+    wanted, outs, graphs = out.clone(), [torch.empty_like(out) for _ in range(2)], []
+    for own in outs:
+        graph, _ = captured(lambda own=own: [prepared(*call.tensors[:2], own) for _ in range(3)])
+        graphs.append(graph)
+    for got in (out, *outs):
+        got.fill_(math.nan)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     for _ in range(3):
         graphs[0].replay()
         with torch.cuda.stream(side):
             graphs[1].replay()
-        prepared(call.a.tensor, call.b.tensor, out)
+        prepared(*call.tensors)
     torch.cuda.synchronize()
     for got in (out, *outs):
-        assert_product(got, a, b)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_capture_from_a_cold_plan(family, monkeypatch):
-    a, b = operands(192, 200, 2056, torch.bfloat16)
-    torch.matmul(a, b)
-    device = devices.gpu(0)
-    original = model.ranked
-    monkeypatch.setattr(model, "pick", lambda problem, device: original(problem, device, family)[0])
-    tritile.forget()
-    graph = torch.cuda.CUDAGraph()
-    with tritile.mode("off"), torch.cuda.graph(graph):
-        out = tritile.matmul(a, b)
-    with tritile.mode("off"):
-        assert tritile.plan(tritile.matmul, a, b).config.family == family
-    out.fill_(float("nan"))
-    graph.replay()
-    torch.cuda.synchronize()
-    assert_product(out, a, b)
-    assert device.nvidia >= 90 or family == "tile"
-    tritile.forget()
+        assert torch.equal(bytes_of(got), bytes_of(wanted))
 
 
 @every_config
-def test_threads_share_a_launch(config):
-    a, b = operands(517, 390, 1030, torch.bfloat16)
-    out = torch.empty(517, 390, dtype=a.dtype, device="cuda")
-    prepared, call = run(config, a, b, out)
-    wanted = bytes_of(out)
+def test_threads_share_a_launch_though_they_never_used_the_gpu(config):
+    """A new thread has no context of the driver, and without memory to ask for gets none by itself."""
+    prepared, call, out = prepared_call(config, 517, 390, 1030)
+    wanted, other = bytes_of(out), torch.zeros_like(out)
     torch.cuda.synchronize()
+    in_threads(lambda: prepared(*call.tensors[:2], other))
+    assert torch.equal(bytes_of(other), wanted)
 
     def work():
         with torch.cuda.stream(torch.cuda.Stream()):
             outs = [torch.empty_like(out) for _ in range(30)]
             for got in outs:
-                prepared(call.a.tensor, call.b.tensor, got)
+                prepared(*call.tensors[:2], got)
             torch.cuda.current_stream().synchronize()
             assert all(torch.equal(bytes_of(got), wanted) for got in outs)
 
     in_threads(*[work] * 6)
 
 
-@every_config
-def test_a_thread_that_never_used_the_gpu(config):
-    """Such a thread has no context of the driver, and without memory to ask for gets none by itself."""
-    a, b = operands(256, 264, 520, torch.bfloat16)
-    out = torch.empty(256, 264, dtype=a.dtype, device="cuda")
-    prepared, call = run(config, a, b, out)
-    wanted, other = bytes_of(out), torch.zeros_like(out)
+@some_configs
+def test_a_chain_waits_for_what_it_reads(config):
+    """Each may start before the one ahead of it is done, whose result it reads, as its residual too."""
+    x, weight = gpu((256, 256)) / 16, gpu((256, 256), seed=1) / 16
+    outs = [torch.empty(256, 256, dtype=BF16, device="cuda") for _ in range(12)]
+    call = matmul_call(x, weight, outs[0], "ieee", residual=x, activation="silu")
+    prepared = launched(call, config)
+    other = weight.clone()  # at another address than it was prepared with, as all that follows
     torch.cuda.synchronize()
-    in_threads(lambda: prepared(call.a.tensor, call.b.tensor, other))
-    assert torch.equal(bytes_of(other), wanted)
+    for before, after in itertools.pairwise(outs):
+        prepared(before, other, after, before)
+    for before, after in itertools.pairwise(outs):
+        alone, copy = torch.empty_like(after), before.clone()
+        torch.cuda.synchronize()
+        prepared(copy, weight, alone, copy)
+        assert torch.equal(bytes_of(alone), bytes_of(after))
 
 
 @pytest.mark.parametrize("polls", [1, 64])
@@ -153,7 +372,7 @@ def test_a_thread_that_never_used_the_gpu(config):
     ids=str,
 )
 def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch, size, config, polls):
-    a, b = operands(*size, 64 * 128, torch.bfloat16)
+    a, b = gpu((size[0], 64 * 128)), gpu((64 * 128, size[1]), seed=1)
     wanted = None
     for looks in (polls, polls, 0):
         monkeypatch.setattr("tritile.families.common.grids.POLLS", looks)
@@ -161,11 +380,29 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
         call = matmul_call(a, b, out, "ieee")
         ready = launch.prepare(call, config)
         for _ in range(50):
-            out.fill_(float("nan"))
+            out.fill_(math.nan)
             ready(*call.tensors)
             wanted = bytes_of(out) if wanted is None else wanted
             assert torch.equal(bytes_of(out), wanted)
     assert_product(out, a, b)
+
+
+@pytest.mark.parametrize("family", ["tile", "descriptor", "warpgroups"])
+def test_a_capture_from_a_cold_plan(family, monkeypatch):
+    a, b, original = gpu((192, 2056)), gpu((2056, 200), seed=1), model.ranked
+    torch.matmul(a, b)
+    monkeypatch.setattr(model, "pick", lambda problem, device: original(problem, device, family)[0])
+    tritile.forget()
+    graph = torch.cuda.CUDAGraph()
+    with tritile.mode("off"), torch.cuda.graph(graph):
+        out = tritile.matmul(a, b)
+    with tritile.mode("off"):
+        assert tritile.plan(tritile.matmul, a, b).config.family == family
+    out.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_product(out, a, b)
+    tritile.forget()
 
 
 _CAPTURE_FIRST = """
@@ -189,3 +426,30 @@ def test_a_capture_is_the_first_that_a_process_does(tmp_path):
     env = dict(os.environ, TRITILE_CACHE_DIR=str(tmp_path), TRITILE_MODE="off")
     done = subprocess.run([sys.executable, "-c", _CAPTURE_FIRST], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+PROBLEMS = [
+    {"epilogue": "bias=row residual=full gelu"},
+    {"epilogue": "bias=full weighted silu", "batch": 3},
+    {"epilogue": "gated silu"},
+    {"epilogue": "bias=row bias_up=row gated gelu", "a_align": 2, "b_align": 2},
+    {"dtype": "int8", "epilogue": "scale_a=column scale_b=row"},
+    {"dtype": "float8_e4m3fn", "b_dtype": "float8_e5m2", "epilogue": "scale_a=one scale_b=row"},
+    {"dtype": "float64", "out_dtype": "float64", "epilogue": "bias=row weighted gated silu"},
+]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("fields", PROBLEMS, ids=str)
+def test_the_tuner_checks_answers(fields):
+    common = {"batch": 1, "m": 208, "n": 272, "k": 336, "dtype": "bfloat16", "out_dtype": "bfloat16"}
+    problem, device = MatmulProblem(**common | fields), devices.current_gpu()
+    for config in model.screened(problem, device, 6):
+        guarded = operands.Guarded(problem)
+        prepared = launch.prepare(guarded.call, config)
+        answers.check(operands.run_of(prepared), guarded.call)
+        guarded.check()
+    out = guarded.call.out.tensor
+    out.view(-1)[0] += 2 * out.abs().max() + 1e4  # and a wrong one is told
+    with pytest.raises(tritile.errors.TuningError, match="wrong answer"):
+        answers.answer_error(guarded.call)

@@ -1,15 +1,17 @@
 """Products of groups on a GPU: both kernels, every grouping, dtype, layout and kind of offsets."""
 
+import itertools
+
 import pytest
 import torch
 
 import tritile
 from tests.configs import of_groups, tile
 from tests.groups import assert_groups, operands, shape_of, spoiled
-from tests.launched import captured
-from tests.launched import launched as made
-from tests.reference import bytes_of, frame, guard_intact, placed, values
+from tests.launched import captured, launched
+from tests.reference import bytes_of, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
+from tritile.families.space import illegal
 from tritile.lab import baselines
 from tritile.ops import call as ops_call
 from tritile.ops import memo
@@ -22,6 +24,7 @@ from tritile.tune.suites import parse_shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 RAGGED = ("rows", "columns")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYOUTS = ("row", "column", "sliced", "column_sliced", "sparse", "offset")
 # 16-byte rows, which descriptors want, and others; the shared size is larger than a tile of rows or of K.
 EVEN = {"rows": (600, 264, 136), "columns": (264, 600, 136), "k": (136, 264, 600)}
@@ -53,13 +56,6 @@ def posed(ragged, offs, dtype, sizes=EVEN):
     return operands(ragged, len(offs), sizes[ragged], dtype, "cuda")
 
 
-def launched(config, a, b, offs, out):
-    """The products, by a config."""
-    call = grouped_call(a, b, offs, None, None, out, "ieee")
-    made(call, config)
-    return out
-
-
 def on_hopper():
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("torch has these on Hopper alone")
@@ -68,7 +64,7 @@ def on_hopper():
 def run(config, a, b, offs):
     """Into a frame of poison that nothing may touch but the result; the result's bits."""
     buffer, out = frame(shape_of(a, b, offs), a.dtype, "row", "cuda")
-    launched(config, a, b, offs, out)
+    launched(grouped_call(a, b, offs, None, None, out, "ieee"), config)
     assert_groups(out, a, b, offs)
     made = bytes_of(out)
     assert guard_intact(buffer, out)
@@ -88,13 +84,29 @@ def test_offsets(ragged, config):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("a_layout", ["row", "column"])
-@pytest.mark.parametrize("b_layout", ["row", "column"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("ragged", RAGGED)
-def test_layouts(ragged, a_layout, b_layout, config):
-    offs = ends("uneven")
-    a, b = posed(ragged, offs, torch.float16)
-    run(config, placed(a, a_layout), placed(b, b_layout), offs)
+def test_layouts_and_ragged_sizes(ragged, dtype, config):
+    """Rows start on 16 bytes and end at every residue modulo 16 bytes, or lie in any way."""
+    padded, precision, ran = ("padded", "padded"), "tf32" if dtype == torch.float32 else "ieee", 0
+    residues = range(16 // dtype.itemsize)
+    sizes = [(3, 1, 65), (3, 7, 72), *((129 + r % 2, 128 + r, 72 + 5 * (r % 2)) for r in residues)]
+    cases = [(size, padded, "padded") for size in sizes]
+    cases += [((133, 131, 77), padded, layout) for layout in ("column_padded", "sliced", "offset")]
+    cases += [(EVEN[ragged], layouts, "row") for layouts in itertools.product(("row", "column"), repeat=2)]
+    for (m, n, k), layouts, layout in cases:
+        shared = m if ragged == "rows" else n
+        offs = torch.tensor([shared // 3, shared // 3, shared], dtype=torch.int32, device="cuda")
+        a, b = map(placed, operands(ragged, 3, (m, n, k), dtype, "cuda"), layouts)
+        buffer, out = frame((m, n), dtype, layout, "cuda")
+        call = grouped_call(a, b, offs, None, None, out, precision)
+        if illegal(config, call.problem, devices.gpu(0)) is None:
+            launch.prepare(call, config)(*call.tensors)
+            assert_groups(out, a, b, offs, precision)
+            assert guard_intact(buffer, out), (m, n, k, layouts, layout)
+            ran += 1
+    if not ran:
+        pytest.skip("illegal for this type on this GPU")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -103,7 +115,7 @@ def test_layouts(ragged, a_layout, b_layout, config):
 def test_the_operation_on_any_strides(ragged, sizes, layout):
     """Each grouping and layout in two of three dtypes, one for each kind of size."""
     turn = ["rows", "columns", "k"].index(ragged) + LAYOUTS.index(layout) + (sizes is ODD)
-    dtype = (torch.bfloat16, torch.float16, torch.float32)[turn % 3]
+    dtype = DTYPES[turn % 3]
     offs = ends("a rest")
     a, b = (placed(x, layout) for x in posed(ragged, offs, dtype, sizes))
     out = tritile.grouped_matmul(a, b, offs)
@@ -164,7 +176,7 @@ def test_fp8_by_torch(ragged, kind, scaled):
 
 
 @pytest.mark.parametrize("kind", ENDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("sizes", [(136, 264, 600), (75, 137, 600), (1, 8, 600), (8, 1, 600)], ids=str)
 def test_groups_that_share_k(sizes, dtype, kind):
     """By torch in one launch of bfloat16, else group by group; none reads what belongs to another."""
@@ -191,7 +203,7 @@ def test_groups_that_share_k(sizes, dtype, kind):
             captured(lambda: tritile.grouped_matmul(a, b, offs))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("ragged", RAGGED)
 @pytest.mark.parametrize("sizes", [EVEN, ODD], ids=["even", "odd"])
 def test_gradients(sizes, ragged, dtype):

@@ -92,19 +92,3 @@ def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
         torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
     )
     assert_product(tritile.matmul(a, b), a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
-def test_grouped_gradients_are_those_of_products_one_by_one(dtype):
-    offs = torch.tensor([17, 17, 65], dtype=torch.int32, device="cuda")
-    a, b = gpu((80, 64), dtype).requires_grad_(), gpu((3, 64, 40), dtype, 1).requires_grad_()
-    y = tritile.grouped_matmul(a, b, offs)
-    g = torch.randn_like(y)
-    of_a, of_b = torch.autograd.grad(y, (a, b), g)
-    for group, rows in enumerate((slice(0, 17), slice(17, 17), slice(17, 65))):
-        if rows.start == rows.stop:
-            assert not of_b[group].any()
-            continue
-        assert_product(of_a[rows], g[rows], b[group].detach().mT)
-        assert_product(of_b[group], a[rows].detach().mT, g[rows])
-    assert not of_a[65:].any()

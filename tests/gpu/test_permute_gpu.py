@@ -15,6 +15,8 @@ from tests.reference import (
     DTYPES,
     LAYOUTS,
     SIGN_BYTES,
+    frame,
+    guard_intact,
     name,
     placed,
     random_bits,
@@ -45,6 +47,21 @@ SHAPES = [
 def test_shapes(dtype, shape):
     raw, x = bits(shape, dtype)
     assert same_bits(tritile.transpose(x), raw.transpose(-3, -2))
+
+
+@pytest.mark.usefixtures("poison")
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+def test_nothing_around_out_is_touched(dtype):
+    """Rows start on 16 bytes and end anywhere, or start anywhere, in x and in out."""
+    for m, n in ((129, 131), (3, 7), (130, 134)):
+        for batch, dims in (((), (1, 0)), ((3,), (2, 0, 1))):
+            raw, x = bits((*batch, m, n), dtype)
+            for layout in ("padded", "column_padded", "sliced", "offset"):
+                buffer, out = frame(tuple(x.shape[i] for i in dims), dtype, layout, "cuda")
+                for _ in range(2):  # the second call takes the fast path
+                    assert tritile.permute(placed(x, "padded"), dims, out=out) is out
+                    assert same_bits(out, raw.permute(*dims, x.ndim))
+                    assert guard_intact(buffer, out), (m, n, dims, layout)
 
 
 def test_expanded_and_overlapping_inputs():

@@ -10,7 +10,7 @@ from tests.configs import packed_weights as tile
 from tests.launched import captured, in_threads, launched
 from tests.packed import KINDS, assert_linear, on_16_bytes
 from tests.packed import weight_of as weight_on
-from tests.reference import assert_product, frame, guard_intact, name, placed, values
+from tests.reference import assert_product, frame, guard_intact, name, placed, poisoned, values
 from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
@@ -92,6 +92,22 @@ def test_ragged_sizes(config, m, n, k):
     run(config, x, weight, out)
     assert_linear(out, x, weight)
     assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize(
+    "config", [make(16, 64, 128, 4, 3, s) for make in (tile, tma) for s in (1, 2)], ids=str
+)
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+def test_columns_that_end_at_every_residue(config, dtype):
+    """A result's first row starts on 16 bytes, and its rows end at every residue modulo 16 bytes."""
+    sizes = [(129 + r % 2, 128 + r, 288 + 20 * (r % 2)) for r in range(8)]
+    for m, n, k in [(3, 1, 260), (3, 7, 288), *sizes]:
+        weight, x = weight_of(n, k, dtype, 4, 32), placed(values((m, k), dtype, 0, "cuda"), "padded")
+        room = poisoned((16 + m * n + 16,), dtype, "cuda")
+        out = room[16 : 16 + m * n].view(m, n)
+        run(config, x, weight, out)
+        assert_linear(out, x, weight)
+        assert guard_intact(room, out), (m, n, k)
 
 
 @pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])

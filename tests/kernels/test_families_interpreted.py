@@ -117,20 +117,24 @@ def operands(family, size=None, batch=()):
     return a, placed(values((*batch, k, n), family.dtype, 1), family.of_b)
 
 
-def side(family, spread, seed=5):
+def side(family, spread, seed=5, lies="row", dtype=None):
+    """What is spread over a result as `spread` says, and lies in memory as `lies` does; None for ""."""
     m, n, _ = family.size
-    shape = {"one": (), "row": (n,), "column": (m, 1), "full": (m, n)}[spread]
-    return values(shape, family.dtype, seed)
+    shape = {"": None, "one": (), "row": (1, n), "column": (m, 1), "full": (m, n)}[spread]
+    if shape is None:
+        return None
+    found = values(shape, dtype or family.dtype, seed)
+    return placed(found, lies) if shape else found
 
 
-def made(family, a, b, out, sides=PLAIN):
-    """Make the product by a legal config; return the second matrix of a gated one.
+def made(family, a, b, out, sides=PLAIN, up=None):
+    """Make the product by a legal config, which reads operands alone; return a gated one's second matrix.
 
     Gated products have no scales, weights or residual: what would be the residual is the other's bias.
     """
-    up, extras = None, sides._asdict()
+    extras = sides._asdict()
     if family.gated:
-        up = (8 * values(tuple(b.shape), b.dtype, 9)).round() / 8
+        up = (8 * values(tuple(b.shape), b.dtype, 9)).round() / 8 if up is None else up
         extras = {"bias": sides.bias, "bias_up": sides.residual, "activation": sides.activation, "up": up}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in family.patched:
@@ -143,15 +147,20 @@ def made(family, a, b, out, sides=PLAIN):
     return up
 
 
-def check(family, a, b, sides=PLAIN, layout="row", added=None):
-    """The same into a frame of poison, or of `added`, whose place the result takes."""
+def check(family, a, b, sides=PLAIN, layout="row", added="", out_dtype=None, up=None):
+    """The same into a frame of poison, or of `added`, whose place the result takes.
+
+    By descriptor results have rows, or if products are not gated columns, that are contiguous.
+    """
+    unseen = layout in ("strided", "sparse") or (family.gated and "column" in layout)
+    layout = "sliced" if unseen and family.precision == "tf32" else layout
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    buffer, out = frame((*batch, a.shape[-2], b.shape[-1]), family.dtype, layout)
+    buffer, out = frame((*batch, a.shape[-2], b.shape[-1]), out_dtype or family.dtype, layout)
     given = sides
     if added:
         out.copy_(getattr(sides, added))
         given = sides._replace(**{added: out})
-    up = made(family, a, b, out, given)
+    up = made(family, a, b, out, given, up)
     if family.gated:
         assert_gated(out, a, b, up, sides.activation, sides.bias, sides.residual)
     else:
@@ -161,12 +170,15 @@ def check(family, a, b, sides=PLAIN, layout="row", added=None):
 
 @every
 @pytest.mark.parametrize("layout", [*LAYOUTS, "padded"])
-def test_layouts_of_x_and_of_out(family, layout):
-    """By descriptor results have rows, or if products are not gated columns, that are contiguous."""
+def test_layouts_of_operands_and_of_out(family, layout):
+    """Of the smaller operand where a family reads the larger one as it lies in one way alone."""
     a, b = operands(family)
-    a, b = (a, placed(b, layout)) if family.by_columns else (placed(a, layout), b)
-    unseen = layout in ("strided", "sparse") or (family.gated and "column" in layout)
-    check(family, a, b, layout="sliced" if unseen and family.precision == "tf32" else layout)
+    if family.by_columns:
+        check(family, a, placed(b, layout), layout=layout)
+        return
+    check(family, placed(a, layout), b, layout=layout)
+    if family.of_b == "row" and family.size == TILE.size:
+        check(family, a, placed(b, layout))
 
 
 @some(lambda name, own: name in ENDS or own.dtype == torch.float64)
@@ -179,11 +191,27 @@ def test_activations_of_scaled_and_weighted_sums(family, activation):
     check(family, *operands(family), sides, "sliced")
 
 
+# Scales of a and b, bias and residual: how each is spread; how they lie, and how the result does.
+SPREAD = [
+    (("one", "one", "one", "one"), "row", "row"),
+    (("row", "row", "row", "row"), "row", "column_sliced"),
+    (("column", "column", "column", "column"), "sparse", "row"),
+    (("full", "full", "full", "full"), "column", "row"),
+    (("column", "row", "row", "column"), "sparse", "column"),
+    (("row", "full", "full", "one"), "row", "column"),
+    (("", "one", "row", ""), "row", "row"),
+    (("", "", "", "row"), "row", "row"),
+]
+
+
 @every
-@pytest.mark.parametrize("spread", ["one", "row", "column", "full"])
-def test_every_operand_in_every_spread(family, spread):
-    found = [side(family, spread, seed) for seed in range(4)]
-    check(family, *operands(family), Sides(*(found if not family.gated else [None, None, *found[2:]])))
+@pytest.mark.parametrize(("spread", "lies", "layout"), SPREAD, ids=str)
+def test_operands_in_every_spread(family, spread, lies, layout):
+    found = [side(family, each, seed, lies) for seed, each in enumerate(spread)]
+    sides = Sides(*found, "silu", 0.5, 2.0)
+    if family.gated:
+        sides = Sides(None, None, *found[2:], "silu")
+    check(family, *operands(family), sides, layout)
 
 
 @some(lambda name, own: name in ENDS and not own.gated)
@@ -192,6 +220,35 @@ def test_every_operand_in_every_spread(family, spread):
 def test_the_result_may_take_the_place_of_what_is_added(family, layout, which):
     sides = Sides(**{which: side(family, "full")}, activation="relu")
     check(family, *operands(family), sides, layout, which)
+
+
+# Of operands, of the result, and of what is added.
+TYPES = [(FP32, HALF, FP32), (HALF, HALF, FP32), (HALF, FP32, HALF), (torch.int8, FP32, HALF)]
+
+
+@some(lambda name, own: own.size == TILE.size and own.dtype == FP32 and not own.patched)
+@pytest.mark.parametrize(("dtype", "out_dtype", "added"), TYPES, ids=str)
+def test_types(family, dtype, out_dtype, added):
+    if family.gated and dtype == torch.int8:
+        pytest.skip("gated products are of floating types")
+    scales = side(family, "column") / 512, side(family, "row", seed=6)  # fp16 ends at 65504
+    sides = Sides(*scales, side(family, "full", dtype=added), side(family, "column", dtype=added), "gelu")
+    if family.gated:
+        sides = sides._replace(scale_a=None, scale_b=None, bias=side(family, "row", dtype=added))
+    a, b = operands(family._replace(dtype=dtype))
+    check(family, a, b, sides, "column", out_dtype=out_dtype)
+
+
+@some(lambda name, own: own.gated)
+def test_gated_matrices_each_with_strides_of_its_own(family):
+    (_, n, k), (a, b) = family.size, operands(family)
+    other = values((k, n), family.dtype, 2)
+    rows, both = values((2 * n, k), family.dtype, 1), values((k, 2 * n), family.dtype, 1)
+    pairs = [(placed(b, layout), other) for layout in ("column", "sparse", "offset")]
+    pairs += [(right, left) for left, right in pairs]
+    pairs += [(rows[:n].mT, rows[n:].mT), (rows[::2].mT, rows[1::2].mT), (both[:, :n], both[:, n:])]
+    for gate, up in pairs:
+        check(family, a, gate, Sides(activation="silu"), up=up)
 
 
 @every
@@ -208,7 +265,8 @@ def test_not_finite_values_come_out_where_torch_has_them(family):
     assert torch.equal(out == -torch.inf, wanted == -torch.inf)
 
 
-SIZES = [(1, 1, 64), (1, 45, 83), (37, 1, 83), (32, 32, 64), (33, 65, 97)]
+# One element, row or column; whole tiles; rows of whole 16 bytes; beyond tiles; rows that end amid 16 bytes.
+SIZES = [(1, 1, 64), (1, 45, 83), (37, 1, 83), (32, 32, 64), (64, 68, 72), (33, 65, 97), (37, 51, 64)]
 
 
 @some(lambda name, own: own.size == TILE.size)
@@ -217,7 +275,9 @@ def test_sizes(family, size):
     if family.gated and size[1] == 1 and family.precision == "tf32":
         pytest.skip("one column lies by columns, in which no descriptor stores gated products")
     bias, residual = values((size[1],), family.dtype, 3), values(size[:2], family.dtype, 4)
-    check(family, *operands(family, size), Sides(bias=bias, residual=residual, activation="silu"))
+    a, b = operands(family, size)
+    b = b if family.patched else placed(b, "padded")
+    check(family, a, b, Sides(bias=bias, residual=residual, activation="silu"), "padded")
 
 
 @some(lambda name, own: own.patched or (name in (*ENDS, "gated descriptor") and own.of_b != "odd"))
@@ -236,6 +296,13 @@ def test_batches(family):
         check(
             family, left, right, Sides(bias=values(of_bias, FP32, 2), residual=values(of_residual, FP32, 3))
         )
+
+
+def test_batches_of_three_dimensions_that_do_not_merge():
+    a, b = values((2, 3, 2, 37, 51), FP32), values((2, 1, 2, 51, 29), FP32, 1)
+    sides = Sides(bias=values((3, 1, 1, 29), FP32, 2), residual=values((2, 1, 1, 37, 29), FP32, 3))
+    assert len(matmul_call(a, b, torch.empty(2, 3, 2, 37, 29), "ieee", **sides._asdict()).batch_shape) == 3
+    check(TILE, a, b, sides)
 
 
 @pytest.mark.parametrize("gated", [False, True])

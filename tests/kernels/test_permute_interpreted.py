@@ -1,4 +1,8 @@
-"""permute, transpose and contiguous, interpreted: every dtype, shape and layout, bit for bit."""
+"""Permutations, interpreted, bit for bit: operations of every dtype, shape and layout, and every kernel."""
+
+import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tritile
-from tests.configs import turned
+from tests.configs import boxed, turned
 from tests.reference import (
     COMPLEX,
     DTYPES,
@@ -23,9 +27,11 @@ from tests.reference import (
 )
 from tritile.core.device import TARGETS
 from tritile.errors import TuningError
+from tritile.families.common import grids
+from tritile.families.permute.boxes import box_of
 from tritile.families.permute.family import in_place
 from tritile.families.space import illegal
-from tritile.families.work import pieces_of
+from tritile.families.work import pieces_of, work_of
 from tritile.ops import call as ops_call
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
@@ -34,6 +40,7 @@ pytestmark = [
     pytest.mark.interpreted,
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
 ]
+drawn = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
@@ -45,28 +52,17 @@ def test_every_dtype_bit_for_bit(dtype):
         assert same_bits(got, raw.transpose(0, 1)), shape
 
 
-def conjugated(raw, dtype):
-    """The sign bit of each imaginary part turned over, by hand."""
-    raw = raw.clone()
-    raw[..., -1] ^= 128
-    return raw
-
-
-def negated(raw, dtype):
-    raw = conjugated(raw, dtype)
-    raw[..., SIGN_BYTES[dtype] - 1] ^= 128
-    return raw
-
-
 @pytest.mark.parametrize("dtype", COMPLEX, ids=name)
 def test_lazy_conjugation_and_negation(dtype):
+    """The sign bits of imaginary parts turned over, of both parts, of real ones."""
     raw, x = random_bits((13, 21), dtype)
-    cases = (
-        (x.conj(), conjugated(raw, dtype)),
-        (torch._neg_view(x), negated(raw, dtype)),
-        (torch._neg_view(x.conj()), negated(conjugated(raw, dtype), dtype)),
-    )
-    for lazy, expected in cases:
+    conjugated, negated, reals = (raw.clone() for _ in range(3))
+    conjugated[..., -1] ^= 128
+    negated[..., [-1, SIGN_BYTES[dtype] - 1]] ^= 128
+    reals[..., SIGN_BYTES[dtype] - 1] ^= 128
+    for lazy, expected in (
+        (x.conj(), conjugated), (torch._neg_view(x), negated), (torch._neg_view(x.conj()), reals),
+    ):  # fmt: skip
         assert same_bits(tritile.transpose(lazy), expected.transpose(0, 1))
         assert same_bits(tritile.transpose(lazy.mT), expected)
 
@@ -88,21 +84,6 @@ def test_out_and_input_may_interleave():
     assert torch.equal(buffer[:, 10:19], before[:, :9].mT)
     buffer[:, 10:19] = before[:, 10:19]
     assert torch.equal(buffer, before)
-
-
-BLOCKS = [(1, 512, 1), (512, 1, 8), (16, 32, 1), (32, 16, 32), (4, 256, 8), (32, 64, 8)]
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128], ids=name)
-@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
-def test_every_legal_config_gives_the_answer(blocks, dtype):
-    config = turned(*blocks[:2], group=blocks[2])
-    raw, x = random_bits((2, 19, 37), dtype)
-    out = torch.empty(2, 37, 19, dtype=dtype)
-    call = permute_op.permute_call(x, out, [0, 2, 1])
-    assert illegal(config, call.problem, TARGETS["sm_90"]) is None
-    launch.run_interpreted(call, config)
-    assert same_bits(out, raw.transpose(1, 2))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4])
@@ -151,7 +132,7 @@ def permutations(draw):
     return shape, dims, draw(st.sampled_from(DTYPES)), x_layout, draw(st.permutations(range(len(shape))))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn
 @given(permutations(), st.integers(0, 2**16))
 def test_any_permutation_of_any_permuted_view(case, seed):
     shape, dims, dtype, layout, lies = case
@@ -205,3 +186,173 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
     assert ops_call.fixed(permute_op.permute_call(x, before, [1, 0])) is None
     for device in (None, TARGETS["nvidia-h200"]):
         assert tritile.plan(tritile.transpose, x, out=x, device=device).config == ops_call.fixed(call)
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.complex64, False), (torch.complex128, True)], ids=str)
+def test_words_are_counted_of_what_is_transposed_in_place(dtype, wide):
+    """An element of 16 bytes is two of them."""
+    x = torch.empty_strided((2, 2), (3 << 29, 1), dtype=dtype, device="meta")
+    call = replace(permute_op.permute_call(x, x, [1, 0]), in_place=True)
+    (step,) = work_of(call, in_place(call.problem), 1, False).steps
+    assert step.args["WIDE"] is wide
+
+
+# Kernels by configs of one's own.
+
+SHORT = [torch.uint8, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.int16]
+BOXES = ((64, 1, 256), (64, 32, 512), (128, 64, 1024))
+BLOCKS = [(1, 512, 1), (512, 1, 8), (16, 32, 1), (32, 16, 32), (4, 256, 8), (32, 64, 8)]
+
+
+def tile(block_m, block_n, group=1):
+    return turned(block_m, block_n, group=group)
+
+
+def packed(block_m, block_n, group=1):
+    return turned(block_m, block_n, group=group, family="packed")
+
+
+def box(*blocks):
+    return boxed(*blocks, warps=1)
+
+
+def check(x, bits, dims, config, out=None):
+    """Run the call with this config and compare; the call's problem, None where the config may not run it."""
+    out = torch.empty([x.shape[d] for d in dims], dtype=x.dtype) if out is None else out
+    call = permute_op.permute_call(x, out, dims)
+    if illegal(config, call.problem, TARGETS["sm_90"]) is not None:
+        return None
+    launch.run_interpreted(call, config)
+    assert same_bits(out, bits.permute(*dims, x.ndim))
+    return call.problem
+
+
+SIZES = [
+    *(((2, 19, 37), dtype, tile(*blocks))
+      for blocks in BLOCKS for dtype in (torch.uint8, torch.float32, torch.complex128)),
+    ((64, 64), torch.uint8, packed(32, 32, 2)),
+    ((36, 130), torch.float16, packed(32, 32, 2)),
+    *(((67, 61), dtype, packed(32, 32, 2)) for dtype in SHORT),
+    *(  # around words and tiles
+        ((m, n), dtype, packed(32, 16))
+        for dtype in (torch.uint8, torch.float16)
+        for m in (7, 8, 9, 10, 32, 33, 34, 35, 36, 37, 70)
+        for n in ((2, 3, 5, 33) if m in (10, 35, 37) else (3, 5))
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "dtype", "config"), SIZES, ids=str)
+def test_configs_of_tiles_and_of_packed_words(dtype, shape, config):
+    raw, x = random_bits(shape, dtype)
+    assert check(x, raw, (1, 0) if len(shape) == 2 else (0, 2, 1), config)
+
+
+# One of each number of dimensions that run along either side of a tile, and of each type another one.
+OF_FOUR = {
+    torch.int8: [(0, 1, 3, 2), (0, 3, 2, 1), (1, 0, 3, 2), (1, 2, 3, 0), (2, 3, 1, 0), (3, 0, 2, 1)],
+    torch.bfloat16: [(0, 3, 1, 2), (1, 3, 2, 0), (2, 1, 3, 0), (3, 0, 1, 2), (3, 2, 0, 1), (3, 2, 1, 0)],
+}
+
+
+@pytest.mark.parametrize("dtype", OF_FOUR, ids=name)
+def test_runs_of_several_dimensions(dtype):
+    raw, x = random_bits((9, 5, 7, 4), dtype)
+    found = [check(x, raw, list(order), packed(64, 32, 4)) for order in OF_FOUR[dtype]]
+    assert len({tuple(map(len, problem.plane)) for problem in found}) == 6
+
+
+ORDERS = [
+    ((3, 640), (1, 0)), ((640, 3), (1, 0)), ((641, 5), (1, 0)), ((2, 9, 7, 83), (2, 1, 3, 0)),
+    ((48, 20, 5, 9), (1, 2, 0, 3)), ((169, 2, 10, 3), (2, 0, 1, 3)), ((160, 2, 5), (1, 0, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
+def test_short_sides(dtype):
+    orders, boxes = (ORDERS, BOXES) if dtype == torch.uint8 else (ORDERS[1:4], BOXES[1:2])
+    for shape, dims in orders:
+        raw, x = random_bits(shape, dtype)
+        found = [check(x, raw, dims, box(*blocks)) for blocks in boxes]
+        assert any(found)
+
+
+@pytest.mark.parametrize("offsets", [(0, 1), (1, 0), (2, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=name)
+def test_nothing_around_out_is_touched_wherever_x_and_out_begin(dtype, offsets):
+    x_at, out_at = offsets
+    calls = ((2, 41, 39), (0, 2, 1), packed(32, 32)), (*ORDERS[1 + x_at], box(*BOXES[1]))
+    for shape, dims, config in calls:
+        size = math.prod(shape)
+        raw, flat = random_bits((x_at + size,), dtype)
+        room, buffer = (each.clone() for each in random_bits((out_at + size + 9,), dtype, seed=1))
+        out = buffer[out_at : out_at + size].view([shape[d] for d in dims])
+        assert check(flat[x_at:].view(shape), raw[x_at:].view(*shape, -1), dims, config, out)
+        assert same_bits(buffer[:out_at], room[:out_at])
+        assert same_bits(buffer[out_at + size :], room[out_at + size :])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "read", "lanes", "skewed"),
+    [
+        ((3, 1024), torch.uint8, 16, 4, True),
+        ((4, 1024), torch.uint8, 16, 4, False),
+        ((3, 1021), torch.uint8, 1, 4, True),
+        ((4, 1024), torch.bfloat16, 8, 2, False),
+        ((5, 1021), torch.bfloat16, 1, 2, True),
+        ((3, 1024), torch.float32, 4, 1, False),
+        ((3, 1024), torch.float64, 2, 1, False),
+    ],
+)
+def test_each_way_to_read_and_write_boxes(shape, dtype, read, lanes, skewed):
+    raw, x = random_bits(shape, dtype)
+    found = box_of(box(*BOXES[0]), check(x, raw, (1, 0), box(*BOXES[0])))
+    assert (found.read, found.lanes, found.skewed) == (read, lanes, skewed)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16], ids=name)
+def test_indices_of_64_bits(monkeypatch, dtype):
+    monkeypatch.setattr(grids, "WIDE_FROM", 0)
+    for shape, dims in (((3, 45, 37), (0, 2, 1)), ((9, 5, 7, 4), (3, 1, 2, 0))):
+        raw, x = random_bits(shape, dtype)
+        assert check(x, raw, dims, packed(16, 16))
+        assert check(x, raw, dims, tile(16, 16))
+    for shape, dims in ORDERS[3:5]:
+        raw, x = random_bits(shape, dtype)
+        assert check(x, raw, dims, box(*BOXES[1]))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "layouts"),
+    [
+        (packed(16, 16), (2, 45, 37), ("row", "sliced")),
+        (box(16, 16, 256), (3, 70, 9), ("sliced", "sparse")),
+    ],
+    ids=str,
+)
+def test_rows_of_out_that_lie_apart_and_lazy_negation(config, shape, layouts):
+    for dtype, layout in itertools.product((torch.uint8, torch.float16), layouts):
+        raw, x = (each.clone() for each in random_bits(shape, dtype))
+        buffer, out = frame((shape[0], shape[2], shape[1]), dtype, layout)
+        assert check(x, raw, [0, 2, 1], config, out)
+        assert guard_intact(buffer, out)
+    raw[..., -1] ^= 128  # of the last, of fp16
+    assert check(torch._neg_view(x), raw, [0, 2, 1], config)
+
+
+CONFIGS = [packed(*blocks) for blocks in ((32, 32), (64, 8), (16, 64), (64, 64))]
+CONFIGS += [box(*blocks) for blocks in ((64, 1, 256), (16, 16, 256), (64, 32, 512), (8, 64, 1024))]
+
+
+@drawn
+@given(
+    shape=st.lists(st.sampled_from([1, 2, 3, 4, 5, 9, 17, 40, 130]), min_size=2, max_size=4),
+    draw=st.randoms(use_true_random=False),
+    dtype=st.sampled_from([torch.uint8, torch.float16, torch.float32, torch.int64]),
+    config=st.sampled_from(CONFIGS),
+)
+def test_any_permutation_by_any_config(shape, draw, dtype, config):
+    if math.prod(shape) > 20000:
+        return
+    raw, x = random_bits(tuple(shape), dtype)
+    check(x, raw, draw.sample(range(len(shape)), len(shape)), config)
