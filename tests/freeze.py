@@ -1,4 +1,4 @@
-"""Freeze what tritile picks, compiles and answers today, so that a deletion can be told from a regression.
+"""Freeze what tritile picks, compiles and answers today, so that a change that was not meant shows.
 
     python tests/freeze.py --check            compare with tests/frozen.json; exit status 1 if any differs
     python tests/freeze.py                    write tests/frozen.json anew
@@ -11,10 +11,7 @@
 | answers | what every operation answers to host tensors, in the interpreter | frozen_answers.py |
 
 A commit that changes a part on purpose writes that part anew, and says in its message why that many changed.
-What changed is counted apart from what is gone: a family that picks nothing any more, a call that is refused
-now. Picks and kernels are those of one version of Triton, which the file names.
-
-All of it goes once calls are described in the new way: this file, tests/frozen*, tests/unit/test_frozen*.
+Picks and kernels are those of one version of Triton, which the file names.
 """
 
 import argparse
@@ -25,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,22 +40,14 @@ def _digest(texts: list[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def drawn() -> list[str]:
-    """The drawn calls, for each GPU in turn."""
-    from tests import frozen_picks
-
-    labels = [frozen_picks.label(call) for call in frozen_picks.calls()]
-    return [f"{gpu} {label}" for gpu in frozen_picks.GPUS for label in labels]
-
-
-def picks_now(only: str = "") -> dict[str, str]:
-    """The pick of each drawn call, by GPU and call; of one GPU where that is named."""
+def picks_now(gpus: tuple[str, ...] = ()) -> dict[str, str]:
+    """The pick of each drawn call, by GPU and call; of all GPUs unless some are named."""
     import tritile
     from tests import frozen_picks
 
     tritile.forget()
     calls = list(frozen_picks.calls())
-    devices = {gpu: tritile.target_device(gpu) for gpu in frozen_picks.GPUS if only in ("", gpu)}
+    devices = {gpu: tritile.target_device(gpu) for gpu in gpus or frozen_picks.GPUS}
     return {
         f"{gpu} {frozen_picks.label(call)}": frozen_picks.pick(call, device)
         for gpu, device in devices.items()
@@ -71,11 +59,8 @@ def kernels_now(of: Mapping[str, Any]) -> dict[str, str]:
     """The machine code of each call by each of these configs."""
     from tests import frozen_kernels
 
-    return {
-        f"{name} | {text}": frozen_kernels.machine_code(name, text)
-        for name, texts in of.items()
-        for text in texts
-    }
+    pairs = ((name, text) for name, texts in of.items() for text in texts)
+    return {f"{name} | {text}": frozen_kernels.machine_code(name, text) for name, text in pairs}
 
 
 def answers_now() -> dict[str, Any]:
@@ -84,65 +69,40 @@ def answers_now() -> dict[str, Any]:
     return {name: frozen_answers.answer(name) for name in frozen_answers.CASES}
 
 
-def written_picks(picks: dict[str, str]) -> dict[str, Any]:
-    """What the file holds of picks: each one once, and for each call its number among them."""
-    different = sorted(set(picks.values()))
-    at = {text: i for i, text in enumerate(different)}
-    numbers = " ".join(str(at[text]) for text in picks.values())
-    return {"calls": _digest(list(picks)), "different": different, "picks": numbers}
-
-
 def differences(
-    part: str, old: Mapping[str, Any], new: Mapping[str, Any], same: Callable[[Any, Any], bool]
+    part: str, old: Mapping[str, Any], new: Mapping[str, Any], same: Callable[[Any, Any], bool] = str.__eq__
 ) -> str:
     """What changed of a part in a few lines, "" if nothing did."""
-    changed = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
-    changed = {name: pair for name, pair in changed.items() if None in pair or not same(*pair)}
+    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    changed = {name: pair for name, pair in pairs.items() if None in pair or not same(*pair)}
     if not changed:
         return ""
-
-    def family(pick: str) -> str:
-        return pick.split(": ", 1)[1].split(" ", 1)[0]
-
-    there = {family(pick) for pick in new.values()} if part == "picks" else set()
-    gone = Counter[str]()
-    for name, (before, after) in changed.items():
-        if after is None or str(after).startswith("refused"):
-            gone["no longer there" if after is None else after] += 1
-        elif part == "picks" and before is not None and family(before) not in there:
-            gone[f"was {family(before)}"] += 1
-        else:
-            continue
-        changed[name] = (f"{before}  (gone)", after)
     lines = [f"{part}: {len(changed)} of {len(old)} changed"]
-    if gone:
-        which = ", ".join(f"{count} {why}" for why, count in gone.most_common())
-        lines[0] += f", of which {gone.total()} gone ({which})"
-    shown = sorted(changed, key=lambda name: str(changed[name][0]).endswith("(gone)"))[:SHOWN]
-    for name in shown:
-        before, after = changed[name]
+    for name, (before, after) in list(changed.items())[:SHOWN]:
         lines += [f"  {name}", f"    frozen {str(before)[:300]}", f"    now    {str(after)[:300]}"]
-    lines += [f"  and {len(changed) - len(shown)} more"] * (len(changed) > len(shown))
-    lines += [f"If that is meant: python tests/freeze.py {part}"]
-    return "\n".join(lines)
+    lines += [f"  and {len(changed) - SHOWN} more"] * (len(changed) > SHOWN)
+    return "\n".join([*lines, f"If that is meant: python tests/freeze.py {part}"])
 
 
-def changed_picks(gpu: str = "") -> str:
-    """What changed of the picks of a GPU, by default of all."""
-    old, new = frozen()["picks"], picks_now(gpu)
-    before = [old["different"][int(number)] for number in old["picks"].split()]
-    names = drawn()
+def changed_picks(*gpus: str) -> str:
+    """What changed of the picks of some GPUs, by default of all."""
+    from tests import frozen_picks
+
+    old, new = frozen()["picks"], picks_now(gpus)
+    labels = [frozen_picks.label(call) for call in frozen_picks.calls()]
+    names = [f"{gpu} {label}" for gpu in frozen_picks.GPUS for label in labels]
     if old["calls"] != _digest(names):
         return "picks: tests/frozen_picks.py draws other calls than those that were frozen"
+    before = [old["different"][int(number)] for number in old["picks"].split()]
     pairs = zip(names, before, strict=True)
-    return differences("picks", {name: pick for name, pick in pairs if name in new}, new, str.__eq__)
+    return differences("picks", {name: pick for name, pick in pairs if name in new}, new)
 
 
 def changed_kernels(of: Mapping[str, Any] | None = None) -> str:
     """What changed of the kernels of these configs, by call; by default of all that are frozen."""
     kept = frozen()["kernels"]
     old = {f"{name} | {text}": kept[name][text] for name, texts in (of or kept).items() for text in texts}
-    return differences("kernels", old, kernels_now(of or kept), str.__eq__)
+    return differences("kernels", old, kernels_now(of or kept))
 
 
 def changed_answers() -> str:
@@ -154,20 +114,20 @@ def changed_answers() -> str:
 def write(parts: list[str]) -> None:
     import triton
 
-    found = frozen() if FILE.exists() else {}
-    if set(parts) & {"picks", "kernels"}:
-        if found.get("triton", triton.__version__) != triton.__version__ and not {"picks", "kernels"} <= set(
-            parts
-        ):
-            sys.exit(
-                f"{FILE.name} is of triton {found['triton']}: write picks and kernels together for another"
-            )
+    from tests import frozen_kernels
+
+    found = frozen() if FILE.exists() else {"triton": triton.__version__}
+    if parts != ["answers"]:
+        if found["triton"] != triton.__version__ and not {"picks", "kernels"} <= set(parts):
+            sys.exit(f"{FILE.name} is of triton {found['triton']}: write picks and kernels together")
         found["triton"] = triton.__version__
     if "picks" in parts:
-        found["picks"] = written_picks(picks_now())
+        picks = picks_now()
+        different = sorted(set(picks.values()))  # each one once, and for each call its number among them
+        at = {text: str(i) for i, text in enumerate(different)}
+        numbers = " ".join(at[text] for text in picks.values())
+        found["picks"] = {"calls": _digest(list(picks)), "different": different, "picks": numbers}
     if "kernels" in parts:
-        from tests import frozen_kernels
-
         chosen = frozen_kernels.chosen()
         code = kernels_now(chosen)
         found["kernels"] = {
@@ -175,12 +135,10 @@ def write(parts: list[str]) -> None:
         }
     if "answers" in parts:
         found["answers"] = answers_now()
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items() if key == "triton"]
+    lines = [f' "triton": {json.dumps(found["triton"])}']
     for part in PARTS:  # an entry a line, as what git shows
-        own = ",\n".join(
-            f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.get(part, {}).items()
-        )
-        lines.append(f" {json.dumps(part)}: {{\n{own}\n }}")
+        entries = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.get(part, {}).items())
+        lines.append(f" {json.dumps(part)}: {{\n" + ",\n".join(entries) + "\n }")
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -3,17 +3,15 @@
 import functools
 import hashlib
 import re
-import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 import tritile
+from tests.ahead import instructions
 from tritile.runtime import ahead
 from tritile.runtime.ahead import compiling_for
 
@@ -162,17 +160,10 @@ def chosen() -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(own)) for name, own in found.items()}
 
 
-def cases(of: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
-    return ((name, text) for name, texts in of.items() for text in texts)
-
-
 def code(kernel: Any) -> list[str]:
     """The instructions of a compiled kernel, labels by number: no address, symbol or line of a source."""
     with tempfile.TemporaryDirectory() as folder:
-        binary = Path(folder, "kernel.cubin")
-        binary.write_bytes(kernel.asm["cubin"])
-        command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(binary)]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        text = instructions(kernel, Path(folder))
     text = text.replace(kernel.metadata.name, "kernel")
     labels: dict[str, str] = {}
     lines = []

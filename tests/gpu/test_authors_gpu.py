@@ -72,11 +72,23 @@ def test_every_config_is_right(name, shape):
     assert ran >= len(subject.configs) // 2
 
 
+@pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 @pytest.mark.parametrize(("name", "shape"), [(name, shapes[1]) for name, shapes in SHAPES.items()])
-def test_tuned_and_remembered(name, shape):
+def test_tuned_and_remembered_and_not_measured_within_a_graph(name, shape):
     subject = SUBJECTS[name]
-    kernel = tritile.autotune(subject.configs[:4], subject.key)(subject.kernel)
     given = subject.inputs(shape, torch.float16)
+    untuned, kernel = (tritile.autotune(subject.configs[:4], subject.key)(subject.kernel) for _ in range(2))
+    with tritile.mode("cached"):
+        untuned[subject.grid(**given)](**given)  # compiled and loaded
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with tritile.mode("tune"), torch.cuda.graph(graph):
+        untuned[subject.grid(**given)](**given)
+    poison(given)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert wrong(name, given) == {}
+    tritile.forget()
     for mode in ("tune", "strict"):
         poison(given)
         with tritile.mode(mode):

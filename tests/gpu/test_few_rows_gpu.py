@@ -1,6 +1,7 @@
 """Products of few rows, or columns, on a GPU: without tensor cores, and by them with a matrix of odd rows."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -76,37 +77,43 @@ def check(a, b, layout="row", of_w="column", some=slice(None)):
     assert guard_intact(buffer, out)
 
 
+# N and K. Every number of rows that is compiled apart, in each type; every size, in each type.
 SIZES = [(520, 1024), (333, 4099), (4001, 515), (31, 20000), (1, 777), (900, 3), (70, 17)]
-# Every number of rows that is compiled apart, in each type; every size, in each type.
-SIZED = [(dtype, m, SIZES[1]) for dtype in (FP16, BF16, FP32) for m in (1, 2, 3, 4, 8)]
-SIZED += [
+FEW = [(dtype, m, SIZES[1]) for dtype in (FP16, BF16, FP32) for m in (1, 2, 3, 4, 8)]
+FEW += [
     (dtype, m, size) for dtype, m in ((FP16, 1), (BF16, 3), (FP32, 8)) for size in SIZES if size != SIZES[1]
 ]
-
-
-@pytest.mark.parametrize(("dtype", "m", "size"), SIZED, ids=str)
-@few
-def test_sizes(dtype, m, size, of_w):
-    n, k = size if of_w == "column" or 1 not in size else (2, 777)  # of one column, contiguous along K
-    check(gpu((m, k), dtype), matrix(k, n, dtype, of_w), of_w=of_w)
-
-
 ODD_SIZES = [(520, 1027), (333, 4099), (4001, 515), (31, 20001), (1, 777), (900, 3), (70, 17)]
-# Either type at every size, with every number of rows that is compiled apart.
-ODD_SIZED = [
-    ((FP16, BF16)[(i + j) % 2], m, size)
-    for i, m in enumerate((1, 16, 33, 100, 200))
-    for j, size in enumerate(ODD_SIZES)
+CASES = [
+    *(("column", *case) for case in FEW),
+    *(("row", *case) for case in FEW if 1 not in case[2]),  # of one column, contiguous along K
+    *(("row", BF16, m, size) for m in (1, 8) for size in ((2, 777), (64, 30011), (2713, 21424), (60001, 35))),
+    *(
+        ("odd", (FP16, BF16)[(i + j) % 2], *((m, size) if size[0] >= m else (size[0], (m + 1, size[1]))))
+        for i, m in enumerate((1, 16, 33, 100, 200))
+        for j, size in enumerate(ODD_SIZES)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("dtype", "m", "size"), ODD_SIZED, ids=str)
-def test_sizes_by_tensor_cores(dtype, m, size):
+@pytest.mark.parametrize(("of_w", "dtype", "m", "size"), CASES, ids=str)
+def test_sizes(of_w, dtype, m, size):
     n, k = size
-    if n < m:
-        n, m = m + 1, n
-    some = slice(None, None, 1 if size == ODD_SIZES[1] else 5)
-    check(gpu((m, k), dtype), at(1, n, k, dtype), of_w="odd", some=some)
+    step = 5 if of_w == "odd" and size != ODD_SIZES[1] else 1
+    check(gpu((m, k), dtype), matrix(k, n, dtype, of_w), of_w=of_w, some=slice(None, None, step))
+
+
+COLUMNS = [*itertools.product(("column", "row"), (1, 3), (1040, 2053))]
+COLUMNS += [("odd", n, 2053) for n in (1, 12, 100, 256)]
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize(("of_w", "n", "k"), COLUMNS)
+def test_few_columns(of_w, n, k, sliced):
+    a, b = matrix(k, 515, FP16, of_w).mT, placed(gpu((k, n), FP16, 2), "column" if sliced else "row")
+    if sliced and of_w != "odd":
+        a = placed(a, "sliced" if of_w == "column" else "column_sliced")
+    check(a, b, "sliced", of_w, slice(None, None, 4 if of_w == "odd" else 1))
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 4, 7])
@@ -121,37 +128,13 @@ def test_rows_that_begin_anywhere_in_a_word(offset, row):
             check(gpu((20, size), FP16), w, of_w="odd", some=slice(None, None, 4))
 
 
-@pytest.mark.parametrize("m", [1, 8])
-def test_sums_of_many_parts(m):
-    for n, k in ((64, 30011), (2713, 21424), (60001, 35)):
-        check(gpu((m, k), BF16), gpu((k, n), BF16, 1), of_w="row")
-
-
 @pytest.mark.parametrize("layout", ["column", "sliced", "column_sliced", "offset", "sparse", "strided"])
-@pytest.mark.parametrize("k", [1040, 2053])
-@every
+@pytest.mark.parametrize(
+    ("of_w", "k"), [("column", 1040), ("column", 2053), ("row", 1040), ("row", 2053), ("odd", 2053)]
+)
 def test_layouts_of_x_and_of_out(layout, k, of_w):
-    if (of_w, k) == ("odd", 1040):
-        pytest.skip("rows begin on words")
     rows, some = (14, slice(None, None, 4)) if of_w == "odd" else (4, slice(None))
     check(placed(gpu((rows, k), BF16), layout), matrix(k, 301, BF16, of_w), layout, of_w, some)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("layouts", [("row", "row"), ("sliced", "column")], ids=str)
-@pytest.mark.parametrize("k", [1040, 2053])
-@few
-def test_few_columns(n, layouts, k, of_w):
-    a, b = gpu((515, k), FP16), gpu((k, n), FP16, 1)
-    of_a = layouts[0] if of_w == "column" else {"row": "column", "sliced": "column_sliced"}[layouts[0]]
-    check(placed(a, of_a), placed(b, layouts[1]), "sliced", of_w)
-
-
-@pytest.mark.parametrize("n", [1, 12, 100, 256])
-@pytest.mark.parametrize("of_b", ["row", "column"])
-def test_few_columns_by_tensor_cores(n, of_b):
-    b = placed(gpu((2053, n), FP16, 2), of_b)
-    check(at(1, 515, 2053, FP16).mT, b, "sliced", "odd", slice(None, None, 4))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=name)

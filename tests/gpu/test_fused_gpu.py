@@ -89,10 +89,12 @@ def operations(m, n, k, dtype):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32, FP64], ids=name)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_operations(dtype, size):
-    for op, shape, call, assert_right in operations(*size, dtype):
+def test_operations(dtype, size, part):
+    """In parts, which compile side by side."""
+    for op, shape, call, assert_right in list(operations(*size, dtype))[part::3]:
         for _ in range(2):  # prepared, and met again
             got = call()
             assert (got.dtype, tuple(got.shape), got.is_contiguous()) == (dtype, shape, True), op

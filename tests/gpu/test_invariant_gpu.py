@@ -5,6 +5,7 @@ themselves, which `tritile.families.numerics` says to sum alike.
 """
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -41,14 +42,14 @@ def places(count):
     return sorted({0, min(1, TOTAL - count), min(37, TOTAL - count), TOTAL - count})
 
 
-def assert_rows(call, *by_row):
+def assert_rows(call, *by_row, op=""):
     """The rows of every part are those of the whole, bit for bit. `by_row`: operands that have rows."""
     whole = call(*by_row)
     for count in ROWS:
         for start in places(count):
             part = call(*(x[start : start + count] for x in by_row))
             same = torch.equal(bytes_of(part), bytes_of(whole[start : start + count]))
-            assert same, f"{count} rows from {start} on"
+            assert same, f"{op}: {count} rows from {start} on"
     return whole
 
 
@@ -80,13 +81,6 @@ def test_matmul(dtype, precision, of_a, of_b, k):
         assert_product(whole[:64], a[:64], b, precision or "ieee")
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_a_single_column(precision):
-    """A result of many rows by one column lies by columns, that of one row does not."""
-    a, b = on_gpu((TOTAL, K), FP32), on_gpu((K,), FP32, 1)
-    assert_rows(lambda rows: tritile.matmul(rows, b, precision=precision), a)
-
-
 def test_a_batch_and_its_rows():
     a, b = on_gpu((8, 50, K), BF16), on_gpu((K, N), BF16, 1)
     whole = tritile.matmul(a, b)
@@ -95,28 +89,32 @@ def test_a_batch_and_its_rows():
     assert torch.equal(tritile.matmul(a, b.expand(8, K, N).contiguous()), whole)
 
 
-@pytest.mark.parametrize("activation", [None, "gelu", "silu"])
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=name)
-def test_linear(dtype, activation):
-    x, weight = on_gpu((TOTAL, K), dtype), on_gpu((N, K), dtype, 1)
-    bias, residual = on_gpu((N,), dtype, 2), on_gpu((TOTAL, N), dtype, 3)
-    assert_rows(lambda rows: tritile.linear(rows, weight, bias, activation=activation), x)
-    assert_rows(
-        lambda rows, more: tritile.linear(rows, weight, bias, activation=activation, residual=more),
-        x, residual,
-    )  # fmt: skip
+def operations(dtype):
+    """Calls of rows of K numbers by name: the call, and what else has rows."""
+    weight, up = on_gpu((N, K), dtype, 1), on_gpu((N, K), dtype, 2)
+    bias, full = on_gpu((N,), dtype, 3), on_gpu((TOTAL, N), dtype, 4)
+    for act in (None, "gelu", "silu"):
+        linear = functools.partial(tritile.linear, weight=weight, bias=bias, activation=act)
+        yield f"linear {act}", linear, ()
+        yield f"residual {act}", lambda x, y, linear=linear: linear(x, residual=y), (full,)
+    yield "addmm", lambda x, y: tritile.addmm(y, x, weight.t(), beta=0.3, alpha=1.7), (full,)
+    yield "gated", lambda x: tritile.gated_linear(x, weight, up), ()
+    if dtype == FP32:  # a result of many rows by one column lies by columns, that of one row does not
+        for precision in ("ieee", "tf32"):
+            yield precision, lambda x, how=precision: tritile.matmul(x, weight[0], precision=how), ()
+        return
+    for bits, zeros in ((4, False), (4, True), (8, False)):
+        packed = tritile.quantize(weight, bits=bits, group_size=128, zero_points=zeros)
+        yield f"int{bits}{' with zeros' * zeros}", lambda x, own=packed: tritile.linear(x, own, bias), ()
 
 
-def test_addmm():
-    a, b, added = on_gpu((TOTAL, K), BF16), on_gpu((K, N), BF16, 1), on_gpu((TOTAL, N), BF16, 2)
-    assert_rows(lambda rows, more: tritile.addmm(more, rows, b, beta=0.3, alpha=1.7), a, added)
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=name)
-def test_gated_linear(dtype):
-    k = K if dtype == BF16 else 200
-    x, gate, up = on_gpu((TOTAL, k), dtype), on_gpu((N, k), dtype, 1), on_gpu((N, k), dtype, 2)
-    assert_rows(lambda rows: tritile.gated_linear(rows, gate, up), x)
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=name)
+def test_operations(dtype, part):
+    """In parts, which compile side by side."""
+    x = on_gpu((TOTAL, K), dtype)
+    for op, call, more in list(operations(dtype))[part::4]:
+        assert_rows(call, x, *more, op=op)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, INT8], ids=name)
@@ -125,14 +123,6 @@ def test_scaled_matmul(dtype):
     of_rows, of_columns = on_gpu((TOTAL, 1), FP32).abs(), on_gpu((1, N), FP32, 1).abs()
     bias = on_gpu((N,), BF16, 2)
     assert_rows(lambda rows, s: tritile.scaled_matmul(rows, b, s, of_columns, bias=bias), a, of_rows)
-
-
-@pytest.mark.parametrize(("bits", "zeros", "k"), [(4, False, 1024), (4, True, 1000), (8, False, 1024)])
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=name)
-def test_packed_weights(dtype, bits, zeros, k):
-    weight = tritile.quantize(on_gpu((N, k), dtype), bits=bits, group_size=128, zero_points=zeros)
-    x, bias = on_gpu((TOTAL, k), dtype, 1), on_gpu((N,), dtype, 2)
-    assert_rows(lambda rows: tritile.linear(rows, weight, bias), x)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +169,7 @@ def test_the_same_under_load():
     beside = [[call() for call in calls] for _ in range(5)]
     torch.cuda.synchronize()
     for made in beside:
-        assert [torch.equal(one, other) for one, other in zip(made, alone, strict=True)] == [True] * len(
-            alone
-        )
-    torch.cuda.synchronize()
+        assert all(torch.equal(one, other) for one, other in zip(made, alone, strict=True))
 
 
 def some(configs):

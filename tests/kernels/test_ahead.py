@@ -16,10 +16,8 @@ from tests.ahead import (
     RAGGED,
     SQUARE,
     TURN,
-    compiled,
     fits,
     groups,
-    instructions,
     kernels_of,
     later,
     pairs,
@@ -29,7 +27,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.core.problem import matmul as problems
-from tritile.errors import TuningError
+from tritile.errors import TuningError, UnsupportedError
 from tritile.families.common import warpgroups
 from tritile.families.grouped.family import shared_bytes as grouped_bytes
 from tritile.families.grouped.family import unreachable
@@ -64,10 +62,23 @@ BY_DESCRIPTOR = (
     tma(16, 64, 128, 4, 4),
 )
 BY_WARPGROUPS = (groups(128, 128, 64, 2, 4, persistent=True, subtiles=2), groups(192, 96, 64, 3, 3))
-WIDEST = [  # that read a matrix beside gelu, and how many columns there are
-    (groups(128, 192, 64, 2, 4, persistent=True), 300),
-    later(groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), 320),
-    later(groups(64, 192, 64, 1, 6), 300),
+ADDED = replace(PLAIN, m=300, n=300, out_align=8, epilogue=READS)
+WIDEST = [  # that read a matrix beside gelu
+    (ADDED, groups(128, 192, 64, 2, 4, persistent=True)),
+    later(replace(ADDED, n=320, out_align=16), groups(128, 256, 64, 2, 3, persistent=True, subtiles=2)),
+    later(ADDED, groups(64, 192, 64, 1, 6)),
+]
+SPECIALISED = [
+    (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
+    (RAGGED, groups(128, 128, 64, 2, 4, persistent=True)),
+    (RAGGED, groups(192, 96, 64, 3, 3)),
+    (SQUARE, groups(64, 64, 64, 1, 6)),
+    later(SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
+    later(SQUARE, groups(192, 96, 64, 3, 3)),
+    later(RAGGED, groups(64, 64, 64, 1, 6)),
+    later(RAGGED, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
+    *(later(problem, groups(64, 16, 64, 1, 10)) for problem in (SQUARE, RAGGED)),
+    *(later(problem, groups(192, 80, 64, 3, 4, persistent=True)) for problem in (SQUARE, RAGGED)),
 ]
 # Permutations, groups and packed weights.
 ODD_BYTES, THIN_BYTES = PermuteProblem.turned(2, 1001, 1003, 1), PermuteProblem.turned(1, 3, 100001, 1)
@@ -88,6 +99,15 @@ GROUPED = (
 )
 
 
+def by_descriptor():
+    """Groups, of the likeliest tile and of one that is not persistent."""
+    for problem in GROUPED[:5]:
+        if unreachable(problem) is None:
+            m, k, warps, stages = (64, 32, 4, 3) if problem.dtype == "float32" else (128, 64, 8, 3)
+            yield problem, of_groups(m, 128, k, warps, stages)
+            yield problem, of_groups(64, 128, k, 4, 3 if k == 32 else 4, persistent=False)
+
+
 def packed(name):
     """Every kind of packed weight, of many rows and of few."""
     wide = packed_weights(64, 64, 128, 4, 2) if name == "gfx942" else packed_weights(128, 128, 128, 8, 2)
@@ -105,9 +125,8 @@ def fused(names, products, epilogues):
     """Cases of (problem, config) with epilogues on GPUs, as `pairs` makes them."""
     for pair in pairs(products, epilogues):
         (problem, config), epilogue = getattr(pair, "values", pair)
-        for name in names:
-            given = name, replace(problem, epilogue=epilogue), config
-            yield pytest.param(*given, marks=getattr(pair, "marks", ()))
+        given = replace(problem, epilogue=epilogue), config
+        yield from on(names, pytest.param(*given, marks=getattr(pair, "marks", ())))
 
 
 def scaled(problem, config):
@@ -115,7 +134,10 @@ def scaled(problem, config):
 
 
 def on(names, *cases):
-    return [(name, *case) for name in names for case in cases]
+    """Cases of (problem, config) on GPUs; one that is for later stays so."""
+    for name in names:
+        for case in cases:
+            yield pytest.param(name, *getattr(case, "values", case), marks=getattr(case, "marks", ()))
 
 
 def on_plain(*configs):
@@ -159,7 +181,10 @@ CASES = [
     *fused(FROM_HOPPER, [(FP8, tile(64, 64, 64, 4, 3))], [SCALED]),
     *fused(FROM_HOPPER, [(INT8, tma(64, 128, 128, 4, 3, persistent=True))], [SCALED]),
     *fused(FROM_HOPPER, [(replace(FP8, b_dtype="float8_e5m2"), tma(64, 64, 128, 4, 3, split=4))], [SCALED]),
+    *on(FROM_HOPPER, *itertools.product((SQUARE, RAGGED), BY_DESCRIPTOR)),
+    *on(HOPPER, *WIDEST, *SPECIALISED),
     *on(NAMES, *((problem, tile(64, 64, 32, stages=2)) for problem in GROUPED)),
+    *on(FROM_HOPPER, *by_descriptor()),
     *(case for name in NAMES for case in packed(name)),
     *on(HOPPER, *((problem, PICKED) for problem in (*PACKED[:3], *PACKED[5:7]))),
     *(later("nvidia-h200", problem, PICKED) for problem in (*PACKED[3:5], *PACKED[7:])),
@@ -186,12 +211,16 @@ def test_compiles_and_fits(name, problem, config):
     assert taken.excess(device) is None or (fixed and isinstance(problem, QuantizedProblem))
     if problem in (SQUARE, RAGGED) and config.family == "tile":
         assert shared_bytes(config, problem, device) <= taken.shared + SLACK[problem.a_align]
-
-
-@pytest.mark.parametrize(("config", "n"), WIDEST, ids=str)
-def test_the_widest_that_reads_a_matrix_beside_gelu_does_not_spill(config, n):
-    problem = replace(PLAIN, m=300, n=n, out_align=16 if n == 320 else 8, epilogue=READS)
-    assert ahead.resources(compiled(problem, config)).excess(H200) is None
+    elif config.family == "warpgroups":
+        assert re.search(r"wgmma\.mma_async\S*?m64n\d+k16", kernel.asm["ptx"])
+        assert 0 <= warpgroups.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
+    elif config.family == "descriptor":
+        assert "cp.async.bulk.tensor" in kernel.asm["ptx"]
+        assert "griddepcontrol.wait" in kernel.asm["ptx"]
+    if problem.op == "grouped" and config.family == "descriptor":
+        assert grouped_bytes(config, problem) <= taken.shared
+        stored = ".global.shared::cta" in kernel.asm["ptx"]
+        assert stored == (problem.out_layout == "row" and problem.out_align == 16)
 
 
 WIDE = [
@@ -213,38 +242,6 @@ def test_runs_of_several_dimensions_compile_beyond_32_bits(shape, x_strides, fam
         assert ahead.compile_resources(problem, config, device).excess(device) is None
     else:
         assert family == "packed"
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "instruction"),
-    [
-        ("sm_80", "ptx", "mma.sync"),
-        ("sm_80", "ptx", "cp.async"),
-        ("nvidia-h200", "ptx", "wgmma"),
-        ("nvidia-h200", "ptx", "cp.async"),
-        ("sm_100", "ptx", "tcgen05"),
-        ("gfx942", "amdgcn", "v_mfma"),
-    ],
-)
-def test_tensor_cores_and_asynchronous_copies_are_used(name, text, instruction):
-    kernel = ahead.compiled_for(SQUARE, tile(128, 128, 32, 8, 3), target_device(name))
-    assert instruction in kernel.asm[text]
-
-
-def test_tf32_compiles_for_hopper():
-    problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision="tf32")
-    ptx = compiled(problem, tile(64, 64, 32)).asm["ptx"]
-    assert "wgmma" in ptx or "mma.sync" in ptx
-    assert "tf32" in ptx
-
-
-@pytest.mark.parametrize(("size", "align", "wide"), [(1024, 16, True), (1000, 16, True), (1024, 2, False)])
-def test_alignment_decides_the_width_of_loads(size, align, wide):
-    """Rows that are a multiple of 8 elements apart are enough for 16 bytes."""
-    problem = MatmulProblem(1, size, size, size, "float16", "float16", a_align=align, b_align=align)
-    kernel = compiled(problem, tile(64, 64, 32))
-    sixteen = "cp.async.cg.shared.global [ %" in kernel.asm["ptx"] and ", 0x10" in kernel.asm["ptx"]
-    assert sixteen == wide
 
 
 def test_a_refusal_is_one_short_error():
@@ -269,65 +266,6 @@ def test_the_driver_is_put_back():
     assert driver._active is before
 
 
-@pytest.mark.parametrize("problem", [SQUARE, RAGGED], ids=str)
-@pytest.mark.parametrize("target", FROM_HOPPER)
-@pytest.mark.parametrize("config", BY_DESCRIPTOR, ids=str)
-def test_descriptor_kernels_compile_from_hopper_on(problem, target, config):
-    device = target_device(target)
-    kernel = compiled(problem, config, device)
-    assert "cp.async.bulk.tensor" in kernel.asm["ptx"]
-    assert "griddepcontrol.wait" in kernel.asm["ptx"]
-    assert kernel.metadata.shared <= device.shared_memory
-
-
-@pytest.mark.parametrize(
-    "config", [of_groups(128, 128, 64, 8, 3), of_groups(64, 128, 64, persistent=False)], ids=str
-)
-@pytest.mark.parametrize("name", FROM_HOPPER)
-@pytest.mark.parametrize(
-    "problem", [each for each in GROUPED[:5] if unreachable(each) is None], ids=lambda problem: problem.label
-)
-def test_groups_by_descriptor(problem, name, config):
-    device = target_device(name)
-    if problem.dtype == "float32":
-        config = of_groups(64, 128, 32, 4, 3, persistent=config["PERSISTENT"])
-    kernel = compiled(problem, config, device)
-    taken = ahead.resources(kernel)
-    assert taken.excess(device) is None
-    assert grouped_bytes(config, problem) <= taken.shared
-    ptx = kernel.asm["ptx"]
-    assert "cp.async.bulk.tensor" in ptx
-    assert ("wgmma.mma_async" if name == "nvidia-h200" else "tcgen05.mma") in ptx
-    stored = ".global.shared::cta" in ptx
-    assert stored == (problem.out_layout == "row" and problem.out_align == 16)
-
-
-def test_the_widest_tile_of_groups_is_made_in_one_loop_without_spills():
-    """The K loops of tiles are one, so that a tile's loads begin before the one ahead of it is stored."""
-    kernel = compiled(ROWS, of_groups(128, 256, 64, 8, 3, subtiles=2))
-    assert ahead.resources(kernel).spills == 0
-    loops = [line for line in kernel.asm["ttgir"].splitlines() if "scf.for" in line]
-    assert len([line for line in loops if "tensor<128x256xf32" in line]) == 1
-    assert "ttng.async_tma_copy_local_to_global" in kernel.asm["ttgir"]
-
-
-LAID = list(itertools.product(("row", "column"), repeat=2))
-RUN_ON = [
-    *(((128, 128), replace(SQUARE, a_layout=a, b_layout=b)) for a, b in LAID),
-    ((64, 256), replace(SQUARE, b_layout="column")),
-    *(later((64, 256), replace(SQUARE, a_layout=a, b_layout=b)) for a, b in (LAID[0], *LAID[2:])),
-    *(((128, 128), replace(PLAIN, epilogue=text)) for text in (GATED[0], EPILOGUES[1])),
-]
-
-
-@pytest.mark.parametrize(("tile", "problem"), RUN_ON, ids=str)
-def test_products_of_tensor_cores_run_on_while_others_start(problem, tile, tmp_path):
-    """ptxas makes each wait for the one before where it does not see that all is well."""
-    how = {"stages": 3, "persistent": True} if problem.epilogue else {"stages": 4}
-    text = instructions(compiled(problem, tma(*tile, 64, 8, **how)), tmp_path)
-    assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
-
-
 def test_gated_operands_that_no_descriptor_reads_are_copied():
     problem = replace(ODD, epilogue=GATED[1])
     kernels = kernels_of(problem, tma(64, 64, 64, 4, 4, persistent=True))
@@ -346,43 +284,54 @@ def test_gated_tiles_are_not_shared_nor_made_by_warpgroups():
     assert gated.shared == plain.shared * 3 // 2 or gated.shared > plain.shared + 4 * 64 * 64 * 2 - 1024
 
 
-SPECIALISED = [
-    (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
-    (RAGGED, groups(128, 128, 64, 2, 4, persistent=True)),
-    (RAGGED, groups(192, 96, 64, 3, 3)),
-    (SQUARE, groups(64, 64, 64, 1, 6)),
-    later(SQUARE, groups(128, 128, 64, 2, 4, persistent=True)),
-    later(SQUARE, groups(192, 96, 64, 3, 3)),
-    later(RAGGED, groups(64, 64, 64, 1, 6)),
-    later(RAGGED, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
-    *(later(problem, groups(64, 16, 64, 1, 10)) for problem in (SQUARE, RAGGED)),
-    *(later(problem, groups(192, 80, 64, 3, 4, persistent=True)) for problem in (SQUARE, RAGGED)),
+BY_ROWS = replace(SQUARE, dtype="float32", out_dtype="float32", b_layout="column")
+ODD_BY_ROWS = replace(BY_ROWS, batch=3, m=257, n=131, k=1003, a_align=4, b_align=4, out_align=4)
+
+
+PARTS = MatmulProblem(1, 4096, 4096, 4096, "float32", "float32", precision="fp16x3")
+RAGGED_PARTS = MatmulProblem(
+    3, 1001, 1003, 9973, "float32", "float32", "column", "column", a_align=4, b_align=4, out_align=4,
+    precision="fp16x3", epilogue="bias=row gelu",
+)  # fmt: skip
+ALONG = replace(PARTS, b_layout="column")
+LONG = replace(PARTS, m=512, n=512, k=20000, a_layout="strided", b_layout="strided")
+LOWERED = [
+    *on(NAMES, (BY_ROWS, tile(32, 64, 16)), (ODD_BY_ROWS, tile(32, 64, 16))),
+    ("sm_80", PARTS, tile(128, 64, 32, 8, 3)),
+    *on(HOPPER, (RAGGED_PARTS, PICKED), (LONG, PICKED), (ALONG, PICKED)),
+    ("sm_100", RAGGED_PARTS, PICKED),
 ]
 
 
-@pytest.mark.parametrize(("problem", "config"), SPECIALISED, ids=str)
-def test_specialised_products_compile_for_hopper(problem, config):
-    """No spills, and as much shared memory as is estimated, or a little less."""
-    kernel = compiled(problem, config)
-    taken = ahead.resources(kernel)
-    assert re.search(r"wgmma\.mma_async\S*?m64n\d+k16", kernel.asm["ptx"])
-    assert (taken.spills, taken.excess(H200)) == (0, None)
-    assert 0 <= warpgroups.shared_bytes(config, problem) - kernel.metadata.shared <= 1024
-
-
-BY_ROWS = replace(SQUARE, dtype="float32", out_dtype="float32", b_layout="column")
-ODD_ROWS = replace(BY_ROWS, batch=3, m=257, n=131, k=1003, a_align=4, b_align=4, out_align=4)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("problem", [BY_ROWS, ODD_ROWS], ids=str)
-def test_fp32_products_that_copy_b_row_by_row_first(name, problem, monkeypatch):
+@pytest.mark.parametrize(("name", "problem", "config"), LOWERED, ids=label)
+def test_every_launch_of_a_lowered_product_fits(name, problem, config, monkeypatch):
     monkeypatch.setattr(problems, "_BY_ROWS_FROM", 1)
-    device, config = target_device(name), tile(32, 64, 16)
+    device = target_device(name)
+    config = config if isinstance(config, Config) else config(problem, device)
     assert illegal(config, problem, device) is None
     kernels = kernels_of(problem, config, device)
-    assert len(kernels) == 2
     assert all(fits(ahead.resources(kernel), device) for kernel in kernels)
+    if problem.precision == "fp16x3":
+        before = ["reset" if problem is ALONG else "find_peaks", "split", "matmul_tile"]
+        assert [kernel.name for kernel in kernels] == [*before, f"matmul_{config.family}"]
+    else:
+        assert len(kernels) == 2
+
+
+def test_the_core_of_a_product_of_parts_is_a_product_of_its_own():
+    core = RAGGED_PARTS.core
+    assert (core.dtype, core.k, core.a_align, core.b_align) == ("float16", 3 * 9984, 16, 16)
+    layouts = core.a_layout, core.b_layout, LONG.core.a_layout, LONG.core.b_layout
+    assert layouts == ("column", "column", "row", "column")
+    assert str(core.epilogue) == "scale_a=column scale_b=row bias=row gelu"
+    assert core.core == core
+    half = replace(PARTS, dtype="float16", precision="ieee")
+    for config in (groups(128, 256, 64, 2, 3, persistent=True, subtiles=2), tma(128, 256, 64, 8, 3)):
+        assert illegal(config, half, H200) is None
+        assert "registers" in illegal(config, PARTS, H200)  # totals count, too
+    assert "a sum of 64 is precise" in illegal(tma(64, 64, 128, 4, 3), PARTS, H200)
+    with pytest.raises(UnsupportedError, match="compute capability 8"):
+        legal_configs(PARTS, target_device("gfx942"))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])

@@ -62,11 +62,6 @@ def pair(m, n, k, dtype=HALF, of_w="column"):
     return values((m, k), dtype), placed(values((k, n), dtype, 1), of_w)
 
 
-def compiled_in(work, *which):
-    """Return values by which the first kernel is compiled."""
-    return tuple(work.steps[0].args[name] for name in which)
-
-
 @both
 @pytest.mark.parametrize("dtype", [FP32, HALF, BF16], ids=name)
 @pytest.mark.parametrize("m", [1, 3, 8])
@@ -132,36 +127,48 @@ ACROSS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ALONG)
-def test_operands_along_k(what):
-    for operands in ALONG[what]:
-        check(*operands())
+ODD = {
+    "begins amid a word": [
+        lambda k=k, at=at, row=row, by=by: (values((5, k), HALF), at_offset(at, 21, k, HALF, row), by)
+        for row, at in ((141, 0), (142, 3), (140, 1), (144, 5)) for k in (row, 129) for by in (1, 2)
+    ],
+    "short": [
+        lambda k=k, n=n: (values((n, k), HALF), at_offset(1, n + 1, k, HALF, 67), 1)
+        for k in (1, 7, 8, 9, 17, 33) for n in (1, 2, 40)
+    ],
+    "numbers of rows": [
+        lambda m=m, k=k, split=split: (values((m, k), HALF), at_offset(0, m + 1, k, HALF), split)
+        for m, k, split in ((1, 131, 2), (15, 301, 4), (17, 131, 2), (65, 67, 1), (130, 35, 1))
+    ],
+}  # fmt: skip
+OPERANDS = [(of_w, what) for of_w, of in (("column", ALONG), ("row", ACROSS), ("odd", ODD)) for what in of]
 
 
-@pytest.mark.parametrize("what", ACROSS)
-def test_operands_along_n(what):
-    for operands in ACROSS[what]:
-        check(*operands(), of_w="row")
+@pytest.mark.parametrize(("of_w", "what"), OPERANDS)
+def test_operands(of_w, what):
+    for operands in {"column": ALONG, "row": ACROSS, "odd": ODD}[of_w][what]:
+        a, b, *split = operands()
+        check(a, b, of_w=of_w, config=odd_rows(len(a), *split) if split else None)
 
 
-@pytest.mark.parametrize(
-    ("k", "dtype", "whole"), [(304, HALF, 1), (300, FP32, 1), (301, FP32, 4), (301, HALF, 8)]
-)
-def test_x_is_read_in_words_where_all_rows_are_whole_words(k, dtype, whole):
-    """`whole`: how many rows of w are there to one that begins on a word."""
-    work = check(*pair(3, 21, k, dtype))
-    assert compiled_in(work, "PERIOD", "X_WORDS", "EDGES") == (whole, whole == 1, whole > 1)
+# K and N, and by which values the first kernel is compiled. PERIOD: rows of w to one that begins on a word.
+WORDS = [
+    *(
+        ("column", dtype, 3, 21, k, {"PERIOD": whole, "X_WORDS": whole == 1, "EDGES": whole > 1})
+        for k, dtype, whole in ((304, HALF, 1), (300, FP32, 1), (301, FP32, 4), (301, HALF, 8))
+    ),
+    *(
+        ("row", dtype, 3, n, 50, {"WIDE": wide, "X_WORDS": False})
+        for n, dtype, wide in ((40, HALF, 8), (36, HALF, 4), (38, HALF, 2), (39, HALF, 1), (36, FP32, 4))
+    ),
+    ("row", HALF, 1, 40, 77, {"X_WORDS": True}),  # past whose end nothing is read
+]
 
 
-@pytest.mark.parametrize(
-    ("n", "dtype", "wide"), [(40, HALF, 8), (36, HALF, 4), (38, HALF, 2), (39, HALF, 1), (36, FP32, 4)]
-)
-def test_w_is_read_as_wide_as_its_rows_are_aligned(n, dtype, wide):
-    assert compiled_in(check(*pair(3, n, 50, dtype, "row"), of_w="row"), "WIDE", "X_WORDS") == (wide, False)
-
-
-def test_x_in_words_past_whose_end_nothing_is_read():
-    assert compiled_in(check(*pair(1, 40, 77, of_w="row"), of_w="row"), "X_WORDS") == (True,)
+@pytest.mark.parametrize(("of_w", "dtype", "m", "n", "k", "by"), WORDS, ids=str)
+def test_operands_are_read_as_wide_as_they_are_aligned(of_w, dtype, m, n, k, by):
+    work = check(*pair(m, n, k, dtype, of_w), of_w=of_w)
+    assert {name: work.steps[0].args[name] for name in by} == by
 
 
 @pytest.mark.parametrize(
@@ -188,51 +195,28 @@ def test_few_columns_of_fp32_that_are_copied_row_by_row_first():
     assert guard_intact(buffer, out)
 
 
-@both
-def test_sums_of_fp32_are_compensated(of_w, monkeypatch):
-    """After 128 ones, each product is a fourth of a step of fp32 at 1: plain sums lose all of them."""
-    monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
+@pytest.mark.parametrize(("of_w", "shared"), [("column", False), ("row", False), ("row", True)])
+def test_sums_of_fp32_are_compensated(of_w, shared, monkeypatch):
+    """After 128 ones, each product is a fourth of a step of fp32 at 1: plain sums lose all of them.
+
+    Where programs share K, sums are of one sign, long enough that plain ones lose more than their last bits.
+    """
     step = torch.finfo(FP32).eps
     a, b = torch.full((1, 1 << 13), step / 4), placed(torch.ones(1 << 13, 2), of_w)
     a[:, :128] = 1.0
+    if shared:
+        a, b = (x.abs() for x in pair(1, 2, 1 << 14, FP32, "row"))
+    else:
+        monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
     out = torch.empty(1, 2)
     run(a, b, out, of_w)
     wanted = a.double() @ b.double()
     assert ((out - wanted).abs() <= 4 * step * wanted).all()
 
 
-def test_sums_of_fp32_that_programs_share_are_as_exact():
-    """Sums of one sign, long enough that plain ones in fp32 lose more than their last bits."""
-    a, b = (x.abs() for x in pair(1, 2, 1 << 14, FP32, "row"))
-    out = torch.empty(1, 2)
-    run(a, b, out, "row")
-    wanted = a.double() @ b.double()
-    assert ((out - wanted).abs() <= 4 * torch.finfo(FP32).eps * wanted).all()
-
-
 def test_more_parts_than_the_second_kernel_has_under_way():
     work = check(*pair(1, 33, 4099, of_w="row"), of_w="row")
     assert work.steps[0].args["split"] > across._PARTS
-
-
-@pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize(("row", "offset"), [(141, 0), (142, 3), (140, 1), (144, 5)])
-def test_odd_rows_that_begin_anywhere_in_a_word(row, offset, split):
-    for k in (row, 129):
-        check(values((5, k), HALF), at_offset(offset, 21, k, HALF, row), config=odd_rows(5, split))
-
-
-@pytest.mark.parametrize("k", [1, 7, 8, 9, 17, 33])
-def test_short_odd_rows(k):
-    for n in (1, 2, 40):
-        check(values((n, k), HALF), at_offset(1, n + 1, k, HALF, 67), of_w="odd")
-
-
-@pytest.mark.parametrize(
-    ("m", "k", "split"), [(1, 131, 2), (15, 301, 4), (17, 131, 2), (65, 67, 1), (130, 35, 1)]
-)
-def test_numbers_of_rows_by_tensor_cores(m, k, split):
-    check(values((m, k), HALF), at_offset(0, m + 1, k, HALF), config=odd_rows(m, split))
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -1,21 +1,20 @@
-"""The order of what kernels do to memory, read from what they are compiled to for Hopper."""
+"""The order of what kernels do to memory and by tensor cores, as they are compiled for Hopper."""
 
+import itertools
 import re
 from dataclasses import replace
 
 import pytest
 
-from tests.ahead import compiled
+from tests.ahead import H200, compiled, instructions, kernels_of, later
 from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
 from tritile.core.call import Memory, PermuteCall
-from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
-from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import compiles_of
+from tritile.runtime.ahead import compiling_for, resources
 
-H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
 GROUPS = GroupedProblem(8, 4096, 1024, 1024, "float16", "float16")
@@ -108,3 +107,90 @@ def test_warpgroups_release_the_stage_before_the_one_they_multiply():
         elif (found := re.search(r"ttng\.arrive_barrier (%\w+),", line)) and pending is not None:
             releases.append((pending, places[found[1]] == multiplied))
     assert releases == 2 * [(1, False), (0, False)]  # in the loop of each consumer, and after it
+
+
+def test_the_widest_tile_of_groups_is_made_in_one_loop_without_spills():
+    """The K loops of tiles are one, so that a tile's loads begin before the one ahead of it is stored."""
+    kernel = compiled(
+        replace(GROUPS, groups=64, m=16384, k=4096, n=2048, b_layout="column"),
+        of_groups(128, 256, 64, 8, 3, subtiles=2),
+    )
+    assert resources(kernel).spills == 0
+    loops = [line for line in kernel.asm["ttgir"].splitlines() if "scf.for" in line]
+    assert len([line for line in loops if "tensor<128x256xf32" in line]) == 1
+    assert "ttng.async_tma_copy_local_to_global" in kernel.asm["ttgir"]
+
+
+LARGE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
+EPILOGUES = "gated silu", "bias=row residual=full silu"
+LAID = list(itertools.product(("row", "column"), repeat=2))
+RUN_ON = [
+    *(((128, 128), replace(LARGE, a_layout=a, b_layout=b)) for a, b in LAID),
+    ((64, 256), replace(LARGE, b_layout="column")),
+    *(later((64, 256), replace(LARGE, a_layout=a, b_layout=b)) for a, b in (LAID[0], *LAID[2:])),
+    *(((128, 128), replace(LARGE, b_layout="column", epilogue=text)) for text in EPILOGUES),
+]
+
+
+@pytest.mark.parametrize(("tile", "problem"), RUN_ON, ids=str)
+def test_products_of_tensor_cores_run_on_while_others_start(problem, tile, tmp_path):
+    """ptxas makes each wait for the one before where it does not see that all is well."""
+    how = {"stages": 3, "persistent": True} if problem.epilogue else {"stages": 4}
+    text = instructions(compiled(problem, tma(*tile, 64, 8, **how)), tmp_path)
+    assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
+
+
+PARTS = replace(LARGE, dtype="float32", out_dtype="float32", precision="fp16x3")
+
+
+def loops(text):
+    """The bodies of a program's loops: from a label to a jump back to it."""
+    lines, places, bodies = text.splitlines(), {}, []
+    for i, line in enumerate(lines):
+        label = re.match(r"\s*\.(L_x_\d+):", line)
+        jump = re.search(r"BRA.*`\(\.(L_x_\d+)\)", line)
+        if label:
+            places[label[1]] = i
+        elif jump and jump[1] in places:
+            bodies.append("\n".join(lines[places[jump[1]] : i]))
+    return bodies
+
+
+@pytest.mark.parametrize(
+    ("config", "layouts"),
+    [
+        (warpgroups(128, 192, 64, 2, 3, persistent=True), ("row", "row")),
+        (warpgroups(192, 128, 64, 3, 3, persistent=True), ("row", "column")),
+        (warpgroups(64, 96, 64, 1, 4), ("row", "row")),
+        later(warpgroups(128, 192, 64, 2, 3, persistent=True), ("row", "column")),
+        later(warpgroups(64, 96, 64, 1, 4), ("row", "column")),
+    ],
+    ids=str,
+)
+def test_warpgroups_add_up_in_a_loop_about_one_that_runs_on(config, layouts, tmp_path):
+    problem = replace(PARTS, a_layout=layouts[0], b_layout=layouts[1])
+    kernel = kernels_of(problem, config)[-1]
+    assert resources(kernel).spills == 0
+    bodies = [body for body in loops(instructions(kernel, tmp_path)) if "HGMMA" in body]
+    inner = [body for body in bodies if body.count("WARPGROUP.DEPBAR") == 1]
+    assert len(inner) >= config["CONSUMERS"]  # of small terms
+    assert all(body.count("FADD") == 0 for body in inner)
+    assert sum(body.count("FADD") > 0 for body in bodies) >= config["CONSUMERS"]  # of large ones
+    sums = config["BLOCK_M"] // config["CONSUMERS"] * config["BLOCK_N"] // 128  # of a thread
+    assert 4 * sums in [body.count("FADD") for body in bodies]  # `carried_sum`, as it is written
+
+
+BY_DESCRIPTOR = (
+    tma(128, 128, 64, 8, 4),
+    tma(128, 128, 64, 8, 4, persistent=True),
+    tma(64, 64, 64, 4, 4, split=4),
+)
+
+
+@pytest.mark.parametrize("config", BY_DESCRIPTOR, ids=str)
+def test_descriptor_kernels_run_on_too(config, tmp_path):
+    kernel = kernels_of(PARTS, config)[-1]
+    assert resources(kernel).spills == 0
+    text = instructions(kernel, tmp_path)
+    assert 1 <= text.count("WARPGROUP.ARRIVE") < text.count("HGMMA")
+    assert text.count("FADD") > 0  # the compiler has not made one sum of it

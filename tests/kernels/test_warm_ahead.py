@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -142,20 +143,6 @@ def test_mode_strict_proves_a_cache_complete_and_compiles_nothing(made, tmp_path
     assert contents(lost) == before
 
 
-def test_what_is_warmed_is_found(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    plan = tritile.plan(TURN, device=H200)
-
-    def call():
-        in_a_new_process(TURN, plan.config)
-        with compiles_refused("a kernel", "warm it"), ahead.compiling_for(H200):
-            return [compiled() for compiled in ahead.compiles_for(TURN, plan.config, H200)]
-
-    with pytest.raises(NotCompiledError, match="mode is strict, and a kernel is not compiled: warm it"):
-        call()
-    assert tritile.warm(TURN, device="nvidia-h200") == len(call()) == 1
-
-
 def in_a_new_process(problem, config):
     """Forget what this process compiled of a config's kernel."""
     families.FAMILIES[problem.op][config.family].kernel.jitted.device_caches.clear()
@@ -169,30 +156,26 @@ def test_what_the_compiler_refuses_is_told(tmp_path):
     assert "fp8e4nv" in reason
 
 
-class FirstCall:
-    """A first call as `prepared` makes it, but for the GPU: it compiles, or finds in memory, one kernel."""
-
-    def __init__(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-        monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
-        monkeypatch.setattr(ops_call, "_candidates", lambda *_: [turned(32, 32)])
-        monkeypatch.setattr(ops_call, "fixed", lambda call: None)
-        monkeypatch.setattr(launch, "prepare", self.compile)
-        self.problem, self.tensors = TURN, (torch.empty(0),)
-        in_a_new_process(TURN, turned(32, 32))
-
-    def compile(self, call, config):
-        with ahead.compiling_for(H200):
-            return [compiled() for compiled in ahead.compiles_for(TURN, config, H200)]
-
-    def __call__(self, mode):
-        with tritile.mode(mode):
-            return ops_call.prepared(self)
-
-
 @pytest.fixture
 def first_call(monkeypatch, tmp_path):
-    return FirstCall(monkeypatch, tmp_path)
+    """A first call as `prepared` makes it, but for the GPU: it compiles, or finds in memory, one kernel."""
+    call, config = SimpleNamespace(problem=TURN, tensors=(torch.empty(0),)), turned(32, 32)
+
+    def compiled(call, config):
+        with ahead.compiling_for(H200):
+            return [compile_one() for compile_one in ahead.compiles_for(TURN, config, H200)]
+
+    def first(mode):
+        with tritile.mode(mode):
+            return ops_call.prepared(call)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_call, "_candidates", lambda call, device: [config])
+    monkeypatch.setattr(ops_call, "fixed", lambda call: None)
+    monkeypatch.setattr(launch, "prepare", compiled)
+    in_a_new_process(TURN, config)
+    return first
 
 
 def test_a_strict_call_compiles_nothing_and_raises(first_call, tmp_path):
@@ -207,7 +190,7 @@ def test_a_strict_call_compiles_nothing_and_raises(first_call, tmp_path):
 
 
 def test_a_strict_call_takes_what_is_in_memory_or_on_disk(first_call):
-    first_call("cached")
+    assert all(first_call(mode) for mode in ("cached", "off", "tune"))
     assert len(first_call("strict")) == 1
     in_a_new_process(TURN, turned(32, 32))  # as in a new process: found on disk
     assert len(first_call("strict")) == 1
@@ -229,10 +212,6 @@ def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypa
     monkeypatch.setattr(ops_call, "fixed", lambda call: turned(32, 32))
     with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
         first_call("strict")
-
-
-def test_other_modes_compile(first_call):
-    assert all(first_call(mode) for mode in ("cached", "off", "tune"))
 
 
 def test_a_listener_of_the_users_goes_on_hearing(monkeypatch, tmp_path):

@@ -1,10 +1,11 @@
-"""That compiled kernels have the instructions which numerics say, and fuse the same multiplications."""
+"""Compiled kernels have the instructions which numerics say, load as wide as they may, and fuse alike."""
 
 import re
 from collections import Counter
 
 import pytest
 
+from tests.ahead import SQUARE, compiled
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,
@@ -21,7 +22,8 @@ from tests.unit.test_invariant import (
     tma,
 )
 from tritile.core.config import Config
-from tritile.core.device import TARGETS
+from tritile.core.device import TARGETS, target_device
+from tritile.core.problem import MatmulProblem
 from tritile.families.numerics import numerics
 from tritile.families.space import illegal
 from tritile.runtime.ahead import compiled_for
@@ -112,3 +114,35 @@ def test_alpha_is_what_is_fused_and_not_beta(config, spread):
 
     (alpha,), (beta,) = factors(r"fma\.rn"), factors("mul")
     assert beta == alpha + 1  # in the order of the kernel's arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "instruction"),
+    [
+        ("sm_80", "ptx", "mma.sync"),
+        ("sm_80", "ptx", "cp.async"),
+        ("nvidia-h200", "ptx", "wgmma"),
+        ("nvidia-h200", "ptx", "cp.async"),
+        ("sm_100", "ptx", "tcgen05"),
+        ("gfx942", "amdgcn", "v_mfma"),
+    ],
+)
+def test_tensor_cores_and_asynchronous_copies_are_used(name, text, instruction):
+    kernel = compiled_for(SQUARE, tile(128, 128, 32, 8, 3), target_device(name))
+    assert instruction in kernel.asm[text]
+
+
+def test_tf32_compiles_for_hopper():
+    problem = MatmulProblem(1, 512, 512, 512, "float32", "float32", precision="tf32")
+    ptx = compiled(problem, tile(64, 64, 32)).asm["ptx"]
+    assert "wgmma" in ptx or "mma.sync" in ptx
+    assert "tf32" in ptx
+
+
+@pytest.mark.parametrize(("size", "align", "wide"), [(1024, 16, True), (1000, 16, True), (1024, 2, False)])
+def test_alignment_decides_the_width_of_loads(size, align, wide):
+    """Rows that are a multiple of 8 elements apart are enough for 16 bytes."""
+    problem = MatmulProblem(1, size, size, size, "float16", "float16", a_align=align, b_align=align)
+    kernel = compiled(problem, tile(64, 64, 32))
+    sixteen = "cp.async.cg.shared.global [ %" in kernel.asm["ptx"] and ", 0x10" in kernel.asm["ptx"]
+    assert sixteen == wide
