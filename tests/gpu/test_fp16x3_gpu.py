@@ -9,7 +9,7 @@ import torch
 import tritile
 from tests.configs import tile, tma, warpgroups
 from tests.launched import captured, launched
-from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
+from tests.reference import bytes_of, placed, product64, values
 from tests.simulated import DATA, assert_bounded
 from tritile.core.problem import error_bound, suits
 from tritile.families.common.fallback import EXTREME, UNFIT
@@ -24,7 +24,6 @@ UNSUITED = ("wide", "graded", "one large", "far out", "one small")
 RANGES = {name: DATA[name] for name in ("normal", "uniform", "log-normal", "cancelling", "graded")} | {
     "badly ranged": lambda a, b: (a * (8 * torch.randn_like(a)).exp(), b * (8 * torch.randn_like(b)).exp())
 }
-LAYOUTS = list(itertools.product(("row", "column", "strided", "offset"), repeat=2))
 FIT = tuple(name for name in DATA if name not in (*EXTREMES, *UNSUITED))
 
 
@@ -102,16 +101,6 @@ def test_what_runs_by_default_is_no_less_exact_than_torch(cuda_matmul, name, siz
     exact = a.double() @ b.double()
     ours, torchs = ((x - exact).norm().item() for x in (tritile.matmul(a, b), torch.matmul(a, b)))
     assert ours <= 1.001 * torchs  # where few terms decide, both are rounded alike
-
-
-@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
-@pytest.mark.parametrize("name", ["normal", "infinite"])
-def test_layouts(name, layouts):
-    a, b = posed(name, 203, 135, 770, layouts)
-    buffer, out = frame((203, 135), torch.float32, "sliced", "cuda")
-    tritile.matmul(a, b, out=out, precision="fp16x3")
-    assert_bounded(out, a, b)
-    assert guard_intact(buffer, out)
 
 
 CONFIGS = [

@@ -233,15 +233,3 @@ def test_scales_for_each_128_of_k(shared, size):
         out.fill_(math.nan)
         graph.replay()
         assert_block_scaled(out, a, b, *scales, shared)
-
-
-def test_scales_for_each_128_of_k_are_refused_in_words():
-    a, b = gpu((64, 272), E4M3), gpu((272, 48), E4M3, 1)
-    scales = tuple(s.cuda() for s in blocks_of(64, 48, 272, (1, 128)))
-    with tritile.mode(backends="triton,aten"):
-        with pytest.raises(tritile.errors.UnsupportedError, match=r"only torch computes .* contiguous"):
-            tritile.scaled_matmul(a, b, *scales)
-        with pytest.raises(tritile.errors.UnsupportedError, match="multiples of 16"):
-            tritile.scaled_matmul(a[:, :260], placed(b, "column")[:260], *scales)
-    with pytest.raises(tritile.errors.UnsupportedError, match="only torch computes"):
-        tritile.scaled_matmul(a, placed(b, "column"), *scales)

@@ -282,24 +282,6 @@ def test_a_graph_reads_offsets_anew():
         assert_groups(out, a, b, offs)
 
 
-def test_calls_met_again():
-    """The same launch with other tensors; another shape, offs of another length, is another call."""
-    offs = ends("uneven")
-    for seed in range(3):
-        for ragged in RAGGED:
-            a, b = posed(ragged, offs, torch.bfloat16)
-            a += seed
-            assert_groups(tritile.grouped_matmul(a, b, offs), a, b, offs)
-    out = torch.empty(600, 264, device="cuda", dtype=torch.bfloat16)
-    a, b = posed("rows", offs, torch.bfloat16)
-    for _ in range(2):
-        version = out._version
-        tritile.grouped_matmul(a, b, offs, out=out)
-        assert out._version > version
-        with pytest.raises(tritile.errors.OverlapError):
-            tritile.grouped_matmul(a, b, offs, out=torch.as_strided(b, (600, 264), (264, 1)))
-
-
 def test_it_never_waits_for_the_gpu():
     offs = ends("uneven")
     a, b = posed("rows", offs, torch.bfloat16)

@@ -74,16 +74,6 @@ def test_captured_in_a_graph_with_gradients_recorded():
     assert torch.equal(grad, wanted)
 
 
-def test_autocast():
-    x, weight = gpu((33, 64)), gpu((77, 64), seed=1).requires_grad_()
-    with torch.autocast("cuda", torch.bfloat16):
-        y = tritile.linear(x, weight)
-    assert y.dtype == torch.bfloat16
-    assert_product(y.detach(), x.bfloat16(), weight.detach().bfloat16().mT)
-    y.sum().backward()
-    assert weight.grad.dtype == torch.float32
-
-
 def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
     a, b = gpu((33, 64)), gpu((64, 77), seed=1)
     tritile.matmul(a, b)
