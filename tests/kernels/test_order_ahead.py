@@ -12,8 +12,8 @@ from tritile.core.call import Memory, PermuteCall
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
-from tritile.runtime.launch import compiles_of
 from tritile.runtime.ahead import compiling_for, resources
+from tritile.runtime.launch import compiles_of
 
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)

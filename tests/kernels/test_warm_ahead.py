@@ -171,7 +171,7 @@ def first_call(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
-    monkeypatch.setattr(ops_call, "_candidates", lambda call, device: [config])
+    monkeypatch.setattr(ops_call, "_candidates", lambda *given: [config])
     monkeypatch.setattr(ops_call, "fixed", lambda call: None)
     monkeypatch.setattr(launch, "prepare", compiled)
     in_a_new_process(TURN, config)
