@@ -255,10 +255,8 @@ def run(wanted: argparse.Namespace, keys: dict[str, str]) -> int:
         return 1
     stack = (facts["triton"], facts["gpu"])
     if not wanted.all:
-        fresh = {
-            (*_stack(line), line["file"]): line["key"] for line in tested.read(HERE / "last.json")["files"]
-        }
-        keys = {file: key for file, key in keys.items() if fresh.get((*stack, file)) != key}
+        last = _last(stack)
+        keys = {file: key for file, key in keys.items() if last.get(file) != key}
     if not keys:
         print("nothing changed since the tests last passed: --all runs them all the same")
         return 0
