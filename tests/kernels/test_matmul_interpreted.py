@@ -87,6 +87,15 @@ def test_sums_of_int8_are_exact_before_they_are_scaled():
     assert -1 <= tritile.scaled_matmul(a, b, one, one, bias=bias, out_dtype=FP32).item() <= 2
 
 
+def test_a_result_that_lies_by_columns_is_described_as_its_transpose():
+    row, column = values((29,), FP32), values((37, 1), FP32)
+    sides = Sides(column, row, row, column, "gelu", 0.5, 2.0)
+    a, b, out = torch.empty(37, 51), torch.empty(51, 29), torch.empty(29, 37).mT
+    call = matmul_call(a, b, out, "ieee", **sides._asdict())
+    assert call.a.buffer == "b"
+    assert str(call.problem.epilogue) == "scale_a=column scale_b=row bias=column residual=row weighted gelu"
+
+
 def test_one_tensor_as_both_operands():
     a, one = values((23, 23), INT8), scale()
     assert_fused(tritile.scaled_matmul(a, a, one, one, out_dtype=FP32), a, a, Sides(one, one))
