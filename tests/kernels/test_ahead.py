@@ -23,10 +23,10 @@ from tests.ahead import (
     pairs,
 )
 from tests.configs import boxed, of_groups, packed_weights, tile, tma, turned
+from tritile.core import problem as problems
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
-from tritile.core.problem import matmul as problems
 from tritile.errors import TuningError, UnsupportedError
 from tritile.families.common import warpgroups
 from tritile.families.grouped.family import shared_bytes as grouped_bytes

@@ -34,7 +34,7 @@ from tritile.runtime import launch
 pytestmark = pytest.mark.interpreted
 
 H200 = target_device("nvidia-h200")
-BY_ROWS = "tritile.core.problem.matmul._BY_ROWS_FROM"
+BY_ROWS = "tritile.core.problem._BY_ROWS_FROM"
 WIDE = "tritile.families.matmul_tile.family.WIDE_FROM"
 FP32, HALF = torch.float32, torch.float16
 PLAIN = Sides()

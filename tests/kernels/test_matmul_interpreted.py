@@ -23,10 +23,10 @@ from tests.reference import (
     values,
 )
 from tests.scales import scale
+from tritile.core import problem as problems
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
-from tritile.core.problem import matmul as problems
 from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.work import Buffer
 from tritile.families.matmul_tile import family as tile_family

@@ -12,19 +12,16 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from tritile.core.checks import alignment
+from tritile.core.epilogue import SIDES, Epilogue
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     FP8_DTYPES,
     ITEMSIZE,
-    SIDES,
-    Epilogue,
     GroupedProblem,
     MatmulProblem,
-    Operand,
-    PermuteProblem,
-    Product,
     QuantizedProblem,
     Tiled,
-    alignment,
 )
 from tritile.errors import UnsupportedError
 
@@ -33,7 +30,7 @@ Make = Callable[[str, int], torch.Tensor]  # makes memory for so many elements o
 
 @dataclass(frozen=True)
 class Memory:
-    """Hold where a tensor begins: its buffer's name, which is its role or a workspace's, dtype and address.
+    """Where a tensor begins: its buffer's name, which is its role or a workspace's, dtype and address.
 
     `tensor` is None for a workspace, and in a call that is not to run.
     """
@@ -50,7 +47,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class View:
-    """Hold a batch of matrices in memory. Strides count elements."""
+    """A batch of matrices in memory. Strides count elements."""
 
     memory: Memory
     shape: tuple[int, int]
@@ -79,7 +76,7 @@ class View:
 
     @property
     def layout(self) -> str:
-        """Return which dimension is contiguous: "row": the last; "column": the first; "strided": neither."""
+        """Which dimension is contiguous: "row": the last; "column": the first; "strided": neither."""
         rows, columns = self.shape
         if columns == 1:
             return "column" if rows > 1 and self.strides[0] == 1 else "row"
@@ -91,7 +88,7 @@ class View:
 
     @property
     def align(self) -> int:
-        """Return the largest power of two, at most 16, that divides address and leading strides, in bytes.
+        """The largest power of two, at most 16, that divides address and leading strides, in bytes.
 
         Leading strides are all but that of the contiguous dimension. Of rows that overlap, one element apart,
         that is one of two strides of 1.
@@ -103,7 +100,7 @@ class View:
 
     @property
     def spread(self) -> str:
-        """Return how an epilogue's operand varies over a result: see `problem.epilogue.SPREADS`."""
+        """How an epilogue's operand varies over a result: see `core.epilogue.SPREADS`."""
         by_row, by_column = (step != 0 for step in self.strides)
         return "full" if by_row and by_column else "column" if by_row else "row" if by_column else "one"
 
@@ -118,7 +115,7 @@ class View:
 
 
 class Fallback(NamedTuple):
-    """Hold the GPU's fallback flag, an int32 word: make the product where it is in `least` .. `end` - 1.
+    """The GPU's fallback flag, an int32 word: make the product where it is in `least` .. `end` - 1.
 
     See `tritile.families.common.fallback`.
     """
@@ -129,7 +126,7 @@ class Fallback(NamedTuple):
 
 
 class _Call:
-    """Name the memory of a call by its buffers: what the pointers of kernels point to."""
+    """The memory of a call, which the pointers of kernels point to, by the names of its buffers."""
 
     @property
     def memory(self) -> tuple[Memory, ...]:
@@ -198,7 +195,7 @@ class MatmulCall(_Call):
 
     @property
     def transposed(self) -> "MatmulCall":
-        """Return the same product as out^T = b^T a^T: a column-major result becomes row-major."""
+        """The same product as out^T = b^T a^T: a column-major result becomes row-major."""
         names = {"scale_a": "scale_b", "scale_b": "scale_a"}
         return replace(
             self,
@@ -278,7 +275,7 @@ class PermuteCall(_Call):
 
     @property
     def batch_dims(self) -> tuple[int, ...]:
-        """Return the dimensions over which tiles are repeated."""
+        """The dimensions over which tiles are repeated."""
         problem = self.problem
         steps = enumerate(zip(problem.x_strides, problem.out_strides, strict=True))
         return tuple(i for i, (x, out) in steps if x == out) if self.in_place else problem.plane.batch
@@ -348,50 +345,61 @@ def call_for(problem: Tiled, make: Make | None = None) -> Call:
         tensor = None if make is None else make(dtype, elements)
         return Memory(buffer, dtype, 0 if tensor is None else tensor.data_ptr(), tensor)
 
-    def view(buffer: str, operand: Operand) -> View:
-        batch = operand.strides[:1] if operand.shape[0] > 1 else ()
-        place = memory(buffer, operand.dtype, operand.elements)
-        return View(place, operand.shape[1:], operand.strides[1:], batch)
+    def matrices(
+        buffer: str, dtype: str, laid: tuple[str, int], shape: tuple[int, int], batch: int | None = None
+    ) -> View:
+        (layout, leading), (rows, columns) = laid, shape
+        strides = (1, leading) if layout == "column" else (leading, 1 + (layout == "strided"))
+        each = leading * (columns if layout == "column" else rows)
+        last = (rows - 1) * strides[0] + (columns - 1) * strides[1]
+        place = memory(buffer, dtype, 1 + last + each * ((batch or 1) - 1))
+        return View(place, shape, strides, () if batch is None else (each,))
 
     if isinstance(problem, PermuteProblem):
         kind, lanes = f"int{8 * min(problem.itemsize, 8)}", 2 if problem.itemsize == 16 else 1
-        of_x, of_out = problem.spans
-        return PermuteCall(problem, memory("x", kind, lanes * of_x), memory("out", kind, lanes * of_out))
+        x, to = problem.spans
+        return PermuteCall(problem, memory("x", kind, lanes * x), memory("out", kind, lanes * to))
+    m, n, k, dtype = problem.m, problem.n, problem.k, problem.dtype
     if isinstance(problem, QuantizedProblem):
-        m, n, dtype = problem.m, problem.n, problem.dtype
         scales = prod(problem.scales)
         return QuantizedCall(
-            view("x", problem.x),
+            matrices("x", dtype, (problem.x_layout, problem.product.leading[0]), (m, k)),
             memory("words", "int32", prod(problem.words)),
             memory("scales", dtype, scales),
             memory("zeros", "int16", scales) if problem.zero_points else None,
             View(memory("bias", dtype, n), (m, n), (0, 1)) if problem.bias else None,
-            View(memory("out", dtype, m * n), (m, n), (n, 1)),
+            matrices("out", dtype, ("row", n), (m, n)),
             problem.bits, problem.group_size, problem.invariant,
         )  # fmt: skip
-    if isinstance(problem, Product) and problem.dtype in FP8_DTYPES and problem.is_torchs:
+    if dtype in FP8_DTYPES and problem.is_torchs:
         raise UnsupportedError(f"{problem.label}: only torch computes it")
-    a, b, out = (view(*each) for each in zip(("a", "b", "out"), problem.operands, strict=True))
+    of_a, of_b, of_out = zip(problem.layouts, problem.leading, strict=True)
     if isinstance(problem, GroupedProblem):
-        if not b.batch_strides:
-            b = replace(b, batch_strides=problem.operands[1].strides[:1])
-        offs = memory("offs", "int32", problem.groups)
-        return GroupedCall(problem.groups, a, b, out, offs, problem.precision, (), problem.invariant)
-
-    def side(name: str, how: str) -> View:
-        """Return an operand of the epilogue: scales in float32. Full ones are a matrix each."""
-        m, n, batch = problem.m, problem.n, problem.batch
-        each = {"one": 1, "row": n, "column": m, "full": m * n}[how]
-        whole = each * (batch if how == "full" else 1)
-        place = memory(name, "float32" if name.startswith("scale") else problem.out_dtype, whole)
-        strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (n, 1)}[how]
-        return View(place, (m, n), strides, (each if how == "full" else 0,) if batch > 1 else ())
-
-    epilogue, batch_shape = problem.epilogue, (problem.batch,) if problem.batch > 1 else ()
+        return GroupedCall(
+            problem.groups,
+            matrices("a", dtype, of_a, (m, k)),
+            matrices("b", dtype, of_b, (k, n), problem.groups),
+            matrices("out", problem.out_dtype, of_out, (m, n)),
+            memory("offs", "int32", problem.groups),
+            problem.precision,
+            invariant=problem.invariant,
+        )
+    batch = problem.batch if problem.batch > 1 else None
+    a = matrices("a", dtype, of_a, (m, k), batch)
+    b = matrices("b", problem.b_dtype or dtype, of_b, (k, n), batch)
+    out = matrices("out", problem.out_dtype, of_out, (m, n), batch)
+    epilogue, sides = problem.epilogue, {}
+    for name in SIDES:
+        if how := getattr(epilogue, name):
+            # Full ones are a matrix for each product.
+            strides = {"one": (0, 0), "row": (0, 1), "column": (1, 0), "full": (n, 1)}[how]
+            elements = {"one": 1, "row": n, "column": m, "full": m * n * problem.batch}[how]
+            kind = "float32" if name.startswith("scale") else problem.out_dtype
+            steps = () if batch is None else (m * n if how == "full" else 0,)
+            sides[name] = View(memory(name, kind, elements), (m, n), strides, steps)
     weight = 0.5 if epilogue.weighted else 1.0
-    sides = {name: side(name, how) for name in SIDES if (how := getattr(epilogue, name))}
-    up = view("up", problem.operands[1]) if epilogue.gated else None
+    up = matrices("up", dtype, of_b, (k, n), batch) if epilogue.gated else None
     return MatmulCall(
-        a, b, out, batch_shape, problem.precision, sides, epilogue.activation, weight, weight, up,
-        invariant=problem.invariant,
+        a, b, out, () if batch is None else (batch,), problem.precision,
+        sides, epilogue.activation, weight, weight, up, invariant=problem.invariant,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from triton import knobs
 
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
+from tritile.core.epilogue import SIDES
 from tritile.core.problem import (
     ITEMSIZE,
     GroupedProblem,
@@ -24,7 +25,6 @@ from tritile.core.problem import (
     Tiled,
     alignment,
 )
-from tritile.core.problem.epilogue import SIDES
 from tritile.core.settings import current_mode, uses_aten
 from tritile.errors import (
     InvalidValueError,

@@ -4,8 +4,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.problem import Activation, Precision
-from tritile.core.problem.matmul import GATED_DTYPES
+from tritile.core.problem import GATED_DTYPES, Activation, Precision
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops.call import computed, requests

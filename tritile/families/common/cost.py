@@ -144,13 +144,8 @@ def facts_of(problem: MatmulProblem, device: Device, copies: bool) -> Facts:
 
 def leading_strides(core: Any) -> list[int]:
     """Return the leading strides of a, b and the result, in bytes."""
-    layouts = core.a_layout, core.b_layout, core.out_layout
-    strides = (
-        int(operand.strides[2 if layout == "column" else 1])
-        for operand, layout in zip(core.operands, layouts, strict=True)
-    )
     sizes = core.itemsize, core.itemsize, ITEMSIZE[core.out_dtype]
-    return [stride * size for stride, size in zip(strides, sizes, strict=True)]
+    return [stride * size for stride, size in zip(core.leading, sizes, strict=True)]
 
 
 class Program(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from tritile.core.call import PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.permutation import merged
 from tritile.core.problem import PermuteProblem
-from tritile.core.problem.permute import merged
 from tritile.families.common import grids
 from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.cost import overlapped

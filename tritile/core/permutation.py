@@ -6,15 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
-from tritile.core.problem.checks import ALIGNMENTS, alignment, check, check_fields, check_sizes, extent_fits
+from tritile.core.checks import ALIGNMENTS, alignment, check, check_fields, check_sizes, is_extent
 from tritile.errors import InvalidValueError
 
 _TILE: Final = 4096  # elements that the dimensions of a tile should have
+Strides = tuple[tuple[int, ...], ...]  # of each operand
 
 
-def merged(
-    sizes: Sequence[int], *strides: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+def merged(sizes: Sequence[int], *strides: Sequence[int]) -> tuple[tuple[int, ...], Strides]:
     """Return the same index space with the fewest dimensions: ones dropped, neighbours merged.
 
     Two neighbours merge where, in every operand, stepping the outer once is stepping the inner
@@ -84,8 +83,8 @@ class PermuteProblem:
         check(len({len(values) for values in lists}) == 1, self, "a stride for every dimension")
         check_sizes(self, *self.shape)
         steps = (*self.x_strides, *self.out_strides)
-        check(all(extent_fits(step + 1) for step in steps if type(step) is int), self, "strides from 0")
-        check(all(type(step) is int for step in steps), self, "whole strides")
+        whole = all(type(step) is int and is_extent(step + 1) for step in steps)
+        check(whole, self, "whole strides from 0")
         check_fields(self, itemsize=ALIGNMENTS, x_align=ALIGNMENTS, out_align=ALIGNMENTS)
 
     @classmethod
@@ -103,20 +102,20 @@ class PermuteProblem:
         `widen`: elements that always stay side by side may be moved as one of up to 8 bytes.
         """
         given = cls(tuple(shape), tuple(x_strides), tuple(out_strides), itemsize)  # checks them
-        sizes, (of_x, of_out) = merged(given.shape, given.x_strides, given.out_strides)
+        sizes, strides = merged(given.shape, given.x_strides, given.out_strides)
         if widen:
-            sizes, of_x, of_out, itemsize = _widened(sizes, of_x, of_out, itemsize, addresses)
+            sizes, strides, itemsize = _widened(sizes, strides, itemsize, addresses)
         aligns = (
-            alignment(at, *(step * itemsize for step in strides if step != 1))
-            for at, strides in zip(addresses, (of_x, of_out), strict=True)
+            alignment(at, *(step * itemsize for step in steps if step != 1))
+            for at, steps in zip(addresses, strides, strict=True)
         )
-        return cls(sizes, of_x, of_out, itemsize, *aligns)
+        return cls(sizes, strides[0], strides[1], itemsize, *aligns)
 
     @classmethod
     def turned(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
         """Return a batch of contiguous m x n matrices, each transposed."""
         sizes = (batch, m, n)
-        if not all(map(extent_fits, sizes)):
+        if not all(map(is_extent, sizes)):
             raise InvalidValueError(f"{sizes} matrices: wanted sizes of 1 and more")
         return cls.of((batch, n, m), (m * n, 1, n), (m * n, m, 1), itemsize, widen=False)
 
@@ -149,19 +148,24 @@ class PermuteProblem:
         return Plane(m, n, tuple(i for i in axes if i not in m and i not in n))
 
     @functools.cached_property
-    def m(self) -> int:
-        """Return the tile rows' extent: along it out is densest."""
-        return math.prod(self.shape[i] for i in self.plane.m)
+    def sizes(self) -> tuple[int, int, int]:
+        """The number of planes, and their sides: m, along which out is densest, and n, along which x is."""
+        batch, m, n = (
+            math.prod(self.shape[i] for i in dims) for dims in (self.plane.batch, self.plane.m, self.plane.n)
+        )
+        return batch, m, n
 
-    @functools.cached_property
-    def n(self) -> int:
-        """Return the tile columns' extent: along it x is densest."""
-        return math.prod(self.shape[i] for i in self.plane.n)
-
-    @functools.cached_property
+    @property
     def batch(self) -> int:
-        """Return how many planes of m x n there are."""
-        return math.prod(self.shape[i] for i in self.plane.batch)
+        return self.sizes[0]
+
+    @property
+    def m(self) -> int:
+        return self.sizes[1]
+
+    @property
+    def n(self) -> int:
+        return self.sizes[2]
 
     def _layout(self, strides: tuple[int, ...]) -> str:
         if self.plane.n and strides[self.plane.n[0]] == 1:
@@ -190,51 +194,19 @@ class PermuteProblem:
         sizes, (strides,) = merged([self.shape[i] for i in dims], [self.x_strides[i] for i in dims])
         return (sizes[::-1] or (1,), strides[::-1] or (0,))
 
-    @functools.cached_property
-    def _known_runs(self) -> dict[tuple[int, int], tuple[int, int]]:
-        return {}
-
     def runs(self, block_m: int, block_n: int) -> tuple[int, int]:
-        sides = (min(block_m, self.m), min(block_n, self.n))
-        if sides not in self._known_runs:  # a space has many configs of one tile
-            self._known_runs[sides] = self._runs(sides)
-        return self._known_runs[sides]
-
-    def _runs(self, tile: tuple[int, int]) -> tuple[int, int]:
-        m, n, _ = self.plane
-
-        def run(steps: tuple[int, ...], first: tuple[int, ...], sides: tuple[int, int]) -> int:
-            """Return the elements of a tile that lie side by side, beginning with the dimensions `first`."""
-            if not first or steps[first[0]] != 1:
-                return 1
-            reach, have = 1, {}  # how many of each dimension a tile has
-            for group, side in zip((m, n), sides, strict=True):
-                for i in group:
-                    have[i] = min(self.shape[i], max(1, side))
-                    side //= self.shape[i]
-            while following := [i for i in have if steps[i] == reach]:
-                reach *= have[following[0]]
-                if have[following[0]] < self.shape[following[0]]:
-                    break
-            return reach
-
-        out = m if self.out_layout == "column" else n
-        return run(self.x_strides, n, tile), run(self.out_strides, out, tile)
+        """Return how many elements of a tile lie side by side in x, and in out."""
+        return _runs(self, min(block_m, self.m), min(block_n, self.n))
 
     @functools.cached_property
     def bytes(self) -> int:
         return 2 * math.prod(self.shape) * self.itemsize
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return (self.batch, self.m, self.n)
-
-    @property
     def kind(self) -> tuple[Any, ...]:
-        runs = (len(self.plane.m), len(self.plane.n))
-        spread = 0 in self.x_strides
+        dims = (len(self.plane.m), len(self.plane.n))
         layouts = (self.x_layout, self.out_layout, self.x_align, self.out_align)
-        return (self.op, self.itemsize, *layouts, runs, spread)
+        return (self.op, self.itemsize, *layouts, dims, 0 in self.x_strides)
 
     @property
     def spans(self) -> tuple[int, int]:
@@ -252,28 +224,44 @@ class PermuteProblem:
 
 
 def _widened(
-    shape: tuple[int, ...],
-    x_strides: tuple[int, ...],
-    out_strides: tuple[int, ...],
-    itemsize: int,
-    addresses: tuple[int, int],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-    """Return the same with pairs of elements as one, again and again, where short runs stay side by side."""
+    shape: tuple[int, ...], strides: Strides, itemsize: int, addresses: tuple[int, int]
+) -> tuple[tuple[int, ...], Strides, int]:
+    """Take pairs of elements as one, again and again, where short runs stay side by side."""
     while itemsize < 8:
-        inner = [i for i, steps in enumerate(zip(x_strides, out_strides, strict=True)) if steps == (1, 1)]
-        others = [s for steps in (x_strides, out_strides) for i, s in enumerate(steps) if [i] != inner]
-        if (
-            not inner
-            or shape[inner[0]] * itemsize > 64
-            or any(value % 2 for value in (shape[inner[0]], *others))
-            or any(address % (2 * itemsize) for address in addresses)
-        ):
+        inner = next((i for i, steps in enumerate(zip(*strides, strict=True)) if steps == (1, 1)), None)
+        if inner is None or shape[inner] * itemsize > 64:
             break
+        others = [step for steps in strides for i, step in enumerate(steps) if i != inner]
+        if any(value % 2 for value in (shape[inner], *others)):
+            break
+        if any(address % (2 * itemsize) for address in addresses):
+            break
+        halved = [size // 2 if i == inner else size for i, size in enumerate(shape)]
         itemsize *= 2
-        shape = tuple(size // 2 if i == inner[0] else size for i, size in enumerate(shape))
-        x_strides, out_strides = (
-            tuple(1 if i == inner[0] else step // 2 for i, step in enumerate(steps))
-            for steps in (x_strides, out_strides)
+        shape, strides = merged(
+            halved, *([1 if i == inner else step // 2 for i, step in enumerate(steps)] for steps in strides)
         )
-        shape, (x_strides, out_strides) = merged(shape, x_strides, out_strides)
-    return shape, x_strides, out_strides, itemsize
+    return shape, strides, itemsize
+
+
+@functools.lru_cache(4096)  # a space has many configs of one tile
+def _runs(problem: PermuteProblem, block_m: int, block_n: int) -> tuple[int, int]:
+    m, n, _ = problem.plane
+    tile: dict[int, int] = {}  # elements of each dimension
+    for dims, side in ((m, block_m), (n, block_n)):
+        for i in dims:
+            tile[i] = min(problem.shape[i], max(1, side))
+            side //= problem.shape[i]
+
+    def run(steps: tuple[int, ...], first: tuple[int, ...]) -> int:
+        if not first or steps[first[0]] != 1:
+            return 1
+        reach = 1
+        while following := [i for i in tile if steps[i] == reach]:
+            reach *= tile[following[0]]
+            if tile[following[0]] < problem.shape[following[0]]:
+                break
+        return reach
+
+    out = m if problem.out_layout == "column" else n
+    return run(problem.x_strides, n), run(problem.out_strides, out)
