@@ -39,7 +39,10 @@ is_deterministic: Final = torch._C._get_deterministic_algorithms
 
 
 def constant_in_graphs(function: _Function) -> _Function:
-    """Have torch's compiler call a function as it traces, and take the result for a constant."""
+    """Have torch's compiler call a function as it traces, and take the result for a constant.
+
+    `torch._dynamo.assume_constant_result` does so, but imports the compiler.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -124,11 +127,6 @@ class Moved(torch.nn.Module):
 
 
 # torch.compile.
-
-
-def trace_as_constant(function: Any) -> None:
-    """Make torch.compile take the result of a function for a constant: `_dynamo_marked_constant`."""
-    function._dynamo_marked_constant = True  # as assume_constant_result does, without importing the compiler
 
 
 def print_no_candidates() -> None:

@@ -51,6 +51,20 @@ SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that 
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
 
 
+class _Sized:
+    _SIZES: ClassVar[tuple[str, ...]]  # names of fields
+    op: ClassVar[str]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(getattr(self, name) for name in self._SIZES)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        cls: Any = type(self)
+        return (self.op, *(getattr(self, name) for name in _fields(cls) if name not in self._SIZES))
+
+
 # --- Products ---
 
 
@@ -63,7 +77,7 @@ def _leading(extent: int, itemsize: int, align: int) -> int:
     return stride
 
 
-class _Laid:
+class _Laid(_Sized):
     """What products of matrices a and b into out have in common: layouts, alignments and dtypes."""
 
     m: int
@@ -146,6 +160,7 @@ class MatmulProblem(_Laid):
     """
 
     op: ClassVar[str] = "matmul"
+    _SIZES: ClassVar = ("batch", "m", "n", "k")
     batch: int
     m: int
     n: int
@@ -207,15 +222,6 @@ class MatmulProblem(_Laid):
         outputs = self.m * self.n * ITEMSIZE[self.out_dtype]
         read = [self.epilogue.bias, self.epilogue.residual].count("full")
         return self.batch * (inputs + outputs * (1 + read))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return (self.batch, self.m, self.n, self.k)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        dtypes, how = (self.dtype, self.out_dtype), (self.precision, self.epilogue)
-        return (self.op, *dtypes, *self.layouts, *self.aligns, *how, self.b_dtype, self.block_scales)
 
     @property
     def in_parts(self) -> bool:
@@ -332,6 +338,7 @@ class GroupedProblem(_Laid):
     """
 
     op: ClassVar[str] = "grouped"
+    _SIZES: ClassVar = ("groups", "m", "n", "k")
     rights: ClassVar[int] = 1  # groups have one b
     groups: int
     m: int
@@ -381,15 +388,6 @@ class GroupedProblem(_Laid):
         )
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return (self.groups, self.m, self.n, self.k)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        dtypes = (self.dtype, self.out_dtype, self.precision, self.scaled)
-        return (self.op, *dtypes, *self.layouts, *self.aligns)
-
-    @property
     def label(self) -> str:
         sizes = f"({self.m})x{self.n}x{self.k}"
         precision = f" {self.precision}" if self.dtype == "float32" else ""
@@ -434,7 +432,7 @@ def unpacked_row(k: int) -> int:
 
 
 @dataclass(frozen=True)
-class QuantizedProblem:
+class QuantizedProblem(_Sized):
     """Describe x @ weight^T + bias: x (m, k) by a weight (n, k) of integers of `bits` bits.
 
     `group_size` columns of a row share a scale and, with `zero_points`, a zero point. `dtype` is that of x,
@@ -443,6 +441,7 @@ class QuantizedProblem:
     """
 
     op: ClassVar[str] = "linear_quantized"
+    _SIZES: ClassVar = ("m", "n", "k")
     batch: ClassVar[int] = 1
     itemsize: ClassVar[int] = 2  # bytes of an activation
     m: int
@@ -487,15 +486,6 @@ class QuantizedProblem:
     @property
     def bytes(self) -> int:
         return self.weight_bytes + self.itemsize * (self.m * (self.k + self.n) + self.n * self.bias)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return (self.m, self.n, self.k)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        weight = (self.bits, self.group_size, self.zero_points)
-        return (self.op, self.dtype, *weight, self.bias, self.x_layout, self.x_align)
 
     @functools.cached_property
     def product(self) -> MatmulProblem:

@@ -7,10 +7,10 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import platformdirs
 
@@ -18,15 +18,53 @@ from tritile.errors import InvalidValueError, StoreWarning
 
 Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-_MODE_OF: Final[dict[bytes, Mode]] = {name.encode(): name for name in MODES}
-_SWITCH: Final = {"1": True, "0": False}
+T = TypeVar("T")
+# The dictionary behind os.environ, by encoded names: read at every call, and twenty times faster.
+_ENVIRON: Final[Mapping[Any, Any]] = os.environ._data  # type: ignore[attr-defined]
 
 
-BACKENDS: Final = ("triton", "triton,aten")
+class _Setting(Generic[T]):
+    """A choice among `values`: of the innermost `with`, else of a variable of the environment."""
+
+    def __init__(self, variable: str, values: dict[str, T], default: T, wanted: str) -> None:
+        self.variable, self.values, self.default, self.wanted = variable, values, default, wanted
+        self.chosen: ContextVar[T | None] = ContextVar(variable.lower(), default=None)
+        self.name: Any = os.environ.encodekey(variable)
+        self.of_raw: dict[Any, T] = {os.environ.encodevalue(text): value for text, value in values.items()}
+
+    def get(self) -> T:
+        """Raises InvalidValueError where the variable has another value; an empty one is none."""
+        chosen = self.chosen.get()
+        if chosen is not None:
+            return chosen
+        raw = _ENVIRON.get(self.name)
+        if not raw:
+            return self.default
+        if raw in self.of_raw:
+            return self.of_raw[raw]
+        return self.checked(os.environ[self.variable], self.variable)
+
+    def checked(self, value: Any, origin: str) -> T:
+        text = value.replace(", ", ",") if isinstance(value, str) else ""
+        if text not in self.values:
+            raise InvalidValueError(f"{origin} is {value!r}: wanted {self.wanted}")
+        return self.values[text]
+
+
+_MODE: Final[_Setting[Mode]] = _Setting(
+    "TRITILE_MODE", {name: name for name in MODES}, "cached", f"one of {', '.join(MODES)}"
+)
+_INVARIANT: Final = _Setting("TRITILE_BATCH_INVARIANT", {"1": True, "0": False}, False, "1 or 0")
+_ATEN: Final = _Setting(
+    "TRITILE_BACKENDS",
+    {"triton": False, "triton,aten": True, "aten,triton": True},
+    True,
+    "one of 'triton' or 'triton,aten'",
+)
 
 
 class Rules(NamedTuple):
-    """Hold what is in force for a call: mode, batch invariance, and if torch's own kernel may make it."""
+    """What is in force for a call: mode, batch invariance, and if torch's own kernel may make it."""
 
     mode: Mode
     invariant: bool
@@ -34,27 +72,18 @@ class Rules(NamedTuple):
 
 
 # Made once, as each key of the memo of calls has one.
-_RULES: Final = {
-    (mode, *switches): Rules(mode, *switches)
-    for mode in MODES
-    for switches in itertools.product((False, True), repeat=2)
-}
+_RULES: Final = {each: Rules(*each) for each in itertools.product(MODES, (False, True), (False, True))}
+_NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name)
+_CHOSEN: Final = (_MODE.chosen, _INVARIANT.chosen, _ATEN.chosen)
 _DEFAULT: Final = _RULES["cached", False, True]
-
-# The dictionary behind os.environ, by names in bytes: read at every call, and twenty times faster.
-_ENVIRON: Final = getattr(os.environ, "_data", None) if os.name == "posix" else None
-_mode: ContextVar[Mode | None] = ContextVar("tritile_mode", default=None)
-_invariant: ContextVar[bool | None] = ContextVar("tritile_batch_invariant", default=None)
-_aten: ContextVar[bool | None] = ContextVar("tritile_aten", default=None)
-
 
 # False from when a `with` chooses what a graph of torch's compiler cannot follow. Torch guards it.
 may_lower = True
 
 
 @contextlib.contextmanager
-def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
-    tokens = [(variable, variable.set(choice)) for variable, choice in choices]
+def _choosing(*choices: tuple[_Setting[Any], Any]) -> Iterator[None]:
+    tokens = [(setting.chosen, setting.chosen.set(value)) for setting, value in choices]
     try:
         yield
     finally:
@@ -62,50 +91,45 @@ def _choosing(*choices: tuple[ContextVar[Any], Any]) -> Iterator[None]:
             variable.reset(token)
 
 
-def _checked_mode(value: Any, origin: str) -> Mode:
-    for known in MODES:
-        if value == known:
-            return known
-    raise InvalidValueError(f"{origin} is {value!r}: wanted one of {', '.join(MODES)}")
-
-
 def requested_mode() -> Mode | None:
     """Return the mode of the innermost `mode(...)`, else `TRITILE_MODE`; None where neither is set."""
-    chosen = _mode.get()
-    if chosen is not None:
-        return chosen
-    if _ENVIRON is not None:
-        raw = _ENVIRON.get(b"TRITILE_MODE")
-        if not raw or raw in _MODE_OF:
-            return _MODE_OF[raw] if raw else None
-    value = os.environ.get("TRITILE_MODE")
-    return _checked_mode(value, "TRITILE_MODE") if value else None
+    is_set = _MODE.chosen.get() is not None or _ENVIRON.get(_MODE.name)
+    return _MODE.get() if is_set else None
 
 
 def current_mode() -> Mode:
     """Return the mode in force for tritile's operations: what was requested, else "cached"."""
-    return requested_mode() or "cached"
-
-
-def _checked_backends(value: Any, origin: str) -> bool:
-    names = {name.strip() for name in value.split(",")} if isinstance(value, str) else set()
-    if "triton" not in names or not names <= {"triton", "aten"}:
-        raise InvalidValueError(f"{origin} is {value!r}: wanted one of {' or '.join(map(repr, BACKENDS))}")
-    return "aten" in names
+    return _MODE.get()
 
 
 def uses_aten() -> bool:
-    """True if torch's own kernel is a candidate, by the innermost `mode(backends=...)` or the environment.
+    """True if torch's own kernel is a candidate, by the innermost `mode(backends=...)` or the environment."""
+    return _ATEN.get()
 
-    Raises InvalidValueError where `TRITILE_BACKENDS` is neither "triton" nor "triton,aten".
-    """
-    chosen = _aten.get()
-    if chosen is not None:
-        return chosen
-    if _ENVIRON is not None and b"TRITILE_BACKENDS" not in _ENVIRON:
-        return True
-    value = os.environ.get("TRITILE_BACKENDS")
-    return _checked_backends(value, "TRITILE_BACKENDS") if value else True
+
+def is_batch_invariant() -> bool:
+    """True if calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment."""
+    return _INVARIANT.get()
+
+
+def rules() -> Rules:
+    """Return what is in force for a call made now: a key of what is remembered of calls has it."""
+    one, two, three = _NAMES  # every call comes here: no loops
+    if not (one in _ENVIRON or two in _ENVIRON or three in _ENVIRON):
+        mode, invariant, aten = _CHOSEN
+        if mode.get() is None and invariant.get() is None and aten.get() is None:
+            return _DEFAULT
+    return _RULES[_MODE.get(), _INVARIANT.get(), _ATEN.get()]
+
+
+@contextlib.contextmanager
+def under(found: Rules) -> Iterator[None]:
+    """Have what was in force elsewhere, as in another thread, count inside the `with`."""
+    if rules() == found:
+        yield
+    else:
+        with _choosing((_MODE, found.mode), (_INVARIANT, found.invariant), (_ATEN, found.aten)):
+            yield
 
 
 @contextlib.contextmanager
@@ -130,52 +154,14 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[N
     backward passes of tritile's calls made inside.
     """
     global may_lower
-    choices: list[tuple[ContextVar[Any], Any]] = []
+    choices: list[tuple[_Setting[Any], Any]] = []
     if name is not None or backends is None:
-        choices.append((_mode, _checked_mode(name, "mode")))
+        choices.append((_MODE, _MODE.checked(name, "mode")))
     if backends is not None:
-        choices.append((_aten, _checked_backends(backends, "backends")))
+        choices.append((_ATEN, _ATEN.checked(backends, "backends")))
     if name in ("off", "strict") or backends is not None:
         may_lower = False
     with _choosing(*choices):
-        yield
-
-
-def is_batch_invariant() -> bool:
-    """True if calls are batch-invariant, by the innermost `batch_invariant(...)` or the environment.
-
-    Raises InvalidValueError where `TRITILE_BATCH_INVARIANT` is neither 0 nor 1.
-    """
-    chosen = _invariant.get()
-    if chosen is not None:
-        return chosen
-    if _ENVIRON is not None and b"TRITILE_BATCH_INVARIANT" not in _ENVIRON:
-        return False
-    value = os.environ.get("TRITILE_BATCH_INVARIANT") or "0"
-    if value not in _SWITCH:
-        raise InvalidValueError(f"TRITILE_BATCH_INVARIANT is {value!r}: wanted 1 or 0")
-    return _SWITCH[value]
-
-
-def rules() -> Rules:
-    """Return what is in force for a call made now: a key of what is remembered of calls has it."""
-    silent = _ENVIRON is not None and not (
-        b"TRITILE_MODE" in _ENVIRON
-        or b"TRITILE_BATCH_INVARIANT" in _ENVIRON
-        or b"TRITILE_BACKENDS" in _ENVIRON
-    )
-    if silent and _mode.get() is None and _invariant.get() is None and _aten.get() is None:
-        return _DEFAULT
-    return _RULES[current_mode(), is_batch_invariant(), uses_aten()]
-
-
-@contextlib.contextmanager
-def under(found: Rules) -> Iterator[None]:
-    """Have what was in force elsewhere, as in another thread, count inside the `with`."""
-    if rules() == found:
-        yield
-        return
-    with _choosing((_mode, found.mode), (_invariant, found.invariant), (_aten, found.aten)):
         yield
 
 
@@ -203,7 +189,7 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
     may_lower = may_lower and not on
-    with _choosing((_invariant, on)):
+    with _choosing((_INVARIANT, on)):
         yield
 
 

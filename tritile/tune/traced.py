@@ -19,7 +19,7 @@ import triton
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core import device as devices
-from tritile.core.of_torch import is_fake, trace_as_constant
+from tritile.core.of_torch import constant_in_graphs, is_fake
 from tritile.core.of_triton import Heuristics
 from tritile.core.settings import requested_mode
 from tritile.core.versions import parsed, warn_untested
@@ -60,7 +60,7 @@ def pruning(tuner: "Autotuner", early: Pruning | None, perf_model: Callable[...,
         tuner = of()
         return None if tuner is None else indices_of(tuner, tensors, dict(values), unknown, absent)
 
-    trace_as_constant(remembered)
+    constant_in_graphs(remembered)
 
     def prune(
         configs: list[triton.Config], named_args: Mapping[str, Any], **kwargs: Any
