@@ -16,7 +16,16 @@ from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
 from tritile.errors import InvalidValueError, TritileError, brief
-from tritile.nn.exchanged import Comparison, LayerCall, assign, is_conv1d, is_exchanged, is_linear, judged
+from tritile.nn.exchanged import (
+    Comparison,
+    LayerCall,
+    assign,
+    is_conv1d,
+    is_exchanged,
+    is_linear,
+    judged,
+    weight_of,
+)
 from tritile.nn.linear import Linear
 from tritile.nn.quantized import QuantizedLinear
 from tritile.ops.checks import name_of, names_of
@@ -109,21 +118,17 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[L
     found: dict[torch.nn.Module, Counter[LayerCall]] = {}
 
     def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        given = next(iter((*args, *kwargs.values())), None)
-        if isinstance(given, torch.Tensor) and given.ndim:
-            grad = torch.is_grad_enabled()
-            grads = grad and given.requires_grad, grad and bool(layer.weight.requires_grad)
-            dtype = None if is_any_autocast_on() else given.dtype
-            call = LayerCall.of(layer, given.numel() // max(1, given.shape[-1]), dtype, *grads)
+        x = next(iter((*args, *kwargs.values())), None)
+        if isinstance(x, torch.Tensor) and x.ndim:
+            grad, dtype = torch.is_grad_enabled(), None if is_any_autocast_on() else x.dtype
+            grads = grad and x.requires_grad, grad and bool(layer.weight.requires_grad)
+            call = LayerCall(x.numel() // max(1, x.shape[-1]), dtype, *grads)
             found.setdefault(layer, Counter())[call] += 1
 
-    layers = [layer for layer in model.modules() if is_linear(layer)]
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in filter(is_linear, model.modules()):
+            hooks.callback(layer.register_forward_hook(note, with_kwargs=True).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _read_elsewhere(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
@@ -131,20 +136,18 @@ def _read_elsewhere(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
     found: dict[int, str] = {}
     owners: dict[int, dict[str, torch.nn.Module]] = {}
     for name, module in model.named_modules():
-        if any(each == "base_layer" or each.startswith("lora_") for each, _ in module.named_children()):
-            inner = (layer for child in module.children() for layer in child.modules())
-            found |= dict.fromkeys(
-                map(id, inner), "it is inside an adapter"
-            )  # as PEFT's, which merge weights
+        # PEFT's adapters merge weights.
+        if any(child == "base_layer" or child.startswith("lora_") for child, _ in module.named_children()):
+            inner = (layer for layer in module.modules() if layer is not module)
+            found |= dict.fromkeys(map(id, inner), "it is inside an adapter")
         if isinstance(module, torch.nn.TransformerEncoderLayer) and kind != "linear":  # its fused path
             reason = "torch.nn.TransformerEncoderLayer reads its weight"
             found |= dict.fromkeys((id(module.linear1), id(module.linear2)), reason)
-        for _, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), {})[name or "the model itself"] = module
     for shared in owners.values() if kind != "linear" else ():
         for name, module in shared.items():
-            others = ", ".join(other for other in shared if other != name)
-            if others:
+            if others := ", ".join(other for other in shared if other != name):
                 found.setdefault(id(module), f"it shares a parameter with {others}")
     return found
 
@@ -170,18 +173,17 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
     return ""
 
 
-def _decided(row: ConversionRow, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
+def _decided(row: ConversionRow, layer: Any, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
     """Yield what becomes of a layer at each of its calls, by comparing tritile with torch."""
     for call in calls:
-        training, dtype = call.grad_input or call.grad_weight, call.dtype
-        row = replace(row, rows=call.rows, training=training, dtype="" if dtype is None else name_of(dtype))
-        if dtype is None:
-            yield replace(row, why="under autocast torch keeps the weights that it casts")
-            continue
-        try:
-            found = judged(call, *gpu)
-        except TritileError as error:
-            found = Comparison(why=brief(error))
+        found, dtype = Comparison(why="under autocast torch keeps the weights that it casts"), ""
+        if call.dtype is not None:
+            dtype = name_of(call.dtype)
+            try:
+                found = judged(call, weight_of(layer), layer.bias, *gpu)
+            except TritileError as error:
+                found = Comparison(why=brief(error))
+        row = replace(row, rows=call.rows, training=call.grad_input or call.grad_weight, dtype=dtype)
         by = "tritile" if found.wins else "torch"
         yield replace(row, by=by, ratio=found.ratio, source=found.source, why=found.why)
 
@@ -195,6 +197,19 @@ def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
     if index is None:
         raise InvalidValueError("convert: there is no GPU here: name one with device=, as 'nvidia-h200'")
     return devices.gpu(index), index
+
+
+def _quantize(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
+    """Make a layer a `QuantizedLinear`, the same object with its own hooks; return why not, "" if it is."""
+    how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
+    try:
+        new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
+    except TritileError as error:
+        return brief(error)
+    layer.__class__ = QuantizedLinear
+    own = {name for name in vars(layer) if "hook" in name} | {"training"}
+    vars(layer).update({name: value for name, value in vars(new).items() if name not in own})
+    return ""
 
 
 def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> list[int]:
@@ -293,26 +308,19 @@ def convert(
         total += 1
         label = re.sub(r"(?<![^.])\d+(?![^.])", "*", name) or "the model itself"
         features = layer.weight.shape if is_conv1d(layer) else (layer.in_features, layer.out_features)
-        row = ConversionRow(label, (features[0], features[1]))
         why = elsewhere.get(id(layer), "") or _unfit(layer, kind, always)
         if not why and kind != "linear":
-            how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
-            try:
-                new = QuantizedLinear.from_linear(layer, bits=_BITS[kind], **how)
-            except TritileError as error:
-                why = brief(error)
-            else:  # the same object, with its own hooks
-                layer.__class__ = QuantizedLinear
-                own = {each for each in vars(layer) if "hook" in each} | {"training"}
-                vars(layer).update({each: value for each, value in vars(new).items() if each not in own})
-        rows_of = [replace(row, why=why, by="torch" if why else "tritile")]
+            why = _quantize(layer, kind, group_size, zero_points)
+        row = ConversionRow(label, (features[0], features[1]), by="torch" if why else "tritile", why=why)
+        rows_of = [row]
         if not why and gpu is not None:
-            grad = trains and layer.training
-            grads = grad, grad and layer.weight.requires_grad
             seen: Iterable[LayerCall] = calls.get(layer, ())
             if forward is None:
-                seen = [LayerCall.of(layer, each, layer.weight.dtype, *grads) for each in numbers]
-            rows_of = list(_decided(row, seen, gpu)) or [replace(row, why="forward did not call it")]
+                grad = trains and layer.training
+                grads = grad, grad and layer.weight.requires_grad
+                seen = [LayerCall(each, layer.weight.dtype, *grads) for each in numbers]
+            idle = replace(row, by="torch", why="forward did not call it")
+            rows_of = list(_decided(row, layer, seen, gpu)) or [idle]
         wins = any(each.by == "tritile" for each in rows_of)
         if kind == "linear":
             assign(layer, wins, always)

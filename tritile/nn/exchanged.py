@@ -3,6 +3,7 @@
 An exchanged layer is the same object with another class, so parameters, hooks, names and state dict stay.
 """
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -37,42 +38,32 @@ _NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = 1.25  # the model's picks may be slower than predicted: ask for a larger ratio
 # How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
 PARTS_AHEAD: Final = 2.0
+_SLOWER: Final = "torch is as fast, or faster"
 
 
 class LayerCall(NamedTuple):
-    """A call of a layer, by all that decides who multiplies.
+    """A call of a layer, by what differs from call to call and decides who multiplies.
 
-    `dtype` is the input's; None under autocast, which casts it. `weight` is the (shape, strides, dtype) of a
-    weight (N, K), `bias` a dtype, None without one. `grad_input` and `grad_weight` say which gradients a
-    backward pass will compute.
+    `dtype` is the input's; None under autocast, which casts it. `grad_input` and `grad_weight` say which
+    gradients a backward pass will compute.
     """
 
     rows: int
     dtype: torch.dtype | None
-    weight: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-    bias: torch.dtype | None
     grad_input: bool = False
     grad_weight: bool = False
 
-    @classmethod
-    def of(cls, layer: Any, rows: int, dtype: torch.dtype | None, *grads: bool) -> "LayerCall":
-        weight, bias = weight_of(layer), layer.bias
-        of_weight = tuple(weight.shape), weight.stride(), weight.dtype
-        return cls(rows, dtype, of_weight, None if bias is None else bias.dtype, *grads)
 
-
-def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
+def _problems(
+    call: LayerCall, weight: torch.Tensor, bias: torch.Tensor | None, device: Device
+) -> Iterator[MatmulProblem]:
     """Yield the product of a call, then those of its gradients. Raise TritileError if tritile has no such."""
-    shape, strides, weight_dtype = call.weight
-    n, k = shape
+    n, k = weight.shape
     x, grad = (torch.empty(call.rows, size, dtype=call.dtype, device="meta") for size in (k, n))
-    weight = torch.empty_strided(shape, strides, dtype=weight_dtype, device="meta")
-    bias = None if call.bias is None else torch.empty(n, dtype=call.bias, device="meta")
+    weight = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device="meta")
+    bias = None if bias is None else torch.empty(n, dtype=bias.dtype, device="meta")
     calls: list[tuple[str, tuple[Any, ...]]] = [("linear", (x, weight, bias))]
-    if call.grad_input:
-        calls.append(("matmul", (grad, weight)))
-    if call.grad_weight:
-        calls.append(("matmul", (grad.mT, x)))
+    calls += [("matmul", (grad, weight))] * call.grad_input + [("matmul", (grad.mT, x))] * call.grad_weight
     for name, tensors in calls:
         problem = call_of("convert", name, tensors, {})[0].problem
         if default_precision() == "none":
@@ -82,7 +73,7 @@ def _problems(call: LayerCall, device: Device) -> Iterator[MatmulProblem]:
 
 
 class Comparison(NamedTuple):
-    """tritile compared with torch on one GPU, at a product or at a call of a layer.
+    """How tritile compares with torch on one GPU, at a product or at a call of a layer.
 
     - `ratio`: torch's time over that of tritile's kernel; None if either is not known.
     - `wins`: True if tritile is faster by more than noise or, of a prediction, by more than it errs.
@@ -110,6 +101,11 @@ def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans
     return found
 
 
+def _of_ratio(ratio: float, wins: bool, source: str, us: float | None) -> Comparison:
+    near = "not by enough to be sure" if ratio > _NOISE else _SLOWER
+    return Comparison(ratio, wins, source, us, "" if wins else near)
+
+
 def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
     unknown = Comparison(why=f"torch's time at such sizes is not known on {device.name}")
     timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
@@ -119,37 +115,36 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
     us, other = plan.us, plan.other_us
     measured = plan.source in ("exact", "table", "pinned")
     if plan.config == aten.CONFIG:
-        why = "torch is as fast, or faster" if us else plan.why
         ratio = us / other if us and other else None
         source = "" if ratio is None else "measured" if measured else "predicted"
-        return Comparison(ratio, False, source, us, why, by_torch=True)
+        return Comparison(ratio, False, source, us, _SLOWER if us else plan.why, by_torch=True)
     if other is None and problem.in_parts and us:
         return Comparison(PARTS_AHEAD, True, "predicted", PARTS_AHEAD * us)
     if other is None or not us:
         return unknown
-    ratio, measured = other / us, measured and not plan.other_error
     needed = max(_NOISE, 1 + plan.other_error) * (_MODELS if plan.source == "model" else 1.0)
-    return _of_ratio(ratio, ratio >= needed, "measured" if measured else "predicted", other)
+    source = "measured" if measured and not plan.other_error else "predicted"
+    return _of_ratio(other / us, other / us >= needed, source, other)
 
 
-def _of_ratio(ratio: float, wins: bool, source: str, us: float | None) -> Comparison:
-    near = "not by enough to be sure" if ratio > _NOISE else "torch is as fast, or faster"
-    return Comparison(ratio, wins, source, us, "" if wins else near)
-
-
-def judged(call: LayerCall, device: Device, index: int | None = None) -> Comparison:
+def judged(
+    call: LayerCall,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    device: Device,
+    index: int | None = None,
+) -> Comparison:
     """Compare tritile with torch at a call of a layer, with the products of its gradients.
 
-    The ratio is the mean over the products, which take as many operations each. One without a ratio counts as
-    1, and so does one that tritile plans by torch's kernel. In mode "tune" they are measured on GPU `index`
-    first, unless a graph is being captured.
+    `weight` is (N, K). The ratio is the mean over the products, which take as many operations each. One
+    without a ratio counts as 1, and so does one that tritile plans by torch's kernel. In mode "tune" they are
+    measured on GPU `index` first, unless a graph is being captured.
 
     Raises TritileError if tritile does not compute such a call.
     """
-    if current_mode() == "strict":  # in which plans that nobody measured raise
-        with mode("cached"):
-            return judged(call, device, index)
-    found = [_compared(problem, device, index) for problem in _problems(call, device)]
+    # In mode "strict" plans that nobody measured raise.
+    with mode("cached") if current_mode() == "strict" else contextlib.nullcontext():
+        found = [_compared(each, device, index) for each in _problems(call, weight, bias, device)]
     known = [each for each in found if each.ratio is not None]
     if len(found) == 1 or not known:
         return found[0]
@@ -181,19 +176,20 @@ def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
         return True
     if type(x) not in PLAIN or type(weight) not in PLAIN or sees_every_call():
         return False
-    dtype, grad = x.dtype, is_grad_enabled()
+    dtype, index, grad = x.dtype, x.get_device(), is_grad_enabled()
     grads = (grad and x.requires_grad, grad and weight.requires_grad)
     of_weight = (weight.shape, weight.stride(), weight.dtype)
     of_bias = None if bias is None else bias.dtype
     setting = default_precision() if dtype in IN_FP32 else None
-    key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, x.get_device(), now, setting)
+    key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, index, now, setting)
     wins = _WINS.get(key)
     if wins is None:
         k = x.shape[-1] if x.ndim else 0
-        call = LayerCall(x.numel() // max(k, 1), dtype, of_weight, of_bias, *grads)
-        wins, index = weight.shape[1] == k and call.rows > 0 and x.is_contiguous(), x.get_device()
+        rows = x.numel() // max(k, 1)
+        wins = weight.shape[1] == k and rows > 0 and x.is_contiguous()
         try:
-            wins = wins and judged(call, devices.gpu(index), index).wins
+            call = LayerCall(rows, dtype, *grads)
+            wins = wins and judged(call, weight, bias, devices.gpu(index), index).wins
         except TritileError:  # a dtype that tritile does not multiply, for example
             wins = False
         if may_be_kept():
@@ -263,7 +259,7 @@ def is_exchanged(layer: torch.nn.Module) -> bool:
 
 
 def is_linear(layer: torch.nn.Module) -> bool:
-    """True for a layer that can be exchanged, or that was: torch's plain linear layer, and Conv1D."""
+    """True for a layer that can be exchanged, or that was."""
     return type(layer) is torch.nn.Linear or is_exchanged(layer) or is_conv1d(layer)
 
 
