@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from tritile.core.call import call_for
 from tritile.core.problem import (
     BLOCK_SCALES,
     Epilogue,
     MatmulProblem,
     PermuteProblem,
+    QuantizedProblem,
     problem_from_dict,
     problem_key,
     problem_to_dict,
@@ -128,6 +130,7 @@ def test_tiles_are_uneven_where_overlap_would_copy_much_twice():
 # --- Products and their epilogues ---
 
 PLAIN = MatmulProblem(1, 64, 48, 256, "float8_e4m3fn", "bfloat16")
+PACKED = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 FIELDS = [
     {"epilogue": "scale_a=column scale_b=row bias=row weighted gelu"},
     {"dtype": "bfloat16", "epilogue": "bias=row bias_up=full gated silu"},
@@ -151,29 +154,45 @@ def test_problems_are_read_back_as_they_are_written(changes):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "problem",
+    [PACKED, QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "strided", 4)],
+    ids=lambda problem: problem.label,
+)
+def test_packed_weights_are_read_back_and_posed(problem):
+    assert problem_from_dict(problem_to_dict(problem)) == problem
+    assert call_for(problem).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes"),
     [
-        {"epilogue": "gelu bias=row"},
-        {"epilogue": "bias=diagonal"},
-        {"epilogue": "tanh"},
-        {"epilogue": "bias=row bias=row"},
-        {"b_dtype": "float8_e4m3fn"},
-        *({name: "diagonal"} for name in ("a_layout", "b_layout", "out_layout", "out_dtype", "precision")),
-        *({name: value} for name in ("a_align", "b_align", "out_align") for value in (3, 16.0, True)),
-        *({name: 0} for name in ("batch", "m", "n", "k", "invariant")),
-        {"block_scales": "1x64"},
-        {"epilogue": "gated silu"},
-        {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"},
-        {"epilogue": "bias_up=row silu", "dtype": "float16"},
-        {"epilogue": "silu gated", "dtype": "float16"},
-        {"epilogue": "zero_a=one", "dtype": "int8"},
-        {"block_scales": "1x128", "batch": 2},
+        *((PLAIN, {"epilogue": text}) for text in ("gelu bias=row", "bias=diagonal", "tanh", "gated silu")),
+        (PLAIN, {"epilogue": "bias=row bias=row"}),
+        (PLAIN, {"b_dtype": "float8_e4m3fn"}),
+        *((PLAIN, {f"{name}_layout": "diagonal"}) for name in ("a", "b", "out")),
+        *((PLAIN, {f"{name}_align": value}) for name in ("a", "b", "out") for value in (3, 16.0, True)),
+        *((PLAIN, {name: "diagonal"}) for name in ("out_dtype", "precision")),
+        *((PLAIN, {name: 0}) for name in ("batch", "m", "n", "k", "invariant")),
+        (PLAIN, {"block_scales": "1x64"}),
+        (PLAIN, {"block_scales": "1x128", "batch": 2}),
+        (PLAIN, {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"}),
+        (PLAIN, {"epilogue": "bias_up=row silu", "dtype": "float16"}),
+        (PLAIN, {"epilogue": "silu gated", "dtype": "float16"}),
+        (PLAIN, {"epilogue": "zero_a=one", "dtype": "int8"}),
+        *((PACKED, {name: 0}) for name in ("m", "n", "k")),
+        *((PACKED, {"bits": value}) for value in (5, True)),
+        (PACKED, {"dtype": "float32"}),
+        (PACKED, {"group_size": 48}),
+        (PACKED, {"zero_points": 1}),
+        (PACKED, {"bias": None}),
+        (PACKED, {"x_layout": "column"}),
+        (PACKED, {"x_align": 3}),
     ],
     ids=str,
 )
-def test_problems_that_cannot_be(changes):
+def test_problems_that_cannot_be(problem, changes):
     with pytest.raises(InvalidValueError):
-        replace(PLAIN, **changes)
+        replace(problem, **changes)
 
 
 def test_epilogues_are_read_back_as_they_are_written():

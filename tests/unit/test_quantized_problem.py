@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import tritile
-from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import QuantizedProblem, problem_from_dict, problem_to_dict
+from tritile.core.problem import QuantizedProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.space import illegal
 from tritile.lab import results
@@ -22,43 +21,20 @@ H200 = target_device("nvidia-h200")
 PROBLEM = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [PROBLEM, QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "strided", 4)],
-    ids=lambda problem: problem.label,
-)
-def test_written_and_read(problem):
-    assert problem_from_dict(problem_to_dict(problem)) == problem
-    assert call_for(problem).problem == problem
+@pytest.fixture
+def weight():
+    ones = torch.ones(40, 130, dtype=torch.float16)
+    return tritile.quantize(ones, bits=8, group_size=32, zero_points=True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("m", 0), ("dtype", "float32"), ("bits", 5), ("bits", True), ("group_size", 48), ("zero_points", 1),
-        ("bias", None), ("x_layout", "column"), ("x_align", 3),
-    ],
-)  # fmt: skip
-def test_fields_out_of_range(field, value):
-    with pytest.raises(InvalidValueError, match="wanted"):
-        replace(PROBLEM, **{field: value})
-
-
-def test_bytes_are_those_of_the_tensors():
-    weight = tritile.quantize(
-        torch.ones(40, 130, dtype=torch.float16), bits=8, group_size=32, zero_points=True
-    )
+def test_bytes_are_those_of_the_tensors(weight):
     problem = QuantizedProblem(3, 40, 130, "float16", 8, 32, True, bias=True)
-    assert problem.words == tuple(weight.packed.shape)
-    assert problem.scales == tuple(weight.scales.shape)
+    assert (problem.words, problem.scales) == (weight.packed.shape, weight.scales.shape)
     assert problem.weight_bytes == weight.nbytes
     assert problem.bytes == weight.nbytes + 2 * (3 * 130 + 3 * 40 + 40)
 
 
-def test_a_call_poses_its_problem():
-    weight = tritile.quantize(
-        torch.ones(40, 130, dtype=torch.float16), bits=8, group_size=32, zero_points=True
-    )
+def test_a_call_poses_its_problem(weight):
     x, out = torch.ones(3, 130, dtype=torch.float16), torch.empty(3, 40, dtype=torch.float16)
     call = quantized_call(x, weight, torch.ones(40), out)
     assert call.problem == QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "row", 4)
@@ -66,9 +42,8 @@ def test_a_call_poses_its_problem():
         torch.float16, torch.int32, torch.float16, torch.int16, torch.float32, torch.float16
     ]  # fmt: skip
     assert quantized_call(x.t().contiguous().t(), weight, None, out).problem.x_layout == "strided"
-    assert (
-        quantized_call(x[:1], weight, None, out[:1]).problem.x_align == 16
-    )  # of one row none is stepped over
+    one_row = quantized_call(x[:1], weight, None, out[:1])
+    assert one_row.problem.x_align == 16  # no row is stepped over
 
 
 def test_shapes_written_out():
