@@ -36,7 +36,7 @@ class GradientError(TritileError, RuntimeError):
 
 
 class NotTunedError(TritileError, LookupError):
-    """Raised in mode `strict` where nothing measured is known of a problem."""
+    """Raised in mode `strict` where nothing was measured for a problem."""
 
 
 class NotCompiledError(TritileError, LookupError):

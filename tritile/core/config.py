@@ -20,7 +20,7 @@ _MAX_INT: Final = 2**31
 _MAX_KWARGS: Final = 64
 
 
-def _checked_kwarg(name: Any, value: Any) -> None:
+def _check_kwarg(name: Any, value: Any) -> None:
     if not (isinstance(name, str) and name.isidentifier() and len(name) <= _MAX_TEXT):
         raise InvalidValueError(f"config parameter {name!r} is not a name; {_FORM}")
     if isinstance(value, str):
@@ -33,15 +33,14 @@ def _checked_kwarg(name: Any, value: Any) -> None:
         raise InvalidValueError(f"config parameter {name} = {value!r} is out of range; {_FORM}")
 
 
-def _checked_count(name: str, value: Any, low: int, high: int) -> int:
+def _check_count(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidValueError(f"{name} = {value!r}: wanted a whole number from {low} to {high}")
-    return value
 
 
 @dataclass(frozen=True)
 class Config:
-    """Hold values of a kernel's tunable parameters, and how Triton is to compile it.
+    """Values of a kernel's tunable parameters, and how Triton is to compile it.
 
     `family` names the kernel among those that solve one kind of problem, as "tile"; it is "" where there is
     only one, as for a user's own kernel. `kwargs` holds (name, value) pairs sorted by name, so that equal
@@ -63,16 +62,16 @@ class Config:
         if not isinstance(self.kwargs, tuple) or len(self.kwargs) > _MAX_KWARGS:
             raise InvalidValueError(f"config parameters {self.kwargs!r}; {_FORM}")
         for name, value in self.kwargs:
-            _checked_kwarg(name, value)
+            _check_kwarg(name, value)
         if [name for name, _ in self.kwargs] != sorted({name for name, _ in self.kwargs}):
             raise InvalidValueError("config parameters must be sorted by name, each once")
-        warps = _checked_count("num_warps", self.num_warps, 1, 64)
-        if warps & (warps - 1):
-            raise InvalidValueError(f"num_warps = {warps}: wanted a power of two")
-        _checked_count("num_stages", self.num_stages, 0, 64)
-        _checked_count("num_ctas", self.num_ctas, 1, 16)
+        _check_count("num_warps", self.num_warps, 1, 64)
+        if self.num_warps & (self.num_warps - 1):
+            raise InvalidValueError(f"num_warps = {self.num_warps}: wanted a power of two")
+        _check_count("num_stages", self.num_stages, 0, 64)
+        _check_count("num_ctas", self.num_ctas, 1, 16)
         if self.maxnreg is not None:
-            _checked_count("maxnreg", self.maxnreg, 8, 512)
+            _check_count("maxnreg", self.maxnreg, 8, 512)
         if not isinstance(self.family, str) or not (self.family == "" or self.family.isidentifier()):
             raise InvalidValueError(f"family = {self.family!r}: wanted a kernel family's name")
         object.__setattr__(self, "_values", dict(self.kwargs))
@@ -124,8 +123,7 @@ class Config:
     @classmethod
     def from_dict(cls, data: Any) -> "Config":
         """Return the config that `to_dict` wrote. Raises InvalidValueError for anything else."""
-        known = isinstance(data, Mapping) and set(data) <= set(_FIELDS)
-        kwargs = data.get("kwargs") if known else None
+        kwargs = data.get("kwargs") if isinstance(data, Mapping) and set(data) <= set(_FIELDS) else None
         if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
             raise InvalidValueError(f"{str(data)[:200]!r} is no config: {_FORM}")
         return cls(**{**data, "kwargs": tuple(sorted(kwargs.items()))})

@@ -1,4 +1,4 @@
-"""Describe one GPU as a frozen value, `Device`. No other module asks the hardware."""
+"""Describe one GPU as a frozen value, `Device`. No other module queries the hardware."""
 
 import functools
 import subprocess
@@ -14,7 +14,7 @@ from tritile.errors import DeviceError, InvalidValueError
 
 @dataclass(frozen=True)
 class Device:
-    """Hold the facts of a GPU that planning and tuning depend on.
+    """The facts of a GPU that planning and tuning depend on.
 
     - `arch`: the compute capability times ten, as Triton counts it (90), or AMD's name ("gfx942").
     - `processors`: SMs, or compute units.
@@ -36,12 +36,12 @@ class Device:
 
     @functools.cached_property
     def slug(self) -> str:
-        """Return the name of this GPU in file names: nvidia-h200."""
+        """The name of this GPU in file names: nvidia-h200."""
         return "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-") or "gpu"
 
     @property
     def nvidia(self) -> int:
-        """Return the compute capability times ten; 0 on a GPU that is not NVIDIA's."""
+        """The compute capability times ten; 0 on a GPU that is not NVIDIA's."""
         return self.arch if self.backend == "cuda" and isinstance(self.arch, int) else 0
 
     @property
@@ -51,12 +51,12 @@ class Device:
 
     @property
     def warp_size(self) -> int:
-        """Return the threads of a warp."""
+        """The threads of a warp."""
         return 64 if str(self.arch).startswith("gfx9") else 32
 
     @property
     def target(self) -> GPUTarget:
-        """Return the target as Triton's compiler names it."""
+        """The target as Triton's compiler names it."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ HOST: Final = Device("host", "cpu", "host", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
 @functools.cache
 def compiler_version(backend: str, arch: int | str) -> str:
-    """Return the version of the assembler that Triton calls for this target, "" where none can be asked."""
+    """Return the version of the assembler that Triton calls for this target, "" where it does not say."""
     if backend != "cuda" or not isinstance(arch, int):
         return ""
     try:

@@ -89,12 +89,12 @@ single_level: Final = utils.enable_single_level_autograd_function  # allow Singl
 
 
 def know_words(operator: Any, words: Sequence[str]) -> None:
-    """Make sharded tensors tell calls apart by these keywords: `DTensor._op_dispatcher`."""
+    """Make sharded tensors distinguish calls by these keywords: `DTensor._op_dispatcher`."""
     from torch.distributed.tensor import DTensor  # takes long to import
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 
-    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    known[operator] = RuntimeSchemaInfo(0, [*words] or None, needs_pytree=True)
+    schemas = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    schemas[operator] = RuntimeSchemaInfo(0, [*words] or None, needs_pytree=True)
 
 
 # Tensors, products and modules.

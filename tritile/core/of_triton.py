@@ -35,7 +35,7 @@ Heuristics = _autotuner.Heuristics  # represent a kernel under triton.heuristics
 Autotuner = _autotuner.Autotuner  # represent a kernel under triton.autotune
 time_config: Final = _autotuner.Autotuner._bench  # time one config of an Autotuner
 AutotunerError = _errors.AutotunerError  # refuse a call for which pruning leaves no config
-OutOfResources = _errors.OutOfResources  # refuse a kernel that asks for more than the GPU has
+OutOfResources = _errors.OutOfResources  # refuse a kernel that needs more than the GPU has
 
 
 def handles_of(kernel: Any) -> tuple[int, int, int]:
@@ -45,11 +45,11 @@ def handles_of(kernel: Any) -> tuple[int, int, int]:
 
 
 def options_of(kernel: Any) -> dict[str, Any]:
-    """Return the options that triton.jit was given for a kernel, those at their defaults left out."""
+    """Return the arguments of triton.jit for a kernel, those at their defaults left out."""
     # The interpreter keeps them in `kwargs`; a function under triton.constexpr_function has none.
-    given = {**vars(kernel), **vars(kernel).get("kwargs", {})}
+    options = {**vars(kernel), **vars(kernel).get("kwargs", {})}
     names = ("noinline", "debug", "do_not_specialize", "do_not_specialize_on_alignment")
-    return {name: given[name] for name in names if given.get(name)}
+    return {name: options[name] for name in names if options.get(name)}
 
 
 def functions_of(value: Any) -> list[Any]:

@@ -101,8 +101,8 @@ class PermuteProblem:
 
         `widen`: elements that always stay side by side may be moved as one of up to 8 bytes.
         """
-        given = cls(tuple(shape), tuple(x_strides), tuple(out_strides), itemsize)  # checks them
-        sizes, strides = merged(given.shape, given.x_strides, given.out_strides)
+        cls(tuple(shape), tuple(x_strides), tuple(out_strides), itemsize)  # checks them
+        sizes, strides = merged(shape, x_strides, out_strides)
         if widen:
             sizes, strides, itemsize = _widened(sizes, strides, itemsize, addresses)
         aligns = (

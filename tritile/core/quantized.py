@@ -1,7 +1,7 @@
 """Pack weights of 4- or 8-bit integers: their layout in memory, and their meaning.
 
 A weight of N rows and K columns is a number for each element, from 0 to 2^bits - 1, and for each row and
-group of `group_size` columns a scale in the 16-bit type of the activations and, if asked for, a zero point:
+group of `group_size` columns a scale in the 16-bit type of the activations and, optionally, a zero point:
 
     weight[n, k] = (number[n, k] - zero[n, k // group_size]) * scale[n, k // group_size]
 
@@ -100,7 +100,7 @@ def meaning(
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """Hold a weight (N, K) of 4- or 8-bit numbers with a scale for each group: see `tritile.quantize`.
+    """A weight (N, K) of 4- or 8-bit numbers with a scale for each group: see `tritile.quantize`.
 
     `packed` is int32, `scales` float16 or bfloat16, `zeros` int16 or None, all on one device and laid out as
     `core.quantized` says. `tritile.linear` takes it with activations of the scales' dtype. torch.save and
@@ -147,9 +147,9 @@ class QuantizedWeight:
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        known = {each.name for each in fields(self)}
-        if set(state) != known:
-            raise InvalidValueError(f"QuantizedWeight: {sorted(state)}: wanted {', '.join(sorted(known))}")
+        names = {each.name for each in fields(self)}
+        if set(state) != names:
+            raise InvalidValueError(f"QuantizedWeight: {sorted(state)}: wanted {', '.join(sorted(names))}")
         self.__dict__.update(state)
         self.__post_init__()
 

@@ -211,31 +211,31 @@ def tune_budget_s(default: float) -> float:
 def table_path() -> Path | None:
     """Return the file of the table that is pinned: `TRITILE_TABLE`, else none.
 
-    Raises InvalidValueError where it is in the home folder of nobody known.
+    Raises InvalidValueError where it is in the home folder of an unknown user.
     """
-    given = os.environ.get("TRITILE_TABLE")
+    path = os.environ.get("TRITILE_TABLE")
     try:
-        return Path(given).expanduser() if given else None
+        return Path(path).expanduser() if path else None
     except RuntimeError as error:
-        raise InvalidValueError(f"TRITILE_TABLE is {given!r}: {error}") from None
+        raise InvalidValueError(f"TRITILE_TABLE is {path!r}: {error}") from None
 
 
 def cache_dir() -> Path:
     """Return where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
 
-    Where that is in the home folder of nobody known, a folder for temporary files, with a StoreWarning.
+    Where that is in the home folder of an unknown user, a folder for temporary files, with a StoreWarning.
     """
     return _folder(*map(os.environ.get, ("TRITILE_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
 @functools.cache
-def _folder(given: str | None, *environment: str | None) -> Path:
-    """Return the folder that was given, else the platform's in such an environment; warns once."""
-    wanted = given or platformdirs.user_cache_dir("tritile")
+def _folder(requested: str | None, *environment: str | None) -> Path:
+    """Return the requested folder, else the platform's in such an environment; warns once."""
+    folder = requested or platformdirs.user_cache_dir("tritile")
     try:
-        return Path(wanted).expanduser()
+        return Path(folder).expanduser()
     except RuntimeError:  # an unknown user, or one without a home
-        folder = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
-    text = f"{wanted} has no home folder: results are kept in {folder}; set TRITILE_CACHE_DIR"
+        temporary = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
+    text = f"{folder} has no home folder: results are kept in {temporary}; set TRITILE_CACHE_DIR"
     warnings.warn(text, StoreWarning, stacklevel=4)
-    return folder
+    return temporary

@@ -25,7 +25,7 @@ from tritile.core.of_triton import (
 )
 
 _PLAIN = (bool, int, float, complex, str, bytes, EllipsisType, tl.dtype, torch.dtype)
-# Libraries that are not followed: their versions stand beside a digest, or change no kernel.
+# Libraries that are not followed: their versions are stored with a digest, or change no kernel.
 _LIBRARIES: Final = {"triton", "torch", "numpy", *sys.stdlib_module_names}
 _DECORATED: Final = (JITCallable, KernelInterface, MethodType, type(functools.cache(len)))
 _WRAPPED: Final = ("__func__", "fn", "__wrapped__")  # attributes that hold what a decorator wraps
@@ -100,7 +100,7 @@ def _jitted_source(layers: list[Any]) -> str:
 
 
 class _Texts:
-    """Write values as text that tells what they are and not where they are defined."""
+    """Values as text that says what they are and not where they are defined."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, str | None]] = {}  # the value is kept so that its id stays its own
@@ -164,7 +164,7 @@ def source_hash(*kernels: Any) -> str:
     Values count that are numbers, text, dtypes, `tl.constexpr`, and collections of these. Settings of Triton
     that change what is compiled count where they differ from their defaults, as they are at this call.
     Files, lines and names of modules do not count: a move changes nothing. Libraries are not followed: the
-    version of Triton stands beside this digest wherever it is used.
+    version of Triton is stored with this digest wherever it is used.
     """
     texts = _Texts()
     parts = sorted({str(texts.of(kernel)) for kernel in kernels})

@@ -53,10 +53,10 @@ at_fork(_lock, lambda ended: _under_way.clear())
 
 
 def once(key: Hashable, work: Callable[[], T]) -> T:
-    """Return what `work()` gives; of threads that ask for the same key at the same time one does it.
+    """Return what `work()` gives; of threads that call this with one key at the same time one does it.
 
     The others wait, and get its result or the error that it raised. Where it was interrupted, one of them
-    begins anew. Work that asks for its own key, as a benchmark that calls its kernel, does not wait.
+    begins anew. Work that needs its own key, as a benchmark that calls its kernel, does not wait.
     """
     mine: Future[T] = Future()
     thread = threading.get_ident()

@@ -76,7 +76,7 @@ class ConversionRow:
 class Conversion(Tabular):
     """What `convert` did; it prints as a table.
 
-    - `kind`: as given. `exchanged`: names of the layers that were exchanged.
+    - `kind`: the argument. `exchanged`: names of the layers that were exchanged.
     - `device`: name of the GPU that was decided for; "" if nothing was compared.
     - `rows`: a `ConversionRow` for each kind of layer and number of rows.
     """
@@ -188,10 +188,10 @@ def _decided(row: ConversionRow, layer: Any, calls: Iterable[LayerCall], gpu: An
         yield replace(row, by=by, ratio=found.ratio, source=found.source, why=found.why)
 
 
-def _target(model: torch.nn.Module, given: Any) -> tuple[Device, int | None]:
+def _target(model: torch.nn.Module, device: Any) -> tuple[Device, int | None]:
     """Return the GPU to decide for, and its number if it is here. InvalidValueError if there is none."""
-    if given is not None:
-        return gpu_of("convert", given), None
+    if device is not None:
+        return gpu_of("convert", device), None
     used = {each.device.index for each in model.parameters() if each.device.type == "cuda"}
     index = min(used) if used else devices.current_index()
     if index is None:
@@ -223,10 +223,10 @@ def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, g
     if forward is not None and not callable(forward):
         wanted = "a function without arguments that calls the model"
         raise InvalidValueError(f"convert: forward is a {type(forward).__name__}: wanted {wanted}")
-    given = [rows is not None, forward is not None, bool(always)]
-    if kind != "linear" and any(given):
+    sources = [rows is not None, forward is not None, bool(always)]
+    if kind != "linear" and any(sources):
         raise InvalidValueError(f"convert: rows, forward and always are for kind 'linear', not {kind!r}")
-    if kind == "linear" and sum(given) != 1:
+    if kind == "linear" and sum(sources) != 1:
         raise InvalidValueError(
             "convert: wanted one of rows=, the numbers of rows that matter; forward=, a function that calls "
             "the model once; and always=True"

@@ -35,7 +35,7 @@ from tritile.planning.trial import TORCH
 # operators through Python, which takes the host longer than torch's by up to so many microseconds.
 TRAINING_US: Final = 150.0
 _NOISE: Final = 1.02  # ratios vary by this factor from run to run
-_MODELS: Final = 1.25  # the model's picks may be slower than predicted: ask for a larger ratio
+_MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
 # How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
 PARTS_AHEAD: Final = 2.0
 _SLOWER: Final = "torch is as fast, or faster"
@@ -75,7 +75,7 @@ def _problems(
 class Comparison(NamedTuple):
     """How tritile compares with torch on one GPU, at a product or at a call of a layer.
 
-    - `ratio`: torch's time over that of tritile's kernel; None if either is not known.
+    - `ratio`: torch's time over that of tritile's kernel; None if either is unknown.
     - `wins`: True if tritile is faster by more than noise or, of a prediction, by more than it errs.
     - `source`: "measured", "predicted", or "" without a ratio.
     - `torch_us`: microseconds that torch takes; None if unknown.
@@ -145,14 +145,14 @@ def judged(
     # In mode "strict" plans that nobody measured raise.
     with mode("cached") if current_mode() == "strict" else contextlib.nullcontext():
         found = [_compared(each, device, index) for each in _problems(call, weight, bias, device)]
-    known = [each for each in found if each.ratio is not None]
-    if len(found) == 1 or not known:
+    timed = [each for each in found if each.ratio is not None]
+    if len(found) == 1 or not timed:
         return found[0]
     ratios = [1.0 if each.ratio is None or each.by_torch else each.ratio for each in found]
     # A predicted win that is not sure counts as none.
     sure = [ratio if each.wins else min(ratio, 1.0) for ratio, each in zip(ratios, found, strict=True)]
-    source = "predicted" if any(each.source == "predicted" for each in known) else "measured"
-    us = None if any(each.torch_us is None for each in known) else sum(each.torch_us or 0.0 for each in known)
+    source = "predicted" if any(each.source == "predicted" for each in timed) else "measured"
+    us = None if any(each.torch_us is None for each in timed) else sum(each.torch_us or 0.0 for each in timed)
     wins = sum(sure) / len(sure) >= _NOISE and (us is None or us >= TRAINING_US)
     return _of_ratio(sum(ratios) / len(ratios), wins, source, us)
 
@@ -253,7 +253,7 @@ def weight_of(layer: Any) -> torch.Tensor:
 
 
 def is_exchanged(layer: torch.nn.Module) -> bool:
-    """True if a layer was exchanged, and its class is still the one that it was given then."""
+    """True if a layer was exchanged, and its class was not changed since."""
     cls = type(layer)
     return cls in (ConvertedLinear, AlwaysLinear) or (cls.__module__ == __name__ and is_conv1d(layer))
 

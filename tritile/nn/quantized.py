@@ -65,8 +65,8 @@ class QuantizedLinear(Moved):
             raise ShapeError(f"QuantizedLinear: {sizes}: wanted 1 or more")
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        given = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
-        self.bias = None if given is None else torch.nn.Parameter(given)
+        zero = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
+        self.bias = None if zero is None else torch.nn.Parameter(zero)
         groups = scales_shape(out_features, in_features, bits, group_size)
         words = torch.zeros(words_shape(out_features, in_features, bits), dtype=torch.int32, device=device)
         scales = torch.zeros(groups, dtype=dtype, device=device)
