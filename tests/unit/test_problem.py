@@ -6,11 +6,13 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tritile.core.call import call_for
 from tritile.core.problem import (
     BLOCK_SCALES,
     Epilogue,
+    GroupedProblem,
     MatmulProblem,
     PermuteProblem,
     QuantizedProblem,
@@ -161,6 +163,26 @@ def test_problems_are_read_back_as_they_are_written(changes):
 def test_packed_weights_are_read_back_and_posed(problem):
     assert problem_from_dict(problem_to_dict(problem)) == problem
     assert call_for(problem).problem == problem
+
+
+LAYOUTS = ("row", "column", "strided")
+
+
+@pytest.mark.parametrize("aligns", [(4, 8, 8), (8, 4, 8), (8, 8, 4)], ids=str)
+@pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, repeat=3)), ids="-".join)
+def test_a_call_of_a_problem_has_it_and_no_element_lies_on_another(layouts, aligns):
+    for problem in (
+        MatmulProblem(2, 5, 3, 7, "float32", "float32", *layouts, *aligns, epilogue="bias=row gated silu"),
+        GroupedProblem(2, 5, 3, 7, "float32", "float32", *layouts, *aligns),
+    ):
+        call = call_for(problem, lambda dtype, count: torch.empty(count, dtype=getattr(torch, dtype)))
+        assert call.problem == problem
+        batches = (2, 2, 2) if problem.op == "matmul" else (1, 2, 1)
+        for view, batch in zip((call.a, call.b, call.out), batches, strict=True):
+            steps = (*(view.batch_strides or (0,)), *view.strides)
+            laid = view.tensor.as_strided((batch, *view.shape), steps)
+            numbers = torch.arange(laid.numel(), dtype=torch.float32).view(laid.shape)
+            assert torch.equal(laid.copy_(numbers), numbers)
 
 
 @pytest.mark.parametrize(
