@@ -28,10 +28,10 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import TuningError, UnsupportedError
-from tritile.families.common import warpgroups
 from tritile.families.grouped.family import shared_bytes as grouped_bytes
 from tritile.families.grouped.family import unreachable
 from tritile.families.matmul_tile.family import shared_bytes
+from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead

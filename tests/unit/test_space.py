@@ -7,7 +7,7 @@ import pytest
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.families.common.blocks import late_fault
+from tritile.families.common.products import late_fault
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
@@ -48,7 +48,7 @@ REASONS = [
     ("stages", tile(stages=9), SQUARE, HOPPER, "num_stages"),
     ("small m", tile(m=8), SQUARE, HOPPER, "BLOCK_M = 8 is below the 16"),
     ("small k of fp8", tile(k=16), FP8, HOPPER, "BLOCK_K = 16 is below the 32"),
-    ("registers", tile(m=256, n=256, warps=4), SQUARE, HOPPER, "512 accumulator registers a thread, of 128"),
+    ("registers", tile(m=256, n=256, warps=4), SQUARE, HOPPER, "512 accumulator registers a thread, above"),
     ("registers of fp64", tile(m=128, n=64, warps=4), FP64, HOPPER, "128 accumulator registers"),
     ("fp8 before Ada", tile(), FP8, TARGETS["sm_80"], "8.9, not 8.0"),
     ("shared", tile(k=128, stages=8), SQUARE, HOPPER, "262144 bytes of shared memory, of 232448"),

@@ -61,8 +61,8 @@ PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
     [
         (
             "families/common/operands.py",
-            "whole and not stretched",
-            "whole or stretched",
+            "== 0 and not stretched",
+            "== 0 or stretched",
             {*families.digests()},
         ),
         ("families/fp16x3/lowering.py", "def ", "async def ", {*PRODUCTS}),
@@ -73,7 +73,7 @@ PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
             {"permute/tile", "permute/packed", "permute/box"},
         ),
         ("runtime/native.py", "def ", "async def ", set(families.digests())),
-        ("families/matmul_tma/family.py", '"""Return the warps that suit', '"""As suits', set()),
+        ("families/matmul_tma/family.py", '"""True if there is room', '"""There is room', set()),
         ("tune/autotuner.py", "def ", "async def ", set()),
     ],
 )

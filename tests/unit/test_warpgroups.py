@@ -11,8 +11,8 @@ from tritile.core.call import call_for
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
 from tritile.families import numerics
-from tritile.families.common.warpgroups import REGISTERS
 from tritile.families.matmul_wgmma import kernel
+from tritile.families.matmul_wgmma.family import REGISTERS
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal, legal_configs
 from tritile.families.work import work_of

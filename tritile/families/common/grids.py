@@ -1,11 +1,12 @@
-"""Compute what kernels are told of sizes and strides, and how many programs run."""
+"""Compute what kernels take of sizes and strides, and how many programs run."""
 
 from collections.abc import Iterable
 from typing import Any, Final
 
+from tritile.core.call import View
 from tritile.core.config import Config
 
-_MAX_GRID_AXIS: Final = 65535
+MAX_AXIS: Final = 65535  # programs along the second and third axis of a grid
 WIDE_FROM: Final = 2**31 - 2**16  # from here on an index, a block past the end included, may need 64 bits
 POLLS: Final = 64  # some 40 us: parts of a tile end closer together where all programs run at once
 
@@ -20,14 +21,20 @@ def least_unit(strides: Iterable[int], itemsize: int) -> int:
     return min((unit(step, itemsize) for step in strides if step), default=16 // itemsize)
 
 
+def units(view: View) -> tuple[int, int, int]:
+    """Return the largest powers of two that divide a view's row, column and batch strides."""
+    rows, columns = (unit(step, view.itemsize) for step in view.strides)
+    return rows, columns, least_unit(view.batch_strides, view.itemsize)
+
+
 def grid(tiles: int, batch: int) -> tuple[int, int, int]:
     """Return the grid over tiles of a matrix, then matrices, over two axes as one is too short."""
-    across = min(batch, _MAX_GRID_AXIS)
+    across = min(batch, MAX_AXIS)
     return tiles, across, -(-batch // across)
 
 
-def options(config: Config) -> dict[str, Any]:
-    found = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+def options(config: Config, **more: Any) -> dict[str, Any]:
+    found = {"num_warps": config.num_warps, "num_stages": config.num_stages} | more
     return found if config.maxnreg is None else found | {"maxnreg": config.maxnreg}
 
 

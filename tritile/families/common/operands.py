@@ -1,21 +1,30 @@
-"""See operands as tensor descriptors do: where they lie, or in copies.
+"""See a product's operands and result as tensor descriptors do: where they lie, or in copies.
 
 Rows of a copy start on 16 bytes, and run along K where tensor cores need that.
 """
 
-import itertools
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from tritile.core.call import MatmulCall, View
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
-from tritile.families.common.grids import WIDE_FROM
+from tritile.families.common.grids import MAX_AXIS, WIDE_FROM
 from tritile.families.common.products import SECTOR
-from tritile.families.common.work import Buffer, Descriptor, Kernel, Section, Step
+from tritile.families.common.work import (
+    Buffer,
+    Descriptor,
+    Kernel,
+    Section,
+    Step,
+    epilogue_arguments,
+    fallback_arguments,
+)
 
 repack: Final = Kernel("tritile.families.common.repack", "repack")
 
+BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes beside its tiles
 _TURNED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
 _MAX_STRIDE: Final = 2**40  # bytes of a descriptor's stride
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
@@ -23,10 +32,7 @@ _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
 # of a product at this many operations a microsecond, and take, on an H200: `tuning/NOTES.md`.
 _OPERATIONS_US: Final = 4e8
 _COPIED_US: Final = 1.8e6  # bytes a microsecond, read and written
-_SAVED: Final = {
-    "column": (0.18, 0.08),
-    "row": (0.10, 0.05),
-}  # saved by the first copy and by the second, by b's layout
+_SAVED: Final = {"column": (0.18, 0.08), "row": (0.10, 0.05)}  # by the first and second copy, by b's layout
 # Rows, columns and warps of a copied tile. For contiguous rows: the fastest measured.
 _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
@@ -44,7 +50,7 @@ def reachable(problem: MatmulProblem) -> str | None:
 
 
 def turned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Tell which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper need that.
+    """Return which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper need that.
 
     Otherwise the kernel transposes each tile in registers, at half the speed. Where the other operand is
     thin, an element is read too few times for a copy to pay.
@@ -65,7 +71,7 @@ def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Tell which of a and b are copied because their rows start on 16 bytes but not on sectors, if that pays.
+    """Return which of a and b are copied as their rows start on 16 bytes but not on sectors, where that pays.
 
     Copying only the smaller one saves most of the time that copies of both would save.
     """
@@ -97,149 +103,176 @@ def tiles(config: Config, problem: MatmulProblem) -> int:
 
 
 class Seen(NamedTuple):
-    """Hold an operand as a descriptor sees it: a batch of two dimensions of row-major matrices.
+    """Hold an operand as a descriptor sees it: a batch of row-major matrices.
 
     `transposed`: rows are the operand's columns.
     """
 
     buffer: str
-    shape: tuple[int, int, int, int]
-    strides: tuple[int, int, int, int]
-    transposed: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    transposed: bool = False
 
     def descriptor(self, rows: int, columns: int, layout: Any = None, rounded: bool = False) -> Descriptor:
         """Return the descriptor for tiles of so many of the operand's own rows and columns."""
-        block = (1, 1, columns, rows) if self.transposed else (1, 1, rows, columns)
+        tile = (columns, rows) if self.transposed else (rows, columns)
+        block = (1,) * (len(self.shape) - 2) + tile
         return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
 
 
-def batch_of(call: MatmulCall, view: View) -> tuple[tuple[int, int], tuple[int, int]]:
-    if len(call.batch_shape) > 2:
-        raise TuningError(
-            f"a batch of {len(call.batch_shape)} dimensions that do not merge: descriptors have 2"
-        )
-    sizes = (1,) * (2 - len(call.batch_shape)) + call.batch_shape
-    strides = (0,) * (2 - len(call.batch_shape)) + view.batch_strides
-    return (sizes[0], sizes[1]), (strides[0], strides[1])
-
-
-def seen_of(call: MatmulCall, view: View, turned: bool = False) -> Seen:
-    """Return the operand with its contiguous dimension last, or if `turned` the other.
+def seen_of(view: View, sizes: tuple[int, ...], steps: tuple[int, ...], turned: bool = False) -> Seen:
+    """Return a batch of an operand with its contiguous dimension last, or if `turned` the other.
 
     A descriptor need not be able to read it.
     """
-    (outer, inner), (stride_o, stride_i) = batch_of(call, view)
-    (rows, columns), (stride_r, stride_c) = view.shape, view.strides
-    transposed = (view.layout == "column") != turned
-    if transposed:
-        rows, columns, stride_r, stride_c = columns, rows, stride_c, stride_r
-    strides = (stride_o, stride_i, stride_r, stride_c)
-    return Seen(view.buffer, (outer, inner, rows, columns), strides, transposed)
+    if (view.layout == "column") != turned:
+        return Seen(view.buffer, sizes + view.shape[::-1], steps + view.strides[::-1], True)
+    return Seen(view.buffer, sizes + view.shape, steps + view.strides)
 
 
 def readable(seen: Seen, view: View) -> bool:
-    if view.address % 16 or (seen.strides[3] != 1 and seen.shape[3] > 1):
+    if view.address % 16 or (seen.strides[-1] != 1 and seen.shape[-1] > 1):
         return False
-    steps = [s * view.itemsize for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True) if size > 1]
+    dims = zip(seen.shape[:-1], seen.strides[:-1], strict=True)
+    steps = [step * view.itemsize for size, step in dims if size > 1]
     return all(0 <= step < _MAX_STRIDE and step % 16 == 0 for step in steps)
 
 
 def storable(seen: Seen, view: View) -> bool:
-    """Tell whether a descriptor may store through it: readable, with rows of a multiple of 16 bytes.
+    """True if a descriptor may store through it: readable, with rows of a multiple of 16 bytes.
 
     The hardware cuts a store off at 16 bytes, not at the element: the rest of 16 bytes in which a row ends
     becomes zero.
     """
     stretched = any(size > 1 and step == 0 for size, step in zip(seen.shape, seen.strides, strict=True))
-    whole = seen.shape[3] * view.itemsize % 16 == 0
-    return whole and not stretched and readable(seen, view)
+    return seen.shape[-1] * view.itemsize % 16 == 0 and not stretched and readable(seen, view)
 
 
-def described(seen: Seen, itemsize: int) -> Seen:
+def described(seen: Seen, view: View) -> Seen:
     """Return the operand with valid strides for a descriptor along dimensions of size 1."""
-    unit = 16 // itemsize
-    steps = [s if size > 1 else unit for size, s in zip(seen.shape[:3], seen.strides[:3], strict=True)]
-    return seen._replace(strides=(steps[0], steps[1], steps[2], 1))
+    dims = zip(seen.shape[:-1], seen.strides[:-1], strict=True)
+    return seen._replace(strides=(*(s if size > 1 else 16 // view.itemsize for size, s in dims), 1))
 
 
-class _Copy(NamedTuple):
-    """Describe how one operand is copied: arguments of `repack`, whose names lack a or b, and the copy."""
+def _copy(seen: Seen, view: View, name: str) -> tuple[Seen, Section]:
+    """Return the copy of an operand in a buffer: a stretched batch once, rows padded to whole units."""
+    (outer, inner), (rows, columns) = _copied_batch(seen), seen.shape[2:]
+    padded = -(-columns * view.itemsize // _ROW_BYTES) * _ROW_BYTES // view.itemsize
+    matrix = rows * padded
+    strides = (0 if outer == 1 else inner * matrix, 0 if inner == 1 else matrix, padded, 1)
+    return Seen(name, seen.shape, strides, seen.transposed), Section(view.dtype, outer * inner * matrix)
 
-    args: dict[str, Any]
-    seen: Seen
-    section: Section
+
+def _copied_batch(seen: Seen) -> tuple[int, int]:
+    outer, inner = (1 if step == 0 else n for n, step in zip(seen.shape[:2], seen.strides[:2], strict=True))
+    return outer, inner
 
 
-def _copy(seen: Seen, view: View, name: str) -> _Copy:
-    """Describe the copy of an operand into a buffer: a stretched batch once, rows padded to whole units."""
-    outer, inner = (
-        1 if step == 0 else size for size, step in zip(seen.shape[:2], seen.strides[:2], strict=True)
-    )
-    (rows, columns), unit = seen.shape[2:], _ROW_BYTES // view.itemsize
-    padded = -(-columns // unit) * unit
-    own = (0 if outer == 1 else inner * rows * padded, 0 if inner == 1 else rows * padded, padded, 1)
-    args = {
-        "{}_ptr": Buffer(seen.buffer), "{}_copy": Buffer(name), "{}_batch": outer * inner, "{}_inner": inner,
-        "{}_rows": rows, "{}_columns": columns, "stride_{}cr": padded,
-        **dict(zip(("stride_{}o", "stride_{}i", "stride_{}r", "stride_{}c"), seen.strides, strict=True)),
+def _copying(pairs: Sequence[tuple[Seen, Seen]], itemsize: int, early: bool) -> Step:
+    """Return the launch that copies one operand, or two: each is what is read and its copy."""
+    gaps = [seen.strides[3] != 1 for seen, _ in pairs]
+    block_r, block_c, warps = _TILE[any(gaps)]
+    args: dict[str, Any] = {
+        "ALIGN_C": 16 // itemsize, "A_GAPS": gaps[0], "B_GAPS": gaps[-1] and len(pairs) > 1,
+        "BLOCK_R": block_r, "BLOCK_C": block_c, "WAIT": early,
     }  # fmt: skip
-    section = Section(view.dtype, outer * inner * rows * padded)
-    return _Copy(args, Seen(name, seen.shape, own, seen.transposed), section)
+    tiles = 0
+    for side, (seen, copy) in zip("ab", (*pairs, pairs[0]), strict=False):
+        outer, inner, rows, columns = *_copied_batch(seen), *seen.shape[2:]
+        names = (f"stride_{side}{letter}" for letter in "oirc")
+        values = {f"{side}_rows": rows, f"{side}_columns": columns, f"{side}_inner": inner}
+        values |= {f"stride_{side}cr": copy.strides[2], **dict(zip(names, seen.strides, strict=True))}
+        if side == "b" and len(pairs) == 1:  # nothing to copy
+            values, outer = dict.fromkeys(values, 1), 0
+            values |= {"stride_bcr": _ROW_BYTES, "stride_bo": 0, "stride_bi": 0, "stride_br": 0}
+        args |= {f"{side}_ptr": Buffer(seen.buffer), f"{side}_copy": Buffer(copy.buffer), **values}
+        args[f"{side}_batch"] = outer * inner
+        tiles += outer * inner * -(-rows // block_r) * -(-columns // block_c)
+    return Step(repack.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
 
 
-class Inputs(NamedTuple):
-    """Hold operands as descriptors see them, the launches that copy some, and the workspaces of the copies.
+class Tma(NamedTuple):
+    """Hold how a product's tiles travel by TMA.
 
-    `up`: the second matrix of a gated product; b where there is none.
+    `up`: the second matrix of a gated product; b where there is none. `out`: None where no descriptor can
+    store the result. `steps`: launches that copy operands that no descriptor could read, into `scratch`.
+    `args`: what the kernels of all such families take, by name.
     """
 
     a: Seen
     b: Seen
     up: Seen
+    out: Seen | None
     steps: tuple[Step, ...]
     scratch: dict[str, Section]
+    grid: tuple[int, int, int]
+    args: dict[str, Any]
 
 
-def _copying(first: _Copy, second: _Copy | None, itemsize: int, early: bool) -> Step:
-    nothing = {"{}_batch": 0, "{}_inner": 1, "{}_rows": 1, "{}_columns": 1, "stride_{}cr": _ROW_BYTES}
-    nothing |= {"stride_{}o": 0, "stride_{}i": 0, "stride_{}r": 0, "stride_{}c": 1}
-    sides = {"a": first.args, "b": second.args if second else first.args | nothing}
-    gaps = [own["stride_{}c"] != 1 for own in sides.values()]
-    block_r, block_c, warps = _TILE[any(gaps)]
-    args = {name.format(side): value for side, own in sides.items() for name, value in own.items()}
-    args |= {
-        "ALIGN_C": 16 // itemsize, "A_GAPS": gaps[0], "B_GAPS": gaps[1],
-        "BLOCK_R": block_r, "BLOCK_C": block_c, "WAIT": early,
-    }  # fmt: skip
-    tiles = sum(
-        own["{}_batch"] * -(-own["{}_rows"] // block_r) * -(-own["{}_columns"] // block_c)
-        for own in sides.values()
-    )
-    return Step(repack.jitted, (tiles, 1, 1), args, {"num_warps": warps, "launch_pdl": early})
+def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early: bool) -> Tma:
+    """Return how a product's operands, copied where need be, and its result travel.
 
-
-def inputs(call: MatmulCall, early: bool) -> Inputs:
-    """Return operands as descriptors can read them, and the launches that copy those that they could not.
-
-    Raises TuningError where a size is beyond what descriptors count.
+    Tiles whose K `split` programs share are stored without descriptor. Raises TuningError where a size is
+    beyond what descriptors count.
     """
-    most = max(*call.a.shape, call.b.shape[1], *call.batch_shape)
+    most, sizes = max(*call.a.shape, call.b.shape[1], *call.batch_shape), call.batch_shape
     if most > WIDE_FROM:
         raise TuningError(f"a size of {most}: descriptors count in 32 bits")
-    turn_a, turn_b = turned(call.problem)
-    align_a, align_b = realigned(call.problem)
-    views = [(call.a, "a", turn_a, align_a), (call.b, "b", turn_b, align_b)]
+    if len(sizes) > 2:
+        raise TuningError(f"a batch of {len(sizes)} dimensions that do not merge: descriptors have 2")
+    missing = 2 - len(sizes)
+    outer, inner = sizes = (1,) * missing + sizes
+
+    def seen(view: View, turned: bool = False) -> Seen:
+        return seen_of(view, sizes, (0,) * missing + view.batch_strides, turned)
+
+    a_how, b_how = zip(turned(call.problem), realigned(call.problem), strict=True)
+    views = [(call.a, "copy_a", *a_how), (call.b, "copy_b", *b_how)]
     if call.up is not None:
-        views.append((call.up, "up", turn_b, align_b))
-    found: list[Seen] = []
-    copies: list[_Copy] = []
-    for view, role, turn, align in views:
-        seen = seen_of(call, view, turn)
-        if not readable(seen, view) or (align and seen.strides[2] * view.itemsize % SECTOR):
-            copies.append(_copy(seen, view, f"copy_{role}"))
-            seen = copies[-1].seen
-        found.append(described(seen, view.itemsize))
-    pairs = itertools.zip_longest(copies[::2], copies[1::2])
-    steps = tuple(_copying(one, other, call.a.itemsize, early) for one, other in pairs)
-    scratch = {copy.seen.buffer: copy.section for copy in copies}
-    return Inputs(found[0], found[1], found[-1], steps, scratch)
+        views.append((call.up, "copy_up", *b_how))
+    read: list[Seen] = []
+    copies: list[tuple[Seen, Seen]] = []
+    scratch = {}
+    for view, name, turn, align in views:
+        own = seen(view, turn)
+        if not readable(own, view) or (align and own.strides[2] * view.itemsize % SECTOR):
+            copy, scratch[name] = _copy(own, view, name)
+            copies.append((own, copy))
+            own = copy
+        read.append(described(own, view))
+    steps = tuple(_copying(copies[i : i + 2], call.a.itemsize, early) for i in range(0, len(copies), 2))
+    out = Seen(
+        call.out.buffer, sizes + call.out.shape, (0,) * missing + call.out.batch_strides + call.out.strides
+    )
+    by_descriptor = split == 1 and storable(out, call.out)
+    grid, flat = _grid(config, call.problem, split, processors)
+    names = ("stride_oo", "stride_oi", "stride_om", "stride_on")
+    args = {
+        "out_ptr": Buffer(out.buffer), **dict(zip(names, out.strides, strict=True)),
+        "M": call.a.shape[0], "N": call.b.shape[1], "K": call.a.shape[1],
+        "batch": outer * inner, "inner_batch": inner, "BATCHED": outer * inner > 1,
+        **fallback_arguments(call), **epilogue_arguments(call, 2),
+        "A_ROW": not read[0].transposed, "B_ROW": not read[1].transposed, "UP_ROW": not read[-1].transposed,
+        "BY_DESCRIPTOR": by_descriptor, "FLAT": flat, "WAIT": early, **dict(config.kwargs),
+    }  # fmt: skip
+    stored = described(out, call.out) if by_descriptor else None
+    return Tma(read[0], read[1], read[-1], stored, steps, scratch, grid, args)
+
+
+def _grid(
+    config: Config, problem: MatmulProblem, split: int, processors: int
+) -> tuple[tuple[int, int, int], bool]:
+    """Return the grid, and whether rows, columns and the rest of the tiles have an axis each.
+
+    The rest is the batch, or the parts of K. Such a grid saves divisions, where its order is as good: all
+    tiles at once, or whole columns of them as bands.
+    """
+    made, batch = tiles(config, problem), problem.batch
+    rows, columns = -(-problem.m // config["BLOCK_M"]), -(-problem.n // config["BLOCK_N"])
+    rest = max(batch, split)
+    if config["PERSISTENT"]:
+        return (min(made, processors), 1, 1), False
+    in_order = made <= processors or config["GROUP_M"] >= rows
+    if in_order and min(batch, split) == 1 and max(columns, rest) <= MAX_AXIS:
+        return (rows, columns, rest), True
+    return (made, split, 1), False

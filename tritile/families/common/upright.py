@@ -13,6 +13,8 @@ from tritile.families.common.work import Buffer, epilogue_arguments
 
 FAMILIES: Final = ("few_rows", "few_rows_across")  # without tensor cores
 MOST_ROWS: Final = 8  # that these make
+DTYPES: Final = ("float16", "bfloat16", "float32")
+LANES: Final = 128  # that an SM issues to in a clock
 WORD: Final = 16  # bytes
 _TRANSPOSED: Final = {"row": "column", "column": "row"}
 
@@ -35,7 +37,7 @@ class Sides(NamedTuple):
 
 
 def turned(problem: MatmulProblem) -> bool:
-    """Tell whether out.T = b.T @ a.T is made without tensor cores: of few columns and many rows."""
+    """True if out.T = b.T @ a.T is made without tensor cores: of few columns and many rows."""
     return problem.m > MOST_ROWS >= problem.n
 
 
@@ -55,9 +57,13 @@ def sides(problem: MatmulProblem) -> Sides:
 
 
 def fault(
-    problem: MatmulProblem, device: Device, seen: Sides, along: str, most: int, dtypes: Sequence[str]
-) -> str | None:
-    """Say why no kernel for `most` rows of x by w, contiguous `along` a dimension, makes a product."""
+    config: Config, problem: MatmulProblem, device: Device, seen: Sides, along: str,
+    most: int = MOST_ROWS, dtypes: Sequence[str] = DTYPES, least: int = 1,
+) -> str | None:  # fmt: skip
+    """Say why no kernel for `most` rows of x by w, contiguous `along` a dimension, makes a product.
+
+    BLOCK_M is the rows, or `least`, rounded up to a power of two.
+    """
     if device.nvidia < 80:
         return f"{device.name} has no asynchronous copies to shared memory"
     if problem.dtype not in dtypes or problem.precision != "ieee":
@@ -70,14 +76,10 @@ def fault(
         return f"the larger operand is not contiguous along {along.upper()}"
     if max(problem.m, problem.n, problem.k) > WIDE_FROM:
         return f"sizes above {WIDE_FROM}"
+    rows = max(least, seen.rows)
+    if not rows <= config["BLOCK_M"] < 2 * rows:
+        return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
     return None
-
-
-def rows_fault(config: Config, rows: int) -> str | None:
-    """Say why a block has not so many rows, None where it has."""
-    if rows <= config["BLOCK_M"] < 2 * rows:
-        return None
-    return f"BLOCK_M = {config['BLOCK_M']} is not {rows} rounded up to a power of two"
 
 
 def contends(problem: MatmulProblem) -> bool:

@@ -4,6 +4,7 @@ As `family`, for the other layout of w: it is read once, as wide as its rows are
 that the GPU is full: each leaves the sums of its part, and a second kernel adds the parts up in their order.
 """
 
+import itertools
 from collections.abc import Iterator
 from math import hypot
 from typing import Final, NamedTuple
@@ -13,23 +14,19 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common import upright
-from tritile.families.common.blocks import blocks_fault, launch_fault
 from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.numerics import Numerics
+from tritile.families.common.products import config_fault, resource_fault
 from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
-from tritile.families.few_rows.family import DTYPES
 
 few_rows_across: Final = Kernel("tritile.families.few_rows.kernel_across", "few_rows_across")
 sum_parts: Final = Kernel("tritile.families.few_rows.kernel_across", "sum_parts")
 
 NAME: Final = "few_rows_across"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
-_MAX_BLOCK: Final = 1024
 _UNROLLS: Final = (2, 4, 8)  # rows of w that a thread multiplies in a K iteration; of x at most a word
 _MOST: Final = 32  # sums of a thread, and elements of x that it multiplies in a K iteration
-_REGISTERS: Final = 65536  # of an SM
-_LANES: Final = 128  # that an SM issues to in a clock
 _LEAST: Final = 2  # K iterations of a part
 # What a program of the second kernel adds up: parts at once, and columns.
 _PARTS: Final = 64
@@ -58,6 +55,16 @@ class Fit:
     l2_bytes = 10.7  # of parts that an SM moves in a clock
 
 
+def _configs() -> Iterator[Config]:
+    found = dict[Config, None]()
+    for itemsize, block_m, (block_n, warps, unroll) in itertools.product((2, 4), (1, 2, 4, 8), _TILES):
+        if unroll * block_m <= _MOST and unroll * itemsize <= upright.WORD:
+            own = min(upright.WORD // itemsize, _MOST // block_m)
+            blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 32 * warps * own * unroll // block_n}
+            found[Config.of(warps, 1, NAME, **blocks)] = None
+    yield from found
+
+
 class Shape(NamedTuple):
     """Hold how threads share a tile.
 
@@ -76,8 +83,10 @@ def _shape(config: Config, problem: MatmulProblem) -> Shape:
     return Shape(own, unroll, min(own, max(1, seen.align // itemsize), unit(seen.columns, itemsize)))
 
 
-def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
-    reason = upright.rows_fault(config, upright.sides(problem).rows)
+def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
+    reason = config_fault(config, PARAMETERS, 1024) or upright.fault(
+        config, problem, device, upright.sides(problem), "n"
+    )
     if reason is not None:
         return reason
     own, unroll, _ = _shape(config, problem)
@@ -85,41 +94,16 @@ def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
         return f"BLOCK_N = {config['BLOCK_N']} is not {own} to {32 * config.num_warps * own}"
     if unroll not in _UNROLLS or unroll * problem.itemsize > upright.WORD:
         return f"a thread has {unroll} rows of w, not one of {_UNROLLS}, up to a word of {problem.dtype}"
-    spills = unroll * config["BLOCK_M"] > _MOST
-    return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x" if spills else None
-
-
-def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    reason = (
-        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
-        or launch_fault(config)
-        or upright.fault(problem, device, upright.sides(problem), "n", upright.MOST_ROWS, DTYPES)
-        or _tile_fault(config, problem)
-    )
-    if reason is not None:
-        return reason
+    if unroll * config["BLOCK_M"] > _MOST:
+        return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x"
     programs = _tiles(config, problem) * parts(config, problem, device.processors)
-    return "more programs than a launch counts" if programs >= 2**31 else None
-
-
-def _configs() -> Iterator[Config]:
-    found = dict[Config, None]()
-    for itemsize in (2, 4):
-        for block_m in (1, 2, 4, 8):
-            own = min(upright.WORD // itemsize, _MOST // block_m)
-            for block_n, warps, unroll in _TILES:
-                if block_n <= 32 * warps * own and unroll <= min(_MOST // block_m, upright.WORD // itemsize):
-                    block_k = 32 * warps * own * unroll // block_n
-                    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
-                    found[Config.of(warps, 1, NAME, **blocks)] = None
-    yield from found
+    return resource_fault(device, programs=programs)
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if (config["BLOCK_N"], config.num_warps, _shape(config, problem).unroll) not in _TILES:
         return True
-    least = _TILES[0][0]
-    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, least))
+    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, _TILES[0][0]))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device | None = None) -> int:
@@ -130,7 +114,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device | None = Non
     x = unroll * config["BLOCK_M"] * (1 if upright.sides(problem).x_words else 4)  # with pointers to each
     registers = 24 + loaded + x + sums * (1 + (config["BLOCK_M"] > 1)) + 16 * (unroll > 4)
     threads = 32 * config.num_warps
-    return max(1, min(_REGISTERS // (threads * min(registers, 255)), 1024 // threads))
+    return max(1, min(65536 // (threads * min(registers, 255)), 1024 // threads))
 
 
 def _tiles(config: Config, problem: MatmulProblem) -> int:
@@ -145,30 +129,26 @@ def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
-    own, _, wide = _shape(config, problem)
+    (own, _, wide), seen = _shape(config, problem), upright.sides(problem)
     split, tiles = parts(config, problem, device.processors), _tiles(config, problem)
     busiest = -(-tiles * split // device.processors)  # programs of the busiest SM
     slots = resident(config, problem)
     iterations = -(-problem.k // config["BLOCK_K"] // split)
     block_m, block = config["BLOCK_M"], config["BLOCK_N"] * config["BLOCK_K"]
-    lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
-    x = Fit.x * (1 if upright.sides(problem).x_words else 3) * block_m / own
+    lanes = min(upright.LANES, min(slots, busiest) * config.num_warps * 32)
+    x = Fit.x * (1 if seen.x_words else 3) * block_m / own
     element = Fit.element + Fit.load / wide + Fit.multiply * block_m + x
     element *= 1 + Fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block * element / lanes + Fit.program)
     wait = -(-busiest // slots) * iterations * Fit.latency
     clocks = device.clock_ghz * 1e3
     us = Fit.start_us + hypot(issue / clocks, wait / clocks, problem.bytes / (device.memory_gbps * 1e3))
-    return us if split == 1 else us + _sum_us(problem, split, device)
-
-
-def _sum_us(problem: MatmulProblem, split: int, device: Device) -> float:
-    seen = upright.sides(problem)
-    programs = problem.batch * seen.rows * -(-seen.columns // _COLUMNS)
+    if split == 1:
+        return us
+    programs = problem.batch * seen.rows * -(-seen.columns // _COLUMNS)  # of the second kernel
     waits = -(-split // _PARTS) * -(-programs // (8 * device.processors))
     moved = 8 * split * problem.batch * seen.rows * seen.columns / device.processors
-    clocks = waits * Fit.reads + moved / Fit.l2_bytes
-    return Fit.sum_us + clocks / (device.clock_ghz * 1e3)
+    return us + (Fit.sum_us + (waits * Fit.reads + moved / Fit.l2_bytes) / clocks)
 
 
 def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics:
@@ -190,7 +170,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
         "PARTS": _PARTS, "COLUMNS": _COLUMNS,
     }  # fmt: skip
     kept = values if split == 1 else values | {"extra": None, "EPILOGUE": None}
-    how = options(config) | {"launch_pdl": early}
+    how = options(config, launch_pdl=early)
     made = step_of(few_rows_across, grid(tiles * split, batch), kept, how)
     if split == 1:
         return Work((made,))

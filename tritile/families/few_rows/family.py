@@ -13,10 +13,9 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common import upright
-from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.grids import grid, options
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.products import held
+from tritile.families.common.products import config_fault, held, resource_fault
 from tritile.families.common.work import Kernel, Work, step_of
 from tritile.families.family import Family
 
@@ -26,9 +25,6 @@ NAME: Final = "few_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 _WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
 _MOST_SUMS: Final = 32  # of a thread
-_MAX_BLOCK: Final = 2048
-DTYPES: Final = ("float16", "bfloat16", "float32")
-_LANES: Final = 128  # that an SM issues to in a clock
 # BLOCK_N, bytes of BLOCK_K, warps, stages and the largest BLOCK_M.
 _TILES: Final = (
     (4, 2048, 4, 5, 4),
@@ -54,23 +50,18 @@ class Fit:
     fp32 = 0.65  # share by which instructions are more in fp32
 
 
+def _configs() -> Iterator[Config]:
+    for itemsize in (2, 4):
+        for block_n, across, warps, stages, most in _TILES:
+            for block_m in (m for m in (1, 2, 4, 8) if m <= most):
+                blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
+                yield Config.of(warps, stages, NAME, **blocks)
+
+
 def _words(config: Config, problem: MatmulProblem) -> float:
-    return float(
-        config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize / (upright.WORD * 32 * config.num_warps)
-    )
-
-
-def _tile_fault(config: Config, problem: MatmulProblem) -> str | None:
-    word, reason = upright.WORD // problem.itemsize, upright.rows_fault(config, upright.sides(problem).rows)
-    if reason is not None:
-        return reason
-    if _words(config, problem) not in _WORDS:
-        return f"a thread has {_words(config, problem):g} words of a tile, not {_WORDS}"
-    if _words(config, problem) * config["BLOCK_M"] > _MOST_SUMS:
-        return f"a thread sums more than {_MOST_SUMS} products"
-    if config["BLOCK_K"] < 2 * word * word:
-        return f"BLOCK_K = {config['BLOCK_K']} is below {2 * word * word}"
-    return None
+    """Return the words of a tile of w that a thread has."""
+    size = config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize
+    return float(size / (upright.WORD * 32 * config.num_warps))
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
@@ -78,54 +69,48 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
     return int(tile * (config.num_stages - 1))
 
 
-def _programs(config: Config, problem: MatmulProblem) -> int:
+def _tiles(config: Config, problem: MatmulProblem) -> int:
+    """Return the tiles of a matrix."""
     seen = upright.sides(problem)
-    return int(problem.batch * -(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
+    return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    reason = (
-        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
-        or launch_fault(config)
-        or upright.fault(problem, device, upright.sides(problem), "k", upright.MOST_ROWS, DTYPES)
-        or _tile_fault(config, problem)
-        or shared_fault(shared_bytes(config, problem), device)
+    reason = config_fault(config, PARAMETERS, 2048) or upright.fault(
+        config, problem, device, upright.sides(problem), "k"
     )
     if reason is not None:
         return reason
-    return "more programs than a launch counts" if _programs(config, problem) >= 2**31 else None
-
-
-def _configs() -> Iterator[Config]:
-    for itemsize in (2, 4):
-        for block_n, across, warps, stages, most in _TILES:
-            for block_m in (1, 2, 4, 8):
-                if block_m <= most:
-                    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": across // itemsize}
-                    yield Config.of(warps, stages, NAME, **blocks)
+    word, words = upright.WORD // problem.itemsize, _words(config, problem)
+    if words not in _WORDS:
+        return f"a thread has {words:g} words of a tile, not {_WORDS}"
+    if words * config["BLOCK_M"] > _MOST_SUMS:
+        return f"a thread sums more than {_MOST_SUMS} products"
+    if config["BLOCK_K"] < 2 * word * word:
+        return f"BLOCK_K = {config['BLOCK_K']} is below {2 * word * word}"
+    programs = problem.batch * _tiles(config, problem)
+    return resource_fault(device, shared_bytes(config, problem), programs=programs)
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
-    across = config["BLOCK_K"] * problem.itemsize
-    tiles = [tile[:4] for tile in _TILES]
-    if (config["BLOCK_N"], across, config.num_warps, config.num_stages) not in tiles:
+    tile = config["BLOCK_N"], config["BLOCK_K"] * problem.itemsize, config.num_warps, config.num_stages
+    if tile not in [each[:4] for each in _TILES]:
         return True
     return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, 8))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
     sums = config["BLOCK_M"] * _words(config, problem) * (2 if problem.dtype == "float32" else 1)
-    threads, registers = 32 * config.num_warps, min(255, 64 + sums)
-    return held(device, threads, registers, shared_bytes(config, problem), 32)
+    return held(device, 32 * config.num_warps, min(255, 64 + sums), shared_bytes(config, problem), 32)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
-    seen, programs = upright.sides(problem), _programs(config, problem)
+    seen, programs = upright.sides(problem), problem.batch * _tiles(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)
     iterations = -(-problem.k // config["BLOCK_K"])
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-    lanes = min(_LANES, min(slots, busiest) * config.num_warps * 32)
+    lanes = min(upright.LANES, min(slots, busiest) * config.num_warps * 32)
     element = Fit.element + Fit.multiply * block_m + Fit.load * block_m / block_n / (1 + seen.whole)
     element *= 1 + Fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + Fit.program)
@@ -145,15 +130,12 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    seen = upright.sides(call.problem)
+    seen, tiles = upright.sides(call.problem), _tiles(config, call.problem)
     call = call.transposed if upright.turned(call.problem) else call
     values = upright.arguments(call, config, early)
     values["X_WORDS"] &= seen.whole
     values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": upright.WORD // call.a.itemsize}
-    tiles = -(-values["N"] // (config["BLOCK_N"] * seen.period)) * seen.period
-    how = options(config) | {"launch_pdl": early}
-    step = step_of(few_rows, grid(tiles, values["batch"]), values, how)
-    return Work((step,))
+    return Work((step_of(few_rows, grid(tiles, values["batch"]), values, options(config, launch_pdl=early)),))
 
 
 FAMILY: Final = Family(

@@ -12,29 +12,44 @@ from typing import Any, Final
 from tritile.core.call import GroupedCall, View
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, GroupedProblem
+from tritile.core.problem import GroupedProblem
 from tritile.errors import TuningError
-from tritile.families.common import grids
-from tritile.families.common.blocks import least_blocks, oversized, shared_fault
-from tritile.families.common.cost import Program
-from tritile.families.common.descriptors import BARRIER
+from tritile.families.common import products
+from tritile.families.common.grids import WIDE_FROM, options, unit, units
 from tritile.families.common.numerics import of_product
-from tritile.families.common.products import accumulator_words
+from tritile.families.common.operands import Seen, described, readable, seen_of, storable
 from tritile.families.common.work import Buffer, Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
-from tritile.families.matmul_tma.family import fault
 
 grouped_matmul_tile: Final = Kernel("tritile.families.grouped.kernel", "grouped_matmul_tile")
 grouped_matmul_descriptor: Final = Kernel("tritile.families.grouped.kernel_tma", "grouped_matmul_descriptor")
 
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SUBTILES")
 FAR: Final = 2**30  # rows of a descriptor that is cut at a group's end, as in its kernel
-_MAX_WORDS: Final = 128
 _LEAST_LANES: Final = 32
 _STEP: Final = 2**34  # elements: 2**30 such strides lead once around the address space, of any element
-_MAX_STRIDE: Final = 2**40  # bytes, of a descriptor
+
+
+def _tile_configs() -> Iterator[Config]:
+    """Yield configs of products that order tiles in bands: groups may have several rows of tiles."""
+    for config in tile.FAMILY.configs:
+        if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
+            yield config
+
+
+def _tma_configs() -> Iterator[Config]:
+    for m, n, k in itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128)):
+        if not 16 * 64 <= m * n <= 128 * 256 or (k == 64 and m * n < 64 * 64):
+            continue
+        warps = (4, 8) if m >= 64 and m * n >= 128 * 128 else (4,)
+        for count, stages, persistent in itertools.product(warps, (2, 3, 4, 5, 6, 8), (False, True)):
+            if m * n // (32 * count) > products.MAX_WORDS or (persistent and m * n < 64 * 64):
+                continue
+            kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "PERSISTENT": persistent}
+            for subtiles in (1, 2) if n >= 128 and persistent else (1,):
+                yield Config.of(count, stages, descriptor.NAME, **kwargs, SUBTILES=subtiles)
 
 
 def tiles(config: Config, problem: GroupedProblem) -> int:
@@ -45,13 +60,6 @@ def tiles(config: Config, problem: GroupedProblem) -> int:
     m, n = config["BLOCK_M"], -(-problem.n // config["BLOCK_N"])
     made = min(problem.groups + 1, problem.m)
     return (problem.m + made * (m - 1)) // m * n
-
-
-def shared_bytes(config: Config, problem: GroupedProblem) -> int:
-    tile = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
-    part = config["BLOCK_M"] * config["BLOCK_N"] // config["SUBTILES"] * ITEMSIZE[problem.out_dtype]
-    stored = config["PERSISTENT"] and problem.out_align == 16 and problem.out_layout == "row"
-    return (tile + BARRIER) * config.num_stages + (part if stored else 0)
 
 
 def unreachable(problem: GroupedProblem) -> str | None:
@@ -72,50 +80,16 @@ def unreachable(problem: GroupedProblem) -> str | None:
 
 
 def _tma_illegal(config: Config, problem: GroupedProblem, device: Device) -> str | None:
-    reason = fault(config, problem, device, PARAMETERS) or unreachable(problem)
-    if reason is not None:
-        return reason
-    if tiles(config, problem) >= 2**31:
-        return "more programs than a launch counts"
-    words = accumulator_words(config, problem, device)
-    if words > _MAX_WORDS:
-        return f"{words} accumulator registers a thread, of {_MAX_WORDS}"
-    return shared_fault(shared_bytes(config, problem), device)
-
-
-def _tile_configs() -> Iterator[Config]:
-    """Yield configs of products that order tiles in bands: groups may have several rows of tiles."""
-    for config in tile.FAMILY.configs:
-        if config["GROUP_M"] > 1 and config.num_warps in (4, 8) and config["BLOCK_K"] >= 32:
-            yield config
-
-
-def _tma_configs() -> Iterator[Config]:
-    for m, n, k in itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (64, 128)):
-        if not 16 * 64 <= m * n <= 128 * 256 or (k == 64 and m * n < 64 * 64):
-            continue
-        warps = (4, 8) if m >= 64 and m * n >= 128 * 128 else (4,)
-        for count, stages, persistent in itertools.product(warps, (2, 3, 4, 5, 6, 8), (False, True)):
-            if m * n // (32 * count) > _MAX_WORDS or (persistent and m * n < 64 * 64):
-                continue
-            for subtiles in (1, 2) if n >= 128 and persistent else (1,):
-                kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8}
-                yield Config.of(
-                    count, stages, descriptor.NAME, **kwargs, PERSISTENT=persistent, SUBTILES=subtiles
-                )
+    reason = descriptor.fault(config, problem, device, PARAMETERS) or unreachable(problem)
+    return reason or products.resource_fault(device, programs=tiles(config, problem))
 
 
 def _tma_pointless(config: Config, problem: GroupedProblem, device: Device) -> bool:
     if config["PERSISTENT"] and tiles(config, problem) <= device.processors:
         return True
-    stage = (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
-    if config.num_stages < 5 and shared_bytes(config, problem) + 2 * stage <= device.shared_memory:
-        return True  # room for two more stages
-    return oversized(config, problem, least_blocks(problem) | {"BLOCK_K": 128})
-
-
-def _tma_cost(config: Config, problem: GroupedProblem, device: Device) -> Program:
-    return descriptor.cost(config, problem.even, device)
+    if config.num_stages < 5 and descriptor.is_shallow(config, problem, device):
+        return True
+    return products.is_oversized(config, problem, 128)
 
 
 def _group_stride(view: View) -> int:
@@ -123,7 +97,7 @@ def _group_stride(view: View) -> int:
     return view.batch_strides[0] if view.batch_strides else 0
 
 
-def _args(call: GroupedCall) -> dict[str, Any]:
+def _args(call: GroupedCall, config: Config) -> dict[str, Any]:
     a, b, out = call.a, call.b, call.out
     return {
         "a_ptr": Buffer(a.buffer), "b_ptr": Buffer(b.buffer), "out_ptr": Buffer(out.buffer),
@@ -135,66 +109,34 @@ def _args(call: GroupedCall) -> dict[str, Any]:
         "stride_og": _group_stride(out), "stride_om": out.strides[0], "stride_on": out.strides[1],
         "stride_sa": 0, "stride_sb": 0,
         "PRECISION": call.precision, "RAGGED": "m", "SCALED": False,
-        "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()),
+        "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()), **dict(config.kwargs),
     }  # fmt: skip
-
-
-def _units(view: View) -> tuple[int, int, int]:
-    """Return the largest powers of two that divide a view's group, row and column strides."""
-    rows, columns = (grids.unit(step, view.itemsize) for step in view.strides)
-    return grids.least_unit(view.batch_strides, view.itemsize), rows, columns
 
 
 def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
-    values = _args(call) | dict(config.kwargs)
-    a, b, out = call.a, call.b, call.out
-    m, n, k = (values[f"BLOCK_{side}"] for side in "MNK")
-    sides = ((a, m, k), (b, k, n), (out, m, n))
+    a, b, out, n, k = call.a, call.b, call.out, call.b.shape[1], call.a.shape[1]
+    block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
+    sides = ((a, block_m, block_k), (b, block_k, block_n), (out, block_m, block_n))
     reach = max(rows * view.strides[0] + columns * view.strides[1] for view, rows, columns in sides)
-    values |= {
-        "ALIGN_N": grids.unit(values["N"], a.itemsize), "ALIGN_K": grids.unit(values["K"], a.itemsize),
-        "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
-        "MASK_N": values["N"] % n != 0, "MASK_K": values["K"] % k != 0,
-        "WIDE": reach >= grids.WIDE_FROM,
+    by_group = {name: units(view)[2:] + units(view)[:2] for name, view in (("A", a), ("B", b), ("OUT", out))}
+    values = _args(call, config) | {
+        "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
+        **{f"ALIGN_{name}": aligned for name, aligned in by_group.items()},
+        "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0, "WIDE": reach >= WIDE_FROM,
     }  # fmt: skip
     grid = (tiles(config, call.problem), 1, 1)
-    return Work((step_of(grouped_matmul_tile, grid, values, grids.options(config)),))
+    return Work((step_of(grouped_matmul_tile, grid, values, options(config)),))
 
 
-def _described(view: View, groups: int, rows: int, columns: int) -> Descriptor:
-    """Return the descriptor of an operand, contiguous dimension last, for tiles of `rows` and `columns`."""
-    shape, strides, block = view.shape, view.strides, (rows, columns)
-    if view.layout == "column":
-        shape, strides, block = shape[::-1], strides[::-1], block[::-1]
-    unit = 16 // view.itemsize
-    sizes = (groups if view.batch_strides else 1, *shape)
-    # A dimension of size 1 is never stepped.
-    steps = [
-        s if size > 1 else unit for size, s in zip(sizes, (_group_stride(view), strides[0]), strict=False)
-    ]
-    misplaced = view.address % 16 or (strides[1] != 1 and shape[1] > 1)
-    if misplaced or any(s % unit or not 0 <= s * view.itemsize < _MAX_STRIDE for s in steps):
-        raise TuningError(f"no descriptor sees strides {strides} of {view.itemsize} bytes")
-    return Descriptor(view.buffer, sizes, (steps[0], steps[1], 1), (1, *block))
+def _seen(view: View, groups: int) -> Seen:
+    return seen_of(view, (groups if view.batch_strides else 1,), (_group_stride(view),))
 
 
 def _cut(whole: Descriptor) -> Descriptor:
     """Return the descriptor of one matrix, which a kernel may end at any row: see `load_cut`."""
-    _, columns = whole.shape[1:]
-    step = whole.strides[1]
-    shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR, columns)
+    (_, _, columns), step = whole.shape, whole.strides[1]
+    shape = (WIDE_FROM, WIDE_FROM, FAR, columns)
     return Descriptor(whole.buffer, shape, (_STEP - step, step, step, 1), (1, *whole.block))
-
-
-def _stored(call: GroupedCall, rows: int, columns: int) -> Descriptor | None:
-    out = call.out
-    if out.shape[1] * out.itemsize % 16 or out.layout != "row" or (out.shape[0] > 1 and not out.strides[0]):
-        return None
-    try:
-        whole = _described(out, call.groups, rows, columns)
-    except TuningError:
-        return None
-    return _cut(whole)
 
 
 def descriptor_work(call: GroupedCall, config: Config, processors: int, early: bool) -> Work:
@@ -202,24 +144,25 @@ def descriptor_work(call: GroupedCall, config: Config, processors: int, early: b
 
     Raises TuningError where no descriptor can see an operand.
     """
-    reason = unreachable(call.problem)
-    if reason is not None:
+    a, b, out = (_seen(view, call.groups) for view in (call.a, call.b, call.out))
+    if (reason := unreachable(call.problem)) is not None:
         raise TuningError(reason)
+    for seen, view in ((a, call.a), (b, call.b)):
+        if not readable(seen, view):
+            raise TuningError(f"no descriptor sees strides {view.strides} of {view.itemsize} bytes")
     m, n, k = (config[f"BLOCK_{side}"] for side in "MNK")
-    a = _described(call.a, call.groups, m, k)
-    b = _described(call.b, call.groups, k, n)
-    rows = call.a.layout != "column", call.b.layout != "column"
-    a, b = (operand._replace(rounded=call.precision == "tf32") for operand in (a, b))
-    out = _stored(call, m, n // config["SUBTILES"])
-    values = _args(call) | dict(config.kwargs)
-    values |= {
-        "a_desc": a, "b_desc": b, "out_desc": out, "BY_DESCRIPTOR": out is not None,
-        "A_ROW": rows[0], "B_ROW": rows[1], "WAIT": early,
+    stored, rounded = call.out.layout == "row" and storable(out, call.out), call.precision == "tf32"
+    cut = _cut(described(out, call.out).descriptor(m, n // config["SUBTILES"])) if stored else None
+    values = _args(call, config) | {
+        "a_desc": described(a, call.a).descriptor(m, k, rounded=rounded),
+        "b_desc": described(b, call.b).descriptor(k, n, rounded=rounded),
+        "out_desc": cut, "BY_DESCRIPTOR": stored,
+        "A_ROW": not a.transposed, "B_ROW": not b.transposed, "WAIT": early,
     }  # fmt: skip
     made = tiles(config, call.problem)
     grid = (min(made, processors) if config["PERSISTENT"] else made, 1, 1)
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
-    return Work((step_of(grouped_matmul_descriptor, grid, values, options),))
+    how = {"num_warps": config.num_warps, "num_stages": config.num_stages, "launch_pdl": early}
+    return Work((step_of(grouped_matmul_descriptor, grid, values, how),))
 
 
 TILE: Final = Family(
@@ -228,6 +171,7 @@ TILE: Final = Family(
 )  # fmt: skip
 DESCRIPTOR: Final = Family(
     GroupedProblem.op, descriptor.NAME, grouped_matmul_descriptor, _tma_configs, _tma_illegal,
-    _tma_pointless, _tma_cost, descriptor_work,
+    _tma_pointless, lambda config, problem, device: descriptor.cost(config, problem.even, device),
+    descriptor_work,
     numerics=functools.partial(of_product, rounding="tma"),
 )  # fmt: skip

@@ -9,26 +9,9 @@ from tritile.core.call import MatmulCall, View
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import FP8_DTYPES, ITEMSIZE, MatmulProblem, Product
-from tritile.families.common.blocks import (
-    blocks_fault,
-    late_fault,
-    launch_fault,
-    least_blocks,
-    order_fault,
-    oversized,
-    shared_fault,
-)
+from tritile.families.common import products
 from tritile.families.common.cost import Program
-from tritile.families.common.grids import WIDE_FROM, grid, least_unit, options, unit
-from tritile.families.common.products import (
-    accumulator_words,
-    held,
-    in_parts,
-    input_precision,
-    loads_per_thread,
-    uses_tensor_cores,
-    warpgroup_mma,
-)
+from tritile.families.common.grids import WIDE_FROM, grid, options, unit, units
 from tritile.families.common.rates import multiply_clocks, turning
 from tritile.families.common.work import (
     Buffer,
@@ -45,13 +28,17 @@ matmul_tile: Final = Kernel("tritile.families.matmul_tile.kernel", "matmul_tile"
 
 NAME: Final = "tile"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M")
-_MAX_BLOCK: Final = 256
-MAX_REGISTER_WORDS: Final = 128  # 32-bit words of accumulator a thread can hold and still not spill
 _REGISTER_SHARE: Final = 0.88  # share of a thread's registers that accumulator and loads may take together
 _SPARED_WORDS: Final = 16.6  # registers that neither accumulator nor loads can have
 _WORDS_PER_LOAD: Final = 2.5  # registers that a load keeps busy: address, mask, value
-MAX_PLAIN_K: Final = 32  # without tensor cores a block of K is fully unrolled, and summed in plain fp32
-PLAIN_FMA_WORDS: Final = 64  # the same where operands and partial sums are in registers too
+_PLAIN_K: Final = 32  # without tensor cores a block of K is fully unrolled, and summed in plain fp32
+_PLAIN_WORDS: Final = 64  # of accumulator where operands and partial sums are in registers too
+
+
+def _configs() -> Iterator[Config]:
+    blocks = itertools.product((16, 32, 64, 128, 256), repeat=3)
+    for (m, n, k), warps, stages, group in itertools.product(blocks, (2, 4, 8, 16), (2, 3, 4, 5, 6), (1, 8)):
+        yield Config.of(warps, stages, NAME, BLOCK_M=m, BLOCK_N=n, BLOCK_K=k, GROUP_M=group)
 
 
 def shared_bytes(config: Config, problem: Product, device: Device) -> int:
@@ -60,78 +47,64 @@ def shared_bytes(config: Config, problem: Product, device: Device) -> int:
     A pipelined load of a tile keeps a buffer for each stage in flight: num_stages on tensor cores
     that read shared memory while it is held (wgmma, tcgen05), one less elsewhere.
     """
-    held = warpgroup_mma(config, problem, device)
-    stages = max(1, config.num_stages if held else config.num_stages - 1)
+    in_flight = config.num_stages - (not products.warpgroup_mma(config, problem, device))
     k_bytes = config["BLOCK_K"] * problem.itemsize
-    columns = config["BLOCK_N"] * problem.rights
-    operands = ((config["BLOCK_M"], problem.a_align), (columns, problem.b_align))
+    sides = ((config["BLOCK_M"], problem.a_align), (config["BLOCK_N"] * problem.rights, problem.b_align))
     # Copies of less than 4 bytes are not asynchronous, and so not pipelined.
-    return sum(size * k_bytes * (stages if align >= 4 else 1) for size, align in operands)
+    return sum(size * k_bytes * (max(1, in_flight) if align >= 4 else 1) for size, align in sides)
 
 
 def _fragment_words(config: Config, problem: Product, device: Device) -> float:
     """Return registers of a thread for operands that tensor cores do not read from shared memory."""
-    if not device.nvidia or not uses_tensor_cores(problem) or warpgroup_mma(config, problem, device):
+    by_warps = device.nvidia and products.uses_tensor_cores(problem)
+    if not by_warps or products.warpgroup_mma(config, problem, device):
         return 0.0
     return float((config["BLOCK_M"] * config["BLOCK_N"] * problem.rights / config.num_warps) ** 0.5)
 
 
-def _tile_fault(config: Config, problem: Product, device: Device) -> str | None:
+def illegal(config: Config, problem: Product, device: Device) -> str | None:
+    tensor_cores = products.uses_tensor_cores(problem)
+    if (reason := products.config_fault(config, PARAMETERS)) is not None:
+        return reason
     if problem.dtype in FP8_DTYPES and 0 < device.nvidia < 89:
         return f"{problem.dtype} needs compute capability 8.9, not {device.nvidia / 10}"
-    for name, least in least_blocks(problem).items():
-        if config[name] < least:
-            return f"{name} = {config[name]} is below the {least} that tl.dot takes for {problem.dtype}"
-    if not uses_tensor_cores(problem) and config["BLOCK_K"] > MAX_PLAIN_K:
-        return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {MAX_PLAIN_K}"
-    late = late_fault(config, problem, device)
-    if late is not None:
-        return late
-    words = accumulator_words(config, problem, device)
-    most = MAX_REGISTER_WORDS if uses_tensor_cores(problem) else PLAIN_FMA_WORDS
-    if words > most:
-        return f"{words} accumulator registers a thread, of {most}"
-    held = words + _WORDS_PER_LOAD * loads_per_thread(config, problem, device)
-    held += _fragment_words(config, problem, device)
-    room = _REGISTER_SHARE * min(255, 65536 // (config.num_warps * device.warp_size))
-    if held > room:
-        return f"{held:.0f} registers a thread for accumulator and loads, of {room:.0f}"
-    return None
-
-
-def illegal(config: Config, problem: Product, device: Device) -> str | None:
-    return (
-        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
-        or launch_fault(config)
-        or shared_fault(shared_bytes(config, problem, device), device)
-        or _tile_fault(config, problem, device)
+    if not tensor_cores and config["BLOCK_K"] > _PLAIN_K:
+        return f"BLOCK_K = {config['BLOCK_K']} unrolls too far without tensor cores, above {_PLAIN_K}"
+    words = products.accumulator_words(config, problem, device)
+    reason = (
+        products.dot_fault(config, problem)
+        or products.late_fault(config, problem, device)
+        or products.resource_fault(
+            device,
+            shared_bytes(config, problem, device),
+            words,
+            products.MAX_WORDS if tensor_cores else _PLAIN_WORDS,
+        )
     )
-
-
-def _configs() -> Iterator[Config]:
-    blocks = itertools.product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
-    for (m, n, k), warps, stages, group in itertools.product(blocks, (2, 4, 8, 16), (2, 3, 4, 5, 6), (1, 8)):
-        kwargs = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group}
-        yield Config.of(family=NAME, num_warps=warps, num_stages=stages, **kwargs)
+    if reason is not None:
+        return reason
+    busy = words + _WORDS_PER_LOAD * products.loads_per_thread(config, problem, device)
+    busy += _fragment_words(config, problem, device)
+    room = _REGISTER_SHARE * min(255, 65536 // (config.num_warps * device.warp_size))
+    return f"{busy:.0f} registers a thread for accumulator and loads, of {room:.0f}" if busy > room else None
 
 
 def pointless(config: Config, problem: Product, device: Device) -> bool:
-    if order_fault(config, problem):
-        return True
-    if min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3:
-        return True  # copies of less than 4 bytes are not asynchronous: more stages do not help
-    return oversized(config, problem, least_blocks(problem))
+    # Copies of less than 4 bytes are not asynchronous: more stages do not help.
+    deep = min(problem.a_align, problem.b_align) < 4 and config.num_stages > 3
+    return deep or products.is_disordered(config, problem) or products.is_oversized(config, problem)
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
-    threads = config.num_warps * device.warp_size
-    registers = min(255, accumulator_words(config, problem, device) + 56)
-    return held(device, threads, registers, shared_bytes(config, problem, device), 16)
+    registers = min(255, products.accumulator_words(config, problem, device) + 56)
+    threads, shared = config.num_warps * device.warp_size, shared_bytes(config, problem, device)
+    return products.held(device, threads, registers, shared, 16)
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     m, n, threads = config["BLOCK_M"], config["BLOCK_N"], config.num_warps * device.warp_size
-    tensor_cores, loads = uses_tensor_cores(problem), loads_per_thread(config, problem, device)
+    tensor_cores = products.uses_tensor_cores(problem)
+    loads = products.loads_per_thread(config, problem, device)
     slow = turning(problem, device, None)
     if problem.dtype == "float64":
         # Hopper has warp instructions only here; a block is requested when the last of two is done.
@@ -142,13 +115,13 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     # Registers that loads keep busy spill sums: most where loads are not asynchronous.
     align = min(problem.a_align, problem.b_align)
     kept = loads * (1.3 if align >= 16 else 4.0 if align >= 4 else 8.0)
-    kept += accumulator_words(config, problem, device)
+    kept += products.accumulator_words(config, problem, device)
     kept += 2 * _fragment_words(config, problem, device)  # the next ones are loaded ahead
     spilling = 1.0 + max(0.0, kept + _SPARED_WORDS - min(255, 65536 // threads)) / 64
     return Program(
         resident(config, problem, device),
         multiply_clocks(config, problem, device) * slow * spilling,
-        not tensor_cores or not device.has_tma or warpgroup_mma(config, problem, device),
+        not tensor_cores or not device.has_tma or products.warpgroup_mma(config, problem, device),
         m * n * ITEMSIZE[problem.out_dtype],
         config.num_warps,
         loads * config.num_warps * spilling,
@@ -156,55 +129,46 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     )
 
 
-def _units(view: View) -> tuple[int, int, int]:
-    """Return the largest powers of two that divide a view's row, column and batch strides."""
-    rows, columns = (unit(step, view.itemsize) for step in view.strides)
-    return rows, columns, least_unit(view.batch_strides, view.itemsize)
+def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
+    a, b, out, up = call.a, call.b, call.out, call.up
+    (m, k), n, shape = a.shape, b.shape[1], call.batch_shape or (1,)  # kernels cannot index an empty batch
 
+    def steps(view: View) -> tuple[int, ...]:
+        return view.batch_strides if call.batch_shape else (0,)
 
-def _batch(batch_shape: tuple[int, ...], *views: View) -> tuple[tuple[int, ...], ...]:
-    """Return the batch's shape and each operand's strides: never empty, which kernels could not index."""
-    if not batch_shape:
-        return ((1,), *(((0,),) * len(views)))
-    return (batch_shape, *(view.batch_strides for view in views))
-
-
-def _args(call: MatmulCall) -> dict[str, Any]:
-    a, b, out = call.a, call.b, call.out
-    (m, k), n = a.shape, b.shape[1]
-    batch_shape, a_batch, b_batch, out_batch = _batch(call.batch_shape, a, b, out)
-    spans = [view.span for view in (a, b, out, call.up) if view is not None]
-    exact = call.dtype == "float32" and call.precision == "ieee"
-    return {
+    spans = [view.span for view in (a, b, out, up) if view is not None]
+    # Which edges tiles overhang.
+    masks = {
+        f"MASK_{side}": size % config[f"BLOCK_{side}"] != 0
+        for side, size in zip("MNK", (m, n, k), strict=True)
+    }
+    # Alignment of M may gain nothing: one kernel for all such M.
+    any_m = masks["MASK_M"] and 1 not in (a.strides[0], out.strides[0])
+    values: dict[str, Any] = {
         "a_ptr": Buffer(a.buffer), "b_ptr": Buffer(b.buffer), "out_ptr": Buffer(out.buffer),
         "M": m, "N": n, "K": k,
         "stride_am": a.strides[0], "stride_ak": a.strides[1],
         "stride_bk": b.strides[0], "stride_bn": b.strides[1],
         "stride_om": out.strides[0], "stride_on": out.strides[1],
-        "batch": prod(batch_shape), "batch_shape": batch_shape,
-        "a_batch_strides": a_batch, "b_batch_strides": b_batch, "out_batch_strides": out_batch,
-        **epilogue_arguments(call, len(batch_shape)), **fallback_arguments(call),
-        "ALIGN_M": unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
-        "ALIGN_A": _units(a), "ALIGN_B": _units(b), "ALIGN_OUT": _units(out),
-        "WIDE": max(*spans, m, n, k, prod(batch_shape)) >= WIDE_FROM,
-        "PRECISION": input_precision(call), "COMPENSATED": exact, "PROMOTE": in_parts(call),
+        "batch": prod(shape), "batch_shape": shape,
+        "a_batch_strides": steps(a), "b_batch_strides": steps(b), "out_batch_strides": steps(out),
+        **epilogue_arguments(call, len(shape)), **fallback_arguments(call),
+        "ALIGN_M": 1 if any_m else unit(m, a.itemsize), "ALIGN_N": unit(n, a.itemsize),
+        "ALIGN_K": unit(k, a.itemsize),
+        "ALIGN_A": units(a), "ALIGN_B": units(b), "ALIGN_OUT": units(out),
+        "WIDE": max(*spans, m, n, k, prod(shape)) >= WIDE_FROM,
+        "PRECISION": "ieee" if call.problem.promoted else call.precision, "PROMOTE": call.problem.promoted,
+        "COMPENSATED": call.dtype == "float32" and call.precision == "ieee",
+        **masks, **dict(config.kwargs),
     }  # fmt: skip
-
-
-def work(call: MatmulCall, config: Config, processors: int = 0, early: bool = False) -> Work:
-    values = _args(call) | dict(config.kwargs)
-    if (up := call.up) is not None:
+    if up is not None:
         values |= {
             "up_ptr": Buffer(up.buffer), "stride_uk": up.strides[0], "stride_un": up.strides[1],
-            "up_batch_strides": _batch(call.batch_shape, up)[1], "ALIGN_UP": _units(up),
+            "up_batch_strides": steps(up), "ALIGN_UP": units(up),
         }  # fmt: skip
-    # Which edges tiles overhang.
-    values |= {f"MASK_{side}": values[side] % values[f"BLOCK_{side}"] != 0 for side in "MNK"}
-    if values["MASK_M"] and 1 not in (values["stride_am"], values["stride_om"]):
-        values["ALIGN_M"] = 1  # alignment of M gains nothing here: one kernel for all such M
-    tiles = -(-values["M"] // values["BLOCK_M"]) * -(-values["N"] // values["BLOCK_N"])
+    tiles = -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
     kernel = matmul_tile if up is None else gated_tile
-    return Work((step_of(kernel, grid(tiles, values["batch"]), values, options(config)),))
+    return Work((step_of(kernel, grid(tiles, prod(shape)), values, options(config)),))
 
 
 FAMILY: Final = Family(

@@ -7,17 +7,16 @@ words, and x is copied instead: once for each place in a word at which rows of w
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.grids import POLLS, options
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.products import held, warpgroup_mma
-from tritile.families.common.upright import Sides, arguments, fault, rows_fault, sides_of
+from tritile.families.common.products import config_fault, held, resource_fault, warpgroup_mma
+from tritile.families.common.upright import Sides, arguments, fault, sides_of
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, epilogue_arguments, step_of
 from tritile.families.family import Family
 
@@ -27,18 +26,15 @@ odd_rows: Final = Kernel("tritile.families.odd_rows.kernel", "odd_rows")
 NAME: Final = "odd_rows"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "SPLIT_K")
 MOST_ROWS: Final = 256
-_DTYPES: Final = ("float16", "bfloat16")
 _WORD: Final = 8  # elements
 _ROW: Final = 256  # elements, of which rows of the copies are whole numbers
 _COPIED: Final = 2048  # elements of x that a program copies: with 256 starting programs takes the time
 _TURNED: Final = 32  # rows of x that a program copies where these, and not K, are contiguous
-_MAX_BLOCK: Final = 256
 # BLOCK_N, BLOCK_K, warps and stages, for BLOCK_M up to 128 and for 256.
 _TILES: Final = (
     *itertools.product((16, 32, 64, 128), ((32, 128, 4, 5), (64, 64, 4, 5), (64, 128, 4, 4))),
     *itertools.product((256,), ((64, 64, 8, 5), (128, 64, 8, 4))),
 )
-_SPLITS: Final = (1, 2, 4, 8, 16)
 
 
 class Fit:
@@ -57,6 +53,12 @@ class Fit:
     stored_rows = 1.03  # elements of a result that is turned over: they lie in rows
 
 
+def _configs() -> Iterator[Config]:
+    for (block_m, (block_n, block_k, warps, stages)), split in itertools.product(_TILES, (1, 2, 4, 8, 16)):
+        blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_K": split}
+        yield Config.of(warps, stages, NAME, **blocks)
+
+
 def _turns(problem: MatmulProblem) -> bool:
     return problem.n < problem.m
 
@@ -65,39 +67,9 @@ def _sides(problem: MatmulProblem) -> Sides:
     return sides_of(problem, _turns(problem))
 
 
-def _fault(problem: MatmulProblem, device: Device) -> str | None:
-    seen = _sides(problem)
-    reason = fault(problem, device, seen, "k", MOST_ROWS, _DTYPES)
-    if reason is None and problem.batch > 1:
-        return "matrices of a batch begin at places of their own"
-    return "rows of the larger operand are whole words" if reason is None and seen.period == 1 else reason
-
-
-def _blocks(config: Config, problem: MatmulProblem) -> int:
-    return -(-problem.k // config["BLOCK_K"])
-
-
-def _tile_fault(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    reason = rows_fault(config, max(16, _sides(problem).rows))
-    if reason is not None:
-        return reason
-    if config["BLOCK_N"] < 16 or config["BLOCK_K"] < 16:
-        return "a tile of tensor cores has 16 columns at least, and 16 of K"
-    if config["SPLIT_K"] > max(1, _blocks(config, problem) // 2):
-        return f"SPLIT_K = {config['SPLIT_K']} leaves programs with less than two blocks of K"
-    programs = _tiles(config, problem) * config["SPLIT_K"]
-    if config["SPLIT_K"] > 1 and programs > device.processors * resident(config, problem, device):
-        return f"{programs} programs, of which some would wait for others to start"
-    words = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps)
-    fused = problem.epilogue
-    most = 64 if fused.activation == "gelu" or "full" in (fused.bias, fused.residual) else 128  # more spill
-    return f"{words} accumulator registers a thread, above {most}" if words > most else None
-
-
 def shared_bytes(config: Config, problem: MatmulProblem, device: Device) -> int:
     tile = (config["BLOCK_N"] + config["BLOCK_M"]) * config["BLOCK_K"] * problem.itemsize
-    stages = config.num_stages if warpgroup_mma(config, problem, device) else config.num_stages - 1
-    return int(tile * max(1, stages))
+    return int(tile * max(1, config.num_stages - (not warpgroup_mma(config, problem, device))))
 
 
 def _tiles(config: Config, problem: MatmulProblem) -> int:
@@ -116,19 +88,26 @@ def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    return (
-        blocks_fault(config, PARAMETERS, _MAX_BLOCK)
-        or launch_fault(config)
-        or _fault(problem, device)
-        or _tile_fault(config, problem, device)
-        or shared_fault(shared_bytes(config, problem, device), device)
+    seen = _sides(problem)
+    if problem.batch > 1:
+        return "matrices of a batch begin at places of their own"
+    if seen.along == "k" and seen.period == 1:
+        return "rows of the larger operand are whole words"
+    reason = config_fault(config, PARAMETERS) or fault(
+        config, problem, device, seen, "k", MOST_ROWS, ("float16", "bfloat16"), 16
     )
-
-
-def _configs() -> Iterator[Config]:
-    for (block_m, (block_n, block_k, warps, stages)), split in itertools.product(_TILES, _SPLITS):
-        blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "SPLIT_K": split}
-        yield Config.of(warps, stages, NAME, **blocks)
+    if reason is not None:
+        return reason
+    if config["BLOCK_N"] < 16 or config["BLOCK_K"] < 16:
+        return "a tile of tensor cores has 16 columns at least, and 16 of K"
+    split, programs = config["SPLIT_K"], _tiles(config, problem) * config["SPLIT_K"]
+    if split > max(1, -(-problem.k // config["BLOCK_K"]) // 2):
+        return f"SPLIT_K = {split} leaves programs with less than two blocks of K"
+    if split > 1 and programs > device.processors * resident(config, problem, device):
+        return f"{programs} programs, of which some would wait for others to start"
+    words, fused = config["BLOCK_M"] * config["BLOCK_N"] // (32 * config.num_warps), problem.epilogue
+    most = 64 if fused.activation == "gelu" or "full" in (fused.bias, fused.residual) else 128  # more spill
+    return resource_fault(device, shared_bytes(config, problem, device), words, most)
 
 
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
@@ -150,7 +129,7 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     programs = _tiles(config, problem) * split
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     together = min(busiest, resident(config, problem, device))
-    iterations = -(-_blocks(config, problem) // split)
+    iterations = -(-problem.k // config["BLOCK_K"] // split)
     tile = (min(config["BLOCK_M"], seen.rows) + config["BLOCK_N"]) * config["BLOCK_K"] * problem.itemsize
     waited = Fit.latency / max(1, config.num_stages - 1)
     products = config["BLOCK_M"] * config["BLOCK_N"] * config["BLOCK_K"]
@@ -185,19 +164,18 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     m, n, row = values["M"], values["N"], -(-values["K"] // _ROW) * _ROW
     rows = _TURNED if call.a.strides[0] == 1 and m > 1 else 1
     scratch = {"copies": Section(call.dtype, copied(call.problem)[1])}
-    shared: dict[str, Any] = {"parts_ptr": None, "counters_ptr": None, "POLLS": 0}
-    if split > 1:
-        scratch["parts"] = Section("float32", tiles * split * config["BLOCK_M"] * config["BLOCK_N"])
-        shared = {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), "POLLS": POLLS}
-    values |= shared | {
+    values |= {
         "copies_ptr": Buffer("copies"), "stride_w": values["stride_w"] if n > 1 else 0, "stride_cm": row,
-        **epilogue_arguments(call, 2),
+        "parts_ptr": None, "counters_ptr": None, "POLLS": 0, **epilogue_arguments(call, 2),
         "PERIOD": seen.period, "WORD": _WORD, "ROW": _ROW, "ROWS": rows, "BLOCK": _COPIED // rows,
     }  # fmt: skip
+    if split > 1:
+        scratch["parts"] = Section("float32", tiles * split * config["BLOCK_M"] * config["BLOCK_N"])
+        values |= {"parts_ptr": Buffer("parts"), "counters_ptr": Buffer(COUNTERS), "POLLS": POLLS}
     laid = {"num_warps": 8, "num_stages": 1, "launch_pdl": early}
     grid = (-(-row * rows // _COPIED), -(-m // rows), seen.period)
     copies = step_of(copy_shifted, grid, values, laid)
-    product = step_of(odd_rows, (tiles, split, 1), values, options(config) | {"launch_pdl": early})
+    product = step_of(odd_rows, (tiles, split, 1), values, options(config, launch_pdl=early))
     return Work((copies, product), scratch, tiles if split > 1 else 0)
 
 

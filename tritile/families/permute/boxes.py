@@ -16,17 +16,16 @@ from tritile.core.device import Device
 from tritile.core.permutation import merged
 from tritile.core.problem import PermuteProblem
 from tritile.families.common import grids
-from tritile.families.common.blocks import blocks_fault, launch_fault, shared_fault
 from tritile.families.common.cost import overlapped
+from tritile.families.common.products import config_fault, resource_fault
 from tritile.families.common.work import Buffer, Kernel, Work, step_of
 from tritile.families.family import Family
-from tritile.families.permute.family import TILE, digits
+from tritile.families.permute.family import TILE, WORD, Parts, digits
 
 permute_box: Final = Kernel("tritile.families.permute.box", "permute_box")
 
 BOX: Final = "box"
 PARAMETERS: Final = ("BLOCK", "BLOCK_M", "BLOCK_N")
-_WORD: Final = 4  # bytes
 _MOST: Final = 16384  # elements of a box: twice its bits are fewer than 32
 _HELD: Final = 64  # elements of a box that a thread takes
 _BANKS: Final = 32  # of shared memory, a word each
@@ -50,15 +49,6 @@ class Fit:
     clock = 0.934  # share of the highest clock
     power = 3.1  # the larger, the less the faster bounds add to the slowest
     start_us = 1.96
-
-
-class Parts(NamedTuple):
-    """Hold microseconds that each part of a GPU takes by itself."""
-
-    memory: float
-    shared: float
-    instructions: float
-    wait: float  # for data, of the programs that fit at once
 
 
 class Box(NamedTuple):
@@ -106,34 +96,24 @@ def _merged(sides: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], l
     return [*sizes[::-1]] or [1], [[*column[::-1]] or [0] for column in columns]
 
 
-def _read(problem: PermuteProblem, sides: Sequence[int]) -> int:
-    """Return the elements, at most 16 bytes, in which runs of x, and boxes after the first, are whole."""
-    x = problem.x_strides
-    order = _by(x)
-    sizes, (steps,) = _merged([sides[i] for i in order], [x[i] for i in order])
-    apart = [x[i] * sides[i] for i in order if sides[i] < problem.shape[i]]
-    return gcd(16 // problem.itemsize, sizes[0], *steps[1:], *apart) if steps[0] == 1 else 1
-
-
 @functools.lru_cache(4096)
 def _box(problem: PermuteProblem, run_out: int, run_x: int, block: int) -> Box:
     sides, size, shape = _sides(problem, run_out, run_x, block), problem.itemsize, problem.shape
-    out = [i for i in _by(problem.out_strides) if sides[i] > 1]
+    x, out = problem.x_strides, problem.out_strides
+    cut = [i for i, side in enumerate(sides) if side < shape[i]]
+    # Elements, at most 16 bytes, in which runs of x, and boxes after the first, are whole.
+    order = _by(x)
+    runs, (steps,) = _merged([sides[i] for i in order], [x[i] for i in order])
+    read = gcd(16 // size, runs[0], *steps[1:], *(x[i] * sides[i] for i in cut)) if steps[0] == 1 else 1
     inner: list[int] = []
-    while len(inner) < len(out) and problem.out_strides[out[len(inner)]] == prod(sides[i] for i in inner):
-        inner.append(out[len(inner)])
-    outer = [i for i in out if i not in inner]
-
-    def even(dims: Sequence[int], strides: Sequence[int], align: int) -> int:
-        """Return what divides a run of these dimensions, and its starts, in elements up to `align`."""
-        unit = max(1, align // size)
-        starts = [strides[i] * gcd(sides[i], shape[i] - sides[i]) for i in dims if sides[i] < shape[i]]
-        return gcd(unit, prod(sides[i] for i in dims), *starts)
-
-    read = _read(problem, sides)
-    lanes = max(1, _WORD // size) if inner else 1
-    skewed = lanes > 1 and even(inner, problem.out_strides, problem.out_align) % lanes > 0
-    return Box(sides, read, lanes, skewed, tuple(inner), tuple(outer))
+    outer = [i for i in _by(out) if sides[i] > 1]
+    while outer and out[outer[0]] == prod(sides[i] for i in inner):
+        inner.append(outer.pop(0))
+    lanes = max(1, WORD // size) if inner else 1
+    # What divides a piece, and its starts, in elements.
+    starts = [out[i] * gcd(sides[i], shape[i] - sides[i]) for i in inner if i in cut]
+    even = gcd(max(1, problem.out_align // size), prod(sides[i] for i in inner), *starts)
+    return Box(sides, read, lanes, lanes > 1 and even % lanes > 0, tuple(inner), tuple(outer))
 
 
 def box_of(config: Config, problem: PermuteProblem) -> Box:
@@ -155,12 +135,10 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
         return f"boxes were not tried on {device.name}, which is not NVIDIA's"
     if not contends(problem):
         return "boxes are of elements of 1 to 8 bytes that differ"
-    block = config["BLOCK"]
-    fault = blocks_fault(config, PARAMETERS, _MOST) or launch_fault(config)
-    fault = fault or shared_fault(block * problem.itemsize, device)
-    if fault:
-        return fault
-    if not device.warp_size * config.num_warps <= block <= _HELD * device.warp_size * config.num_warps:
+    if (reason := config_fault(config, PARAMETERS, _MOST)) is not None:
+        return reason
+    block, threads = config["BLOCK"], device.warp_size * config.num_warps
+    if not threads <= block <= _HELD * threads:
         return f"{block} elements are too few or too many for {config.num_warps} warps"
     box = box_of(config, problem)
     if not block < 2 * prod(box.sides) <= 2 * block:
@@ -170,7 +148,7 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
         return f"pieces of {piece} elements are too short"
     if ends(box) > block or boxes_of(box, problem) >= 2**31 or max(problem.shape) >= 2**31:
         return "too many pieces or boxes, or a side that 32 bits do not count"
-    return None
+    return resource_fault(device, block * problem.itemsize)
 
 
 def configs() -> Iterator[Config]:
@@ -179,7 +157,7 @@ def configs() -> Iterator[Config]:
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
-    """Tell whether another config has the same boxes, and is named by shorter runs."""
+    """True if another config has the same boxes, and is named by shorter runs."""
     block, run_out, run_x = (config[name] for name in PARAMETERS)
     shorter = ((m, n) for size, m, n, _ in _CONFIGS if size == block and (m, n) < (run_out, run_x))
     return any(_box(problem, m, n, block) == box_of(config, problem) for m, n in shorter)
@@ -190,7 +168,7 @@ def contends(problem: PermuteProblem) -> bool:
 
 
 def runs(box: Box, problem: PermuteProblem) -> tuple[int, int]:
-    """Tell how many elements of a box lie side by side in x, and in out."""
+    """Return how many elements of a box lie side by side in x, and in out."""
     have = 1
     for i in _by(problem.x_strides):
         if problem.x_strides[i] != have:
@@ -214,12 +192,12 @@ def _conflicts(box: Box, problem: PermuteProblem) -> float:
         for i in (*box.inner, *box.outer):
             index, at = divmod(index, box.sides[i])
             place += at * starts[i]
-        return place * problem.itemsize // _WORD
+        return place * problem.itemsize // WORD
 
     most = 0
     for lane in range(box.lanes):
-        asked = {word(thread * box.lanes + lane) for thread in range(_BANKS)}
-        most += max(Counter(each % _BANKS for each in asked).values())
+        words = {word(thread * box.lanes + lane) for thread in range(_BANKS)}
+        most += max(Counter(each % _BANKS for each in words).values())
     return most / box.lanes
 
 
@@ -295,17 +273,15 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
     inner = _run(of(sides, box.inner), of(places, box.inner), of(x, box.inner))
     piece_size = prod(of(sides, box.inner))
     words = (piece_size - (box.lanes - 1 if box.skewed else 0)) // box.lanes
-    grid = [i for i in _by(out) if sides[i] < shape[i]]
-    counts = [-(-shape[i] // sides[i]) for i in grid]
-    dims = [
-        (*digits((count, 1))[0], sides[i], shape[i] - sides[i]) for i, count in zip(grid, counts, strict=True)
-    ]
+    cut = [i for i in _by(out) if sides[i] < shape[i]]
+    dims = [(*digits((-(-shape[i] // sides[i]), 1))[0], sides[i], shape[i] - sides[i]) for i in cut]
     values = {
         "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
         "box_dims": tuple(dims) or ((1, 0, 0, 1, 0),),
-        "x_box_strides": tuple(of(x, grid)) or (0,), "out_box_strides": tuple(of(out, grid)) or (0,),
+        "x_box_strides": tuple(of(x, cut)) or (0,), "out_box_strides": tuple(of(out, cut)) or (0,),
         "reads": prod(sides) // box.read, "read_magics": read_magics, "read_steps": read_steps,
-        "pieces": prod(of(sides, box.outer)), "piece_size": piece_size, "word_magic": _magics((words, 1))[0],
+        "pieces": prod(of(sides, box.outer)), "piece_size": piece_size,
+        "word_magic": _magics((words, 1))[0],
         "piece_magics": pieces[0], "piece_places": pieces[1], "piece_x_steps": pieces[2],
         "piece_out_steps": pieces[3],
         "inner_magics": inner[0], "inner_places": inner[1], "inner_x_steps": inner[2],
@@ -313,8 +289,8 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "WIDE": max(problem.spans) >= grids.WIDE_FROM, "FLIP_LAST": call.flip[1], "WAIT": early,
         "BLOCK": config["BLOCK"],
     }  # fmt: skip
-    options = grids.options(config) | {"launch_pdl": early}
-    return Work((step_of(permute_box, (boxes_of(box, problem), 1, 1), values, options),))
+    how = grids.options(config, launch_pdl=early)
+    return Work((step_of(permute_box, (boxes_of(box, problem), 1, 1), values, how),))
 
 
 FAMILY: Final = Family(

@@ -16,10 +16,9 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import PermuteProblem
 from tritile.families.common import grids
-from tritile.families.common.blocks import blocks_fault, launch_fault, order_fault, shared_fault
 from tritile.families.common.cost import overlapped
 from tritile.families.common.numerics import Numerics
-from tritile.families.common.products import held
+from tritile.families.common.products import config_fault, held, is_disordered, resource_fault
 from tritile.families.common.work import Buffer, Kernel, Step, Work, step_of
 from tritile.families.family import Family
 
@@ -30,13 +29,25 @@ permute_packed: Final = Kernel("tritile.families.permute.packed", "permute_packe
 NAME: Final = "tile"
 PACKED: Final = "packed"
 PARAMETERS: Final = ("BLOCK_M", "BLOCK_N", "GROUP_M")
-_MAX_BLOCK: Final = 4096
-MAX_MOVED_WORDS: Final = 64  # 32-bit words of a tile that a thread can hold, each with an address of its own
+_MOST_WORDS: Final = 64  # 32-bit words of a tile that a thread can hold, each with an address of its own
 WORD: Final = 4  # bytes
 
 
+def _configs(family: str, sides: tuple[int, ...], least: int, each: int) -> Iterator[Config]:
+    """Yield tiles from `least` elements on, and from `each` for a thread."""
+    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
+        if least <= m * n <= 65536 and m * n // (32 * warps) >= each:
+            yield Config.of(warps, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+
+
+def in_place(problem: PermuteProblem) -> Config:
+    """Return the config by which square matrices are transposed in place: one for all, not tuned."""
+    block = 64 if problem.itemsize <= 4 else 32
+    return Config.of(4, 1, NAME, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
+
+
 def uneven(extent: int, block: int) -> bool:
-    """Tell whether tiles of `block` that overlap to cover `extent` copy more than an eighth of it twice."""
+    """True if tiles of `block` that overlap to cover `extent` copy more than an eighth of it twice."""
     return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
 
 
@@ -63,63 +74,32 @@ def held_words(config: Config, problem: PermuteProblem, device: Device) -> float
     return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
 
 
-def _launch_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize
-    fault = blocks_fault(config, PARAMETERS, _MAX_BLOCK) or launch_fault(config)
-    return fault or shared_fault(shared, device)
-
-
-def _moved_fault(config: Config, problem: PermuteProblem, device: Device) -> str | None:
+def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
+    size, is_packed = problem.itemsize, config.family == PACKED
+    if is_packed:
+        if size > 2:
+            return f"elements of {size} bytes are not packed"
+        if (problem.x_layout, problem.out_layout) != ("row", "column"):
+            return "x and out are not contiguous along two dimensions"
+        if whole_rows(problem) * size < WORD:
+            return f"{problem.m} elements are too few to hold a whole word of {WORD} bytes"
+    if (reason := config_fault(config, PARAMETERS, 4096)) is not None:
+        return reason
+    m, n, threads = config["BLOCK_M"], config["BLOCK_N"], config.num_warps * device.warp_size
+    if (reason := resource_fault(device, m * n * size)) is not None:
+        return reason
+    if is_packed and min(m, n) * size < WORD:
+        return f"a side of the tile is less than a word of {WORD} bytes"
     words = held_words(config, problem, device)
-    threads = config.num_warps * device.warp_size
-    if config.family != PACKED and len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
-        words = max(words, config["BLOCK_M"] * config["BLOCK_N"] / threads)
-    if words > MAX_MOVED_WORDS:
-        return f"{words:.0f} registers a thread for its part of the tile, of {MAX_MOVED_WORDS}"
-    if config["BLOCK_M"] * config["BLOCK_N"] < threads:
+    if not is_packed and len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
+        words = max(words, m * n / threads)
+    if words > _MOST_WORDS:
+        return f"{words:.0f} registers a thread for its part of the tile, of {_MOST_WORDS}"
+    if m * n < threads:
         return f"a tile leaves some of {threads} threads idle"
-    if config["GROUP_M"] * -(-problem.n // config["BLOCK_N"]) >= 2**31:
+    if config["GROUP_M"] * -(-problem.n // n) >= 2**31:
         return f"a band of {config['GROUP_M']} rows of tiles has more than 32 bits can count"
     return None
-
-
-def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    return _launch_fault(config, problem, device) or _moved_fault(config, problem, device)
-
-
-def _packed_illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    if problem.itemsize > 2:
-        return f"elements of {problem.itemsize} bytes are not packed"
-    if (problem.x_layout, problem.out_layout) != ("row", "column"):
-        return "x and out are not contiguous along two dimensions"
-    if whole_rows(problem) * problem.itemsize < WORD:
-        return f"{problem.m} elements are too few to hold a whole word of {WORD} bytes"
-    reason = _launch_fault(config, problem, device)
-    if reason is not None:
-        return reason
-    if min(config["BLOCK_M"], config["BLOCK_N"]) * problem.itemsize < WORD:
-        return f"a side of the tile is less than a word of {WORD} bytes"
-    return _moved_fault(config, problem, device)
-
-
-def _configs() -> Iterator[Config]:
-    sides = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
-    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
-        if 512 <= m * n <= 65536:
-            yield Config.of(family=NAME, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
-
-
-def _packed_configs() -> Iterator[Config]:
-    sides = (4, 16, 32, 64, 128, 256, 512)
-    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
-        if 2048 <= m * n <= 65536 and m * n // (32 * warps) >= 16:
-            yield Config.of(family=PACKED, num_warps=warps, num_stages=1, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
-
-
-def in_place(problem: PermuteProblem) -> Config:
-    """Return the config by which square matrices are transposed in place: one for all, not tuned."""
-    block = 64 if problem.itemsize <= 4 else 32
-    return Config.of(family=NAME, num_warps=4, num_stages=1, BLOCK_M=block, BLOCK_N=block, GROUP_M=1)
 
 
 def oversized(config: Config, problem: PermuteProblem) -> bool:
@@ -127,7 +107,7 @@ def oversized(config: Config, problem: PermuteProblem) -> bool:
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
-    return order_fault(config, problem) or oversized(config, problem)
+    return is_disordered(config, problem) or oversized(config, problem)
 
 
 class Fit:
@@ -226,50 +206,19 @@ def digits(sizes: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     return tuple(found) or ((1, 0, 0),)
 
 
-def _args(call: PermuteCall) -> dict[str, Any]:
-    problem, (m, n, batch) = call.problem, call.problem.plane
-    lanes = 2 if problem.itemsize == 16 else 1
-    word = problem.itemsize // lanes
-    sizes = problem.shape
-    x, out = (tuple(lanes * step for step in steps) for steps in (problem.x_strides, problem.out_strides))
-
-    def of(values: tuple[int, ...], dims: tuple[int, ...], none: int) -> tuple[int, ...]:
-        return tuple(values[i] for i in dims) or (none,)
-
-    x_m, x_batch = of(x, m, 0), of(x, batch, 0)
-    x_n_sizes, x_n = problem.n_digits
-    x_n = tuple(lanes * step for step in x_n)
-    out_m, out_n, out_batch = of(out, m, 0), of(out, n, 0), of(out, batch, 0)
-    spans = (lanes * span for span in problem.spans)
-    return {
-        "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
-        "M": problem.m, "N": problem.n,
-        "m_digits": digits(of(sizes, m, 1)), "n_digits": digits(of(sizes, n, 1)), "x_m_strides": x_m,
-        "x_n_digits": digits(x_n_sizes), "x_n_strides": x_n,
-        "stride_om": out_m[0], "out_n_strides": out_n,
-        "batch": problem.batch, "batch_shape": of(sizes, batch, 1),
-        "x_batch_strides": x_batch, "out_batch_strides": out_batch,
-        "ALIGN_M": grids.unit(problem.m, word), "ALIGN_N": grids.unit(problem.n, word),
-        "ALIGN_X": tuple(grids.least_unit(steps, word) for steps in (x_m, x_n, x_batch)),
-        "ALIGN_OUT": tuple(grids.least_unit(steps, word) for steps in (out_m[:1], out_n, out_batch)),
-        "WIDE": max(*spans, problem.m, problem.n, problem.batch) >= grids.WIDE_FROM,
-        "TURN": problem.turns, "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
-    }  # fmt: skip
-
-
 def _in_place(call: PermuteCall, config: Config) -> Work:
-    problem = call.problem
+    problem, shape, block = call.problem, call.batch_shape or (1,), config["BLOCK_M"]
     lanes = 2 if problem.itemsize == 16 else 1
-    x, out = problem.x_strides, problem.out_strides
-    first, second = (i for i in range(len(x)) if x[i] != out[i])
-    shape, strides = call.batch_shape or (1,), tuple(lanes * x[i] for i in call.batch_dims) or (0,)
-    size, block = problem.shape[first], config["BLOCK_M"]
+    x = tuple(lanes * step for step in problem.x_strides)
+    first, second = (i for i, out in enumerate(problem.out_strides) if problem.x_strides[i] != out)
+    size = problem.shape[first]
     tiles, batch = -(-size // block), prod(shape)
-    wide = max(lanes * span for span in problem.spans) >= grids.WIDE_FROM
     args = {
-        "x_ptr": Buffer("x"), "N": size, "stride_m": lanes * x[first], "stride_n": lanes * x[second],
-        "batch": batch, "batch_shape": shape, "batch_strides": strides, "tiles": tiles,
-        "LANES": lanes, "WIDE": wide, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1], "BLOCK": block,
+        "x_ptr": Buffer("x"), "N": size, "stride_m": x[first], "stride_n": x[second],
+        "batch": batch, "batch_shape": shape, "tiles": tiles, "LANES": lanes, "BLOCK": block,
+        "batch_strides": tuple(x[i] for i in call.batch_dims) or (0,),
+        "WIDE": lanes * max(problem.spans) >= grids.WIDE_FROM,
+        "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
     }  # fmt: skip
     grid = grids.grid(tiles * tiles, batch)
     return Work((Step(transpose_in_place.jitted, grid, args, {"num_warps": config.num_warps}),))
@@ -278,28 +227,55 @@ def _in_place(call: PermuteCall, config: Config) -> Work:
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
     if call.in_place:
         return _in_place(call, config)
-    kernel, rows, lanes = permute_tile, call.problem.m, 1
-    if config.family == PACKED:
-        kernel, rows = permute_packed, whole_rows(call.problem)
-        lanes = WORD // call.problem.itemsize
+    problem, (m_dims, n_dims, batch_dims) = call.problem, call.problem.plane
+    lanes = 2 if problem.itemsize == 16 else 1  # words of an element
+    word = problem.itemsize // lanes
+    shape, (x_n_sizes, x_n) = problem.shape, problem.n_digits
+    x, out, x_n = (
+        tuple(lanes * step for step in steps) for steps in (problem.x_strides, problem.out_strides, x_n)
+    )
+
+    def of(values: tuple[int, ...], dims: tuple[int, ...], none: int = 0) -> tuple[int, ...]:
+        return tuple(values[i] for i in dims) or (none,)
+
+    x_m, x_batch = of(x, m_dims), of(x, batch_dims)
+    out_m, out_n, out_batch = of(out, m_dims)[:1], of(out, n_dims), of(out, batch_dims)
     # Rows and columns of the matrix, and of a tile; rows are words where words are what is tiled.
-    m, block_m = rows // lanes, config["BLOCK_M"] // lanes
-    n, block_n = call.problem.n, config["BLOCK_N"]
-    values = _args(call) | dict(config.kwargs)
-    values |= {"UNEVEN_M": uneven(m, block_m), "UNEVEN_N": uneven(n, block_n), "WAIT": early}
-    tiles = -(-m // block_m) * -(-n // block_n)
-    options = grids.options(config) | {"launch_pdl": early}
-    return Work((step_of(kernel, grids.grid(tiles, call.problem.batch), values, options),))
+    packed = WORD // problem.itemsize if config.family == PACKED else 1
+    rows = (whole_rows(problem) if config.family == PACKED else problem.m) // packed
+    block_m, block_n = config["BLOCK_M"] // packed, config["BLOCK_N"]
+    values: dict[str, Any] = {
+        "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
+        "M": problem.m, "N": problem.n,
+        "m_digits": digits(of(shape, m_dims, 1)), "n_digits": digits(of(shape, n_dims, 1)),
+        "x_m_strides": x_m, "x_n_digits": digits(x_n_sizes), "x_n_strides": x_n,
+        "stride_om": out_m[0], "out_n_strides": out_n,
+        "batch": problem.batch, "batch_shape": of(shape, batch_dims, 1),
+        "x_batch_strides": x_batch, "out_batch_strides": out_batch,
+        "ALIGN_M": grids.unit(problem.m, word), "ALIGN_N": grids.unit(problem.n, word),
+        "ALIGN_X": tuple(grids.least_unit(steps, word) for steps in (x_m, x_n, x_batch)),
+        "ALIGN_OUT": tuple(grids.least_unit(steps, word) for steps in (out_m, out_n, out_batch)),
+        "WIDE": max(*(lanes * span for span in problem.spans), *problem.sizes) >= grids.WIDE_FROM,
+        "TURN": problem.turns, "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
+        "UNEVEN_M": uneven(rows, block_m), "UNEVEN_N": uneven(problem.n, block_n), "WAIT": early,
+        **dict(config.kwargs),
+    }  # fmt: skip
+    tiles = -(-rows // block_m) * -(-problem.n // block_n)
+    kernel = permute_packed if config.family == PACKED else permute_tile
+    grid, how = grids.grid(tiles, problem.batch), grids.options(config, launch_pdl=early)
+    return Work((step_of(kernel, grid, values, how),))
 
 
 def _exact(*_: Any) -> Numerics:
     return Numerics("exact")
 
 
+_SIDES: Final = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_PACKED_SIDES: Final = (4, 16, 32, 64, 128, 256, 512)
 TILE: Final = Family(
-    PermuteProblem.op, NAME, permute_tile, _configs, illegal, pointless, cost, work,
-    resident=resident, numerics=_exact, canonical=_exact,
+    PermuteProblem.op, NAME, permute_tile, lambda: _configs(NAME, _SIDES, 512, 0), illegal, pointless, cost,
+    work, resident=resident, numerics=_exact, canonical=_exact,
 )  # fmt: skip
 PACKED_WORDS: Final = replace(
-    TILE, name=PACKED, kernel=permute_packed, space=_packed_configs, illegal=_packed_illegal
+    TILE, name=PACKED, kernel=permute_packed, space=lambda: _configs(PACKED, _PACKED_SIDES, 2048, 16)
 )
