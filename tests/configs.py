@@ -1,6 +1,11 @@
 """Configs of every family by their sides, as tests write them down."""
 
 from tritile.core.config import Config
+from tritile.families.registry import FAMILIES
+
+
+def numerics(config, problem, device):
+    return FAMILIES[problem.op][config.family].numerics(config, problem, device)
 
 
 def tile(m, n, k, warps=4, stages=3, group=8):

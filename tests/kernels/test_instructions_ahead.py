@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.ahead import SQUARE, compiled
+from tests.configs import numerics
 from tests.unit.test_invariant import (
     AMPERE,
     CONSUMER,
@@ -24,7 +25,6 @@ from tests.unit.test_invariant import (
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
-from tritile.families.numerics import numerics
 from tritile.families.space import illegal
 from tritile.runtime.ahead import compiled_for
 

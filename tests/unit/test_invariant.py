@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tritile
-from tests.configs import of_groups, tile, tma, warpgroups
+from tests.configs import numerics, of_groups, tile, tma, warpgroups
 from tests.wrong_calls import assert_refused, cases, recorded
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
@@ -20,10 +20,9 @@ from tritile.core.problem import (
 )
 from tritile.core.settings import Rules, is_batch_invariant, rules
 from tritile.errors import InvalidValueError, NotTunedError, UnsupportedError
-from tritile.families.common.numerics import Numerics
-from tritile.families.numerics import canonical, numerics
+from tritile.families.numerics import Numerics
 from tritile.families.registry import FAMILIES
-from tritile.families.space import legal_configs
+from tritile.families.space import canonical, legal_configs
 from tritile.ops.products import matmul_call
 from tritile.planning import gpu_tables, model, plans
 from tritile.planning.store import store_of

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.configs import warpgroups
+from tests.configs import numerics, warpgroups
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
-from tritile.families import numerics
 from tritile.families.matmul_wgmma import kernel
 from tritile.families.matmul_wgmma.family import REGISTERS
 from tritile.families.registry import FAMILIES
-from tritile.families.space import contenders, illegal, legal_configs
+from tritile.families.space import canonical, contenders, illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.planning import model
 
@@ -81,7 +80,7 @@ def test_other_gpus_have_none():
 
 def test_sums_are_those_of_batch_invariant_calls():
     for own in FAMILIES["matmul"]["warpgroups"].configs:
-        assert numerics.numerics(own, EVEN, H200) == numerics.canonical(EVEN, H200)
+        assert numerics(own, EVEN, H200) == canonical(EVEN, H200)
 
 
 @pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)

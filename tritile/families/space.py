@@ -1,19 +1,28 @@
 """List the configs of a problem, by the one predicate that says whether a config is legal."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Product, Tiled
 from tritile.errors import UnsupportedError
-from tritile.families import numerics
+from tritile.families.family import Family
+from tritile.families.numerics import Numerics, by_data, roomy
 from tritile.families.registry import FAMILIES
 
 
 def contenders(problem: Tiled) -> tuple[str, ...]:
     """Return the families of the problem's operation that can be the fastest, where they may run it."""
     return tuple(name for name, family in FAMILIES[problem.op].items() if family.contends(problem))
+
+
+def invariant(problem: Tiled) -> bool:
+    """True if all configs of a problem must sum in one way: see `tritile.families.numerics`."""
+    return not isinstance(problem, PermuteProblem) and problem.invariant
+
+
+def canonical(problem: Tiled, device: Device) -> Numerics:
+    return next(iter(FAMILIES[problem.op].values())).canonical(problem, device)
 
 
 def _core(problem: Tiled) -> Tiled:
@@ -32,16 +41,26 @@ def illegal(config: Config, problem: Tiled, device: Device) -> str | None:
         return f"family {config.family!r} is not one of {problem.op}: {', '.join(FAMILIES[problem.op])}"
     if isinstance(problem, MatmulProblem) and problem.in_parts and device.nvidia < 80:
         return f"fp16x3 needs compute capability 8.0, which {device.name} lacks"
-    if invariant(problem) and numerics.by_data(problem):
+    if invariant(problem) and by_data(problem):
         return "its data decide how it sums, and batch-invariant products sum in one way"
     core = _core(problem)
     reason = family.illegal(config, core, device)
-    return numerics.fault(config, core, device) if reason is None and invariant(problem) else reason
+    return _sums_fault(family, config, core, device) if reason is None and invariant(problem) else reason
 
 
-def invariant(problem: Tiled) -> bool:
-    """True if all configs of a problem must sum in one way: see `tritile.families.numerics`."""
-    return not isinstance(problem, PermuteProblem) and problem.invariant
+def _sums_fault(family: Family, config: Config, problem: Tiled, device: Device) -> str | None:
+    """Say why a config would not sum as all others of batch-invariant mode do, None where it does."""
+    found, wanted = family.numerics(config, problem, device), canonical(problem, device)
+    pairs = zip(Numerics._fields, found, wanted, strict=True)
+    differs = ", ".join(f"{name} {own!r}, not {other!r}" for name, own, other in pairs if own != other)
+    return f"batch-invariant products sum in one way: {differs}" if differs else None
+
+
+def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
+    """Return a test for configs beside which another of the same family does the same work or less."""
+    families, core = FAMILIES[problem.op], _core(problem)
+    large = roomy(core, canonical(core, device)) if invariant(problem) else core
+    return lambda config: families[config.family].pointless(config, large, device)
 
 
 def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
@@ -49,20 +68,8 @@ def worthwhile(configs: Iterable[Config], problem: Tiled, device: Device) -> lis
     return [config for config in configs if illegal(config, problem, device) is None and not worse(config)]
 
 
-def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
-    """Return a test for configs beside which another of the same family does the same work or less."""
-    families, roomy = FAMILIES[problem.op], _roomy(problem, device)
-    return lambda config: families[config.family].pointless(config, roomy, device)
-
-
 def unbanded(config: Config) -> Config:
-    return replace(config, kwargs=tuple((name, 1 if name == "GROUP_M" else v) for name, v in config.kwargs))
-
-
-def _roomy(problem: Tiled, device: Device) -> Tiled:
-    """Return the problem by which configs are found to be dominated."""
-    core = _core(problem)
-    return numerics.roomy(core, device) if invariant(problem) else core
+    return config.derived((name, 1 if name == "GROUP_M" else value) for name, value in config.kwargs)
 
 
 def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> list[Config]:
@@ -71,18 +78,15 @@ def legal_configs(problem: Tiled, device: Device, family: str | None = None) -> 
     A family that is named need not be a contender. Raises UnsupportedError, with the reason, where none is
     legal.
     """
-    worse = dominated(problem, device)
+    worse, known = dominated(problem, device), FAMILIES[problem.op]
     names = contenders(problem) if family is None else (family,)
-    families = [own for name, own in FAMILIES[problem.op].items() if name in names]
+    families = [known[name] for name in names if name in known]
     found: list[Config] = []
     for one in families:
         # The faster test first.
         useful = [config for config in one.configs if not worse(config)]
-        for configs in (useful, one.configs):
-            legal = [config for config in configs if illegal(config, problem, device) is None]
-            if legal:
-                break
-        found += legal
+        legal = [config for config in useful if illegal(config, problem, device) is None]
+        found += legal or [config for config in one.configs if illegal(config, problem, device) is None]
     if not found:
         reason = illegal(families[0].configs[0], problem, device)
         raise UnsupportedError(f"no config of {problem.label} is legal on {device.name}: {reason}")

@@ -22,7 +22,6 @@ from tritile.families.quantized.family import unpacking
 from tritile.families.registry import FAMILIES
 from tritile.families.rows import lowering as rows
 
-# A product takes the first that it wants; the core may want another.
 LOWERINGS: Final = (fp16x3, rows)
 # Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
 _MAX_PROGRAMS: Final = 2**31 - 1
@@ -36,7 +35,9 @@ def early(device: Device) -> bool:
 
 def lowered(call: MatmulCall, early: bool) -> Lowered | None:
     """Return what a product is lowered to, None where kernels make it directly."""
-    return next((each.lowered(call, early) for each in LOWERINGS if each.wanted(call)), None)
+    if call.problem.in_parts:
+        return fp16x3.lowered(call, early)  # whose core is not lowered again
+    return rows.lowered(call, early) if call.problem.by_rows else None
 
 
 def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:

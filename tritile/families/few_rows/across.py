@@ -15,10 +15,10 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common import upright
 from tritile.families.common.grids import grid, options, unit
-from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import config_fault, resource_fault
 from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
+from tritile.families.numerics import Numerics
 
 few_rows_across: Final = Kernel("tritile.families.few_rows.kernel_across", "few_rows_across")
 sum_parts: Final = Kernel("tritile.families.few_rows.kernel_across", "sum_parts")

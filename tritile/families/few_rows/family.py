@@ -14,10 +14,10 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common import upright
 from tritile.families.common.grids import grid, options
-from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import config_fault, held, resource_fault
 from tritile.families.common.work import Kernel, Work, step_of
 from tritile.families.family import Family
+from tritile.families.numerics import Numerics
 
 few_rows: Final = Kernel("tritile.families.few_rows.kernel", "few_rows")
 

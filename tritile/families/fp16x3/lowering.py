@@ -52,15 +52,7 @@ from tritile.core.config import Config
 from tritile.core.problem import PART_UNIT, part_length
 from tritile.errors import TuningError
 from tritile.families.common.fallback import END, UNFIT
-from tritile.families.common.work import (
-    Buffer,
-    Kernel,
-    Lowered,
-    Section,
-    Step,
-    copied_batch,
-    step_of,
-)
+from tritile.families.common.work import Buffer, Kernel, Lowered, Section, Step, copied_batch, step_of
 from tritile.families.matmul_tile import family as tile
 
 reset: Final = Kernel("tritile.families.common.fallback", "reset")
@@ -82,30 +74,15 @@ _LEAST: Final = 128  # programs at the least, by more chunks where rows are few
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
 
 
-class _Blocks(NamedTuple):
-    """Hold how an operand is cut into blocks: constants of the kernels.
+class _Parts(NamedTuple):
+    """Hold how one operand is split: arguments of the kernels, their programs, and the result.
 
-    `turned`: rows, which run along K, lie next to each other. `unit` divides the strides, in elements, and
-    the size of the contiguous dimension. `once`: a row is in one block.
+    `simple`: few addresses are held. `words`: of peaks and counts.
     """
 
-    turned: bool
-    unit: int
-    rows: int
-    columns: int
-    once: bool
-
-    def constants(self, side: str) -> dict[str, Any]:
-        names = (f"{side}_TRANSPOSED", f"{side}_UNIT", f"{side}_BLOCK_R", f"{side}_BLOCK_C", f"{side}_ONCE")
-        return dict(zip(names, self, strict=True))
-
-
-class _Parts(NamedTuple):
-    """Describe how one operand is split: arguments of the kernels, their programs, and the result."""
-
-    operand: dict[str, Any]
+    args: dict[str, Any]
     made: dict[str, Any]
-    blocks: _Blocks
+    simple: bool
     peaks: int
     programs: int
     words: int
@@ -118,18 +95,6 @@ def _warps(k: int) -> int:
     return 2 * _WARPS if _LONG < k <= _WHOLE[False] else _WARPS
 
 
-def _blocks(view: View) -> _Blocks:
-    """Return how matrices are cut into blocks. Rows run along K."""
-    rows, k = view.shape
-    turned = view.layout == "column"
-    unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
-    whole = 1 << (part_length(k) - 1).bit_length()
-    if whole <= _WHOLE[turned]:
-        return _Blocks(turned, unit, max(1, _BLOCK // whole), whole, True)
-    high, wide = _TILE[turned]
-    return _Blocks(turned, unit, high, wide * _warps(k) // _WARPS, False)
-
-
 def _parts(
     view: View, batch_shape: tuple[int, ...], out_shape: tuple[int, int], side: str, word: int
 ) -> _Parts:
@@ -139,31 +104,38 @@ def _parts(
     words.
     """
     rows, k = view.shape
-    part = part_length(k)
+    part, turned = part_length(k), view.layout == "column"  # rows then lie next to each other
+    # Divides the strides, in elements, and the size of the contiguous dimension.
+    unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
+    whole = 1 << (part - 1).bit_length()
+    once = whole <= _WHOLE[turned]  # a row is in one block
+    high, wide = _TILE[turned]
+    high, wide = (max(1, _BLOCK // whole), whole) if once else (high, wide * _warps(k) // _WARPS)
     count, shape, stepped, steps = copied_batch(view, batch_shape)
-    blocks = _blocks(view)
     across = -(-rows // PART_UNIT) * PART_UNIT
-    strides = (1, across) if blocks.turned else (3 * part, 1)
-    matrix = 3 * part * (across if blocks.turned else rows)
-    bands = count * -(-rows // blocks.rows)
-    most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // blocks.columns))
-    chunks = 0 if blocks.once else max(1, most)
+    strides = (1, across) if turned else (3 * part, 1)
+    matrix = 3 * part * (across if turned else rows)
+    bands = count * -(-rows // high)
+    most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // wide))
+    chunks = 0 if once else max(1, most)
     places = Memory(f"parts_of_{side}", "float16"), Memory(f"scales_of_{side}", "float32")
+    upper = side.upper()
     return _Parts(
         {
             f"{side}_ptr": Buffer(view.buffer), f"{side}_matrices": count,
             f"{side}_batch_shape": shape, f"{side}_batch_strides": stepped, f"{side}_rows": rows,
             f"stride_{side}r": view.strides[0], f"stride_{side}c": view.strides[1],
-            f"{side}_words": word, f"{side}_chunks": chunks, **blocks.constants(side.upper()),
+            f"{side}_words": word, f"{side}_chunks": chunks, f"{upper}_TRANSPOSED": turned,
+            f"{upper}_UNIT": unit, f"{upper}_BLOCK_R": high, f"{upper}_BLOCK_C": wide, f"{upper}_ONCE": once,
         },
         {
             f"{side}_parts": Buffer(places[0].buffer), f"{side}_scales": Buffer(places[1].buffer),
             f"stride_{side}pm": matrix, f"stride_{side}pr": strides[0], f"stride_{side}pc": strides[1],
         },
-        blocks,
+        unit >= _ALIGNED and (once or not turned),
         bands * chunks,
-        bands * -(-part // blocks.columns),
-        0 if blocks.once else bands * blocks.rows * (chunks + 2),
+        bands * -(-part // wide),
+        0 if once else bands * high * (chunks + 2),
         View(places[0], (rows, 3 * part), strides, tuple(step * matrix for step in steps)),
         View(places[1], out_shape, (1, 0), tuple(step * rows for step in steps)),
         {
@@ -173,26 +145,6 @@ def _parts(
     )  # fmt: skip
 
 
-def _split(a: _Parts, b: _Parts, flag: Buffer, words: Buffer, k: int, early: bool) -> tuple[Step, Step]:
-    """Return the launches that split both operands: one that prepares, if needed, and one that splits."""
-    cut = [parts.blocks for parts in (a, b)]
-    simple = all(blocks.unit >= _ALIGNED and (blocks.once or not blocks.turned) for blocks in cut)
-    most = _REGISTERS if simple else _MORE_REGISTERS
-    options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
-    args = {"flag_ptr": flag, "words_ptr": words, "columns": k, "WAIT": early}
-    args |= {**a.operand, **b.operand}
-    if a.peaks + b.peaks:
-        begin = Step(find_peaks.jitted, (a.peaks + b.peaks, 1, 1), args, options)
-    else:
-        begin = step_of(reset, (1, 1, 1), args, {"num_warps": 1, "launch_pdl": early})
-    args = {**args, **a.made, **b.made, "part": part_length(k)}
-    return begin, Step(split.jitted, (a.programs + b.programs, 1, 1), args, options)
-
-
-def wanted(call: MatmulCall) -> bool:
-    return call.problem.in_parts
-
-
 def lowered(call: MatmulCall, early: bool) -> Lowered:
     """Return the launches that split the operands, the product of the parts, and the fallback.
 
@@ -200,13 +152,24 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     """
     if call.sides.keys() & {"scale_a", "scale_b"}:
         raise TuningError("fp16x3 has scales of its own, and the product is to be scaled")
-    out_shape = (call.a.shape[0], call.b.shape[1])
-    a = _parts(call.a, call.batch_shape, out_shape, "a", 0)
-    b = _parts(call.b.transposed, call.batch_shape, out_shape[::-1], "b", a.words)
+    (m, k), n = call.a.shape, call.b.shape[1]
+    a = _parts(call.a, call.batch_shape, (m, n), "a", 0)
+    b = _parts(call.b.transposed, call.batch_shape, (n, m), "b", a.words)
+    flag = Memory("flag", "int32")
     # The words of peaks and counts, if any, are the last workspace.
     counts = {"words": Section("int32", a.words + b.words)} if a.words + b.words else {}
-    flag = Memory("flag", "int32")
-    before = _split(a, b, Buffer(flag.buffer), Buffer(*counts or [flag.buffer]), call.a.shape[1], early)
+    most = _REGISTERS if a.simple and b.simple else _MORE_REGISTERS
+    options = {"num_warps": _warps(k), "launch_pdl": early, "maxnreg": most}
+    args = {
+        "flag_ptr": Buffer(flag.buffer), "words_ptr": Buffer(*counts or [flag.buffer]), "columns": k,
+        "WAIT": early, **a.args, **b.args,
+    }  # fmt: skip
+    if a.peaks + b.peaks:
+        begin = Step(find_peaks.jitted, (a.peaks + b.peaks, 1, 1), args, options)
+    else:
+        begin = step_of(reset, (1, 1, 1), args, {"num_warps": 1, "launch_pdl": early})
+    made = {**args, **a.made, **b.made, "part": part_length(k)}
+    parts = Step(split.jitted, (a.programs + b.programs, 1, 1), made, options)
     core = replace(
         call,
         a=a.view,
@@ -216,4 +179,4 @@ def lowered(call: MatmulCall, early: bool) -> Lowered:
     )
     plain = replace(call, precision="ieee", fallback=Fallback(flag, int(UNFIT), int(END)))
     scratch = {flag.buffer: Section("int32", 1), **a.scratch, **b.scratch, **counts}
-    return Lowered(before, core, tile.work(plain, _PLAIN).steps, scratch)
+    return Lowered((begin, parts), core, tile.work(plain, _PLAIN).steps, scratch)

@@ -18,12 +18,12 @@ from tritile.errors import TuningError
 from tritile.families.common import products
 from tritile.families.common.cost import Program
 from tritile.families.common.grids import options, polls
-from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import BARRIER, by_tma, reachable, repack, tiles, turned
 from tritile.families.common.products import MAX_WORDS
 from tritile.families.common.rates import multiply_clocks, turning
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
+from tritile.families.numerics import of_product
 
 gated_descriptor: Final = Kernel("tritile.families.matmul_tma.gated", "gated_descriptor")
 matmul_descriptor: Final = Kernel("tritile.families.matmul_tma.kernel", "matmul_descriptor")

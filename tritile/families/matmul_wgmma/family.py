@@ -13,12 +13,12 @@ from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common import products
 from tritile.families.common.cost import Program
-from tritile.families.common.numerics import of_product
 from tritile.families.common.operands import Seen, by_tma, reachable, repack, tiles, turned
 from tritile.families.common.rates import multiply_clocks, turning
 from tritile.families.common.work import Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tma.family import held, stage_bytes
+from tritile.families.numerics import of_product
 
 matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
 

@@ -14,11 +14,11 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import POLLS, options
-from tritile.families.common.numerics import Numerics
 from tritile.families.common.products import config_fault, held, resource_fault, warpgroup_mma
 from tritile.families.common.upright import Sides, arguments, fault, sides_of
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, epilogue_arguments, step_of
 from tritile.families.family import Family
+from tritile.families.numerics import Numerics
 
 copy_shifted: Final = Kernel("tritile.families.odd_rows.kernel", "copy_shifted")
 odd_rows: Final = Kernel("tritile.families.odd_rows.kernel", "odd_rows")

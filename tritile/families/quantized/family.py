@@ -15,7 +15,6 @@ from tritile.core.problem import Epilogue, QuantizedProblem, unit_columns, unpac
 from tritile.errors import TuningError
 from tritile.families.common.cost import Facts, Program
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
-from tritile.families.common.numerics import Numerics, fastest, matrix
 from tritile.families.common.operands import BARRIER
 from tritile.families.common.products import LINE, MAX_WORDS, SECTOR, config_fault, held, resource_fault
 from tritile.families.common.rates import rate
@@ -24,6 +23,7 @@ from tritile.families.family import Family
 from tritile.families.matmul_tile.family import NAME
 from tritile.families.matmul_tma.family import MAX_SHARED
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
+from tritile.families.numerics import Numerics, fastest, matrix
 
 linear_quantized: Final = Kernel("tritile.families.quantized.kernel", "linear_quantized")
 unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")

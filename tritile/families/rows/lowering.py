@@ -17,10 +17,6 @@ _ROW: Final = 32  # elements, of which rows of the copy are whole numbers: 128 b
 _TILE: Final = (64, 64, 4)  # rows and columns, and warps
 
 
-def wanted(call: MatmulCall) -> bool:
-    return call.problem.by_rows
-
-
 def lowered(call: MatmulCall, early: bool) -> Lowered:
     b, place = call.b, Memory("rows_of_b", call.b.dtype)
     (rows, columns), (block_r, block_c, warps) = b.shape, _TILE
