@@ -1,4 +1,4 @@
-"""Choosing boxes: their formula, when they run in place of a portfolio's pick, and what is told of them."""
+"""Choosing boxes: their formula, when they run in place of a portfolio's pick, and what is said of them."""
 
 import pytest
 

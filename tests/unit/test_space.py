@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.configs import tma
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device
 from tritile.core.problem import MatmulProblem, PermuteProblem
-from tritile.families.common.products import late_fault
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
@@ -164,8 +164,7 @@ def test_deep_pipelines_are_for_copies_of_4_bytes_or_more(align):
 
 
 def test_parts_of_k_may_be_one_block_each():
-    blocks = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8}
-    shared = Config.of(4, 4, "descriptor", **blocks, PERSISTENT=False, SPLIT_K=4, SUBTILES=1)
+    shared = tma(64, 64, 64, 4, 4, split=4)
     assert illegal(shared, replace(SQUARE, k=256), HOPPER) is None
     assert "without a block of K = 255" in illegal(shared, replace(SQUARE, k=255), HOPPER)
 
@@ -216,17 +215,13 @@ PARTS = replace(FP32, precision="fp16x3").core
 def test_how_much_of_k_tensor_cores_may_sum(problem, device, blocks, most):
     """Hopper's truncate sums of fp8; those of parts of fp32 are promoted on every GPU."""
     for k in (32, 64, 128, 256):
-        fault = late_fault(tile(k=k, **blocks), problem, device)
-        late = most is not None and k > most
-        assert fault == (f"BLOCK_K = {k}: a sum of {most} is precise" if late else None)
-
-
-@pytest.mark.parametrize("family", ["tile", "descriptor"])
-def test_families_refuse_late_sums_of_fp8(family):
-    fast = [config for config in FAMILIES[FP8.op][family].configs if not illegal(config, FAST, HOPPER)]
-    late = [c for c in fast if c["BLOCK_K"] == 256 and c["BLOCK_M"] >= 64 and c.num_warps >= 4]
-    assert late
-    assert all("a sum of 128 is precise" in illegal(config, FP8, HOPPER) for config in late)
+        late = f"BLOCK_K = {k}: a sum of {most} is precise" if most is not None and k > most else None
+        reasons = [illegal(tile(k=k, **blocks), problem, device)]
+        if device.has_tma:
+            sides = {"m": 64, "warps": 4} | blocks
+            reasons.append(illegal(tma(sides["m"], 64, k, sides["warps"]), problem, device))
+        for reason in reasons:
+            assert reason == late if late else "is precise" not in (reason or "")
 
 
 def test_a_geforce_sums_in_fp32_at_half_the_rate():
