@@ -57,7 +57,7 @@ def _sums_fault(family: Family, config: Config, problem: Tiled, device: Device) 
 
 
 def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
-    """Return a test for configs beside which another of the same family does the same work or less."""
+    """True for a config where another of the same family does the same work or less."""
     families, core = FAMILIES[problem.op], _core(problem)
     large = roomy(core, canonical(core, device)) if invariant(problem) else core
     return lambda config: families[config.family].pointless(config, large, device)

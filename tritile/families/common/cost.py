@@ -26,7 +26,7 @@ def overlapped(start: Any, bounds: Iterable[Any], power: Any) -> Any:
 
 
 class Facts(NamedTuple):
-    """Hold what a product's time depends on beside its config: numbers, or tensors over many products."""
+    """Hold what a product's time depends on other than its config: numbers, or tensors over many products."""
 
     m: Any
     n: Any

@@ -24,7 +24,7 @@ from tritile.families.common.work import (
 
 repack: Final = Kernel("tritile.families.common.repack", "repack")
 
-BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes beside its tiles
+BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes for barriers
 _TURNED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
 _MAX_STRIDE: Final = 2**40  # bytes of a descriptor's stride
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes

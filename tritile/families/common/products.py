@@ -114,7 +114,7 @@ def warpgroup_mma(config: Config, problem: Product, device: Device) -> bool:
 
 def accumulator_words(config: Config, problem: Product, device: Device) -> int:
     threads = config.num_warps * device.warp_size
-    # That of some blocks of K beside that of all: for scales, or to sum to fp32's precision.
+    # Some blocks of K have sums of their own: for scales, or to sum to fp32's precision.
     apart = problem.promoted or (problem.totals and device.nvidia == 90)
     words = (2 if apart else problem.rights) * (2 if problem.dtype == "float64" else 1)
     return words * config["BLOCK_M"] * config["BLOCK_N"] // threads

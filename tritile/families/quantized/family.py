@@ -34,7 +34,7 @@ WEIGHT: Final = "weight"  # the buffer of an unpacked weight
 _SCALED_WEIGHTS: Final = "weights"  # weights are scaled, and rounded
 _LARGE: Final = 128 * 128  # elements of a tile: one program sums more of them a part at a time
 _FEW_ROWS: Final = 64  # of x: up to so many there are fewer sums to scale than weights
-_REGISTERS: Final = 192  # of accumulator and unpacked weight, with addresses beside them
+_REGISTERS: Final = 192  # of accumulator and unpacked weight, and addresses are held as well
 # For the formula: instructions of a thread for each number, half as many more for bytes to bfloat16; the same
 # where sums are scaled instead of weights; columns of an instruction below which tensor cores wait for the
 # weight's registers.
