@@ -16,6 +16,7 @@ from typing import Any, Final
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
+from tritile.families.common import cost
 from tritile.families.common.cost import (
     Constants,
     Shape,
@@ -34,12 +35,8 @@ from tritile.planning.classes import MOVED, ROWS, SIDES
 
 def shape_of(config: Config, problem: Tiled, device: Device) -> Shape:
     """Return the shape of a config for all problems of this one's kind."""
-    resident = FAMILIES[problem.op][config.family].resident
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    core = getattr(problem, "core", problem)
-    slots = 1 if resident is None or kwargs.get("PERSISTENT", False) else resident(config, core, device)
-    m, n, k, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"], kwargs["BLOCK_K"], kwargs.get("SPLIT_K", 1)
-    return Shape(m, n, k, split, slots, 8.0 * split * m * n if split > 1 else 0.0)
+    resident, core = FAMILIES[problem.op][config.family].resident, getattr(problem, "core", problem)
+    return cost.shape_of(config, 1 if resident is None else resident(config, core, device))
 
 
 def _within(size: float, least: float, most: float) -> float:

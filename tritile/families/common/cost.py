@@ -82,6 +82,13 @@ class Shape(NamedTuple):
     shared: Any  # bytes of sums that the programs of a tile share
 
 
+def shape_of(config: Config, resident: int, rights: int = 1) -> Shape:
+    kwargs: dict[str, Any] = dict(config.kwargs)
+    m, n, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"] * rights, kwargs.get("SPLIT_K", 1)
+    slots = 1 if kwargs.get("PERSISTENT", False) else resident
+    return Shape(m, n, kwargs["BLOCK_K"], split, slots, 8.0 * split * m * n * (split > 1))
+
+
 def _lesser(x: Any, y: Any) -> Any:
     return (x + y - abs(x - y)) / 2
 
@@ -188,16 +195,12 @@ FIT: Final = Fit()
 
 def product_us(config: Config, facts: Facts, device: Device, made: Program, fit: Fit = FIT) -> float:
     """Return predicted microseconds of a product by a config."""
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    persistent, split = kwargs.get("PERSISTENT", False), kwargs.get("SPLIT_K", 1)
-    m, n, clocks = kwargs["BLOCK_M"], kwargs["BLOCK_N"] * made.rights, device.clock_ghz * 1e3
+    shape, clocks = shape_of(config, made.resident, made.rights), device.clock_ghz * 1e3
+    persistent, split = bool(dict(config.kwargs).get("PERSISTENT", False)), shape.split
     work = fit.multiply * (1.0 if made.whole else fit.small) * made.multiply
     work += fit.load * made.loads + made.instructions
     work += fit.turn + fit.warp * made.warps
     turn = max(work, (work + fit.latency) / max(1, config.num_stages - 1))
-    shape = Shape(
-        m, n, kwargs["BLOCK_K"], split, 1 if persistent else made.resident, 8.0 * split * m * n * (split > 1)
-    )
     constants = Constants(
         # A persistent program fills its pipeline once: the next tile's loads overlap the end of the last.
         start=fit.start + fit.fill * persistent + fit.rendezvous * (split > 1),
