@@ -14,8 +14,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem
 from tritile.errors import TuningError
-from tritile.families.common import products
-from tritile.families.common.grids import WIDE_FROM, options, unit, units
+from tritile.families.common import grids, products
 from tritile.families.common.operands import Seen, described, readable, seen_of, storable
 from tritile.families.common.work import Buffer, Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
@@ -118,14 +117,18 @@ def tile_work(call: GroupedCall, config: Config, processors: int, early: bool) -
     block_m, block_n, block_k = (config[f"BLOCK_{side}"] for side in "MNK")
     sides = ((a, block_m, block_k), (b, block_k, block_n), (out, block_m, block_n))
     reach = max(rows * view.strides[0] + columns * view.strides[1] for view, rows, columns in sides)
-    by_group = {name: units(view)[2:] + units(view)[:2] for name, view in (("A", a), ("B", b), ("OUT", out))}
+
+    def units(view: View) -> tuple[int, int, int]:
+        by_row, by_column, by_group = grids.units(view)
+        return by_group, by_row, by_column
+
     values = _args(call, config) | {
-        "ALIGN_N": unit(n, a.itemsize), "ALIGN_K": unit(k, a.itemsize),
-        **{f"ALIGN_{name}": aligned for name, aligned in by_group.items()},
-        "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0, "WIDE": reach >= WIDE_FROM,
+        "ALIGN_N": grids.unit(n, a.itemsize), "ALIGN_K": grids.unit(k, a.itemsize),
+        "ALIGN_A": units(a), "ALIGN_B": units(b), "ALIGN_OUT": units(out),
+        "MASK_N": n % block_n != 0, "MASK_K": k % block_k != 0, "WIDE": reach >= grids.WIDE_FROM,
     }  # fmt: skip
     grid = (tiles(config, call.problem), 1, 1)
-    return Work((step_of(grouped_matmul_tile, grid, values, options(config)),))
+    return Work((step_of(grouped_matmul_tile, grid, values, grids.options(config)),))
 
 
 def _seen(view: View, groups: int) -> Seen:
@@ -135,7 +138,7 @@ def _seen(view: View, groups: int) -> Seen:
 def _cut(whole: Descriptor) -> Descriptor:
     """Return the descriptor of one matrix, which a kernel may end at any row: see `load_cut`."""
     (_, _, columns), step = whole.shape, whole.strides[1]
-    shape = (WIDE_FROM, WIDE_FROM, FAR, columns)
+    shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR, columns)
     return Descriptor(whole.buffer, shape, (_STEP - step, step, step, 1), (1, *whole.block))
 
 
