@@ -28,9 +28,9 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
 from tritile.errors import TuningError, UnsupportedError
-from tritile.families.grouped.family import shared_bytes as grouped_bytes
 from tritile.families.grouped.family import unreachable
 from tritile.families.matmul_tile.family import shared_bytes
+from tritile.families.matmul_tma.family import shared_bytes as tma_bytes
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
@@ -218,7 +218,7 @@ def test_compiles_and_fits(name, problem, config):
         assert "cp.async.bulk.tensor" in kernel.asm["ptx"]
         assert "griddepcontrol.wait" in kernel.asm["ptx"]
     if problem.op == "grouped" and config.family == "descriptor":
-        assert grouped_bytes(config, problem) <= taken.shared
+        assert tma_bytes(config, problem) <= taken.shared
         stored = ".global.shared::cta" in kernel.asm["ptx"]
         assert stored == (problem.out_layout == "row" and problem.out_align == 16)
 
