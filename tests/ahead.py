@@ -17,7 +17,7 @@ NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
 H200 = target_device("nvidia-h200")
 SQUARE = MatmulProblem(1, 4096, 4096, 4096, "float16", "float16")
 RAGGED = MatmulProblem(3, 1001, 1003, 997, "float16", "float32", a_layout="column", a_align=2, b_align=2)
-TURN = PermuteProblem.turned(1, 4096, 4096, 2)
+TURN = PermuteProblem.transposed(1, 4096, 4096, 2)
 # Bytes a thread that the assemblers of some versions keep out of registers, where the others spill nothing.
 SPILLED = {(3, 6): 112, (3, 8): 112}.get(parsed(triton.__version__), 0)
 groups = configs.warpgroups

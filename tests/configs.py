@@ -29,17 +29,17 @@ def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1, fami
     return Config.of(4, stages, family, **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-def few_rows(rows, dtype, warps=1, stages=3):
+def skinny_k(rows, dtype, warps=1, stages=3):
     """Of 4 words a thread: 4 rows of w at once, 512 bytes of each."""
     blocks = {"BLOCK_M": _rounded(rows), "BLOCK_N": 4 * warps, "BLOCK_K": 512 // dtype.itemsize}
-    return Config.of(warps, stages, "few_rows", **blocks)
+    return Config.of(warps, stages, "skinny_k", **blocks)
 
 
 def across(rows, dtype, columns=32, unroll=2):
     """The config of few rows by rows of w that are contiguous, of one warp."""
     own = min(16 // dtype.itemsize, 32 // _rounded(rows))
     blocks = {"BLOCK_M": _rounded(rows), "BLOCK_N": columns, "BLOCK_K": 32 * own * unroll // columns}
-    return Config.of(1, 1, "few_rows_across", **blocks)
+    return Config.of(1, 1, "skinny_n", **blocks)
 
 
 def odd_rows(rows, split=1):

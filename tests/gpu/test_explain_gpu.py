@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 
 @pytest.mark.parametrize(
     "problem",
-    [MatmulProblem(1, 1024, 1024, 1024, "float16", "float16"), PermuteProblem.turned(1, 4096, 4099, 4)],
+    [MatmulProblem(1, 1024, 1024, 1024, "float16", "float16"), PermuteProblem.transposed(1, 4096, 4099, 4)],
     ids=str,
 )
 def test_what_was_tuned_is_explained_with_its_times(problem):

@@ -137,7 +137,7 @@ def test_a_call_that_cannot_be_sent_is_measured_here():
 
 
 MATMUL = MatmulProblem(1, 512, 384, 640, "bfloat16", "bfloat16", b_layout="column")
-PERMUTE = PermuteProblem.turned(1, 1023, 1025, 2)
+PERMUTE = PermuteProblem.transposed(1, 1023, 1025, 2)
 
 
 def test_own_problems_are_searched_checked_and_kept():

@@ -81,10 +81,13 @@ SPECIALISED = [
     *(later(problem, groups(192, 80, 64, 3, 4, persistent=True)) for problem in (SQUARE, RAGGED)),
 ]
 # Permutations, groups and packed weights.
-ODD_BYTES, THIN_BYTES = PermuteProblem.turned(2, 1001, 1003, 1), PermuteProblem.turned(1, 3, 100001, 1)
+ODD_BYTES, THIN_BYTES = (
+    PermuteProblem.transposed(2, 1001, 1003, 1),
+    PermuteProblem.transposed(1, 3, 100001, 1),
+)
 TURNED = [
     (TURN, turned(64, 64, 4)),
-    (PermuteProblem.turned(2, 1001, 1003, 16), turned(16, 32, 4)),
+    (PermuteProblem.transposed(2, 1001, 1003, 16), turned(16, 32, 4)),
     (TURN, turned(128, 64, 8, family="packed")),
     (ODD_BYTES, turned(64, 128, 8, family="packed")),
 ]
@@ -144,7 +147,7 @@ def on_plain(*configs):
     return [(PLAIN, config) for config in configs]
 
 
-def few_rows(problem, device):
+def skinny_k(problem, device):
     return model.outside_portfolios(problem, device)[0]
 
 
@@ -158,7 +161,7 @@ FEW_OF_FP32 = replace(
     FEW, n=4099, k=4099, dtype="float32", out_dtype="float32", a_align=4, b_align=4, out_align=4
 )
 ODD_ROWS = replace(FEW, m=64, n=8191, k=8191, a_align=2, b_align=2, out_align=2)
-OF_FEW = [(replace(each, b_layout=b), few_rows) for each in (FEW, FEW_OF_FP32) for b in ("column", "row")]
+OF_FEW = [(replace(each, b_layout=b), skinny_k) for each in (FEW, FEW_OF_FP32) for b in ("column", "row")]
 PACKED = [QuantizedProblem(m, 4096, 4096, "bfloat16", 4, 128) for m in (1, 64, 4096, 16, 256)]
 PACKED += [QuantizedProblem(m, 4096, 4096, "bfloat16", 8, 128, True) for m in (16, 256, 1, 64, 4096)]
 CASES = [

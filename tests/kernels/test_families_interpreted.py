@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.accesses import reading_only
-from tests.configs import across, few_rows, odd_rows, tile, tma
+from tests.configs import across, odd_rows, skinny_k, tile, tma
 from tests.reference import (
     LAYOUTS,
     Sides,
@@ -85,8 +85,8 @@ FAMILIES = {
     "gated tile, fp64": TILE._replace(gated=True, dtype=torch.float64),
     "gated descriptor": by_descriptor(gated=True),
     "gated persistent, by halves": by_descriptor(gated=True, persistent=True, subtiles=2),
-    "few rows": few(lambda rows: few_rows(rows, FP32), "column"),
-    "few columns": few(lambda rows: few_rows(rows, FP32), "column", True),
+    "few rows": few(lambda rows: skinny_k(rows, FP32), "column"),
+    "few columns": few(lambda rows: skinny_k(rows, FP32), "column", True),
     "few rows across": few(lambda rows: across(rows, FP32), "row"),
     "few columns across": few(lambda rows: across(rows, FP32), "row", True),
     "odd rows": few(odd_rows, "odd"),

@@ -16,7 +16,7 @@ from tritile.runtime.ahead import compiling_for, resources
 from tritile.runtime.launch import compiles_of
 
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
-TURN, KEPT = PermuteProblem.turned(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
+TURN, KEPT = PermuteProblem.transposed(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
 GROUPS = GroupedProblem(8, 4096, 1024, 1024, "float16", "float16")
 PACKED = QuantizedProblem(1024, 1024, 1024, "float16", 4, 128)
 # PTX that reads or writes global memory.
@@ -73,7 +73,7 @@ def test_parts_of_a_sum_are_written_before_any_thread_says_so():
 @pytest.mark.parametrize("words", [1, 2])
 def test_tiles_that_change_places_are_read_before_either_is_written(words):
     x = Memory("x", "int64" if words == 2 else "int16")
-    problem = PermuteProblem.turned(1, 100, 100, 16 if words == 2 else 2)
+    problem = PermuteProblem.transposed(1, 100, 100, 16 if words == 2 else 2)
     call = PermuteCall(problem, x, x, in_place=True)
     with compiling_for(H200):
         (compiled,) = compiles_of(call, in_place(problem), H200)

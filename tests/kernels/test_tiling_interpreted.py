@@ -118,10 +118,10 @@ def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, co
 @pytest.mark.parametrize(
     "problem",
     [
-        PermuteProblem.turned(1, 100, 70, 1),
-        PermuteProblem.turned(1, 33, 65, 2),
-        PermuteProblem.turned(1, 130, 20, 4),
-        PermuteProblem.turned(2, 70, 100, 4),
+        PermuteProblem.transposed(1, 100, 70, 1),
+        PermuteProblem.transposed(1, 33, 65, 2),
+        PermuteProblem.transposed(1, 130, 20, 4),
+        PermuteProblem.transposed(2, 70, 100, 4),
     ],
     ids=lambda problem: problem.label,
 )

@@ -42,7 +42,7 @@ SQUARE = MatmulProblem(1, 256, 256, 256, "float16", "float16")
 DEEP = MatmulProblem(1, 256, 256, 512, "float16", "float16")
 RAGGED = MatmulProblem(1, 129, 131, 133, "bfloat16", "bfloat16", a_align=2, b_align=2, out_align=2)
 SPLIT = MatmulProblem(1, 64, 64, 1024, "float16", "float16")
-TURN = PermuteProblem.turned(1, 128, 256, 2)
+TURN = PermuteProblem.transposed(1, 128, 256, 2)
 ENTRIES = [
     (SQUARE, tile(32, 32, 32)), (DEEP, tile(32, 32, 32)), (RAGGED, tma()), (SPLIT, tma(split=2)),
     (TURN, turned(32, 32)),
@@ -255,7 +255,7 @@ def test_compiles_of_other_threads_are_not_counted():
 
 def test_a_split_call_compiles_each_of_its_parts():
     """A batch of more programs than one launch counts is launched in parts, whose sizes are their own."""
-    problem = PermuteProblem.turned(2**23, 256, 256, 1)
+    problem = PermuteProblem.transposed(2**23, 256, 256, 1)
     with ahead.compiling_for(H200):
         parts = list(ahead.compiles_for(problem, turned(16, 16), H200))
     assert len(parts) > 1

@@ -77,8 +77,8 @@ def test_likely_configs_are_near_the_best_and_such_as_portfolios_hold():
     assert found[sweep.banded(best)] == min(found.values())
     assert max(found.values()) <= 1.2 * min(found.values())
     assert {config["GROUP_M"] for config in found} == {8}
-    few_rows = MatmulProblem(1, 4, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
-    for problem in (few_rows, PermuteProblem.of((2, 10913728, 5), (5, 10, 1), (54568640, 5, 1), 1)):
+    skinny_k = MatmulProblem(1, 4, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+    for problem in (skinny_k, PermuteProblem.of((2, 10913728, 5), (5, 10, 1), (54568640, 5, 1), 1)):
         assert {config.family for config in model.outside_portfolios(problem, H200)}
         assert not run.likely(problem, H200).keys() & set(model.outside_portfolios(problem, H200))
 
@@ -169,8 +169,8 @@ def test_a_sweep_times_what_may_be_near_and_not_what_was_refused(timed):
 
 
 def test_a_portfolio_is_measured_and_loses_little(timed, hasty):
-    name = "turned-2"
-    rows = list(swept(drawn(name, 40, "sizes"), few_candidates(20, name)))
+    name = "permute-2"
+    rows = list(swept(drawn(name, 60, "sizes"), few_candidates(20, name)))
     measured = run.Measured(name, rows, H200)
     left_out = measured.left_out(8)
     portfolio = measured.portfolio(left_out, 8)

@@ -13,7 +13,7 @@ from tritile.planning.checked import config_from, number_from, numbers_from, pro
 
 PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
 KERNEL = KernelProblem("mine", (("n", 5), ("x", None)), (("x", "float16"),))
-TURNED = PermuteProblem.turned(3, 5, 7, 2)
+TURNED = PermuteProblem.transposed(3, 5, 7, 2)
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=96, num_warps=4)
 EVIL = "__import__('os').system('touch canary')"
 KEY, DATA = problem_key(PROBLEM), problem_to_dict(PROBLEM)

@@ -152,7 +152,7 @@ def test_a_kernel_that_does_not_compile_is_said_to(monkeypatch):
 
 
 def test_transposes_count_sectors():
-    found = tritile.explain(PermuteProblem.turned(1, 4096, 4096, 4), device=H200)
+    found = tritile.explain(PermuteProblem.transposed(1, 4096, 4096, 4), device=H200)
     elements = 4096**2
     assert found.untiled.total == elements * 4 + elements * 32
     assert found.unique.total == found.tiled.total == elements * 8
@@ -164,7 +164,7 @@ def test_transposes_count_sectors():
 @pytest.mark.parametrize(("width", "size"), [(3, 1), (8, 1), (2, 8)])
 def test_a_thin_transpose_writes_few_sectors_even_untiled(width, size):
     """Check that as many elements share a sector as fit, where a row of x puts them `width` apart."""
-    thin = PermuteProblem.turned(1, width, 96_000, size)
+    thin = PermuteProblem.transposed(1, width, 96_000, size)
     assert traffic.untiled(thin).written == pytest.approx(width * 96_000 * width * size, rel=0.01)
 
 
@@ -177,7 +177,7 @@ def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
     """Check that elements with gaps between them share sectors in a tile too."""
     gaps = PermuteProblem.of((2048, 2048), (2048 * 16, 16), (2048, 1), 1)
     turned = PermuteProblem.of((2048, 2048), (16, 2048 * 16), (2048, 1), 1)
-    for problem in (gaps, turned, PermuteProblem.turned(3, 37, 391, 2)):
+    for problem in (gaps, turned, PermuteProblem.transposed(3, 37, 391, 2)):
         for config in model.ranked(problem, H200)[:200:40]:
             assert traffic.tiled(problem, config, H200).total < 1.35 * traffic.untiled(problem).total, config
 
@@ -186,7 +186,7 @@ def test_tiling_never_asks_for_more_than_no_tiles_but_by_little():
     ("m", "n", "size"), [(129, 4096, 1), (100, 4096, 4), (4097, 4097, 2), (48, 50, 8), (7, 9, 1)]
 )
 def test_tiles_of_permutations_are_those_that_kernels_take(m, n, size):
-    problem = PermuteProblem.turned(2, m, n, size)
+    problem = PermuteProblem.transposed(2, m, n, size)
     for config in model.ranked(problem, H200)[::97]:
         (step,) = work_of(call_for(problem), config, H200.processors, early=False).steps
         assert traffic.tiling(problem, config, H200).tiles == math.prod(step.grid), config

@@ -240,7 +240,7 @@ OPERATIONS = [
     MatmulProblem(1, 256, 256, 256, "float32", "float32", b_layout="column"),
     MatmulProblem(1, 256, 256, 256, "float32", "float32", precision="fp16x3"),
     GroupedProblem(4, 256, 256, 256, "float16", "float16"),
-    PermuteProblem.turned(1, 256, 256, 2),
+    PermuteProblem.transposed(1, 256, 256, 2),
     QuantizedProblem(256, 256, 256, "bfloat16", 4, 128),
 ]
 

@@ -62,7 +62,7 @@ def packed():
 
 def permutations():
     for size, batch, m, n in itertools.product((1, 2, 4, 8, 16), (1, 3), (1003, 1024), (3, 2048)):
-        yield PermuteProblem.turned(batch, m, n, size)
+        yield PermuteProblem.transposed(batch, m, n, size)
 
 
 def is_supported(problem, device):

@@ -19,8 +19,8 @@ POSED = {
     "one group": (product("1000x500x300"), tile(1)),
     "persistent": (product("3x1500x2000x1000"), warped(True, 2)),
     "flat": (product("1500x1000x1000"), warped(False)),
-    "transpose": (PermuteProblem.turned(2, 300, 200, 2), mover()),
-    "packed": (PermuteProblem.turned(1, 301, 203, 1), mover(4, family="packed")),
+    "transpose": (PermuteProblem.transposed(2, 300, 200, 2), mover()),
+    "packed": (PermuteProblem.transposed(1, 301, 203, 1), mover(4, family="packed")),
 }
 
 
@@ -76,8 +76,8 @@ def test_what_has_no_tiles_is_refused():
             picture(problem, tile(), H200, tile=index)
     with pytest.raises(UnsupportedError, match="copies rows"):
         tiling_of(PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2), mover(), H200)
-    few = Config.of(4, 1, "few_rows", BLOCK_N=32, BLOCK_K=256)
-    with pytest.raises((InvalidValueError, UnsupportedError), match="few_rows"):
+    few = Config.of(4, 1, "skinny_k", BLOCK_N=32, BLOCK_K=256)
+    with pytest.raises((InvalidValueError, UnsupportedError), match="skinny_k"):
         tiling_of(product("1x256x256"), few, H200)
 
 
@@ -154,4 +154,4 @@ def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
 def test_where_a_call_has_no_tiles_to_draw_the_next_config_is_drawn(tmp_path):
     result = commands.run("picture", "1x8192x8192", "--layout", "NT", "--output", tmp_path / "t.svg")
     assert result.exit_code == 0, result.output
-    assert "few_rows" not in result.output
+    assert "skinny_k" not in result.output

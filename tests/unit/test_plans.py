@@ -138,7 +138,7 @@ def test_a_calibration_here_goes_before_what_ships(there):
         assert plans.plan_for(PRODUCT, H200, "cached").source == "model"
 
 
-@pytest.mark.parametrize("problem", [PRODUCT, PermuteProblem.turned(1, 1024, 1024, 2)], ids=str)
+@pytest.mark.parametrize("problem", [PRODUCT, PermuteProblem.transposed(1, 1024, 1024, 2)], ids=str)
 def test_a_plan_is_remembered_until_forgotten(there, problem):
     there("nothing")
     first = plans.plan_for(problem, H200)

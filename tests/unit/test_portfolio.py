@@ -60,7 +60,7 @@ TAKEN = {  # of whom other problems take the portfolio
     "int8": [{"dtype": "int8", "out_dtype": "int32"}],
 }
 PERMUTED = {
-    **{f"turned-{size}": PermuteProblem.turned(3, 300, 500, size) for size in (1, 2, 4, 8, 16)},
+    **{f"permute-{size}": PermuteProblem.transposed(3, 300, 500, size) for size in (1, 2, 4, 8, 16)},
     "kept": PermuteProblem.of((5, 7, 640), (640, 3200, 1), (4480, 640, 1), 2, widen=False),
 }
 UNSERVED = [
@@ -133,10 +133,10 @@ def test_every_constant_counts_somewhere(name):
 
 
 def test_a_portfolio_of_permutations():
-    problem = PERMUTED["turned-4"]
+    problem = PERMUTED["permute-4"]
     configs = tuple(legal_configs(problem, H200)[::97][:8])
-    portfolio = Portfolio("turned-4", configs, (PermuteConstants(),) * len(configs), members().loss)
-    read = portfolio_of("turned-4", json.loads(json.dumps(portfolio.to_dict())))
+    portfolio = Portfolio("permute-4", configs, (PermuteConstants(),) * len(configs), members().loss)
+    read = portfolio_of("permute-4", json.loads(json.dumps(portfolio.to_dict())))
     assert read == portfolio
     assert [us for us, _ in read.ranked(problem, H200, 8)] == sorted(portfolio.times(problem, H200))
     with pytest.raises(InvalidValueError, match="is not of"):

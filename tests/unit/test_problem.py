@@ -107,7 +107,7 @@ def test_an_output_without_strides_has_a_plane_all_the_same():
 @pytest.mark.parametrize("sizes", [(0, 2, 2), (1, -2, 2), (1.0, 2, 2), (True, 2, 2)], ids=str)
 def test_turned_matrices_have_sizes(sizes):
     with pytest.raises(InvalidValueError, match="sizes of 1"):
-        PermuteProblem.turned(*sizes, 4)
+        PermuteProblem.transposed(*sizes, 4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 23, 255, 256, 257, 2**20 - 1, 2**30, 2**30 + 1, 2**31 - 1])

@@ -16,7 +16,7 @@ from tritile.planning import model
 SMALL = Device("Small GPU", "cuda", 80, 4, 1 << 20, 49152, 1.0, 100.0)
 HOPPER = TARGETS["nvidia-h200"]
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
-TURN = PermuteProblem.turned(1, 1024, 1024, 2)
+TURN = PermuteProblem.transposed(1, 1024, 1024, 2)
 
 
 def tile(m=64, n=64, k=32, warps=4, stages=3, group=8, **changes):

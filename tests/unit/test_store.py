@@ -98,7 +98,7 @@ def test_one_store_of_a_device_and_a_directory(tmp_path, monkeypatch):
     "problem",
     [
         PROBLEM,
-        PermuteProblem.turned(3, 5, 7, 2),
+        PermuteProblem.transposed(3, 5, 7, 2),
         KernelProblem("mine", (("n", 5), ("x", None), ("s", "é\ud800"), ("f", 0.5)), (("x", "float16"),)),
     ],
 )

@@ -27,7 +27,7 @@ PROBLEMS = [
     SQUARE,
     MatmulProblem(1, 1, 4096, 4096, "bfloat16", "bfloat16", b_layout="column"),
     MatmulProblem(1, 1001, 1003, 1007, "float32", "float32", a_align=4, b_align=4, out_align=4),
-    PermuteProblem.turned(1, 8191, 8193, 1),
+    PermuteProblem.transposed(1, 8191, 8193, 1),
 ]
 BLOCKS = {"BLOCK_M": (16, 32, 64, 128), "BLOCK_N": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
 

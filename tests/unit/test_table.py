@@ -27,7 +27,7 @@ PROBLEMS = (
     KernelProblem("mine", (("n", 5), ("x", None)), (("x", "float16"),)),
     MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16"),
     MatmulProblem(1, 257, 4096, 65, "bfloat16", "bfloat16"),
-    PermuteProblem.turned(3, 5, 7, 2),
+    PermuteProblem.transposed(3, 5, 7, 2),
 )
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=32, num_warps=8)
 ENTRIES = tuple(Entry(problem, CONFIG, 1.5 + index) for index, problem in enumerate(PROBLEMS))

@@ -180,7 +180,7 @@ def test_batch_invariant_calls_are_planned_as_such():
             assert keys(planned([problem_of(m, 4096, 1024)])) <= ahead
 
 
-X, TURN = torch.empty(8, 8), PermuteProblem.turned(1, 64, 64, 2)
+X, TURN = torch.empty(8, 8), PermuteProblem.transposed(1, 64, 64, 2)
 
 
 @pytest.mark.parametrize(

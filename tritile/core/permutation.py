@@ -112,7 +112,7 @@ class PermuteProblem:
         return cls(sizes, strides[0], strides[1], itemsize, *aligns)
 
     @classmethod
-    def turned(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
+    def transposed(cls, batch: int, m: int, n: int, itemsize: int) -> "PermuteProblem":
         """Return a batch of contiguous m x n matrices, each transposed."""
         sizes = (batch, m, n)
         if not all(map(is_extent, sizes)):
@@ -182,7 +182,7 @@ class PermuteProblem:
         return self._layout(self.out_strides)
 
     @functools.cached_property
-    def turns(self) -> bool:
+    def is_transposing(self) -> bool:
         """True if out is denser along m than along n: x and out then differ in the order of a tile."""
         m, n, _ = self.plane
         return bool(m) and self.out_strides[m[0]] < self.out_strides[n[0]]

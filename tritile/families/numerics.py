@@ -18,9 +18,9 @@ nothing else:
   K, wherever blocks of K begin: blocks are whole instructions, and zeros that fill up the last add nothing.
 - Who rounds fp32 to TF32: the hardware that brings tiles (TMA), or the kernel. They may treat ties
   differently.
-- Where rows of the larger operand begin in a word of 16 bytes, for `few_rows`: threads multiply its words as
+- Where rows of the larger operand begin in a word of 16 bytes, for `skinny_k`: threads multiply its words as
   they lie, and the words' sums are added up. So its numerics are never canonical ("fma by words"). Nor are
-  those of `few_rows_across`: how many programs share K depends on all sizes, and on the GPU. Tensor cores
+  those of `skinny_n`: how many programs share K depends on all sizes, and on the GPU. Tensor cores
   begin with the first whole word of `odd_rows` ("mma by words").
 - What the scales of packed weights multiply: weights, or sums over a block of K (`families.quantized`).
 
@@ -143,7 +143,7 @@ def canonical_product(problem: Product, device: Device) -> Numerics:
     return Numerics(instruction, 1, step, rounding)
 
 
-def roomy(problem: Tiled, numerics: Numerics) -> Tiled:
+def pad_to_canonical_tile(problem: Tiled, numerics: Numerics) -> Tiled:
     """Return a problem large enough to fill the blocks of these numerics, however small the real one.
 
     It serves to find configs that are dominated.

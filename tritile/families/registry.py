@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from tritile.families.family import Family
-from tritile.families.few_rows import across as few_rows_across
-from tritile.families.few_rows import family as few_rows
 from tritile.families.grouped import family as grouped
 from tritile.families.matmul_tile import family as matmul_tile
 from tritile.families.matmul_tma import family as matmul_tma
@@ -14,13 +12,15 @@ from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes as permute_boxes
 from tritile.families.permute import family as permute
 from tritile.families.quantized import family as quantized
+from tritile.families.skinny import family_k as skinny_k
+from tritile.families.skinny import family_n as skinny_n
 
 ALL: Final = (
     matmul_tile.FAMILY,
     matmul_tma.FAMILY,
     matmul_wgmma.FAMILY,
-    few_rows.FAMILY,
-    few_rows_across.FAMILY,
+    skinny_k.FAMILY,
+    skinny_n.FAMILY,
     odd_rows.FAMILY,
     grouped.TILE,
     grouped.DESCRIPTOR,

@@ -7,7 +7,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem, PermuteProblem, Product, Tiled
 from tritile.errors import UnsupportedError
 from tritile.families.family import Family
-from tritile.families.numerics import Numerics, by_data, roomy
+from tritile.families.numerics import Numerics, by_data, pad_to_canonical_tile
 from tritile.families.registry import FAMILIES
 
 
@@ -59,7 +59,7 @@ def _sums_fault(family: Family, config: Config, problem: Tiled, device: Device) 
 def dominated(problem: Tiled, device: Device) -> Callable[[Config], bool]:
     """True for a config where another of the same family does the same work or less."""
     families, core = FAMILIES[problem.op], _core(problem)
-    large = roomy(core, canonical(core, device)) if invariant(problem) else core
+    large = pad_to_canonical_tile(core, canonical(core, device)) if invariant(problem) else core
     return lambda config: families[config.family].pointless(config, large, device)
 
 

@@ -17,7 +17,7 @@ from tritile.core.markup import Tabular
 from tritile.core.problem import GroupedProblem, Known, MatmulProblem, PermuteProblem, Tiled, problem_to_dict
 from tritile.core.settings import mode
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
-from tritile.families.common import upright
+from tritile.families.common import skinny
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.permute import boxes
@@ -239,7 +239,7 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
         iterations = -(-problem.k // k) / (work.programs / work.tiles)
         busiest = -(-work.programs // device.processors) * iterations
         # tl.dot without tensor cores sums in float32.
-        summed = replace(problem, dtype="float32") if config.family in upright.FAMILIES else problem
+        summed = replace(problem, dtype="float32") if config.family in skinny.FAMILIES else problem
         known = peak_tflops(summed, device)
         peak = known * 1e3 / device.processors / device.clock_ghz if known else rate(summed, device)
         requested = traffic.tiled(problem, config, device).total

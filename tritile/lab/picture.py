@@ -80,7 +80,7 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     if config.family not in DRAWN:
         raise UnsupportedError(f"{config} has no tiles to draw: families that have are {', '.join(DRAWN)}")
     if isinstance(problem, PermuteProblem):
-        if not problem.turns:
+        if not problem.is_transposing:
             raise UnsupportedError(f"{problem.label} copies rows: of permutations transposes are drawn")
         of = traffic.covers(problem, config)
         return Tiling(problem, (of.m, of.n), of.tiles_m, of.tiles_n, config["GROUP_M"], 0)

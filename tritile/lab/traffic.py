@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
-from tritile.families.common import operands, upright
+from tritile.families.common import operands, skinny
 from tritile.families.common.grids import unit
-from tritile.families.few_rows import across
-from tritile.families.few_rows import family as few_rows
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
+from tritile.families.skinny import family_k as skinny_k
+from tritile.families.skinny import family_n
 
 SECTOR: Final = 32  # bytes
 _ROW: Final = 128  # rows of a copied operand are multiples of these bytes
@@ -117,7 +117,7 @@ def tiled(problem: Known, config: Config, device: Device) -> Traffic:
     if config.family == odd_rows.NAME:
         x, copies = odd_rows.copied(problem)
         return found + Traffic(x * problem.itemsize, copies * problem.itemsize)
-    return found if config.family in (tile.NAME, few_rows.NAME, across.NAME) else found + _copied(problem)
+    return found if config.family in (tile.NAME, skinny_k.NAME, family_n.NAME) else found + _copied(problem)
 
 
 def tiling(problem: Known, config: Config, device: Device) -> Tiling:
@@ -138,8 +138,8 @@ def tiling(problem: Known, config: Config, device: Device) -> Tiling:
     if config.family in (descriptor.NAME, odd_rows.NAME):
         programs = tiles * config["SPLIT_K"]
         sums = programs * m * n * (config["SPLIT_K"] > 1)
-    elif config.family == across.NAME:
-        parts = across.parts(config, problem, device.processors)
+    elif config.family == family_n.NAME:
+        parts = family_n.parts(config, problem, device.processors)
         programs = tiles * parts
         sums = parts * problem.batch * problem.m * problem.n * (parts > 1)
     padded_k = -(-problem.k // config["BLOCK_K"]) * config["BLOCK_K"]
@@ -149,8 +149,8 @@ def tiling(problem: Known, config: Config, device: Device) -> Tiling:
 
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     """Rows and columns of the tile that a program makes of a product."""
-    if config.family in upright.FAMILIES:
-        return upright.tile_of(config, problem)
+    if config.family in skinny.FAMILIES:
+        return skinny.tile_of(config, problem)
     if config.family == odd_rows.NAME:
         return odd_rows.tile_of(config, problem)
     return config["BLOCK_M"], config["BLOCK_N"]
@@ -171,7 +171,7 @@ def _copied(problem: MatmulProblem) -> Traffic:
         (problem.m, problem.k, problem.a_layout == "column"),
         (problem.k, problem.n, problem.b_layout == "column"),
     )
-    copies, transposed = operands.copied(problem), operands.turned(problem)
+    copies, transposed = operands.copied(problem), operands.k_major_copies(problem)
     for (rows, columns, by_columns), copy, transpose in zip(sides, copies, transposed, strict=True):
         if copy:
             outer, inner = (columns, rows) if by_columns != transpose else (rows, columns)

@@ -30,7 +30,7 @@ MEASURED: Final = {
     "fp8": Class("matmul", "float8_e4m3fn NT, rows on 16 bytes"),
     "int8": Class("matmul", "int8 NT, rows on 16 bytes"),
     "weights": Class("linear_quantized", "bfloat16 by int4 in groups of 128"),
-    **{f"turned-{size}": Class("permute", f"{size}-byte elements, turned over") for size in (1, 2, 4, 8, 16)},
+    **{f"permute-{size}": Class("permute", f"{size}-byte elements, transposed") for size in (1, 2, 4, 8, 16)},
     "kept": Class("permute", "elements of 1 to 16 bytes, the densest dimension kept"),
 }
 
@@ -42,7 +42,7 @@ def class_of(problem: Tiled) -> str | None:
     have an epilogue. A result whose rows do not start on 16 bytes counts as odd.
     """
     if isinstance(problem, PermuteProblem):
-        return f"turned-{problem.itemsize}" if problem.turns else "kept"
+        return f"permute-{problem.itemsize}" if problem.is_transposing else "kept"
     if not isinstance(problem, MatmulProblem):
         return "weights" if problem.op == MEASURED["weights"].op else None
     core = problem.core

@@ -1,7 +1,7 @@
 """Rank configs by predicted time: to order a search, and to choose without measurements.
 
 One formula predicts products by tiles (`families/common/cost.py`), from what their families say that a
-program does. Families of few rows, odd rows and permutations have formulas of their own.
+program does. Families of skinny products, odd rows and permutations have formulas of their own.
 """
 
 import functools

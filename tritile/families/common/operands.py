@@ -25,7 +25,7 @@ from tritile.families.common.work import (
 repack: Final = Kernel("tritile.families.common.repack", "repack")
 
 BARRIER: Final = 8  # bytes of shared memory that a stage of a TMA pipeline takes for barriers
-_TURNED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
+_COPIED_FROM: Final = 512  # an element of 4 bytes is copied if so many rows or columns read it
 _MAX_STRIDE: Final = 2**40  # bytes of a descriptor's stride
 _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
 # Tiles of 16-bit operands whose rows start on 16 bytes and not on sectors are slow to read. What copies save
@@ -49,7 +49,7 @@ def reachable(problem: MatmulProblem) -> str | None:
     return None
 
 
-def turned(problem: MatmulProblem) -> tuple[bool, bool]:
+def k_major_copies(problem: MatmulProblem) -> tuple[bool, bool]:
     """Return which of a and b are copied so that K is contiguous: TF32's tensor cores on Hopper need that.
 
     Otherwise the kernel transposes each tile in registers, at half the speed. Where the other operand is
@@ -59,8 +59,8 @@ def turned(problem: MatmulProblem) -> tuple[bool, bool]:
         return False, False
     a, b = _unreadable(problem)
     return (
-        problem.a_layout == "column" and (a or problem.n >= _TURNED_FROM),
-        problem.b_layout != "column" and (b or problem.m >= _TURNED_FROM),
+        problem.a_layout == "column" and (a or problem.n >= _COPIED_FROM),
+        problem.b_layout != "column" and (b or problem.m >= _COPIED_FROM),
     )
 
 
@@ -93,7 +93,7 @@ def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def copied(problem: MatmulProblem) -> tuple[bool, bool]:
-    reasons = _unreadable(problem), turned(problem), realigned(problem)
+    reasons = _unreadable(problem), k_major_copies(problem), realigned(problem)
     a, b = (any(of_side) for of_side in zip(*reasons, strict=True))
     return a, b
 
@@ -120,12 +120,12 @@ class Seen(NamedTuple):
         return Descriptor(self.buffer, self.shape, self.strides, block, layout and layout(block), rounded)
 
 
-def seen_of(view: View, sizes: tuple[int, ...], steps: tuple[int, ...], turned: bool = False) -> Seen:
-    """Return a batch of an operand with its contiguous dimension last, or if `turned` the other.
+def seen_of(view: View, sizes: tuple[int, ...], steps: tuple[int, ...], swap: bool = False) -> Seen:
+    """Return a batch of an operand with its contiguous dimension last, or if `swap` the other.
 
     A descriptor need not be able to read it.
     """
-    if (view.layout == "column") != turned:
+    if (view.layout == "column") != swap:
         return Seen(view.buffer, sizes + view.shape[::-1], steps + view.strides[::-1], True)
     return Seen(view.buffer, sizes + view.shape, steps + view.strides)
 
@@ -223,18 +223,18 @@ def by_tma(call: MatmulCall, config: Config, split: int, processors: int, early:
     missing = 2 - len(sizes)
     outer, inner = sizes = (1,) * missing + sizes
 
-    def seen(view: View, turned: bool = False) -> Seen:
-        return seen_of(view, sizes, (0,) * missing + view.batch_strides, turned)
+    def seen(view: View, swap: bool = False) -> Seen:
+        return seen_of(view, sizes, (0,) * missing + view.batch_strides, swap)
 
-    a_how, b_how = zip(turned(call.problem), realigned(call.problem), strict=True)
+    a_how, b_how = zip(k_major_copies(call.problem), realigned(call.problem), strict=True)
     views = [(call.a, "copy_a", *a_how), (call.b, "copy_b", *b_how)]
     if call.up is not None:
         views.append((call.up, "copy_up", *b_how))
     read: list[Seen] = []
     copies: list[tuple[Seen, Seen]] = []
     scratch = {}
-    for view, name, turn, align in views:
-        own = seen(view, turn)
+    for view, name, swap, align in views:
+        own = seen(view, swap)
         if not readable(own, view) or (align and own.strides[2] * view.itemsize % SECTOR):
             copy, scratch[name] = _copy(own, view, name)
             copies.append((own, copy))

@@ -59,15 +59,15 @@ def multiply_clocks(config: Config, problem: MatmulProblem, device: Device) -> f
     return 2.0 * config["BLOCK_M"] * columns * config["BLOCK_K"] / rate(problem, device)
 
 
-def turning(problem: MatmulProblem, device: Device, turned: tuple[bool, bool] | None) -> float:
+def slowdown(problem: MatmulProblem, device: Device, copied: tuple[bool, bool] | None) -> float:
     """Return how much slower tensor cores of Hopper are where tiles of TF32 pass through registers first.
 
-    By pointers (`turned` is None) all tiles do, to be rounded. By descriptor those do whose K is not
-    contiguous, to be transposed, unless `turned` says that a or b is copied first. Measured on an H200,
+    By pointers (`copied` is None) all tiles do, to be rounded. By descriptor those do whose K is not
+    contiguous, to be transposed, unless `copied` says that a or b is copied first. Measured on an H200,
     against tiles that descriptors round: 2.4 to 3.5 times, 4.5 to 6.1, and by descriptor 1.8.
     """
     if problem.precision != "tf32" or device.nvidia != 90:
         return 1.0
     across = problem.a_layout == "column", problem.b_layout != "column"
-    over = any(own and not copy for own, copy in zip(across, turned or (False, False), strict=True))
-    return (2.7 if turned is None else 1.0) * (1.8 if over else 1.0)
+    over = any(own and not copy for own, copy in zip(across, copied or (False, False), strict=True))
+    return (2.7 if copied is None else 1.0) * (1.8 if over else 1.0)

@@ -104,17 +104,17 @@ def _parts(
     words.
     """
     rows, k = view.shape
-    part, turned = part_length(k), view.layout == "column"  # rows then lie next to each other
+    part, column_major = part_length(k), view.layout == "column"  # rows then lie next to each other
     # Divides the strides, in elements, and the size of the contiguous dimension.
-    unit = gcd(max(1, view.align // view.itemsize), rows if turned else k)
+    unit = gcd(max(1, view.align // view.itemsize), rows if column_major else k)
     whole = 1 << (part - 1).bit_length()
-    once = whole <= _WHOLE[turned]  # a row is in one block
-    high, wide = _TILE[turned]
+    once = whole <= _WHOLE[column_major]  # a row is in one block
+    high, wide = _TILE[column_major]
     high, wide = (max(1, _BLOCK // whole), whole) if once else (high, wide * _warps(k) // _WARPS)
     count, shape, stepped, steps = copied_batch(view, batch_shape)
     across = -(-rows // PART_UNIT) * PART_UNIT
-    strides = (1, across) if turned else (3 * part, 1)
-    matrix = 3 * part * (across if turned else rows)
+    strides = (1, across) if column_major else (3 * part, 1)
+    matrix = 3 * part * (across if column_major else rows)
     bands = count * -(-rows // high)
     most = min(_PROGRAMS // bands, max(_CHUNKS, _LEAST // bands), -(-k // wide))
     chunks = 0 if once else max(1, most)
@@ -125,14 +125,14 @@ def _parts(
             f"{side}_ptr": Buffer(view.buffer), f"{side}_matrices": count,
             f"{side}_batch_shape": shape, f"{side}_batch_strides": stepped, f"{side}_rows": rows,
             f"stride_{side}r": view.strides[0], f"stride_{side}c": view.strides[1],
-            f"{side}_words": word, f"{side}_chunks": chunks, f"{upper}_TRANSPOSED": turned,
+            f"{side}_words": word, f"{side}_chunks": chunks, f"{upper}_TRANSPOSED": column_major,
             f"{upper}_UNIT": unit, f"{upper}_BLOCK_R": high, f"{upper}_BLOCK_C": wide, f"{upper}_ONCE": once,
         },
         {
             f"{side}_parts": Buffer(places[0].buffer), f"{side}_scales": Buffer(places[1].buffer),
             f"stride_{side}pm": matrix, f"stride_{side}pr": strides[0], f"stride_{side}pc": strides[1],
         },
-        unit >= _ALIGNED and (once or not turned),
+        unit >= _ALIGNED and (once or not column_major),
         bands * chunks,
         bands * -(-part // wide),
         0 if once else bands * high * (chunks + 2),

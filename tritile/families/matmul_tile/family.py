@@ -12,7 +12,7 @@ from tritile.core.problem import FP8_DTYPES, ITEMSIZE, MatmulProblem, Product
 from tritile.families.common import products
 from tritile.families.common.cost import Program
 from tritile.families.common.grids import WIDE_FROM, grid, options, unit, units
-from tritile.families.common.rates import multiply_clocks, turning
+from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.common.work import (
     Buffer,
     Kernel,
@@ -105,7 +105,7 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     m, n, threads = config["BLOCK_M"], config["BLOCK_N"], config.num_warps * device.warp_size
     tensor_cores = products.uses_tensor_cores(problem)
     loads = products.loads_per_thread(config, problem, device)
-    slow = turning(problem, device, None)
+    slow = slowdown(problem, device, None)
     if problem.dtype == "float64":
         # Hopper has warp instructions only here; a block is requested when the last of two is done.
         slow *= 1.0 if config.num_stages > 2 else 1.35

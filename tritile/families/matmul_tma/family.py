@@ -18,9 +18,9 @@ from tritile.errors import TuningError
 from tritile.families.common import products
 from tritile.families.common.cost import Program
 from tritile.families.common.grids import options, polls
-from tritile.families.common.operands import BARRIER, by_tma, reachable, repack, tiles, turned
+from tritile.families.common.operands import BARRIER, by_tma, k_major_copies, reachable, repack, tiles
 from tritile.families.common.products import MAX_WORDS
-from tritile.families.common.rates import multiply_clocks, turning
+from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import of_product
@@ -160,7 +160,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     return Program(
         resident(config, problem, device),
-        multiply_clocks(config, problem, device) * turning(problem, device, turned(problem)),
+        multiply_clocks(config, problem, device) * slowdown(problem, device, k_major_copies(problem)),
         products.warpgroup_mma(config, problem, device) or device.nvidia >= 100,
         config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[problem.out_dtype],
         config.num_warps,

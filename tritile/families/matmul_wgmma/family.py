@@ -13,8 +13,8 @@ from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common import products
 from tritile.families.common.cost import Program
-from tritile.families.common.operands import Seen, by_tma, reachable, repack, tiles, turned
-from tritile.families.common.rates import multiply_clocks, turning
+from tritile.families.common.operands import Seen, by_tma, k_major_copies, reachable, repack, tiles
+from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.common.work import Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tma.family import held, stage_bytes
@@ -134,7 +134,7 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 def cost(config: Config, problem: MatmulProblem, device: Device) -> Program:
     return Program(
         resident(config, problem, device),
-        multiply_clocks(config, problem, device) * turning(problem, device, turned(problem)),
+        multiply_clocks(config, problem, device) * slowdown(problem, device, k_major_copies(problem)),
         True,
         config["BLOCK_M"] * config["BLOCK_N"] * ITEMSIZE[problem.out_dtype],
     )

@@ -15,7 +15,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import POLLS, options
 from tritile.families.common.products import config_fault, held, resource_fault, warpgroup_mma
-from tritile.families.common.upright import Sides, arguments, fault, sides_of
+from tritile.families.common.skinny import Sides, arguments, fault, sides_of
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, epilogue_arguments, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
@@ -29,7 +29,7 @@ MOST_ROWS: Final = 256
 _WORD: Final = 8  # elements
 _ROW: Final = 256  # elements, of which rows of the copies are whole numbers
 _COPIED: Final = 2048  # elements of x that a program copies: with 256 starting programs takes the time
-_TURNED: Final = 32  # rows of x that a program copies where these, and not K, are contiguous
+_ROWS_AT_ONCE: Final = 32  # rows of x that a program copies where these, and not K, are contiguous
 # BLOCK_N, BLOCK_K, warps and stages, for BLOCK_M up to 128 and for 256.
 _TILES: Final = (
     *itertools.product((16, 32, 64, 128), ((32, 128, 4, 5), (64, 64, 4, 5), (64, 128, 4, 4))),
@@ -50,7 +50,7 @@ class Fit:
     products = 1070.0  # of tensor cores
     copied = 1.78  # elements of the copies
     stored = 0.83  # elements of the result where they lie apart
-    stored_rows = 1.03  # elements of a result that is turned over: they lie in rows
+    stored_rows = 1.03  # elements of a result that is transposed: they lie in rows
 
 
 def _configs() -> Iterator[Config]:
@@ -59,12 +59,12 @@ def _configs() -> Iterator[Config]:
         yield Config.of(warps, stages, NAME, **blocks)
 
 
-def _turns(problem: MatmulProblem) -> bool:
+def _is_transposed(problem: MatmulProblem) -> bool:
     return problem.n < problem.m
 
 
 def _sides(problem: MatmulProblem) -> Sides:
-    return sides_of(problem, _turns(problem))
+    return sides_of(problem, _is_transposed(problem))
 
 
 def shared_bytes(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -79,12 +79,12 @@ def _tiles(config: Config, problem: MatmulProblem) -> int:
 
 def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     count = _tiles(config, problem)
-    return (count, 1) if _turns(problem) else (1, count)
+    return (count, 1) if _is_transposed(problem) else (1, count)
 
 
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     rows, columns = config["BLOCK_M"], config["BLOCK_N"]
-    return (columns, rows) if _turns(problem) else (rows, columns)
+    return (columns, rows) if _is_transposed(problem) else (rows, columns)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
@@ -136,7 +136,7 @@ def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
     iteration = max(waited, together * max(tile / Fit.bytes, products / Fit.products))
     clocks = -(-busiest // together) * iterations * iteration
     clocks += copied(problem)[0] / (Fit.copied * device.processors)
-    stored = Fit.stored_rows if _turns(problem) else Fit.stored
+    stored = Fit.stored_rows if _is_transposed(problem) else Fit.stored
     clocks += problem.m * problem.n / (stored * device.processors)
     moved_us = problem.bytes / (device.memory_gbps * 1e3)
     compute_us = clocks / (device.clock_ghz * 1e3)
@@ -159,10 +159,10 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     seen, tiles, split = _sides(call.problem), _tiles(config, call.problem), config["SPLIT_K"]
-    call = call.transposed if _turns(call.problem) else call
+    call = call.transposed if _is_transposed(call.problem) else call
     values = arguments(call, config, early)
     m, n, row = values["M"], values["N"], -(-values["K"] // _ROW) * _ROW
-    rows = _TURNED if call.a.strides[0] == 1 and m > 1 else 1
+    rows = _ROWS_AT_ONCE if call.a.strides[0] == 1 and m > 1 else 1
     scratch = {"copies": Section(call.dtype, copied(call.problem)[1])}
     values |= {
         "copies_ptr": Buffer("copies"), "stride_w": values["stride_w"] if n > 1 else 0, "stride_cm": row,

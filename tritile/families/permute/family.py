@@ -138,7 +138,7 @@ def sectors(run: float, align: int, request: float) -> float:
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     threads = config.num_warps * device.warp_size
     registers = 16 + 2 * held_words(config, problem, device)  # as compiled: a word and its address
-    shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.turns else 0
+    shared = config["BLOCK_M"] * config["BLOCK_N"] * problem.itemsize if problem.is_transposing else 0
     return held(device, threads, registers, shared, 32)
 
 
@@ -164,7 +164,7 @@ def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
 
     threads = config.num_warps * device.warp_size
     group, walked = config["GROUP_M"], config["GROUP_M"] * m / problem.m
-    apart = 1 - min(1.0, walked) if problem.turns else 1 - 1 / min(group, tiles_m)
+    apart = 1 - min(1.0, walked) if problem.is_transposing else 1 - 1 / min(group, tiles_m)
     apart *= min(1.0, 256 / written) * (1.0 if problem.out_align >= 16 else 2.0)
     slow = (1 + Fit.scatter * apart) / min(1.0, Fit.reach * tiles / device.processors)
 
@@ -256,7 +256,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "ALIGN_X": tuple(grids.least_unit(steps, word) for steps in (x_m, x_n, x_batch)),
         "ALIGN_OUT": tuple(grids.least_unit(steps, word) for steps in (out_m, out_n, out_batch)),
         "WIDE": max(*(lanes * span for span in problem.spans), *problem.sizes) >= grids.WIDE_FROM,
-        "TURN": problem.turns, "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
+        "TURN": problem.is_transposing, "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
         "UNEVEN_M": uneven(rows, block_m), "UNEVEN_N": uneven(problem.n, block_n), "WAIT": early,
         **dict(config.kwargs),
     }  # fmt: skip

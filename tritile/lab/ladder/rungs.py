@@ -201,7 +201,7 @@ TRANSPOSE: Final = (
          lambda n, config, processors: (cdiv(n, config["BLOCK_M"]), cdiv(n, config["BLOCK_N"])),
          lambda n, size, c: _sectors(n, size, c["BLOCK_N"]) + _sectors(n, size, c["BLOCK_M"])),
     Rung("transpose", "tritile.transpose", "the library's kernels and its choice", "float32",
-         call=lambda x, out: transpose(x, out=out), problem=lambda n: PermuteProblem.turned(1, n, n, 4)),
+         call=lambda x, out: transpose(x, out=out), problem=lambda n: PermuteProblem.transposed(1, n, n, 4)),
     Rung("transpose", "torch", "x.t().contiguous()", "float32", call=lambda x, out: out.copy_(x.t())),
     Rung("transpose", "device copy", "out.copy_(x), which only copies: the limit", "float32",
          call=lambda x, out: out.copy_(x), checked=False),

@@ -98,7 +98,7 @@ DRAWS: Final[dict[str, Draw]] = {
     "fp8": lambda dice, number: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
     "int8": lambda dice, number: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
     "weights": _weight,
-    **{f"turned-{size}": _permuted(f"turned-{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
+    **{f"permute-{size}": _permuted(f"permute-{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
     "kept": _permuted("kept", tuple(OF_ITEMSIZE)),
 }
 

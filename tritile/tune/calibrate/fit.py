@@ -133,7 +133,7 @@ def fitted(
             own = rows[~us[rows, index].isnan()]
             at = type(facts[index])(*(column[own] for column in facts[index]))
             times, prior = us[own, index], begin[index] + common[kind]
-            weights = _pressed(times / fastest[own])
+            weights = _slowdown_weights(times / fastest[own])
             predict = functools.partial(_predicted, formula, shape=shape, facts=at)
             new.append(_fit_one(predict, times, weights, prior, pull) if len(own) else prior)
         found = new
@@ -143,7 +143,7 @@ def fitted(
     return [formula.constants(*theta.exp().tolist()) for theta in found]
 
 
-def _pressed(ratios: torch.Tensor) -> torch.Tensor:
+def _slowdown_weights(ratios: torch.Tensor) -> torch.Tensor:
     return ratios.clamp(max=4) ** -_PRESSURE
 
 
@@ -157,11 +157,11 @@ def correction(
     """
     inputs, predicted, us = inputs[rows], predicted[rows], us[rows]
     ratios = (each / each.nan_to_num(math.inf).amin(1, keepdim=True) for each in (us, predicted))
-    pressed, missed, timed = _pressed(torch.minimum(*ratios)), (us / predicted).log(), ~us.isnan()
+    emphasis, missed, timed = _slowdown_weights(torch.minimum(*ratios)), (us / predicted).log(), ~us.isnan()
     middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
     scaled = ((inputs[timed] - middle) / spread).clamp(-_WIDE, _WIDE)
     own, first, second, weights = _learnt(
-        scaled, missed[timed], pressed[timed], timed.nonzero()[:, 1], us.shape[1]
+        scaled, missed[timed], emphasis[timed], timed.nonzero()[:, 1], us.shape[1]
     )
     slopes = first[:, 1 : 1 + len(middle)] / spread  # of inputs that are not scaled
     first = torch.cat([first[:, :1] - (slopes @ middle)[:, None], slopes, first[:, 1 + len(middle) :]], 1)
@@ -170,14 +170,14 @@ def correction(
 
 
 def _learnt(
-    x: torch.Tensor, y: torch.Tensor, pressed: torch.Tensor, config: torch.Tensor, configs: int
+    x: torch.Tensor, y: torch.Tensor, emphasis: torch.Tensor, config: torch.Tensor, configs: int
 ) -> list[torch.Tensor]:
     """Train a network for (samples, inputs) of so many configs; return its members as `Correction` has them.
 
     Noise is added to inputs, and parameters are averaged over the second half of the steps (Izmailov et al.,
     "Averaging weights leads to wider optima and better generalization", 2018): both for sizes left out.
     """
-    x, y, pressed = (each.float() for each in (x, y, pressed))
+    x, y, emphasis = (each.float() for each in (x, y, emphasis))
     dice, (one, two), inputs = torch.Generator().manual_seed(0), LAYERS, x.shape[1] + OWN
     own = _OWN_SPREAD * torch.randn(configs, OWN, generator=dice)
     first = torch.randn(one, 1 + inputs, generator=dice) * (3 * inputs) ** -0.5
@@ -195,9 +195,9 @@ def _learnt(
         units = (torch.cat([moved, own[config[batch]]], 1) @ first[:, 1:].T + first[:, 0]).relu()
         units = (units @ second[:, 1:].T + second[:, 0]).relu()
         each = shared + weights[config[batch]]
-        errors = pressed[batch] * (y[batch] - each[:, 0] - (units * each[:, 1:]).sum(1)) / _NOISE
+        errors = emphasis[batch] * (y[batch] - each[:, 0] - (units * each[:, 1:]).sum(1)) / _NOISE
         optimizer.zero_grad()
-        (((1 + errors**2).sqrt() - 1).sum() / pressed[batch].sum()).backward()
+        (((1 + errors**2).sqrt() - 1).sum() / emphasis[batch].sum()).backward()
         optimizer.step()
         if step >= _BATCHES // 2:
             with torch.no_grad():

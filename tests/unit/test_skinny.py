@@ -11,11 +11,10 @@ from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem, alignment
-from tritile.families.common.upright import sides_of
+from tritile.families.common.skinny import sides_of
 from tritile.families.common.work import Buffer
-from tritile.families.few_rows import across
-from tritile.families.few_rows import family as few
 from tritile.families.odd_rows import family as odd
+from tritile.families.skinny import family_k, family_n
 from tritile.families.space import illegal, legal_configs
 from tritile.lab import traffic
 from tritile.lab.explain import FMA, parts_us
@@ -32,7 +31,7 @@ COLUMN = replace(EVEN, m=6144, n=1, b_layout="row", out_layout="column")
 COLUMN_N = replace(COLUMN, a_layout="column", b_layout="column")
 COLUMN_64 = replace(ODD_64, m=8191, n=64, b_layout="row", b_align=16, out_align=16)
 # Of each family a problem that it is for, one of odd rows, and one of few columns.
-POSED = {few.NAME: (EVEN, ODD, COLUMN), across.NAME: (ALONG_N, ODD_N, COLUMN_N)}
+POSED = {family_k.NAME: (EVEN, ODD, COLUMN), family_n.NAME: (ALONG_N, ODD_N, COLUMN_N)}
 POSED |= {odd.NAME: (ODD_64, ODD_64, COLUMN_64)}
 by_family = pytest.mark.parametrize("name", POSED)
 FP32 = {"dtype": "float32", "out_dtype": "float32"}
@@ -48,14 +47,14 @@ def sized(name, m, n, k, dtype="bfloat16"):
     if name == odd.NAME:
         return replace(problem, out_align=alignment(2 * n))
     along = alignment(problem.itemsize * k)
-    b_align = along if name == few.NAME else alignment(problem.itemsize * n)
+    b_align = along if name == family_k.NAME else alignment(problem.itemsize * n)
     return replace(problem, a_align=16 if m == 1 else along, b_align=b_align)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "nvidia-l40s", "nvidia-h200", "sm_100"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @by_family
-def test_any_few_rows_have_configs(name, dtype, target):
+def test_any_skinny_k_have_configs(name, dtype, target):
     if (name, dtype) == (odd.NAME, "float32"):
         return
     least, counts = (16, (1, 16, 17, 100, 128)) if name == odd.NAME else (1, range(1, 9))
@@ -78,8 +77,9 @@ OTHERS = [
             {"dtype": "int8", "out_dtype": "int32"},
         )
     ),
-    *((name, {"m": 9, "n": 9}) for name in (few.NAME, across.NAME)),
-    (few.NAME, {"b_layout": "row"}), (across.NAME, {"b_layout": "column"}), (odd.NAME, {"b_layout": "row"}),
+    *((name, {"m": 9, "n": 9}) for name in (family_k.NAME, family_n.NAME)),
+    (family_k.NAME, {"b_layout": "row"}), (family_n.NAME, {"b_layout": "column"}),
+    (odd.NAME, {"b_layout": "row"}),
     (odd.NAME, {"b_align": 16}), (odd.NAME, {"batch": 2}), (odd.NAME, FP32 | {"b_align": 4}),
 ]  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_what_no_config_may_do_is_said(name):
     assert "asynchronous" in illegal(config, problem, replace(H200, arch=75))
     assert "parameters" in illegal(replace(config, kwargs=config.kwargs[1:]), problem, H200)
     assert "num_warps" in illegal(replace(config, num_warps=32), problem, H200)
-    if name == across.NAME:
+    if name == family_n.NAME:
         blocks = {"BLOCK_M": 1, "BLOCK_N": 512, "BLOCK_K": 2}
         assert "BLOCK_N = 512 is not 8 to 256" in illegal(Config.of(1, 1, name, **blocks), problem, H200)
         assert "rows of w" in illegal(configs.across(4, torch.bfloat16, 32, 16), replace(problem, m=4), H200)
@@ -144,14 +144,14 @@ def test_an_odd_weight_runs_by_it_and_says_why(name):
 def test_off_asks_the_model_and_mode_tune_races_two_beside_the_portfolios():
     off = plans.plan_for(ODD, H200, "off")
     assert (off.config, off.source) == (model.pick(ODD, H200), "model")
-    assert off.config.family == few.NAME
+    assert off.config.family == family_k.NAME
     likely = plans.likely(ODD, H200, RACED)
     assert likely[RACED:] == model.outside_portfolios(ODD, H200)[:2]
-    assert few.NAME not in {config.family for config in likely[:RACED]}
-    assert few.NAME not in {config.family for config in plans.likely(replace(ODD, m=9), H200, RACED)}
+    assert family_k.NAME not in {config.family for config in likely[:RACED]}
+    assert family_k.NAME not in {config.family for config in plans.likely(replace(ODD, m=9), H200, RACED)}
 
 
-@pytest.mark.parametrize("name", [few.NAME, across.NAME])
+@pytest.mark.parametrize("name", [family_k.NAME, family_n.NAME])
 def test_few_columns_count_as_the_transpose_does(name):
     row, _, column = POSED[name]
     config = own(name, column)[0]
@@ -165,10 +165,10 @@ def test_few_columns_count_as_the_transpose_does(name):
 def test_programs_across_share_k_so_that_the_gpu_is_full_and_all_run_at_once(processors):
     device = replace(H200, processors=processors)
     for m, n, k in itertools.product((1, 2, 8), (64, 2713, 60000), (64, 1000, 30000)):
-        problem = sized(across.NAME, m, n, k)
-        for config in legal_configs(problem, device, across.NAME):
-            split, tiles = across.parts(config, problem, processors), -(-n // config["BLOCK_N"])
-            blocks, slots = -(-k // config["BLOCK_K"]), across.resident(config, problem, device)
+        problem = sized(family_n.NAME, m, n, k)
+        for config in legal_configs(problem, device, family_n.NAME):
+            split, tiles = family_n.parts(config, problem, processors), -(-n // config["BLOCK_N"])
+            blocks, slots = -(-k // config["BLOCK_K"]), family_n.resident(config, problem, device)
             assert 1 <= split <= blocks
             assert split == 1 or tiles * split <= slots * processors
             iterations = -(-blocks // split)
@@ -191,16 +191,16 @@ def test_programs_of_odd_rows_that_share_k_run_at_once_and_have_two_blocks_each(
 
 
 def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
-    config, short = own(across.NAME, ODD_N)[0], sized(across.NAME, 1, 2713, 16)
-    work = across.work(call_for(ODD_N), config, H200.processors, True)
+    config, short = own(family_n.NAME, ODD_N)[0], sized(family_n.NAME, 1, 2713, 16)
+    work = family_n.work(call_for(ODD_N), config, H200.processors, True)
     made, added = work.steps
     assert work.scratch["parts"].elements == made.args["split"] * added.args["across"]
     assert made.args["parts_ptr"] == added.args["parts_ptr"] == Buffer("parts")
     assert (made.args["EPILOGUE"], made.args["extra"]) == (None, None)
-    shared = across.parts(config, ODD_N, H200.processors)
+    shared = family_n.parts(config, ODD_N, H200.processors)
     assert shared == made.args["split"] > 1
     assert traffic.tiling(ODD_N, config, H200).partials == 4 * shared * ODD_N.n
     assert traffic.tiled(ODD_N, config, H200).written == (4 * shared + ODD_N.itemsize) * ODD_N.n
-    work = across.work(call_for(short), own(across.NAME, short)[0], H200.processors, True)
+    work = family_n.work(call_for(short), own(family_n.NAME, short)[0], H200.processors, True)
     assert work.steps[0].args["parts_ptr"] is None
     assert (len(work.steps), work.scratch) == (1, {})

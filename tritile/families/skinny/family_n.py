@@ -1,7 +1,7 @@
-"""Make products of one to eight rows, or columns, without tensor cores, by a matrix contiguous along N.
+"""Make skinny products without tensor cores, by a matrix contiguous along N.
 
-As `family`, for the other layout of w: it is read once, as wide as its rows are aligned. Programs share K, so
-that the GPU is full: each leaves the sums of its part, and a second kernel adds the parts up in their order.
+As `family_k`, for the other layout of w: it is read once, as wide as its rows are aligned. Programs share
+K, so that the GPU is full: each leaves the sums of its part, and a second kernel adds the parts up in order.
 """
 
 import itertools
@@ -13,17 +13,17 @@ from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.families.common import upright
+from tritile.families.common import skinny
 from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.products import config_fault, resource_fault
 from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
 
-few_rows_across: Final = Kernel("tritile.families.few_rows.kernel_across", "few_rows_across")
-sum_parts: Final = Kernel("tritile.families.few_rows.kernel_across", "sum_parts")
+skinny_n: Final = Kernel("tritile.families.skinny.kernel_n", "skinny_n")
+sum_parts: Final = Kernel("tritile.families.skinny.kernel_n", "sum_parts")
 
-NAME: Final = "few_rows_across"
+NAME: Final = "skinny_n"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 _UNROLLS: Final = (2, 4, 8)  # rows of w that a thread multiplies in a K iteration; of x at most a word
 _MOST: Final = 32  # sums of a thread, and elements of x that it multiplies in a K iteration
@@ -58,8 +58,8 @@ class Fit:
 def _configs() -> Iterator[Config]:
     found = dict[Config, None]()
     for itemsize, block_m, (block_n, warps, unroll) in itertools.product((2, 4), (1, 2, 4, 8), _TILES):
-        if unroll * block_m <= _MOST and unroll * itemsize <= upright.WORD:
-            own = min(upright.WORD // itemsize, _MOST // block_m)
+        if unroll * block_m <= _MOST and unroll * itemsize <= skinny.WORD:
+            own = min(skinny.WORD // itemsize, _MOST // block_m)
             blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 32 * warps * own * unroll // block_n}
             found[Config.of(warps, 1, NAME, **blocks)] = None
     yield from found
@@ -77,22 +77,22 @@ class Shape(NamedTuple):
 
 
 def _shape(config: Config, problem: MatmulProblem) -> Shape:
-    seen, itemsize = upright.sides(problem), problem.itemsize
-    own = min(upright.WORD // itemsize, _MOST // config["BLOCK_M"])
+    seen, itemsize = skinny.sides(problem), problem.itemsize
+    own = min(skinny.WORD // itemsize, _MOST // config["BLOCK_M"])
     unroll = config["BLOCK_N"] * config["BLOCK_K"] // (32 * config.num_warps * own)
     return Shape(own, unroll, min(own, max(1, seen.align // itemsize), unit(seen.columns, itemsize)))
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    reason = config_fault(config, PARAMETERS, 1024) or upright.fault(
-        config, problem, device, upright.sides(problem), "n"
+    reason = config_fault(config, PARAMETERS, 1024) or skinny.fault(
+        config, problem, device, skinny.sides(problem), "n"
     )
     if reason is not None:
         return reason
     own, unroll, _ = _shape(config, problem)
     if not own <= config["BLOCK_N"] <= 32 * config.num_warps * own:
         return f"BLOCK_N = {config['BLOCK_N']} is not {own} to {32 * config.num_warps * own}"
-    if unroll not in _UNROLLS or unroll * problem.itemsize > upright.WORD:
+    if unroll not in _UNROLLS or unroll * problem.itemsize > skinny.WORD:
         return f"a thread has {unroll} rows of w, not one of {_UNROLLS}, up to a word of {problem.dtype}"
     if unroll * config["BLOCK_M"] > _MOST:
         return f"a thread has {unroll} elements of {config['BLOCK_M']} rows of x"
@@ -103,7 +103,7 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
 def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     if (config["BLOCK_N"], config.num_warps, _shape(config, problem).unroll) not in _TILES:
         return True
-    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, _TILES[0][0]))
+    return bool(config["BLOCK_N"] >= 2 * max(skinny.sides(problem).columns, _TILES[0][0]))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device | None = None) -> int:
@@ -111,14 +111,14 @@ def resident(config: Config, problem: MatmulProblem, device: Device | None = Non
     own, unroll, wide = _shape(config, problem)
     loaded = unroll * own * max(1, wide * problem.itemsize // 4) // wide
     sums = config["BLOCK_M"] * own * (1 + (problem.dtype == "float32"))
-    x = unroll * config["BLOCK_M"] * (1 if upright.sides(problem).x_words else 4)  # with pointers to each
+    x = unroll * config["BLOCK_M"] * (1 if skinny.sides(problem).x_words else 4)  # with pointers to each
     registers = 24 + loaded + x + sums * (1 + (config["BLOCK_M"] > 1)) + 16 * (unroll > 4)
     threads = 32 * config.num_warps
     return max(1, min(65536 // (threads * min(registers, 255)), 1024 // threads))
 
 
 def _tiles(config: Config, problem: MatmulProblem) -> int:
-    return int(problem.batch * -(-upright.sides(problem).columns // config["BLOCK_N"]))
+    return int(problem.batch * -(-skinny.sides(problem).columns // config["BLOCK_N"]))
 
 
 def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
@@ -129,13 +129,13 @@ def parts(config: Config, problem: MatmulProblem, processors: int) -> int:
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
-    (own, _, wide), seen = _shape(config, problem), upright.sides(problem)
+    (own, _, wide), seen = _shape(config, problem), skinny.sides(problem)
     split, tiles = parts(config, problem, device.processors), _tiles(config, problem)
     busiest = -(-tiles * split // device.processors)  # programs of the busiest SM
     slots = resident(config, problem)
     iterations = -(-problem.k // config["BLOCK_K"] // split)
     block_m, block = config["BLOCK_M"], config["BLOCK_N"] * config["BLOCK_K"]
-    lanes = min(upright.LANES, min(slots, busiest) * config.num_warps * 32)
+    lanes = min(skinny.LANES, min(slots, busiest) * config.num_warps * 32)
     x = Fit.x * (1 if seen.x_words else 3) * block_m / own
     element = Fit.element + Fit.load / wide + Fit.multiply * block_m + x
     element *= 1 + Fit.fp32 * (problem.dtype == "float32")
@@ -158,8 +158,8 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
     shape, split = _shape(config, call.problem), parts(config, call.problem, processors)
-    call = call.transposed if upright.turned(call.problem) else call
-    values = upright.arguments(call, config, early)
+    call = call.transposed if skinny.is_transposed(call.problem) else call
+    values = skinny.arguments(call, config, early)
     m, n, k, batch, xk = (values[name] for name in ("M", "N", "K", "batch", "stride_xk"))
     tiles = -(-n // config["BLOCK_N"])
     across = tiles * config["BLOCK_N"]
@@ -171,7 +171,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
     }  # fmt: skip
     kept = values if split == 1 else values | {"extra": None, "EPILOGUE": None}
     how = options(config, launch_pdl=early)
-    made = step_of(few_rows_across, grid(tiles * split, batch), kept, how)
+    made = step_of(skinny_n, grid(tiles * split, batch), kept, how)
     if split == 1:
         return Work((made,))
     added = step_of(sum_parts, grid(-(-n // _COLUMNS), batch * m), values, how | {"num_warps": _SUM_WARPS})
@@ -179,7 +179,7 @@ def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, few_rows_across, _configs, illegal, pointless, cost, work,
-    also=(sum_parts,), resident=resident, numerics=numerics, contends=upright.contends,
+    MatmulProblem.op, NAME, skinny_n, _configs, illegal, pointless, cost, work,
+    also=(sum_parts,), resident=resident, numerics=numerics, contends=skinny.contends,
     margin=1.2,  # its formula errs by 15% (standard deviation) at its picks
 )  # fmt: skip

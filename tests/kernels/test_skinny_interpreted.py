@@ -1,6 +1,6 @@
 """Products of few rows, interpreted: without tensor cores, and by them with a matrix of odd rows.
 
-Of `few_rows` columns of w are contiguous ("column"), of `few_rows_across` rows are ("row"). Rows of w of
+Of `skinny_k` columns of w are contiguous ("column"), of `skinny_n` rows are ("row"). Rows of w of
 `odd_rows` are contiguous along K and begin amid a word ("odd"). What all families have to do is in
 test_families_interpreted.py.
 """
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.accesses import reading_only
-from tests.configs import across as across_of
-from tests.configs import few_rows as along
 from tests.configs import odd_rows
+from tests.configs import skinny_k as along
+from tests.configs import skinny_n as skinny_n_of
 from tests.reference import assert_product, at_offset, frame, guard_intact, name, placed, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.families.few_rows import across
+from tritile.families.skinny import family_n
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")
 FP32, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
 both = pytest.mark.parametrize("of_w", ["column", "row"])
-CONFIG_OF = {"column": along, "row": across_of, "odd": lambda rows, dtype: odd_rows(rows)}
+CONFIG_OF = {"column": along, "row": skinny_n_of, "odd": lambda rows, dtype: odd_rows(rows)}
 
 
 def run(a, b, out, of_w="column", config=None):
@@ -65,7 +65,7 @@ def pair(m, n, k, dtype=HALF, of_w="column"):
 @both
 @pytest.mark.parametrize("dtype", [FP32, HALF, BF16], ids=name)
 @pytest.mark.parametrize("m", [1, 3, 8])
-def test_any_few_rows(dtype, m, of_w):
+def test_any_skinny_k(dtype, m, of_w):
     work = check(*pair(m, 37, 301, dtype, of_w), of_w=of_w)
     assert len(work.steps) == (2 if of_w == "row" else 1)
     assert of_w == "column" or work.steps[0].args["split"] > 1
@@ -74,7 +74,7 @@ def test_any_few_rows(dtype, m, of_w):
 @pytest.mark.parametrize(("m", "n"), [(1, 2), (3, 31), (8, 33), (3, 72)])
 def test_one_kernel_makes_it_where_programs_do_not_share_k(monkeypatch, m, n):
     """As where one program has as many tiles as the GPU has room."""
-    monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
+    monkeypatch.setattr(family_n, "parts", lambda config, problem, processors: 1)
     work = check(*pair(m, n, 67, of_w="row"), of_w="row")
     assert len(work.steps) == 1
     assert not work.scratch
@@ -176,7 +176,7 @@ def test_operands_are_read_as_wide_as_they_are_aligned(of_w, dtype, m, n, k, by)
     [
         *(("column", 21, along(2, HALF, warps, stages)) for stages in (1, 2, 5) for warps in (1, 4)),
         *(
-            ("row", n, across_of(2, HALF, columns, unroll))
+            ("row", n, skinny_n_of(2, HALF, columns, unroll))
             for columns, unroll, n in ((8, 2, 40), (16, 8, 101), (64, 4, 40), (256, 2, 301))
         ),
     ],
@@ -207,7 +207,7 @@ def test_sums_of_fp32_are_compensated(of_w, shared, monkeypatch):
     if shared:
         a, b = (x.abs() for x in pair(1, 2, 1 << 14, FP32, "row"))
     else:
-        monkeypatch.setattr(across, "parts", lambda config, problem, processors: 1)
+        monkeypatch.setattr(family_n, "parts", lambda config, problem, processors: 1)
     out = torch.empty(1, 2)
     run(a, b, out, of_w)
     wanted = a.double() @ b.double()
@@ -216,7 +216,7 @@ def test_sums_of_fp32_are_compensated(of_w, shared, monkeypatch):
 
 def test_more_parts_than_the_second_kernel_has_under_way():
     work = check(*pair(1, 33, 4099, of_w="row"), of_w="row")
-    assert work.steps[0].args["split"] > across._PARTS
+    assert work.steps[0].args["split"] > family_n._PARTS
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -1,4 +1,4 @@
-"""See a product of few rows, or columns, as few rows x by a large matrix w."""
+"""See a skinny product, of few rows or columns, as few rows x by a large matrix w."""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,7 +11,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import WIDE_FROM
 from tritile.families.common.work import Buffer, epilogue_arguments
 
-FAMILIES: Final = ("few_rows", "few_rows_across")  # without tensor cores
+FAMILIES: Final = ("skinny_k", "skinny_n")  # without tensor cores
 MOST_ROWS: Final = 8  # that these make
 DTYPES: Final = ("float16", "bfloat16", "float32")
 LANES: Final = 128  # that an SM issues to in a clock
@@ -36,15 +36,15 @@ class Sides(NamedTuple):
     whole: bool
 
 
-def turned(problem: MatmulProblem) -> bool:
+def is_transposed(problem: MatmulProblem) -> bool:
     """True if out.T = b.T @ a.T is made without tensor cores: of few columns and many rows."""
     return problem.m > MOST_ROWS >= problem.n
 
 
-def sides_of(problem: MatmulProblem, turned: bool) -> Sides:
-    """Return what a kernel sees of a product, or if `turned` of its transpose."""
+def sides_of(problem: MatmulProblem, transposed: bool) -> Sides:
+    """Return what a kernel sees of a product, or if `transposed` of its transpose."""
     x, w = (problem.m, problem.a_layout, problem.a_align), (problem.n, problem.b_layout, problem.b_align)
-    if turned:
+    if transposed:
         x, w = ((size, _TRANSPOSED.get(layout, layout), align) for size, layout, align in (w, x))
     (rows, x_layout, x_align), (columns, layout, align) = x, w
     whole = align == WORD and problem.k * problem.itemsize % WORD == 0
@@ -53,7 +53,7 @@ def sides_of(problem: MatmulProblem, turned: bool) -> Sides:
 
 
 def sides(problem: MatmulProblem) -> Sides:
-    return sides_of(problem, turned(problem))
+    return sides_of(problem, is_transposed(problem))
 
 
 def fault(
@@ -88,11 +88,11 @@ def contends(problem: MatmulProblem) -> bool:
 
 def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
     rows, columns = config["BLOCK_M"], config["BLOCK_N"]
-    return (columns, rows) if turned(problem) else (rows, columns)
+    return (columns, rows) if is_transposed(problem) else (rows, columns)
 
 
 def arguments(call: MatmulCall, config: Config, early: bool) -> dict[str, Any]:
-    """Return the arguments of kernels of few rows, by name, where w is contiguous along K."""
+    """Return the arguments of kernels of skinny products, by name, where w is contiguous along K."""
     x, w, out = call.a, call.b, call.out
     (m, k), n, sizes = x.shape, w.shape[1], call.batch_shape or (1,)
     batch = [view.batch_strides if call.batch_shape else (0,) for view in (x, w, out)]

@@ -1,4 +1,4 @@
-"""Make products of one to eight rows, or columns, without tensor cores, on NVIDIA GPUs from Ampere on.
+"""Make skinny products, of one to eight rows or columns, without tensor cores, on NVIDIA GPUs from Ampere on.
 
 The few rows are x, the other operand is w, contiguous along K: it is read once, as it lies, and bounds the
 time. A product of few columns is made as out.T = b.T @ a.T.
@@ -12,16 +12,16 @@ from tritile.core.call import MatmulCall
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
-from tritile.families.common import upright
+from tritile.families.common import skinny
 from tritile.families.common.grids import grid, options
 from tritile.families.common.products import config_fault, held, resource_fault
 from tritile.families.common.work import Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
 
-few_rows: Final = Kernel("tritile.families.few_rows.kernel", "few_rows")
+skinny_k: Final = Kernel("tritile.families.skinny.kernel_k", "skinny_k")
 
-NAME: Final = "few_rows"
+NAME: Final = "skinny_k"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N")
 _WORDS: Final = (4, 8)  # that a thread multiplies in a K iteration
 _MOST_SUMS: Final = 32  # of a thread
@@ -61,7 +61,7 @@ def _configs() -> Iterator[Config]:
 def _words(config: Config, problem: MatmulProblem) -> float:
     """Return the words of a tile of w that a thread has."""
     size = config["BLOCK_N"] * config["BLOCK_K"] * problem.itemsize
-    return float(size / (upright.WORD * 32 * config.num_warps))
+    return float(size / (skinny.WORD * 32 * config.num_warps))
 
 
 def shared_bytes(config: Config, problem: MatmulProblem) -> int:
@@ -71,17 +71,17 @@ def shared_bytes(config: Config, problem: MatmulProblem) -> int:
 
 def _tiles(config: Config, problem: MatmulProblem) -> int:
     """Return the tiles of a matrix."""
-    seen = upright.sides(problem)
+    seen = skinny.sides(problem)
     return int(-(-seen.columns // (config["BLOCK_N"] * seen.period)) * seen.period)
 
 
 def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | None:
-    reason = config_fault(config, PARAMETERS, 2048) or upright.fault(
-        config, problem, device, upright.sides(problem), "k"
+    reason = config_fault(config, PARAMETERS, 2048) or skinny.fault(
+        config, problem, device, skinny.sides(problem), "k"
     )
     if reason is not None:
         return reason
-    word, words = upright.WORD // problem.itemsize, _words(config, problem)
+    word, words = skinny.WORD // problem.itemsize, _words(config, problem)
     if words not in _WORDS:
         return f"a thread has {words:g} words of a tile, not {_WORDS}"
     if words * config["BLOCK_M"] > _MOST_SUMS:
@@ -96,7 +96,7 @@ def pointless(config: Config, problem: MatmulProblem, device: Device) -> bool:
     tile = config["BLOCK_N"], config["BLOCK_K"] * problem.itemsize, config.num_warps, config.num_stages
     if tile not in [each[:4] for each in _TILES]:
         return True
-    return bool(config["BLOCK_N"] >= 2 * max(upright.sides(problem).columns, 8))
+    return bool(config["BLOCK_N"] >= 2 * max(skinny.sides(problem).columns, 8))
 
 
 def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
@@ -105,12 +105,12 @@ def resident(config: Config, problem: MatmulProblem, device: Device) -> int:
 
 
 def cost(config: Config, problem: MatmulProblem, device: Device) -> float:
-    seen, programs = upright.sides(problem), problem.batch * _tiles(config, problem)
+    seen, programs = skinny.sides(problem), problem.batch * _tiles(config, problem)
     busiest = -(-programs // device.processors)  # programs of the busiest SM
     slots = resident(config, problem, device)
     iterations = -(-problem.k // config["BLOCK_K"])
     block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-    lanes = min(upright.LANES, min(slots, busiest) * config.num_warps * 32)
+    lanes = min(skinny.LANES, min(slots, busiest) * config.num_warps * 32)
     element = Fit.element + Fit.multiply * block_m + Fit.load * block_m / block_n / (1 + seen.whole)
     element *= 1 + Fit.fp32 * (problem.dtype == "float32")
     issue = busiest * (iterations * block_n * config["BLOCK_K"] * element / lanes + Fit.program)
@@ -130,16 +130,16 @@ def numerics(config: Config, problem: MatmulProblem, device: Device) -> Numerics
 
 
 def work(call: MatmulCall, config: Config, processors: int, early: bool) -> Work:
-    seen, tiles = upright.sides(call.problem), _tiles(config, call.problem)
-    call = call.transposed if upright.turned(call.problem) else call
-    values = upright.arguments(call, config, early)
+    seen, tiles = skinny.sides(call.problem), _tiles(config, call.problem)
+    call = call.transposed if skinny.is_transposed(call.problem) else call
+    values = skinny.arguments(call, config, early)
     values["X_WORDS"] &= seen.whole
-    values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": upright.WORD // call.a.itemsize}
-    return Work((step_of(few_rows, grid(tiles, values["batch"]), values, options(config, launch_pdl=early)),))
+    values |= {"PERIOD": seen.period, "EDGES": not seen.whole, "WORD": skinny.WORD // call.a.itemsize}
+    return Work((step_of(skinny_k, grid(tiles, values["batch"]), values, options(config, launch_pdl=early)),))
 
 
 FAMILY: Final = Family(
-    MatmulProblem.op, NAME, few_rows, _configs, illegal, pointless, cost, work,
-    resident=resident, numerics=numerics, contends=upright.contends,
+    MatmulProblem.op, NAME, skinny_k, _configs, illegal, pointless, cost, work,
+    resident=resident, numerics=numerics, contends=skinny.contends,
     margin=1.1,  # its formula errs by 11% (standard deviation) at its picks
 )  # fmt: skip

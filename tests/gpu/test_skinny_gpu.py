@@ -21,9 +21,9 @@ from tests.reference import (
 )
 from tritile.core import device as devices
 from tritile.core.problem import ACTIVATIONS
-from tritile.families.few_rows import across
-from tritile.families.few_rows import family as few_rows
 from tritile.families.odd_rows import family as odd_rows
+from tritile.families.skinny import family_k as skinny_k
+from tritile.families.skinny import family_n
 from tritile.families.space import legal_configs
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
@@ -32,7 +32,7 @@ from tritile.runtime import launch
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 # By the layout of w. Rows of "odd" are contiguous along K too, and begin off words.
-FAMILIES = {"column": few_rows.NAME, "row": across.NAME, "odd": odd_rows.NAME}
+FAMILIES = {"column": skinny_k.NAME, "row": family_n.NAME, "odd": odd_rows.NAME}
 few = pytest.mark.parametrize("of_w", ["column", "row"])
 every = pytest.mark.parametrize("of_w", FAMILIES)
 at = functools.partial(at_offset, device="cuda")

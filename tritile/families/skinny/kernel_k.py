@@ -44,7 +44,7 @@ def edges(
 
 
 @triton.jit(do_not_specialize=("M", "N", "K", "stride_xm", "stride_w", "stride_om"))
-def few_rows(
+def skinny_k(
     x_ptr, w_ptr, out_ptr, M, N, K, stride_xm, stride_xk, stride_w, stride_om, stride_on,
     batch, batch_shape, x_batch_strides, w_batch_strides, out_batch_strides, extra,
     PERIOD: tl.constexpr, EDGES: tl.constexpr, X_WORDS: tl.constexpr, WORD: tl.constexpr,

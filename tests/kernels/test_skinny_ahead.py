@@ -8,8 +8,8 @@ import pytest
 from tests.ahead import H200, compiled, instructions, later
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
-from tritile.families.few_rows import across, family
 from tritile.families.odd_rows import family as odd_rows
+from tritile.families.skinny import family_k, family_n
 from tritile.families.space import legal_configs
 from tritile.planning import model
 from tritile.runtime import ahead
@@ -29,13 +29,13 @@ def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
     for config in model.outside_portfolios(problem, H200)[:2]:
         taken = ahead.compile_resources(problem, config, H200)
         assert taken.spills == 0
-        assert taken.shared <= max(1024, family.shared_bytes(config, problem))  # 1024 to sum over threads
+        assert taken.shared <= max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads
 
 
 @pytest.mark.parametrize(("stages", "load"), [(4, "LDGSTS"), (1, "LDG")])
 @pytest.mark.parametrize("problem", ALONG[:2], ids=str)
 def test_the_matrix_is_read_in_words_wherever_its_rows_begin(problem, stages, load, tmp_path):
-    config = Config.of(4, stages, "few_rows", BLOCK_M=2, BLOCK_N=16, BLOCK_K=512 if stages == 1 else 256)
+    config = Config.of(4, stages, "skinny_k", BLOCK_M=2, BLOCK_N=16, BLOCK_K=512 if stages == 1 else 256)
     kernel = compiled(problem, config)
     assert ahead.resources(kernel).spills == 0
     found = re.findall(rf"\b{load}\.[\w.]*128\b", instructions(kernel, tmp_path))
@@ -49,12 +49,12 @@ LOADS = ("LDG.E.128", "LDG.E.U16", "LDG.E")
 @pytest.mark.parametrize(("problem", "load"), zip(ACROSS, LOADS, strict=True), ids=str)
 def test_w_is_read_as_wide_as_aligned_and_nothing_goes_through_shared_memory(problem, load, tmp_path):
     problem = replace(problem, m=1, a_align=16)
-    for config in legal_configs(problem, H200, across.NAME)[:3]:
+    for config in legal_configs(problem, H200, family_n.NAME)[:3]:
         kernel = compiled(problem, config)
         assert ahead.resources(kernel).spills == 0
         text = instructions(kernel, tmp_path)
         found = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([\w.]+)", text, re.MULTILINE)
-        own, unroll, wide = across._shape(config, problem)
+        own, unroll, wide = family_n._shape(config, problem)
         assert found.count(load) >= unroll * own // wide
         ptx = kernel.asm["ptx"]  # in the order of the source: threads exchange sums alone
         assert "bar.sync" not in ptx[: ptx.rindex("ld.global")]
@@ -65,11 +65,11 @@ def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold(
     """Programs that share K run at once."""
     for problem in ACROSS:
         problem = replace(problem, m=m, a_align=16 if m == 1 else problem.a_align)
-        for config in legal_configs(problem, H200, across.NAME):
+        for config in legal_configs(problem, H200, family_n.NAME):
             taken, threads = ahead.compile_resources(problem, config, H200), 32 * config.num_warps
             held = 65536 // (threads * -(-taken.registers // 8) * 8)
             assert taken.spills == 0
-            assert across.resident(config, problem, H200) <= held, (config, problem, taken)
+            assert family_n.resident(config, problem, H200) <= held, (config, problem, taken)
 
 
 @pytest.mark.parametrize("m", [9, later(32), 64, 128, 200])

@@ -29,7 +29,7 @@ def block_sums(x_ptrs, w_ptrs, x_inside, w_inside):
 
 
 @triton.jit(do_not_specialize=("M", "N", "K", "stride_xm", "stride_xk", "stride_w", "stride_om", "split"))
-def few_rows_across(
+def skinny_n(
     x_ptr, w_ptr, out_ptr, parts_ptr, M, N, K, stride_xm, stride_xk, stride_w, stride_om, stride_on, split,
     batch, batch_shape, x_batch_strides, w_batch_strides, out_batch_strides, extra,
     WIDE: tl.constexpr, X_WORDS: tl.constexpr, OWN: tl.constexpr, UNROLL: tl.constexpr,
