@@ -117,13 +117,15 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
         acc = acc * side_tile(extra, 0, SCALE_A, rows, columns, M, N, index, shape)
     if SCALE_B != "":
         acc = acc * side_tile(extra, 1, SCALE_B, rows, columns, M, N, index, shape)
-    if WEIGHTED:
-        acc = acc * extra[WEIGHTS]
     if BIAS != "":
         bias = side_tile(extra, 2, BIAS, rows, columns, M, N, index, shape)
         if WEIGHTED:
-            bias = bias * extra[WEIGHTS + 1]
-        acc = acc + bias
+            # ptxas may fuse either product with the sum, and does not take the same one in all kernels.
+            acc = tl.fma(acc, extra[WEIGHTS], bias * extra[WEIGHTS + 1])
+        else:
+            acc = acc + bias
+    elif WEIGHTED:
+        acc = acc * extra[WEIGHTS]
     acc = activated(acc, ACTIVATION)
     if up is not None:
         if BIAS_UP != "":
