@@ -119,11 +119,8 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
         acc = acc * side_tile(extra, 1, SCALE_B, rows, columns, M, N, index, shape)
     if BIAS != "":
         bias = side_tile(extra, 2, BIAS, rows, columns, M, N, index, shape)
-        if WEIGHTED:
-            # ptxas may fuse either product with the sum, and does not take the same one in all kernels.
-            acc = tl.fma(acc, extra[WEIGHTS], bias * extra[WEIGHTS + 1])
-        else:
-            acc = acc + bias
+        # ptxas may fuse either of two products with their sum, and does not take the same one in all kernels.
+        acc = tl.fma(acc, extra[WEIGHTS], bias * extra[WEIGHTS + 1]) if WEIGHTED else acc + bias
     elif WEIGHTED:
         acc = acc * extra[WEIGHTS]
     acc = activated(acc, ACTIVATION)
