@@ -35,7 +35,7 @@ def skinny_k(rows, dtype, warps=1, stages=3):
     return Config.of(warps, stages, "skinny_k", **blocks)
 
 
-def across(rows, dtype, columns=32, unroll=2):
+def skinny_n(rows, dtype, columns=32, unroll=2):
     """The config of few rows by rows of w that are contiguous, of one warp."""
     own = min(16 // dtype.itemsize, 32 // _rounded(rows))
     blocks = {"BLOCK_M": _rounded(rows), "BLOCK_N": columns, "BLOCK_K": 32 * own * unroll // columns}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.accesses import reading_only
-from tests.configs import across, odd_rows, skinny_k, tile, tma
+from tests.configs import odd_rows, skinny_k, skinny_n, tile, tma
 from tests.reference import (
     LAYOUTS,
     Sides,
@@ -87,8 +87,8 @@ FAMILIES = {
     "gated persistent, by halves": by_descriptor(gated=True, persistent=True, subtiles=2),
     "few rows": few(lambda rows: skinny_k(rows, FP32), "column"),
     "few columns": few(lambda rows: skinny_k(rows, FP32), "column", True),
-    "few rows across": few(lambda rows: across(rows, FP32), "row"),
-    "few columns across": few(lambda rows: across(rows, FP32), "row", True),
+    "few rows across": few(lambda rows: skinny_n(rows, FP32), "row"),
+    "few columns across": few(lambda rows: skinny_n(rows, FP32), "row", True),
     "odd rows": few(odd_rows, "odd"),
     "odd rows, split": few(lambda rows: odd_rows(rows, 2), "odd"),
     "odd columns, split": few(lambda rows: odd_rows(rows, 2), "odd", True),

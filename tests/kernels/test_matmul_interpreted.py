@@ -150,12 +150,12 @@ def test_sizes_near_the_end_of_32_bits_are_wide():
     for m, k, wide in ((WIDE_FROM, 1, True), (WIDE_FROM - 1, 1, False), (1, WIDE_FROM, True)):
         a = torch.empty((), dtype=INT8).expand(m, k)
         call = matmul_call(a, a[:1].mT, torch.empty((), dtype=torch.int32).expand(m, 1), "ieee")
-        assert tile_family._args(call)["WIDE"] is wide
+        assert tile_family.work(call, tile(16, 16, 16)).steps[0].args["WIDE"] is wide
     one = torch.empty((), dtype=FP16).expand(64, 64)
     call = matmul_call(one, one, one, "ieee", activation="silu", up=one)
     for step, wide in ((64, False), (2**26, True)):  # rows of the second matrix that lie far apart
         far = replace(call, up=replace(call.up, strides=(step, 1)))
-        assert tile_family._args(far)["WIDE"] is wide
+        assert tile_family.work(far, tile(16, 16, 16)).steps[0].args["WIDE"] is wide
 
 
 def test_the_problem_of_a_gated_product_counts_both_matrices():

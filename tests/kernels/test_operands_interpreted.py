@@ -14,7 +14,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
 from tritile.families.common import operands
-from tritile.families.common.operands import copied, realigned, turned
+from tritile.families.common.operands import copied, k_major_copies, realigned
 from tritile.families.common.work import Descriptor
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
@@ -126,10 +126,10 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
 )
 def test_operands_that_thin_ones_meet_stay_as_they_are(m, n, found):
     problem = MatmulProblem(1, m, n, 512, "float32", "float32", a_layout="column", precision="tf32")
-    assert turned(problem) == found
-    assert turned(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
-    assert turned(replace(problem, precision="ieee")) == (False, False)
-    assert turned(replace(problem, a_layout="row", b_layout="column")) == (False, False)
+    assert k_major_copies(problem) == found
+    assert k_major_copies(replace(problem, a_align=4, b_align=8)) == (True, True)  # copied in any case
+    assert k_major_copies(replace(problem, precision="ieee")) == (False, False)
+    assert k_major_copies(replace(problem, a_layout="row", b_layout="column")) == (False, False)
 
 
 def test_operands_are_rounded_to_the_nearest_tf32():

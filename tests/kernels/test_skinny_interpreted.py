@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from tests.accesses import reading_only
-from tests.configs import odd_rows
-from tests.configs import skinny_k as along
-from tests.configs import skinny_n as skinny_n_of
+from tests.configs import odd_rows, skinny_k, skinny_n
 from tests.reference import assert_product, at_offset, frame, guard_intact, name, placed, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.interpreted
 H200 = target_device("nvidia-h200")
 FP32, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
 both = pytest.mark.parametrize("of_w", ["column", "row"])
-CONFIG_OF = {"column": along, "row": skinny_n_of, "odd": lambda rows, dtype: odd_rows(rows)}
+CONFIG_OF = {"column": skinny_k, "row": skinny_n, "odd": lambda rows, dtype: odd_rows(rows)}
 
 
 def run(a, b, out, of_w="column", config=None):
@@ -174,9 +172,9 @@ def test_operands_are_read_as_wide_as_they_are_aligned(of_w, dtype, m, n, k, by)
 @pytest.mark.parametrize(
     ("of_w", "n", "config"),
     [
-        *(("column", 21, along(2, HALF, warps, stages)) for stages in (1, 2, 5) for warps in (1, 4)),
+        *(("column", 21, skinny_k(2, HALF, warps, stages)) for stages in (1, 2, 5) for warps in (1, 4)),
         *(
-            ("row", n, skinny_n_of(2, HALF, columns, unroll))
+            ("row", n, skinny_n(2, HALF, columns, unroll))
             for columns, unroll, n in ((8, 2, 40), (16, 8, 101), (64, 4, 40), (256, 2, 301))
         ),
     ],

@@ -143,8 +143,9 @@ def tune(
 ) -> TuneResult:
     """Measure the configs of one call on the GPU, remember the best, and tell what was found.
 
-    Calls of these sizes run with it from now on, in every process of this machine. Operands are made up: the
-    arguments' sizes, strides and dtypes count, and those of an operation are not written.
+    Calls of these sizes run with it from now on, in every process of this machine that plans them anew.
+    Operands are made up: the arguments' sizes, strides and dtypes count, and those of an operation are not
+    written.
 
     Args:
         what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`

@@ -117,12 +117,14 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
         acc = acc * side_tile(extra, 0, SCALE_A, rows, columns, M, N, index, shape)
     if SCALE_B != "":
         acc = acc * side_tile(extra, 1, SCALE_B, rows, columns, M, N, index, shape)
+    if WEIGHTED:
+        acc = acc * extra[WEIGHTS]
     if BIAS != "":
         bias = side_tile(extra, 2, BIAS, rows, columns, M, N, index, shape)
-        # ptxas may fuse either of two products with their sum, and does not take the same one in all kernels.
-        acc = tl.fma(acc, extra[WEIGHTS], bias * extra[WEIGHTS + 1]) if WEIGHTED else acc + bias
-    elif WEIGHTED:
-        acc = acc * extra[WEIGHTS]
+        if WEIGHTED:
+            # Rounded here: ptxas may fuse either product with the sum, and not the same one in all kernels.
+            bias = tl.fma(bias * extra[WEIGHTS + 1], 1.0, 0.0)
+        acc = acc + bias
     acc = activated(acc, ACTIVATION)
     if up is not None:
         if BIAS_UP != "":
