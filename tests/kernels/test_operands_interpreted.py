@@ -108,7 +108,7 @@ LAYOUTS = [("row", "row"), ("row", "column"), ("column", "row"), ("offset", "sli
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
 def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch):
-    monkeypatch.setattr(operands, "_TURNED_FROM", 1)
+    monkeypatch.setattr(operands, "_COPIED_FROM", 1)
     shapes = ((*batch, 33, 70), (*batch, 70, 35))
     a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
     buffer, out = frame((*batch, 33, 35), torch.float32, "row")
