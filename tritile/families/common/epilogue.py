@@ -117,14 +117,19 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
         acc = acc * side_tile(extra, 0, SCALE_A, rows, columns, M, N, index, shape)
     if SCALE_B != "":
         acc = acc * side_tile(extra, 1, SCALE_B, rows, columns, M, N, index, shape)
-    if WEIGHTED:
-        acc = acc * extra[WEIGHTS]
     if BIAS != "":
         bias = side_tile(extra, 2, BIAS, rows, columns, M, N, index, shape)
         if WEIGHTED:
-            # Rounded here: ptxas may fuse either product with the sum, and not the same one in all kernels.
-            bias = tl.fma(bias * extra[WEIGHTS + 1], 1.0, 0.0)
-        acc = acc + bias
+            # Fused as written: ptxas may fuse either product, and not the same one in all kernels.
+            bias = bias * extra[WEIGHTS + 1]
+            if acc.dtype == tl.float64:  # constants, which tl.fma alone would round to fp32
+                acc = tl.fma(acc, tl.zeros((1, 1), tl.float64) + extra[WEIGHTS], bias)
+            else:
+                acc = tl.fma(acc, extra[WEIGHTS], bias)
+        else:
+            acc = acc + bias
+    elif WEIGHTED:
+        acc = acc * extra[WEIGHTS]
     acc = activated(acc, ACTIVATION)
     if up is not None:
         if BIAS_UP != "":
