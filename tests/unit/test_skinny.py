@@ -124,7 +124,8 @@ def test_what_no_config_may_do_is_said(name):
     if name == family_n.NAME:
         blocks = {"BLOCK_M": 1, "BLOCK_N": 512, "BLOCK_K": 2}
         assert "BLOCK_N = 512 is not 8 to 256" in illegal(Config.of(1, 1, name, **blocks), problem, H200)
-        assert "rows of w" in illegal(configs.skinny_n(4, torch.bfloat16, 32, 16), replace(problem, m=4), H200)
+        deep = configs.skinny_n(4, torch.bfloat16, 32, 16)
+        assert "rows of w" in illegal(deep, replace(problem, m=4), H200)
     else:
         assert "shared memory" in illegal(config, problem, replace(H200, shared_memory=8192))
 
