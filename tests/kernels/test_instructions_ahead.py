@@ -102,10 +102,17 @@ def test_the_same_multiplications_are_fused(epilogue, fused):
 
 
 @pytest.mark.parametrize("spread", ["full", "row"])
-@pytest.mark.parametrize("config", list(MADE)[1:], ids=lambda config: config.family)
-def test_alpha_is_what_is_fused_and_not_beta(config, spread):
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        *((config, "bfloat16") for config in MADE),
+        (tile(32, 32, 32), "float32"),
+        (tile(16, 64, 32), "float32"),
+    ],
+)
+def test_alpha_is_what_is_fused_and_not_beta(config, dtype, spread):
     """What is added to one row differs by column alone: its bits are those of a full matrix's row."""
-    ptx = ptx_of(config, of_type("bfloat16", epilogue=f"bias={spread} weighted"), HOPPER)
+    ptx = ptx_of(config, of_type(dtype, epilogue=f"bias={spread} weighted"), HOPPER)
     parameters = dict(re.findall(r"ld\.param\.b32\s+(%r\d+), \[\w+_param_(\d+)\]", ptx))
 
     def factors(operation):

@@ -120,7 +120,7 @@ def weighed(acc, rows, columns, M, N, index, shape, extra, EPILOGUE: tl.constexp
     if BIAS != "":
         bias = side_tile(extra, 2, BIAS, rows, columns, M, N, index, shape)
         if WEIGHTED:
-            # Fused as written: ptxas may fuse either product, and not the same one in all kernels.
+            # Fused as written: LLVM fuses either product, by kernel and by how bias varies.
             bias = bias * extra[WEIGHTS + 1]
             if acc.dtype == tl.float64:  # constants, which tl.fma alone would round to fp32
                 acc = tl.fma(acc, tl.zeros((1, 1), tl.float64) + extra[WEIGHTS], bias)
