@@ -1,4 +1,4 @@
-"""tritile bench: time tritile beside its baselines."""
+"""tritile bench: time tritile against its baselines."""
 
 from collections.abc import Iterable
 from pathlib import Path

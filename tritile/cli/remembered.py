@@ -187,7 +187,7 @@ def merge(
 ) -> None:
     """Add the trials of other stores to this one; where both have one, the newer stays."""
     for path in files:
-        rows_of(path)  # one that cannot be read is told before anything is added
+        rows_of(path)  # one that cannot be read is reported before anything is added
     store = store_of(device_of(target))
     for path in files:
         with shared.working(str(path)):

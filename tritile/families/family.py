@@ -28,7 +28,7 @@ class Family:
     - `numerics(config, problem, device)`: returns what decides the bits of an element.
     - `canonical(problem, device)`: returns the numerics of batch-invariant calls, for all families of an
       operation.
-    - `also`: kernels that run beside it and count for its digest.
+    - `also`: other kernels of its launches, which count for its digest.
     - `resident(config, problem, device)`: returns how many programs an SM holds at once; None where it is not
       known.
     - `contends(problem)`: tells whether one of its configs can be the fastest.

@@ -121,7 +121,7 @@ def _host_calls() -> list[tuple[str, Act, Act]]:
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     a, b, out = (torch.randn(256, 256, **options) for _ in range(3))
     bias, batch = torch.randn(256, **options), torch.randn(4, 256, 256, **options)
-    dims, turned = (2, 0, 1), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
+    dims, into = (2, 0, 1), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
     found: list[tuple[str, Act, Act]] = [
         ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
         ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
@@ -136,8 +136,8 @@ def _host_calls() -> list[tuple[str, Act, Act]]:
         ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
         ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
         ("permute(x, dims)", lambda: permute(batch, dims), lambda: batch.permute(dims).contiguous()),
-        ("permute(x, dims, out=)", lambda: permute(batch, dims, out=turned),
-         lambda: turned.copy_(batch.permute(dims))),
+        ("permute(x, dims, out=)", lambda: permute(batch, dims, out=into),
+         lambda: into.copy_(batch.permute(dims))),
     ]  # fmt: skip
     if torch.cuda.get_device_capability() >= (8, 9):
         x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
@@ -276,7 +276,7 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwargs: Any) -> BenchResult:
-    """Time a call beside torch on the GPU, with the config that the call would run.
+    """Time a call and torch on the GPU, with the config that the call would run.
 
     It is timed as `tritile bench` does: in CUDA graphs, by turns with each of torch's ways, on random
     operands that leave L2 cold. The answer is checked. Nothing is tuned: see `tritile.tune`.

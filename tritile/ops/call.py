@@ -379,7 +379,7 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
         of = REQUESTS[op](op, tensors, options)
         shape, dtype, how = of.checked(None)
         problem = of.call(torch.empty(shape, dtype=dtype, device="meta"), how).problem
-        # A precision that nobody names depends on the GPU, which meta tensors do not tell.
+        # A precision that nobody names depends on the GPU, which meta tensors do not have.
         if not isinstance(problem, MatmulProblem) or 0 in shape or of.is_empty:
             return False
         if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):

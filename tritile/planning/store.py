@@ -397,7 +397,7 @@ class Store:
             return work(connection)
 
     def _identity(self, create: bool = False) -> tuple[int, int] | None:
-        """Return device and inode of the file, None without one: they tell a file from its successor."""
+        """Return device and inode of the file, None without one: a file that takes its place has others."""
         if create:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()

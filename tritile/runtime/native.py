@@ -168,7 +168,7 @@ _sizes: "weakref.WeakKeyDictionary[Any, list[int]]" = weakref.WeakKeyDictionary(
 def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
     """Return the bytes of each parameter of a kernel, which the driver is asked once.
 
-    Raises ValueError where the driver does not tell.
+    Raises ValueError where the driver does not say.
     """
     sizes = _sizes.get(kernel)
     if sizes is None:

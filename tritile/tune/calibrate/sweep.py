@@ -27,7 +27,7 @@ _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is 
 _LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions
 
 Times = dict[Config, float]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def banded(config: Config) -> Config:
@@ -85,14 +85,14 @@ def compile_at(config: Config, problems: Sequence[Tiled], device: Device) -> Non
         compiled_for(problem, config, device)
 
 
-def compile_all(sizes: dict[Config, list[Tiled]], device: Device, tell: Tell) -> set[Config]:
+def compile_all(sizes: dict[Config, list[Tiled]], device: Device, log: Log) -> set[Config]:
     """Compile configs at sizes in parallel; return the configs that were refused."""
     refused, longest_first = set(), sorted(sizes.items(), key=lambda item: -len(item[1]))
     with Workers() as pool:
         futures = {pool.submit(compile_at, config, at, device): config for config, at in longest_first}
         for future in as_completed(futures):
             if error := future.exception():
-                tell(f"{futures[future]}: {error}")
+                log(f"{futures[future]}: {error}")
                 refused.add(futures[future])
     return refused
 
@@ -106,12 +106,12 @@ class Row(NamedTuple):
 
 
 def timed(
-    problem: Tiled, configs: Sequence[Config], device: Device, flush: Callable[[], object], tell: Tell
+    problem: Tiled, configs: Sequence[Config], device: Device, flush: Callable[[], object], log: Log
 ) -> Row:
     """Time the configs that run, and torch, side by side."""
 
     def failed(config: Config, why: str) -> None:
-        tell(f"{problem.label}: {config}: {why}")
+        log(f"{problem.label}: {config}: {why}")
 
     torchs = [aten.CONFIG] if problem.op in torch_calls.RUNS else []
     with torch_fp32():
@@ -121,22 +121,22 @@ def timed(
     return Row(problem, times, torch_us)
 
 
-def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, tell: Tell) -> Chooser:
+def ready(problems: Sequence[Tiled], configs: Sequence[Config], device: Device, log: Log) -> Chooser:
     """Compile all that a sweep of these sizes launches; return a chooser of the configs that compile."""
     chooser = Chooser(configs, device)
     sizes: dict[Config, list[Tiled]] = {}
     for problem in problems:
         for config in chooser.choose(problem):
             sizes.setdefault(config, []).append(problem)
-    compiled = sizes.keys() - compile_all(sizes, device, tell)
+    compiled = sizes.keys() - compile_all(sizes, device, log)
     return Chooser([config for config in configs if config in compiled], device)
 
 
-def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, tell: Tell) -> Iterator[Row]:
+def sweep(problems: Sequence[Tiled], chooser: Chooser, device: Device, log: Log) -> Iterator[Row]:
     """Yield each size with the microseconds of the configs near the fastest there, and of torch."""
     flush = flusher(device)
     for problem in problems:
-        row = timed(problem, chooser.choose(problem), device, flush, tell)
+        row = timed(problem, chooser.choose(problem), device, flush, log)
         if row.times:
             chooser.learn(problem, row.times)
             yield row
