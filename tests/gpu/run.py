@@ -182,11 +182,15 @@ def _kernels(passed: list[dict], keys: dict[str, str]) -> list[dict]:
 
 
 def merged(last: dict, journal: list[dict], keys: dict[str, str]) -> dict:
-    """What last.json is to hold: its lines, or those of files and kernels that passed since."""
+    """What last.json is to hold: its lines of what is still there, or those of what passed since."""
     found = {(*_stack(line), line["file"]): line for line in last["files"] if line["file"] in keys}
     found |= {(*_stack(line), line["file"]): line for line in _passed(journal, keys)}
     passed = [found[where] for where in sorted(found)]
-    kernels = {(*_stack(line), line["kernel"]): line for line in last["kernels"]}
+    kernels = {
+        (*_stack(line), line["kernel"]): line
+        for line in last["kernels"]
+        if line["kernel"] in tested.digests()
+    }
     kernels |= {(*_stack(line), line["kernel"]): line for line in _kernels(passed, keys)}
     return {"kernels": [kernels[where] for where in sorted(kernels)], "files": passed}
 
