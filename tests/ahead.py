@@ -7,7 +7,8 @@ import triton
 
 from tests import configs
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.core.versions import parsed
 from tritile.families.space import illegal
 from tritile.runtime import ahead

@@ -3,8 +3,7 @@
 import torch
 
 from tritile.core.call import MatmulCall, PermuteCall
-from tritile.core.epilogue import finished
-from tritile.core.problem import SIDES
+from tritile.core.epilogue import SIDES, finished
 
 
 def executed(call, config=None):

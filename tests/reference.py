@@ -210,7 +210,7 @@ def assert_below(error: torch.Tensor, bound: torch.Tensor) -> None:
 
 
 class Sides(NamedTuple):
-    """What is done to a product's sums, in the words of `tritile.core.problem.Epilogue`."""
+    """What is done to a product's sums, in the words of `tritile.core.epilogue.Epilogue`."""
 
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None

@@ -3,7 +3,8 @@
 import pytest
 
 import tritile
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial]
 

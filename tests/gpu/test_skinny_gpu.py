@@ -20,7 +20,7 @@ from tests.reference import (
     values,
 )
 from tritile.core import device as devices
-from tritile.core.problem import ACTIVATIONS
+from tritile.core.epilogue import ACTIVATIONS
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.skinny import family_k as skinny_k
 from tritile.families.skinny import family_n

@@ -9,7 +9,8 @@ import triton.language as tl
 
 import tritile
 from tritile.core.device import current_gpu
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.errors import IsolationWarning
 from tritile.planning.store import store_of
 from tritile.tune import now

@@ -26,7 +26,8 @@ from tests.configs import boxed, of_groups, packed_weights, tile, tma, turned
 from tritile.core import problem as problems
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.errors import TuningError, UnsupportedError
 from tritile.families.grouped.family import unreachable
 from tritile.families.matmul_tile.family import shared_bytes

@@ -26,7 +26,7 @@ from tests.reference import (
 )
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import ACTIVATIONS
+from tritile.core.epilogue import ACTIVATIONS
 from tritile.families.space import illegal
 from tritile.ops.products import matmul_call
 from tritile.runtime import launch

@@ -9,7 +9,8 @@ import pytest
 from tests.ahead import H200, compiled, instructions, kernels_of, later
 from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
 from tritile.core.call import Memory, PermuteCall
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.families.permute.family import in_place
 from tritile.runtime import ahead
 from tritile.runtime.ahead import compiling_for, resources

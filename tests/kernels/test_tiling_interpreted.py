@@ -13,7 +13,7 @@ from tests.accesses import watched
 from tests.reference import values
 from tritile.core.call import call_for
 from tritile.core.device import target_device
-from tritile.core.problem import PermuteProblem
+from tritile.core.permutation import PermuteProblem
 from tritile.families.work import work_of
 from tritile.lab.picture import blocks_of, tiling_of
 from tritile.ops.products import matmul_call

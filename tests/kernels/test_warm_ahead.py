@@ -20,7 +20,8 @@ import tritile
 from tests import commands, configs
 from tests.configs import turned
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.errors import NotCompiledError, TuningError
 from tritile.families import registry as families
 from tritile.lab import warm

@@ -17,7 +17,7 @@ from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
 from tritile.tune.measure.bench import Taken
 from tritile.tune.measure.timing import Eager
-from tritile.tune.subject import ProblemSubject
+from tritile.tune.subject.problem import ProblemSubject
 
 
 def config(speed, fault="none"):

@@ -17,7 +17,8 @@ from tests.configs import tile
 from tritile.core import settings
 from tritile.core.device import target_device
 from tritile.core.of_torch import constant_in_graphs
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs

@@ -4,7 +4,7 @@ import pytest
 
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import PermuteProblem
+from tritile.core.permutation import PermuteProblem
 from tritile.errors import UnsupportedError
 from tritile.families.permute import boxes, family
 from tritile.families.registry import FAMILIES

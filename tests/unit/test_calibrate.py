@@ -19,7 +19,8 @@ from tritile.cli import tune as command
 from tritile.cli.shared import app
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.planning import gpu_tables, model, plans, table
 from tritile.tune.calibrate import fit, run, sweep

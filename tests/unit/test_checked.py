@@ -7,7 +7,8 @@ import math
 import pytest
 
 from tritile.core.config import Config
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_key, problem_to_dict
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import KernelProblem, MatmulProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
 from tritile.planning.checked import config_from, number_from, numbers_from, problem_from, rows_from, sifted
 

@@ -10,7 +10,7 @@ from tritile.errors import InvalidValueError
 from tritile.lab import bench, drawn, results
 from tritile.lab.results import Measurement
 from tritile.planning import plans
-from tritile.tune.calibrate.draw import MOVED, OPERATIONS
+from tritile.planning.classes import MOVED, OPERATIONS
 
 
 def test_products_are_drawn_in_range_and_in_both_layouts():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tritile.core.call import call_for
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.errors import TuningError
 from tritile.tune.subject import answers, operands
 from tritile.tune.subject.operands import shared

@@ -11,7 +11,8 @@ import tritile
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem, problem_from_dict
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError
 from tritile.families.common.rates import peak_tflops
 from tritile.families.work import work_of

@@ -14,7 +14,8 @@ from tests.configs import packed_weights, tma
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
 from tritile.families.matmul_tile import family as tile
 from tritile.families.space import legal_configs

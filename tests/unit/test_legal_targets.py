@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tritile.core.device import target_device
-from tritile.core.problem import FP8_DTYPES, GroupedProblem, MatmulProblem, PermuteProblem, QuantizedProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import FP8_DTYPES, GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import tritile
-from tritile.core.problem import ACTIVATIONS, PRECISIONS_OF, Activation, Precision
+from tritile.core.epilogue import ACTIVATIONS, Activation
+from tritile.core.problem import PRECISIONS_OF, Precision
 from tritile.core.quantized import WeightKind
 from tritile.core.settings import MODES, Mode
 

@@ -8,7 +8,7 @@ import pytest
 from tests import commands
 from tests.tilings import H200, mover, product, tile, warped
 from tritile.core.config import Config
-from tritile.core.problem import PermuteProblem
+from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.lab.picture import blocks_of, picture, tiling_of
 from tritile.tune.suites import parse_shape

@@ -9,18 +9,18 @@ import tritile
 from tests.unit.conftest import forget_tables
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import DeviceError, InvalidValueError, NotTunedError, ShapeError
+from tritile.families.common.cost import Constants
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, model, plans
-from tritile.planning.formula import Constants
 from tritile.planning.portfolio import Loss, Portfolio
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, write
 from tritile.planning.trial import Trial
-from tritile.tune.subject import is_tuned
-from tritile.tune.subject.problem import task_of
+from tritile.tune.subject.problem import is_tuned, task_of
 
 H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")

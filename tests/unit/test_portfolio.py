@@ -16,15 +16,17 @@ from tritile.cli import doctor
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
-from tritile.core.problem import GroupedProblem, MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.families import space
+from tritile.families.common.cost import Constants, facts_of
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
 from tritile.ops import call as ops_call
 from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, class_of
-from tritile.planning.formula import FORMULAS, Constants, PermuteConstants, facts_of, shape_of
+from tritile.planning.formula import FORMULAS, PermuteConstants, shape_of
 from tritile.planning.portfolio import (
     LAYERS,
     MOST,

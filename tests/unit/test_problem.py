@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from tritile.core.call import call_for
+from tritile.core.epilogue import Epilogue
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     BLOCK_SCALES,
-    Epilogue,
     GroupedProblem,
     MatmulProblem,
-    PermuteProblem,
     QuantizedProblem,
     problem_from_dict,
     problem_key,

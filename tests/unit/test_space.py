@@ -7,7 +7,8 @@ import pytest
 from tests.configs import tma
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.families.common.rates import peak_tflops, rate
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs

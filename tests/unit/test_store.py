@@ -22,7 +22,8 @@ from tests.warned import one_warning
 from tritile.core import threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.planning import store as store_module
 from tritile.planning.store import Store, store_of

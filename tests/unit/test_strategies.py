@@ -13,7 +13,8 @@ from figures import recorded
 from tritile import Space, errors
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.families.space import illegal
 from tritile.planning import model
 from tritile.tune.measure.engine import Rules, proposed

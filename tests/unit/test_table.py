@@ -11,7 +11,8 @@ import pytest
 from tests.warned import one_warning
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
-from tritile.core.problem import KernelProblem, MatmulProblem, PermuteProblem, problem_to_dict
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import KernelProblem, MatmulProblem, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal

@@ -15,8 +15,9 @@ from tritile.planning import model, plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
-from tritile.tune.subject import is_tuned, torch_calls
 from tritile.tune.subject import race as race_module
+from tritile.tune.subject import torch_calls
+from tritile.tune.subject.problem import is_tuned
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1234, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")

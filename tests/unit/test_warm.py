@@ -12,7 +12,8 @@ from triton import knobs
 import tritile
 from tests.unit.test_plan import BLOCKS, _double, meta
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, NotCompiledError, NotTunedError, TuningError, UnsupportedError
 from tritile.families.common.operands import copied
 from tritile.lab import warm as asked

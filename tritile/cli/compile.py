@@ -8,7 +8,8 @@ from triton import knobs
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress
-from tritile.core.problem import ACTIVATIONS, Epilogue, Tiled
+from tritile.core.epilogue import ACTIVATIONS, Epilogue
+from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
 from tritile.lab.warm import Calls, calls_of, compile_calls
 from tritile.planning import gpu_tables

@@ -8,7 +8,8 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.explain import config_like
 from tritile.lab.picture import DRAWN

@@ -26,7 +26,7 @@ from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
 from tritile.tune.measure.engine import Rules, Tuned, logged, whole
 from tritile.tune.measure.workers import Workshop, processes_for
-from tritile.tune.subject import is_tuned
+from tritile.tune.subject.problem import is_tuned
 
 
 def ranks() -> tuple[int, int, int, int]:

@@ -16,15 +16,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
-from tritile.core.checks import ALIGNMENTS, check, check_fields, check_sizes
-from tritile.core.checks import alignment as alignment
-from tritile.core.epilogue import ACTIVATIONS as ACTIVATIONS
-from tritile.core.epilogue import BARE
-from tritile.core.epilogue import SIDES as SIDES
-from tritile.core.epilogue import Activation as Activation
-from tritile.core.epilogue import Epilogue as Epilogue
-from tritile.core.permutation import PermuteProblem as PermuteProblem
-from tritile.core.permutation import merged as merged
+from tritile.core.checks import ALIGNMENTS, alignment, check, check_fields, check_sizes
+from tritile.core.epilogue import BARE, Epilogue
+from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError
 
 ITEMSIZE: Final = {

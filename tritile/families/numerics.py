@@ -40,16 +40,8 @@ from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import (
-    FP8_DTYPES,
-    SCALE_K,
-    GroupedProblem,
-    MatmulProblem,
-    PermuteProblem,
-    Product,
-    Tiled,
-    suits,
-)
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import FP8_DTYPES, SCALE_K, GroupedProblem, MatmulProblem, Product, Tiled, suits
 from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
 BY_DATA: Final = "fp16x3"  # the precision whose data decide how it is multiplied

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Product, Tiled
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem, Product, Tiled
 from tritile.errors import UnsupportedError
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics, by_data, pad_to_canonical_tile

@@ -16,8 +16,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
 from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
-from tritile.core.epilogue import activated, composed
-from tritile.core.problem import FP8_DTYPES, Epilogue
+from tritile.core.epilogue import Epilogue, activated, composed
+from tritile.core.problem import FP8_DTYPES
 from tritile.core.quantized import by_row, unpacked
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls

@@ -14,7 +14,8 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
-from tritile.core.problem import GroupedProblem, Known, MatmulProblem, PermuteProblem, Tiled, problem_to_dict
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import GroupedProblem, Known, MatmulProblem, Tiled, problem_to_dict
 from tritile.core.settings import mode
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common import skinny

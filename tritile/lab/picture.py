@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.families.common.tiles import grouped_tile
 from tritile.families.space import illegal

@@ -33,7 +33,7 @@ from typing import Any, Final
 import triton
 
 from tritile.core.config import Config
-from tritile.core.problem import PermuteProblem
+from tritile.core.permutation import PermuteProblem
 from tritile.errors import FileError, InvalidValueError
 from tritile.lab.environment import ENV_FIELDS
 from tritile.tune.suites import Case

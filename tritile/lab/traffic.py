@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import ITEMSIZE, Known, MatmulProblem, PermuteProblem
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import ITEMSIZE, Known, MatmulProblem
 from tritile.families.common import operands, skinny
 from tritile.families.common.grids import unit
 from tritile.families.matmul_tile import family as tile

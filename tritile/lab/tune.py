@@ -27,7 +27,7 @@ from tritile.tune import now
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import measured, rules_of
 from tritile.tune.measure.engine import Rules, whole
-from tritile.tune.subject import is_tuned
+from tritile.tune.subject.problem import is_tuned
 
 _REMEMBERED: Final = "remembered"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tritile.core.problem import Activation
+from tritile.core.epilogue import Activation
 from tritile.ops.checks import check_activation
 from tritile.ops.fused import linear
 

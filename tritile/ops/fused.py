@@ -4,7 +4,8 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.problem import GATED_DTYPES, Activation, Precision
+from tritile.core.epilogue import Activation
+from tritile.core.problem import GATED_DTYPES, Precision
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops.call import computed, requests

@@ -8,7 +8,7 @@ import torch
 
 from tritile.core.call import Memory, PermuteCall
 from tritile.core.of_torch import neg_view
-from tritile.core.problem import PermuteProblem
+from tritile.core.permutation import PermuteProblem
 from tritile.errors import ShapeError
 from tritile.ops import reference
 from tritile.ops.call import Request, Result, computed, interpret, requests

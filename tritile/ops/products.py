@@ -8,8 +8,10 @@ import torch
 
 from tritile.core import epilogue
 from tritile.core.call import MatmulCall, Memory, View
+from tritile.core.epilogue import SIDES
+from tritile.core.permutation import merged
 from tritile.core.precision import explained
-from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, SIDES, merged, suits
+from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, suits
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
@@ -176,8 +178,8 @@ def matmul_call(
 ) -> MatmulCall:
     """Return the call of a product whose arguments were checked. out has the shape of the result.
 
-    `sides` are the epilogue's tensors, by the names of `tritile.core.problem.SIDES`, of shapes that broadcast
-    to the result's. `up` is the second matrix of a gated product. `scales` are those of input and other
+    `sides` are the epilogue's tensors, by the names of `core.epilogue.SIDES`, of shapes that broadcast to the
+    result's. `up` is the second matrix of a gated product. `scales` are those of input and other
     within the sum; `block_scales` says how many rows and columns share one.
 
     A column-major result is computed as the row-major result of the transposed operands. Batch-invariant

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.epilogue import finished
+from tritile.core.epilogue import SIDES, finished
 from tritile.core.of_torch import neg_view
-from tritile.core.problem import SCALE_K, SIDES
+from tritile.core.problem import SCALE_K
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 

@@ -5,7 +5,8 @@ from typing import Final
 
 import torch
 
-from tritile.core.problem import FP8_DTYPES, SCALE_K, Activation
+from tritile.core.epilogue import Activation
+from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.call import computed, requests
 from tritile.ops.checks import check_tensor, describe, name_of, shapes

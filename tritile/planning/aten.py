@@ -17,10 +17,10 @@ import torch
 
 from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
+from tritile.core.epilogue import Epilogue
 from tritile.core.problem import (
     FP8_DTYPES,
     ITEMSIZE,
-    Epilogue,
     GroupedProblem,
     MatmulProblem,
     Product,

@@ -6,7 +6,8 @@ without a class of their own use the class that is most like them. Sizes and str
 
 from typing import Final, NamedTuple
 
-from tritile.core.problem import FP8_DTYPES, MatmulProblem, PermuteProblem, Tiled
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, Tiled
 
 
 class Class(NamedTuple):

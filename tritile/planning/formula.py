@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, PermuteProblem, Tiled
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.common import cost
 from tritile.families.common.cost import (
     Constants,

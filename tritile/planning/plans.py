@@ -26,13 +26,13 @@ from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
 from tritile.core.markup import Tabular
+from tritile.core.permutation import PermuteProblem
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import (
     PRECISIONS_OF,
     GroupedProblem,
     KernelProblem,
     MatmulProblem,
-    PermuteProblem,
     Product,
     QuantizedProblem,
     Tiled,

@@ -29,8 +29,9 @@ from tritile.tune.measure import engine
 from tritile.tune.measure.engine import Keep, Rules, Tuned, logged, now
 from tritile.tune.measure.timing import Queued, settled, timing_of
 from tritile.tune.measure.workers import Workshop, borrowed
-from tritile.tune.subject import answers, task_of, torch_calls
+from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import run_of
+from tritile.tune.subject.problem import task_of
 from tritile.tune.subject.race import calls_of, flusher, raced
 
 _racing: Final = threading.RLock()

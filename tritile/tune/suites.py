@@ -5,7 +5,7 @@ A file holds a `description` and entries `[[cases]]`. An entry stands for every 
 - `op`: one of `OPS`; `dtypes`: names of torch's.
 - `sizes`: as the command line takes them, "4096x4096x1024". `m = [...]` stands for a first size of each.
 - "matmul": sizes MxNxK or BxMxNxK; `layouts`; `precisions` (default: IEEE); `epilogues`, as
-  `core.problem.Epilogue` writes them (default: none).
+  `core.epilogue.Epilogue` writes them (default: none).
 - "permute": sizes of x, of any rank. `dims = [[...]]` tells which dimension comes at each place, for each x
   or once for all (default: the last two are exchanged).
 - "linear_quantized": sizes MxNxK. `weights` takes the place of layouts: bits and group size, as "int4/128",
@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tritile.core.checks import alignment
+from tritile.core.epilogue import Epilogue
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     ACTIVATION_DTYPES,
     FP8_DTYPES,
@@ -32,13 +35,10 @@ from tritile.core.problem import (
     LOADS,
     MATMUL_DTYPES,
     PRECISIONS_OF,
-    Epilogue,
     GroupedProblem,
     MatmulProblem,
-    PermuteProblem,
     QuantizedProblem,
     Tiled,
-    alignment,
 )
 from tritile.errors import FileError, InvalidValueError
 

@@ -4,7 +4,8 @@ from typing import Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import PROMOTED_EVERY, SCALE_K, GroupedProblem, PermuteProblem, Product
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import PROMOTED_EVERY, SCALE_K, GroupedProblem, Product
 
 SECTOR: Final = 32  # bytes that device memory moves at once
 LINE: Final = 128  # bytes that a cache looks up at once

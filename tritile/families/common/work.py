@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import triton.language as tl
 
 from tritile.core.call import MatmulCall, View
-from tritile.core.problem import SIDES
+from tritile.core.epilogue import SIDES
 from tritile.core.threads import import_late
 
 COUNTERS: Final = "counters"  # the buffer of a work's counters

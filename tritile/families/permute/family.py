@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from tritile.core.call import PermuteCall
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import PermuteProblem
+from tritile.core.permutation import PermuteProblem
 from tritile.families.common import grids
 from tritile.families.common.cost import overlapped
 from tritile.families.common.products import config_fault, held, is_disordered, resource_fault

@@ -11,7 +11,8 @@ from typing import Final
 from tritile.core.call import QuantizedCall
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import Epilogue, QuantizedProblem, unit_columns, unpacked_row
+from tritile.core.epilogue import Epilogue
+from tritile.core.problem import QuantizedProblem, unit_columns, unpacked_row
 from tritile.errors import TuningError
 from tritile.families.common.cost import Facts, Program
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit

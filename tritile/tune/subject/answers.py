@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall
-from tritile.core.epilogue import finished
-from tritile.core.problem import FP8_DTYPES, SIDES, Epilogue
+from tritile.core.epilogue import SIDES, Epilogue, finished
+from tritile.core.problem import FP8_DTYPES
 from tritile.errors import TuningError
 from tritile.tune.measure.answers import WRONG
 from tritile.tune.measure.timing import Run

@@ -9,14 +9,8 @@ import torch
 
 from tritile.core.call import Call, GroupedCall, QuantizedCall, View, call_for
 from tritile.core.device import Device
-from tritile.core.problem import (
-    ITEMSIZE,
-    GroupedProblem,
-    MatmulProblem,
-    PermuteProblem,
-    Tiled,
-    ends_of,
-)
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, Tiled, ends_of
 from tritile.core.quantized import meaning
 from tritile.errors import TuningError
 from tritile.tune.measure.timing import Run, copies_wanted

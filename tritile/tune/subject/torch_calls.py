@@ -8,8 +8,8 @@ import torch
 
 from tritile.core import of_torch
 from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
-from tritile.core.epilogue import composed
-from tritile.core.problem import FP8_DTYPES, Epilogue, MatmulProblem, QuantizedProblem, Tiled
+from tritile.core.epilogue import Epilogue, composed
+from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.families import by_torch as torchs
 from tritile.planning import aten
 from tritile.runtime.unpacked import Unpack
