@@ -33,10 +33,10 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile import errors, nn
     from tritile.core.config import Config
     from tritile.core.device import Device, target_device
+    from tritile.core.distribution import __version__ as __version__
     from tritile.core.forgetting import forget
     from tritile.core.quantized import QuantizedWeight
     from tritile.core.settings import batch_invariant, mode
-    from tritile.core.version import __version__ as __version__
     from tritile.errors import TritileError
     from tritile.ops import operators as _operators  # noqa: F401, registers torch.ops.tritile
     from tritile.ops.fused import addmm, baddbmm, gated_linear, linear

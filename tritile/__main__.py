@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line; exit with status 2 and a message where a command needs an extra."""
     from tritile.cli import main as run
-    from tritile.core.extras import extra_advice
+    from tritile.core.distribution import extra_advice
 
     try:
         run()

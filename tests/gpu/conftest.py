@@ -27,13 +27,13 @@ def by_torch(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     made = []
     monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
-    make = ops_call.by_torch
+    make = ops_call.torch_call_of
 
     def counted(*given):
         found = make(*given)
         return found and (lambda *call: made.append(None) or found(*call))
 
-    monkeypatch.setattr(ops_call, "by_torch", counted)
+    monkeypatch.setattr(ops_call, "torch_call_of", counted)
     tritile.forget()
     yield made
     tritile.forget()

@@ -28,7 +28,7 @@ from tests.scales import scale
 from tritile.core import device as devices
 from tritile.core import settings
 from tritile.core.problem import MatmulProblem
-from tritile.families import by_torch as torchs
+from tritile.families import torch_kernels
 from tritile.lab.bench import measured
 from tritile.ops import memo
 from tritile.planning import aten, gpu_tables, plans
@@ -286,7 +286,7 @@ def test_bytes(by_torch, size):
 def test_a_scale_of_one_is_not_made_within_a_graph(by_torch, monkeypatch):
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8")
-    monkeypatch.setattr(torchs, "_ones", {})
+    monkeypatch.setattr(torch_kernels, "_ones", {})
     a, b = values((64, 96), E4M3, 0, "cuda"), placed(values((96, 48), E4M3, 1, "cuda"), "column")
     with tritile.mode(backends="triton"):
         tritile.matmul(a, b)  # so that tritile's kernel is compiled

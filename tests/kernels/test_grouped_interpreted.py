@@ -12,7 +12,7 @@ from tests.reference import frame, guard_intact, placed
 from tritile.errors import TuningError
 from tritile.families.common import grids
 from tritile.families.grouped.family import tile_work
-from tritile.families.grouped.zero import zero_rows
+from tritile.families.grouped.groups import zero_rows
 from tritile.ops.grouped import grouped_call
 from tritile.runtime import launch
 

@@ -13,8 +13,8 @@ from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
-from tritile.families.common import operands
-from tritile.families.common.operands import copied, k_major_copies, realigned
+from tritile.families.common import descriptors
+from tritile.families.common.descriptors import copied, k_major_copies, realigned
 from tritile.families.common.work import Descriptor
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
@@ -72,7 +72,7 @@ def test_operands_whose_rows_start_off_sectors_are_copied_where_that_pays(proble
 @pytest.mark.parametrize("copies", [(True, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("layout", ["row", "column"])
 def test_copies_of_rows_off_sectors_give_the_same_answers(copies, layout, monkeypatch):
-    monkeypatch.setattr(operands, "realigned", lambda problem: copies)
+    monkeypatch.setattr(descriptors, "realigned", lambda problem: copies)
     m, n, k = 44, 52, 68  # of 4 bytes: rows start on 16 bytes, and not on 32
     a, b = (placed(values(shape, torch.float32, i), layout) for i, shape in enumerate(((m, k), (k, n))))
     buffer, out = frame((m, n), torch.float32, "row")
@@ -108,7 +108,7 @@ LAYOUTS = [("row", "row"), ("row", "column"), ("column", "row"), ("offset", "sli
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 @pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
 def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch):
-    monkeypatch.setattr(operands, "_COPIED_FROM", 1)
+    monkeypatch.setattr(descriptors, "_COPIED_FROM", 1)
     shapes = ((*batch, 33, 70), (*batch, 70, 35))
     a, b = (placed(values(shape, torch.float32, i), layouts[i]) for i, shape in enumerate(shapes))
     buffer, out = frame((*batch, 33, 35), torch.float32, "row")

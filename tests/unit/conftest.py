@@ -6,7 +6,7 @@ import triton
 import tritile
 from tests.mock_gpu import recording
 from tritile.core.device import target_device
-from tritile.planning import checked, gpu_tables, plans
+from tritile.planning import files, gpu_tables, plans
 
 
 @pytest.fixture(params=[triton, tritile], ids=["triton", "tritile"])
@@ -26,7 +26,7 @@ def gpu(monkeypatch):
 
 
 def forget_tables():
-    for kept in (gpu_tables._shipped, checked._opened):
+    for kept in (gpu_tables._shipped, files._opened):
         kept.cache_clear()
     plans.forget()
 

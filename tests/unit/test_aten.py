@@ -24,7 +24,7 @@ from tritile.families.registry import digests
 from tritile.families.space import legal_configs
 from tritile.ops import call as ops_call
 from tritile.ops import memo
-from tritile.ops.aten import by_torch
+from tritile.ops.aten import torch_call_of
 from tritile.ops.call import request_of
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.planning import aten, gpu_tables, plans
@@ -538,10 +538,10 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ops_call, "by_torch", lambda *given: refused)
+        patch.setattr(ops_call, "torch_call_of", lambda *given: refused)
         with ours:
             tritile.matmul(operand(5, 8), operand(8, 9))
-        patch.setattr(ops_call, "by_torch", lambda *given: out_of_memory)
+        patch.setattr(ops_call, "torch_call_of", lambda *given: out_of_memory)
         with pytest.raises(torch.OutOfMemoryError):
             tritile.matmul(operand(5, 6), operand(6, 9))
     tritile.forget()
@@ -607,7 +607,7 @@ def test_which_arguments_torch_multiplies_as_they_lie(name):
     of = (FOR_TORCH | NOT_FOR_TORCH)[name]()
     shape, dtype, how = of.checked(None)
     problem = of.call(torch.empty(shape, dtype=dtype), how).problem
-    may = by_torch(of, problem, how, None) is not None and aten.illegal(problem) is None
+    may = torch_call_of(of, problem, how, None) is not None and aten.illegal(problem) is None
     assert may == (name in FOR_TORCH)
 
 

@@ -20,7 +20,7 @@ from tests.scales import assert_block_scaled, blocks_of, scale
 from tritile.core.device import target_device
 from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import GradientError, UnsupportedError
-from tritile.families import by_torch as torchs
+from tritile.families import torch_kernels
 from tritile.ops import aten as ops_aten
 from tritile.ops import call as ops_call
 from tritile.ops import grouped
@@ -151,11 +151,11 @@ def torch_is(monkeypatch):
     monkeypatch.setattr(ops_call, "prepared", prepared)
     monkeypatch.setattr(ops_aten, "scaled_mm", fake.scaled_mm)
     monkeypatch.setattr(ops_aten, "int_mm", fake.int_mm)
-    monkeypatch.setattr(torchs, "_SCALED_MM", fake.by_recipe)
-    monkeypatch.setattr(torchs, "grouped_mm", fake.grouped_mm)
-    monkeypatch.setattr(torchs, "scaled_grouped_mm", fake.scaled_grouped_mm)
-    monkeypatch.setattr(torchs, "zero_past", lambda out, ends: out[int(ends[-1]) :].zero_())
-    monkeypatch.setattr(torchs, "_ones", {})
+    monkeypatch.setattr(torch_kernels, "_SCALED_MM", fake.by_recipe)
+    monkeypatch.setattr(torch_kernels, "grouped_mm", fake.grouped_mm)
+    monkeypatch.setattr(torch_kernels, "scaled_grouped_mm", fake.scaled_grouped_mm)
+    monkeypatch.setattr(torch_kernels, "zero_past", lambda out, ends: out[int(ends[-1]) :].zero_())
+    monkeypatch.setattr(torch_kernels, "_ones", {})
     monkeypatch.setattr(ops_aten, "capability", lambda device: (9, 0))
     tritile.forget()
     yield fake
@@ -219,12 +219,12 @@ def test_scales_and_biases_that_torch_does_not_take(torch_is):
 
 def test_products_without_scales_share_a_scale_of_one(torch_is, monkeypatch):
     a, b = values((37, 96), E4M3), placed(values((96, 48), E4M3, 1), "column")
-    monkeypatch.setattr(torchs, "capturing", lambda: True)
+    monkeypatch.setattr(torch_kernels, "capturing", lambda: True)
     with ours:  # it would be made within a graph, and lost with it
         tritile.matmul(a, b)
-    monkeypatch.setattr(torchs, "capturing", lambda: False)
+    monkeypatch.setattr(torch_kernels, "capturing", lambda: False)
     assert_fused(tritile.matmul(a, b, precision="fast"), a, b, Sides())
-    monkeypatch.setattr(torchs, "capturing", lambda: True)
+    monkeypatch.setattr(torch_kernels, "capturing", lambda: True)
     out = torch.empty(37, 48, dtype=FP32)
     assert_fused(tritile.matmul(a, b, out_dtype=FP32, out=out), a, b, Sides())
     (fast, *ones), (slow, *same) = torch_is.calls
@@ -315,7 +315,7 @@ def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
     def refused(*given, **how):
         raise ValueError("scaling is only supported on SM90")
 
-    monkeypatch.setattr(torchs, "_SCALED_MM", refused)
+    monkeypatch.setattr(torch_kernels, "_SCALED_MM", refused)
     with pytest.raises(UnsupportedError, match=r"torch refuses it: .*scaling is only"):
         tritile.scaled_matmul(a, b, *scales)
 
@@ -450,7 +450,7 @@ def test_groups_that_share_k_follow_torchs_settings_and_refusals(torch_is, monke
     def refused(*given, **how):
         raise RuntimeError("strides should be multiple of 16 bytes")
 
-    monkeypatch.setattr(torchs, "grouped_mm", refused)
+    monkeypatch.setattr(torch_kernels, "grouped_mm", refused)
     with pytest.raises(UnsupportedError, match=r"torch refuses groups that share K: .*multiple of 16"):
         tritile.grouped_matmul(a, b, offs)
 

@@ -40,9 +40,9 @@ def first_calls(monkeypatch):
     """The problems of calls that are planned, and not remembered."""
     found, plan = [], ops_call.planned
 
-    def planned(problem, index, by_torch=False):
+    def planned(problem, index, allows_torch=False):
         found.append(problem)
-        return plan(problem, index, by_torch)
+        return plan(problem, index, allows_torch)
 
     monkeypatch.setattr(ops_call, "planned", planned)
     return found

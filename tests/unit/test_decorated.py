@@ -31,8 +31,8 @@ from tritile.planning.trial import Trial
 from tritile.tune import decorated
 from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject, measured, tuned_elsewhere
 from tritile.tune.measure import workers
-from tritile.tune.measure.answers import poison
 from tritile.tune.measure.engine import Rules, Task
+from tritile.tune.measure.outputs import poison
 from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.search import Listed
 

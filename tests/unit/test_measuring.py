@@ -26,9 +26,9 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, is_settled
 from tritile.tune import decorated
 from tritile.tune.arguments import identified, identity
-from tritile.tune.measure.answers import OUTSIDE
 from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import Rules, Task, tune
+from tritile.tune.measure.outputs import OUTSIDE
 from tritile.tune.measure.timing import Timing
 from tritile.tune.search import Listed
 

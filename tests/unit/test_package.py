@@ -34,7 +34,6 @@ FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
 ADAPTERS = {"tritile.core.of_torch", "tritile.core.of_triton"}
 IMPORTS_NOTHING = {
     "errors.py",
-    "core/files.py",
     "core/forgetting.py",
     "core/of_torch.py",
     "core/of_triton.py",

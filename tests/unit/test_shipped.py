@@ -202,7 +202,7 @@ def test_what_is_not_remembered_or_cannot_be_written_is_refused_in_words(tmp_pat
 
 OWN = {"op": "kernel", "kernel": "fill", "key": [["n", 64]], "dtypes": []}
 KEY = problem_key(KernelProblem("fill", (("n", 32),), ()))
-BAD = {  # other forms of problems, configs and numbers: in test_checked
+BAD = {  # other forms of problems, configs and numbers: in test_files
     "no JSON": ("x", entry(32)),
     "a problem of tritile's own": (json.dumps({"op": "matmul"}), entry(32)),
     "another spelling": (json.dumps(OWN), entry(32)),

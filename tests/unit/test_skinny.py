@@ -8,9 +8,9 @@ import torch
 
 from tests import configs
 from tritile.core.call import call_for
-from tritile.core.checks import alignment
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
+from tritile.core.fields import alignment
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.skinny import sides_of
 from tritile.families.common.work import Buffer

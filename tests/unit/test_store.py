@@ -444,7 +444,7 @@ class Bomb:
 
 
 CONFIG = config(5).key
-BAD = [  # other forms of problems, configs and numbers: in test_checked
+BAD = [  # other forms of problems, configs and numbers: in test_files
     *(("problem", value) for value in (EVIL, pickle.dumps(Bomb()), b"\xed\xa0\x80", "[" * 50_000)),
     *(("config", value) for value in (EVIL, CONFIG + " ", CONFIG.replace('"num_warps":4', '"num_warps":-4'))),
     *(("us", value) for value in (EVIL, pickle.dumps(Bomb()), -1, float("inf"), 0, None)),

@@ -71,7 +71,7 @@ def entry(**changes):
 
 
 EVIL = "__import__('os').system('touch canary')"
-BAD = [  # other forms of problems, configs and numbers: in test_checked
+BAD = [  # other forms of problems, configs and numbers: in test_files
     None, [], EVIL, {}, entry(more=1), entry(us="2"), entry(us=float("nan")), entry(us=10**400),
     entry(problem=EVIL), entry(problem=problem_to_dict(PROBLEMS[0]) | {"key": [["x", float("nan")]]}),
     entry(config=EVIL), entry(config=CONFIG.to_dict() | {"num_warps": "4"}),

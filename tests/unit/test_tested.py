@@ -60,7 +60,7 @@ PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
     ("path", "old", "new", "wanted"),
     [
         (
-            "families/common/operands.py",
+            "families/common/descriptors.py",
             "== 0 and not stretched",
             "== 0 or stretched",
             {*families.digests()},

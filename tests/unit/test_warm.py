@@ -15,7 +15,7 @@ from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, NotCompiledError, NotTunedError, TuningError, UnsupportedError
-from tritile.families.common.operands import copied
+from tritile.families.common.descriptors import copied
 from tritile.lab import warm as asked
 from tritile.planning import gpu_tables, plans
 from tritile.runtime.ahead import compiles_for, compiling_for

@@ -15,7 +15,7 @@ import tritile
 from tritile.cli import COMMANDS
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.extras import EXTRAS, extra_advice
+from tritile.core.distribution import EXTRAS, extra_advice
 from tritile.core.problem import MatmulProblem
 from tritile.families import registry as families
 from tritile.planning.store import Store

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tritile.core.version import __version__
+from tritile.core.distribution import __version__
 from tritile.errors import FileError, InvalidValueError, TritileError
 
 # What help says of each command: the first paragraph of its docstring.

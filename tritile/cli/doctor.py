@@ -19,7 +19,7 @@ import tritile.ops.matmul as matmul_op
 from tritile.cli.shared import Json, app, console, print_json, working
 from tritile.core import device as devices
 from tritile.core import settings
-from tritile.core.extras import EXTRAS, extra_advice
+from tritile.core.distribution import EXTRAS, extra_advice
 from tritile.core.of_triton import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief

@@ -11,7 +11,7 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, say
 from tritile.core import device as devices
-from tritile.core.extras import EXTRAS, extra_advice
+from tritile.core.distribution import EXTRAS, extra_advice
 from tritile.errors import FileError, InvalidValueError, UnsupportedError
 from tritile.lab.results import Result, of_cases, stored
 

@@ -21,12 +21,12 @@ from rich.text import Text
 
 from tritile.core import device as devices
 from tritile.core.device import Device
-from tritile.core.files import write_whole
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.planning import table as gpu_table
+from tritile.planning.files import write_whole
 from tritile.tune import suites
 
 app = typer.Typer()  # takes the commands of the modules that are imported

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from tritile.core.checks import alignment
 from tritile.core.epilogue import SIDES, Epilogue
+from tritile.core.fields import alignment
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     FP8_DTYPES,

@@ -100,7 +100,7 @@ def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
     return {"": lambda y: y, "relu": F.relu, "silu": F.silu}[activation](x)
 
 
-def finished(
+def apply_epilogue(
     sums: torch.Tensor,
     sides: Sequence[torch.Tensor | None],
     activation: str = "",
@@ -126,7 +126,7 @@ def finished(
     return result if residual is None else result + residual
 
 
-def composed(
+def apply_epilogue_in_dtype(
     sums: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,

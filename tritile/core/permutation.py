@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
-from tritile.core.checks import ALIGNMENTS, alignment, check, check_fields, check_sizes, is_extent
+from tritile.core.fields import ALIGNMENTS, alignment, check, check_fields, check_sizes, is_extent
 from tritile.errors import InvalidValueError
 
 _TILE: Final = 4096  # elements that the dimensions of a tile should have

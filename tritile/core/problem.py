@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
-from tritile.core.checks import ALIGNMENTS, alignment, check, check_fields, check_sizes
 from tritile.core.epilogue import BARE, Epilogue
+from tritile.core.fields import ALIGNMENTS, alignment, check, check_fields, check_sizes
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError
 

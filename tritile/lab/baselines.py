@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tritile.core import of_torch
 from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, QuantizedCall
-from tritile.core.epilogue import Epilogue, activated, composed
+from tritile.core.epilogue import Epilogue, activated, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.quantized import by_row, unpacked
 from tritile.tune.measure import timing
@@ -142,9 +142,11 @@ def fused(call: MatmulCall) -> Product:
             return activated(left, call.activation) * right
         if bias is None or sides or fp8 or call.dtype == "int8":
             sums = scaled(a, b, list(sides.values()))
-            return composed(sums, bias, residual, call.activation, call.alpha, call.beta)
+            return apply_epilogue_in_dtype(sums, bias, residual, call.activation, call.alpha, call.beta)
         add = torch.addmm if a.ndim == 2 else torch.baddbmm
-        return composed(add(bias, a, b, beta=call.beta, alpha=call.alpha), None, residual, call.activation)
+        return apply_epilogue_in_dtype(
+            add(bias, a, b, beta=call.beta, alpha=call.alpha), None, residual, call.activation
+        )
 
     return Product(_operands, run)
 

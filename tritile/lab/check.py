@@ -20,7 +20,7 @@ from tritile.errors import (
 from tritile.tune.arguments import check_arguments, check_grid, identified
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import KernelCall, checked_here, elsewhere
-from tritile.tune.measure.answers import OUTSIDE, WRONG
+from tritile.tune.measure.outputs import OUTSIDE, WRONG
 
 Outcome = Literal["right", "wrong", "failed"]
 Results = Iterator[tuple[triton.Config, float | TuningError | None]]

@@ -13,7 +13,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import ITEMSIZE, Known, MatmulProblem
-from tritile.families.common import operands, skinny
+from tritile.families.common import descriptors, skinny
 from tritile.families.common.grids import unit
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
@@ -172,7 +172,7 @@ def _copied(problem: MatmulProblem) -> Traffic:
         (problem.m, problem.k, problem.a_layout == "column"),
         (problem.k, problem.n, problem.b_layout == "column"),
     )
-    copies, transposed = operands.copied(problem), operands.k_major_copies(problem)
+    copies, transposed = descriptors.copied(problem), descriptors.k_major_copies(problem)
     for (rows, columns, by_columns), copy, transpose in zip(sides, copies, transposed, strict=True):
         if copy:
             outer, inner = (columns, rows) if by_columns != transpose else (rows, columns)

@@ -13,10 +13,10 @@ from typing import Any, Final
 import torch
 from triton import knobs
 
-from tritile.core.checks import alignment
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.epilogue import SIDES
+from tritile.core.fields import alignment
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, QuantizedProblem, Tiled
 from tritile.core.settings import current_mode, uses_aten

@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.epilogue import composed, finished
+from tritile.core.epilogue import apply_epilogue, apply_epilogue_in_dtype
 from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
 from tritile.core.problem import BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.core.settings import is_batch_invariant, uses_aten
 from tritile.errors import UnsupportedError, brief
-from tritile.families import by_torch as torchs
+from tritile.families import torch_kernels
 from tritile.ops.checks import capability
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import MOST_GROUPS, is_torch_only
@@ -42,7 +42,7 @@ _LINEAR: Final = torch.nn.functional.linear
 BYTES: Final = frozenset({torch.int8, torch.float8_e4m3fn, torch.float8_e5m2})  # torch.matmul takes none
 
 
-def by_torch(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
+def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None:
     """Return torch's call for a request; None where torch may not make it.
 
     `problem` describes it, and `how` is its precision.
@@ -146,7 +146,7 @@ def _of_bytes(of: Any, out: Any) -> ByTorch | None:
         return None
     if a.dtype == torch.int8:
         return int_mm if out is None else lambda a, b, out: int_mm(a, b, out=out)
-    how, one = _of_fp8(of), torchs.one(a.device)
+    how, one = _of_fp8(of), torch_kernels.one(a.device)
     return None if one is None else lambda a, b, out=None: scaled_mm(a, b, one, one, **how, out=out)
 
 
@@ -172,7 +172,7 @@ def _linear(of: Any, out: Any) -> ByTorch | None:
 
 
 def _linear_composed(x: Any, weight: Any, bias: Any, residual: Any, activation: str = "") -> torch.Tensor:
-    return composed(_MULTIPLY(x, weight.t()), bias, residual, activation)
+    return apply_epilogue_in_dtype(_MULTIPLY(x, weight.t()), bias, residual, activation)
 
 
 def _weighted(of: Any, out: Any) -> ByTorch | None:
@@ -184,7 +184,7 @@ def _weighted(of: Any, out: Any) -> ByTorch | None:
         return _ADD if out is None else lambda added, a, b, out: _ADD(added, a, b, out=out)
     if a.dtype != torch.float32:  # sums would be rounded to 16 bits in between
         return None
-    return _copied_to(out, lambda added, a, b: composed(_MULTIPLY(a, b), added, None, *how))
+    return _copied_to(out, lambda added, a, b: apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, *how))
 
 
 def _complex(of: Any, out: Any) -> ByTorch:
@@ -229,9 +229,9 @@ def _by_blocks(of: Any) -> ByTorch:
     def multiply(
         a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any, out: Any = None
     ) -> torch.Tensor:
-        made = torchs.by_blocks(a, b, scale_a, scale_b, shared, dtype if is_bare else torch.float32)
+        made = torch_kernels.by_blocks(a, b, scale_a, scale_b, shared, dtype if is_bare else torch.float32)
         if not is_bare:
-            made = finished(made, (None, None, bias, residual, None), activation)
+            made = apply_epilogue(made, (None, None, bias, residual, None), activation)
         return made.to(dtype) if out is None else out.copy_(made)
 
     return multiply
@@ -242,9 +242,9 @@ def _grouped(of: Any, out: Any) -> ByTorch:
 
     def multiply(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, out: Any = None) -> torch.Tensor:
         if a.ndim == 2:
-            made = torchs.of_groups(a, b, offs, scale_a, scale_b, fast)
+            made = torch_kernels.of_groups(a, b, offs, scale_a, scale_b, fast)
         else:  # columns of b belong to groups
-            made = torchs.of_groups(b.t(), a.mT, offs, scale_b, scale_a, fast).t()
+            made = torch_kernels.of_groups(b.t(), a.mT, offs, scale_b, scale_a, fast).t()
         return made.contiguous() if out is None else out.copy_(made)
 
     return multiply
@@ -264,7 +264,7 @@ def sharing_k(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, dtype: torch
     if not (may_make_groups() and has_kernel and a.dtype == dtype == torch.bfloat16):
         return None
     try:
-        return torchs.sharing_k(a, b, offs)
+        return torch_kernels.sharing_k(a, b, offs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:
@@ -308,7 +308,7 @@ def _linear_traced(tensors: Tensors, options: Key) -> torch.Tensor:
 
 def _weighted_traced(tensors: Tensors, options: Key) -> torch.Tensor:
     (added, a, b), (beta, alpha, activation) = tensors, options[:3]
-    return composed(_MULTIPLY(a, b), added, None, activation or "", alpha, beta)
+    return apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, activation or "", alpha, beta)
 
 
 # What a traced call becomes that torch may make, of other dtypes than BYTES: torch's compiler takes its own

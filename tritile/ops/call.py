@@ -37,7 +37,7 @@ from tritile.errors import (
     callers_level,
 )
 from tritile.families.permute.family import in_place
-from tritile.ops.aten import BYTES, LOWERED, by_torch
+from tritile.ops.aten import BYTES, LOWERED, torch_call_of
 from tritile.ops.dispatch import NAMES, PLAIN, call_operator, joined, needs_dispatch, parted, sees_every_call
 from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
 from tritile.planning import aten, gpu_tables, model, plans
@@ -172,7 +172,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
                 of.compute(result)
         else:
             call = of.call(result, how)
-            torchs = by_torch(of, call.problem, how, out) if rules().aten else None
+            torchs = torch_call_of(of, call.problem, how, out) if rules().aten else None
             if torchs is not None and is_by_aten(call.problem, of.first.device.index):
                 remember(op, key, torchs, call, tensors, out, result, by_torch=True)
                 problem = call.problem
@@ -205,19 +205,19 @@ def run_plain(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor
 _warned: set[str] = set()  # GPUs
 
 
-def planned(problem: Tiled, index: int, by_torch: bool = False) -> plans.Plan:
+def planned(problem: Tiled, index: int, allows_torch: bool = False) -> plans.Plan:
     """Return the plan of a problem on a GPU. In mode "tune", measure a problem that has no measurement first.
 
-    Where several threads meet a problem at the same time, one measures it and the others wait. `by_torch`:
-    torch's kernel may make it.
+    Where several threads meet a problem at the same time, one measures it and the others wait.
+    `allows_torch`: torch's kernel may make it.
     """
     device = devices.gpu(index)
-    chosen = plans.plan_for(problem, device, None, by_torch)
+    chosen = plans.plan_for(problem, device, None, allows_torch)
     if chosen is None and capturing():
-        chosen = plans.plan_for(problem, device, "cached", by_torch)
+        chosen = plans.plan_for(problem, device, "cached", allows_torch)
     elif chosen is None:
         chosen = once(
-            ("planned", problem, device, by_torch), lambda: _measured(problem, device, index, by_torch)
+            ("planned", problem, device, allows_torch), lambda: _measure(problem, device, index, allows_torch)
         )
     assert chosen is not None
     if chosen.source == "model" and chosen.config != aten.CONFIG and current_mode() == "cached":
@@ -243,8 +243,8 @@ def _warn_uncalibrated(device: devices.Device) -> None:
     )
 
 
-def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool) -> plans.Plan:
-    chosen = plans.plan_for(problem, device, None, by_torch)
+def _measure(problem: Tiled, device: devices.Device, index: int, allows_torch: bool) -> plans.Plan:
+    chosen = plans.plan_for(problem, device, None, allows_torch)
     if chosen is not None:  # another thread has just measured it
         return chosen
     from tritile.tune.now import time_torch, tuned_now  # load the tuner only to measure
@@ -252,11 +252,11 @@ def _measured(problem: Tiled, device: devices.Device, index: int, by_torch: bool
     if plans.plan_for(problem, device) is None:
         tuned_now(problem, device, index)
         forget()
-        chosen = plans.plan_for(problem, device, None, by_torch)
+        chosen = plans.plan_for(problem, device, None, allows_torch)
     if chosen is None:
         time_torch(problem, device, index)
         forget()
-        chosen = plans.plan_for(problem, device, None, by_torch) or plans.plan_for(problem, device)
+        chosen = plans.plan_for(problem, device, None, allows_torch) or plans.plan_for(problem, device)
     assert chosen is not None
     return chosen
 
@@ -269,7 +269,7 @@ def fixed(call: Call) -> Config | None:
     return in_place(call.problem) if isinstance(call, PermuteCall) and call.in_place else None
 
 
-def _candidates(call: Call, device: devices.Device, by_torch: bool) -> Iterator[Config]:
+def _candidates(call: Call, device: devices.Device, allows_torch: bool) -> Iterator[Config]:
     """Yield the configs of a call in the order in which to try them: the planned one, then the model's.
 
     Ranking the whole space is the slowest step of a first call. It is done only where the planned config does
@@ -280,14 +280,14 @@ def _candidates(call: Call, device: devices.Device, by_torch: bool) -> Iterator[
         yield only
         return
     problem, index = call.problem, call.tensors[0].device.index
-    first = planned(problem, index, by_torch).config
+    first = planned(problem, index, allows_torch).config
     if first == aten.CONFIG:  # torch refused the call
         first = planned(problem, index).config
     yield first
     yield from (config for config in model.screened(problem, device, _FALLBACKS) if config != first)
 
 
-def prepared(call: Call, by_torch: bool = False) -> launch.Launch | launch.SplitLaunch:
+def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.SplitLaunch:
     """Return the launch of a call on a GPU, by its plan, which was made with or without torch's kernel.
 
     Where the planned config does not compile or load here, the next configs of the model are tried.
@@ -301,7 +301,7 @@ def prepared(call: Call, by_torch: bool = False) -> launch.Launch | launch.Split
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
-    for config in _candidates(call, device, by_torch):
+    for config in _candidates(call, device, allows_torch):
         try:
             with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
                 return launch.prepare(call, config)
@@ -384,6 +384,6 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
             return False
         if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):
             return False
-        return by_torch(of, problem, how, None) is not None and is_by_aten(problem, device.index)
+        return torch_call_of(of, problem, how, None) is not None and is_by_aten(problem, device.index)
     except TritileError:  # the operator raises it
         return False

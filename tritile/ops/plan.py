@@ -15,7 +15,7 @@ from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, ShapeError
-from tritile.ops.aten import by_torch
+from tritile.ops.aten import torch_call_of
 from tritile.ops.call import Request, fixed, request_of
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
@@ -64,7 +64,7 @@ def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         shapes = " and ".join(str(tuple(each.shape)) for each in request.tensors[:2] if each is not None)
         raise ShapeError(f"{who}: {request.op} of {shapes} launches no kernel")
     call = request.call(result, how)
-    return call, uses_aten() and by_torch(request, call.problem, how, out) is not None
+    return call, uses_aten() and torch_call_of(request, call.problem, how, out) is not None
 
 
 def _request(name: str, arguments: dict[str, Any]) -> Request:

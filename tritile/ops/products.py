@@ -317,7 +317,7 @@ class Product(Request):
         found, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
         how = self.activation, self.alpha, self.beta
         up = None if self.up is None else sums
-        out.copy_(epilogue.finished(sums, list(map(found.get, SIDES)), *how, up))
+        out.copy_(epilogue.apply_epilogue(sums, list(map(found.get, SIDES)), *how, up))
 
 
 @requests("matmul")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core.epilogue import SIDES, finished
+from tritile.core.epilogue import SIDES, apply_epilogue
 from tritile.core.of_torch import neg_view
 from tritile.core.problem import SCALE_K
 from tritile.core.quantized import QuantizedWeight
@@ -47,7 +47,7 @@ def product(
 
     def multiply(a: Any, b: Any, out: Any, up: Any, added: Sequence[Any]) -> None:
         # Not torch.matmul: a program may put tritile's functions in the place of torch's.
-        sums = finished(a @ b, added, activation, alpha, beta, None if up is None else a @ up)
+        sums = apply_epilogue(a @ b, added, activation, alpha, beta, None if up is None else a @ up)
         out.copy_(sums if out.is_floating_point() or out.is_complex() else sums.to(torch.int64))
 
     added = [sides.get(name) for name in SIDES]

@@ -20,7 +20,7 @@ from typing import Final
 from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
 from tritile.planning.aten import OTHER, AtenTimes, versions
-from tritile.planning.checked import opened, state_of
+from tritile.planning.files import opened, state_of
 from tritile.planning.kernel_table import is_kernel_table
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tritile.core.device import Device
-from tritile.core.files import write_whole
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.checked import opened, problem_from, read_json, sifted
+from tritile.planning.files import opened, problem_from, read_json, sifted, write_whole
 from tritile.planning.table import Entry, entry_from
 from tritile.planning.trial import Trial
 

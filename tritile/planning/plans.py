@@ -158,24 +158,26 @@ def forget() -> None:
     _memo.clear()
 
 
-def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: bool = False) -> Plan | None:
+def plan_for(
+    problem: Tiled, device: Device, mode: str | None = None, allows_torch: bool = False
+) -> Plan | None:
     """Return the plan for a problem by the given mode, else the one in force.
 
-    `by_torch`: torch's kernel is a candidate too, and a plan says what the other one takes. Return None only
-    in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode "strict" for a
-    problem without measurements, UnsupportedError for one that only torch computes where it may not.
+    `allows_torch`: torch's kernel is a candidate too, and a plan says what the other one takes. Return None
+    only in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode "strict" for
+    a problem without measurements, UnsupportedError for one that only torch computes where it may not.
     """
     if aten.is_torch_only(problem):
-        return _by_torch_only(problem, device, by_torch)
-    by_torch = by_torch and aten.is_compared(problem)
-    key = (problem, device, mode or current_mode(), by_torch)
+        return _torch_only(problem, device, allows_torch)
+    allows_torch = allows_torch and aten.is_compared(problem)
+    key = (problem, device, mode or current_mode(), allows_torch)
     plan = _memo.get(key)
     if plan is not None:
         return plan
     since = perf_counter()
     warn_untested()
     plan = _chosen(*key)
-    if plan is not None and by_torch:
+    if plan is not None and allows_torch:
         plan = _or_aten(plan, key[2])
     if plan is not None:
         _memo[key] = plan
@@ -184,9 +186,9 @@ def plan_for(problem: Tiled, device: Device, mode: str | None = None, by_torch: 
     return plan
 
 
-def _by_torch_only(problem: Tiled, device: Device, by_torch: bool) -> Plan:
+def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
     fault = aten.illegal(problem)
-    if fault is None and not by_torch:
+    if fault is None and not allows_torch:
         fault = "there is no kernel of tritile's to plan, measure or compile"
         if not uses_aten():
             fault = 'backends leave torch out: wanted "triton,aten" in TRITILE_BACKENDS or tritile.mode'
@@ -196,7 +198,7 @@ def _by_torch_only(problem: Tiled, device: Device, by_torch: bool) -> Plan:
     return Plan(problem, aten.CONFIG, "model", device, None, why)
 
 
-def _chosen(problem: Tiled, device: Device, mode: str, by_torch: bool) -> Plan | None:
+def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
     """Return the plan of the first source that has one; None where mode "tune" is to measure."""
     if mode == "off":
         return by_model(problem, device)
@@ -205,7 +207,7 @@ def _chosen(problem: Tiled, device: Device, mode: str, by_torch: bool) -> Plan |
         return plan
     if mode == "tune":
         return None
-    plan = (_by_rule(problem, device) if by_torch else None) or tabled(problem, device)
+    plan = (_by_rule(problem, device) if allows_torch else None) or tabled(problem, device)
     if mode == "strict":
         if plan is None or not plan.current:
             plan = by_portfolio(problem, device)

@@ -21,8 +21,8 @@ from tritile.core.forgetting import Memo
 from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import dominated, illegal, unbanded
-from tritile.planning.checked import number_from, numbers_from, rows_from
 from tritile.planning.classes import MEASURED
+from tritile.planning.files import number_from, numbers_from, rows_from
 from tritile.planning.formula import FORMULAS
 
 MOST: Final = 96  # configs of a portfolio

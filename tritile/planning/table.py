@@ -15,13 +15,20 @@ from typing import Any, Final
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.files import write_whole
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 from tritile.families.registry import FAMILIES
 from tritile.planning.aten import AtenTimes, aten_times_of
-from tritile.planning.checked import MAX_US, config_from, number_from, problem_from, read_json, sifted
 from tritile.planning.classes import MEASURED
+from tritile.planning.files import (
+    MAX_US,
+    config_from,
+    number_from,
+    problem_from,
+    read_json,
+    sifted,
+    write_whole,
+)
 from tritile.planning.portfolio import Portfolio, portfolio_of
 from tritile.planning.store import Store
 from tritile.planning.trial import TORCH, Trial, rank

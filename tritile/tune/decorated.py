@@ -37,15 +37,15 @@ from tritile.errors import (
     brief,
     callers_level,
 )
-from tritile.planning.checked import MAX_US
+from tritile.planning.files import MAX_US
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, best_of, is_settled
 from tritile.runtime.ahead import check_fits, compiling_for
 from tritile.tune.arguments import tensors_of
 from tritile.tune.measure import shipping
-from tritile.tune.measure.answers import OUTSIDE, WRONG, error_of, overlap, poison
 from tritile.tune.measure.bench import Screened, Stage, Subject, Taken
 from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
+from tritile.tune.measure.outputs import OUTSIDE, WRONG, error_of, overlap, poison
 from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, unpack
 from tritile.tune.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
 from tritile.tune.measure.workers import WorkerError, Workshop, borrowed

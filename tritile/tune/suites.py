@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tritile.core.checks import alignment
 from tritile.core.epilogue import Epilogue
+from tritile.core.fields import alignment
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
     ACTIVATION_DTYPES,

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import ITEMSIZE, MatmulProblem
-from tritile.families.common.operands import copied
+from tritile.families.common.descriptors import copied
 from tritile.families.common.products import LINE, SECTOR
 
 

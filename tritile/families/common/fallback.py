@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritile.families.common.constants import constant
+from tritile.families.common.tiles import constant
 
 # Bits of the flag. a and b have one each for sparse rows, as one dense operand makes up for the other.
 A_SPARSE = constant(1)

@@ -1,7 +1,14 @@
 """Share pieces among tile kernels: the order of tiles, alignment facts and batch offsets."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
+
+
+def constant(value: Any) -> Any:
+    """Return a constexpr for kernels to read; in the interpreter, which adds none to a tensor, the value."""
+    return value if triton.knobs.runtime.interpret else tl.constexpr(value)
 
 
 @triton.jit

@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritile.families.common.constants import constant
 from tritile.families.common.fallback import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
-from tritile.families.common.tiles import batch_offset, multiple
+from tritile.families.common.tiles import batch_offset, constant, multiple
 
 STAGES = constant(4)  # of the loop for peaks: with stages, loads in flight take no registers
 LEAST_UNIT = constant(4)  # elements copied together for that: copies of 4 bytes are slow

@@ -15,7 +15,7 @@ from tritile.core.device import Device
 from tritile.core.problem import GroupedProblem
 from tritile.errors import TuningError
 from tritile.families.common import grids, products
-from tritile.families.common.operands import Seen, described, readable, seen_of, storable
+from tritile.families.common.descriptors import Seen, described, readable, seen_of, storable
 from tritile.families.common.work import Buffer, Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile

@@ -1,4 +1,4 @@
-"""Find on the GPU which rows or columns belong to a group, and which group a tile belongs to."""
+"""Find on the GPU which rows or columns belong to a group, or to none, and which group a tile belongs to."""
 
 import triton
 import triton.language as tl
@@ -79,3 +79,14 @@ def scaled(
     by_row = tl.load(scale_a_ptr + rows, mask=rows < row_end, other=0.0)
     by_column = tl.load(scale_b_ptr + columns, mask=columns < N, other=0.0)
     return acc * by_row[:, None] * by_column[None, :]
+
+
+@triton.jit(do_not_specialize=("groups", "rows", "stride"))
+def zero_rows(out_ptr, ends_ptr, groups, rows, N, stride, BLOCK: tl.constexpr):
+    """Zero the rows of out, of N contiguous elements each, from where the last group ends."""
+    end = tl.load(ends_ptr + groups - 1).to(tl.int64)
+    blocks = tl.cdiv(N, BLOCK)
+    zeros = tl.zeros((BLOCK,), out_ptr.dtype.element_ty)
+    for index in range(tl.program_id(0), (rows - end) * blocks, tl.num_programs(0)):
+        column = index % blocks * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out_ptr + (end + index // blocks) * stride + column, zeros, mask=column < N)

@@ -4,8 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tritile.families.common.constants import constant
-from tritile.families.common.tiles import add_product, grouped_tile
+from tritile.families.common.tiles import add_product, constant, grouped_tile
 from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
 
 FAR = constant(2**30)  # rows of a cut descriptor, whatever the matrix has

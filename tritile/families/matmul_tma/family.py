@@ -17,8 +17,8 @@ from tritile.core.problem import ITEMSIZE, MatmulProblem, Product
 from tritile.errors import TuningError
 from tritile.families.common import products
 from tritile.families.common.cost import Program
+from tritile.families.common.descriptors import BARRIER, by_tma, k_major_copies, reachable, repack, tiles
 from tritile.families.common.grids import options, polls
-from tritile.families.common.operands import BARRIER, by_tma, k_major_copies, reachable, repack, tiles
 from tritile.families.common.products import MAX_WORDS
 from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of

@@ -13,7 +13,7 @@ from tritile.core.threads import import_late
 from tritile.core.versions import parsed
 from tritile.families.common import products
 from tritile.families.common.cost import Program
-from tritile.families.common.operands import Seen, by_tma, k_major_copies, reachable, repack, tiles
+from tritile.families.common.descriptors import Seen, by_tma, k_major_copies, reachable, repack, tiles
 from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.common.work import Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family

@@ -15,8 +15,8 @@ from tritile.core.epilogue import Epilogue
 from tritile.core.problem import QuantizedProblem, unit_columns, unpacked_row
 from tritile.errors import TuningError
 from tritile.families.common.cost import Facts, Program
+from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
-from tritile.families.common.operands import BARRIER
 from tritile.families.common.products import LINE, MAX_WORDS, SECTOR, config_fault, held, resource_fault
 from tritile.families.common.rates import rate
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, extra, step_of

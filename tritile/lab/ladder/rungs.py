@@ -8,9 +8,9 @@ import torch
 from triton import cdiv
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tritile.core.checks import alignment
 from tritile.core.config import Config
 from tritile.core.device import Device
+from tritile.core.fields import alignment
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import mode

@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall
-from tritile.core.epilogue import SIDES, Epilogue, finished
+from tritile.core.epilogue import SIDES, Epilogue, apply_epilogue
 from tritile.core.problem import FP8_DTYPES
 from tritile.errors import TuningError
-from tritile.tune.measure.answers import WRONG
+from tritile.tune.measure.outputs import WRONG
 from tritile.tune.measure.timing import Run
 from tritile.tune.subject.operands import (
     groups_of,
@@ -103,14 +103,14 @@ def with_epilogue(
     """
 
     def made(*sums: torch.Tensor) -> torch.Tensor:
-        return finished(sums[0], sides, activation, alpha, beta, *sums[1:])
+        return apply_epilogue(sums[0], sides, activation, alpha, beta, *sums[1:])
 
     right = made(*(sums for sums, _ in parts))
     large = [None if side is None else side.abs() for side in sides]
     added = 0.0 if large[2] is None else abs(beta) * large[2].to(right.dtype)
     large[2] = added + torch.full((), float(bool(activation)), dtype=right.dtype, device=right.device)
     sums, *second = (sums.abs() for sums, _ in parts)
-    bound = 16 * step * finished(sums, large, "", abs(alpha), 1.0, *second)
+    bound = 16 * step * apply_epilogue(sums, large, "", abs(alpha), 1.0, *second)
     for signs in itertools.product((1, -1), repeat=len(parts)):
         shifted = (sums + sign * error for sign, (sums, error) in zip(signs, parts, strict=True))
         bound = bound + (made(*shifted) - right).abs()

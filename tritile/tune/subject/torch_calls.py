@@ -8,9 +8,9 @@ import torch
 
 from tritile.core import of_torch
 from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
-from tritile.core.epilogue import Epilogue, composed
+from tritile.core.epilogue import Epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
-from tritile.families import by_torch as torchs
+from tritile.families import torch_kernels
 from tritile.planning import aten
 from tritile.runtime.unpacked import Unpack
 from tritile.tune.subject.operands import matrix
@@ -39,7 +39,7 @@ def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     if call.dtype == "int8":
         return of_torch.int_mm
     if call.dtype in FP8_DTYPES:
-        one = torchs.one(call.a.tensor.device)
+        one = torch_kernels.one(call.a.tensor.device)
         return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, **_how(call), **out)
     return torch.matmul
 
@@ -65,7 +65,7 @@ def compose(call: MatmulCall) -> None:
     sides = {name: matrix(view, call.problem.batch) for name, view in call.sides.items()}
     sides = {name: side if out.ndim == 3 else side[0] for name, side in sides.items()}
     how = call.activation, call.alpha, call.beta
-    out.copy_(composed(torch.matmul(a, b), sides.get("bias"), sides.get("residual"), *how))
+    out.copy_(apply_epilogue_in_dtype(torch.matmul(a, b), sides.get("bias"), sides.get("residual"), *how))
 
 
 def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
@@ -91,7 +91,7 @@ def scale(call: MatmulCall) -> None:
 
 def groups(call: GroupedCall) -> None:
     """Make products of groups, into a new matrix."""
-    torchs.of_groups(matrix(call.a, 1)[0], matrix(call.b, call.groups), call.offs.tensor, None, None)
+    torch_kernels.of_groups(matrix(call.a, 1)[0], matrix(call.b, call.groups), call.offs.tensor, None, None)
 
 
 def copy(call: PermuteCall) -> None:

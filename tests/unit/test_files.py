@@ -10,7 +10,7 @@ from tritile.core.config import Config
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import KernelProblem, MatmulProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError
-from tritile.planning.checked import config_from, number_from, numbers_from, problem_from, rows_from, sifted
+from tritile.planning.files import config_from, number_from, numbers_from, problem_from, rows_from, sifted
 
 PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
 KERNEL = KernelProblem("mine", (("n", 5), ("x", None)), (("x", "float16"),))

@@ -1,7 +1,13 @@
-"""Read and check stores and tables: a file may be damaged, forged, or of another version."""
+"""Read, check and write the files of stores and tables.
 
+A file may be damaged, forged, or of another version.
+"""
+
+import contextlib
 import functools
 import json
+import os
+import platform
 import warnings
 from collections.abc import Callable, Hashable, Iterable
 from importlib.resources.abc import Traversable
@@ -63,6 +69,20 @@ def read_json(file: Path | Traversable, most: int) -> Any:
         return json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise FileError(f"{file} is not JSON: {error}") from error
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write a file so that readers see the old content or the new one. Raises OSError."""
+    partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")
+    try:
+        with partial.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def _read(kind: str, source: Any, from_dict: Callable[[Any], T], key_of: Callable[[T], str]) -> T:

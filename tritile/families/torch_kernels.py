@@ -10,7 +10,7 @@ from torch.nn.functional import ScalingType
 
 from tritile.core.device import capturing
 from tritile.core.of_torch import grouped_mm, scaled_grouped_mm
-from tritile.families.grouped.zero import zero_rows
+from tritile.families.grouped.groups import zero_rows
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 _SCALED_MM: Final = torch.nn.functional.scaled_mm

@@ -1,6 +1,8 @@
-"""Name the optional packages that commands need, and the extra of pyproject.toml that brings each."""
+"""The distribution: the version of tritile, and the extras of pyproject.toml that bring optional packages."""
 
 from typing import Final
+
+__version__ = "0.1.0"
 
 EXTRAS: Final = {"report": ("altair", "vl_convert")}
 
