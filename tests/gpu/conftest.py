@@ -4,7 +4,7 @@ import pytest
 
 import tritile
 from tests.reference import poison_empty
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.planning import aten
 
 
@@ -26,14 +26,14 @@ def by_torch(monkeypatch: pytest.MonkeyPatch):
     """Has torch make what it may; returns a list that grows at each of its calls."""
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
     made = []
-    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
-    make = ops_call.torch_call_of
+    monkeypatch.setattr(ops_request, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    make = ops_request.torch_call_of
 
     def counted(*given):
         found = make(*given)
         return found and (lambda *call: made.append(None) or found(*call))
 
-    monkeypatch.setattr(ops_call, "torch_call_of", counted)
+    monkeypatch.setattr(ops_request, "torch_call_of", counted)
     tritile.forget()
     yield made
     tritile.forget()

@@ -28,7 +28,7 @@ from tests.reference import (
 )
 from tests.scales import assert_block_scaled, blocks_of, scale
 from tritile.core import device as devices
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import model
 from tritile.runtime import launch
@@ -155,7 +155,7 @@ def test_calls_met_again_prepare_nothing(monkeypatch):
         lambda: tritile.transpose(x),
     ]
     first = [bytes_of(call()) for call in calls]
-    monkeypatch.setattr(ops_call, "prepared", lambda *given: pytest.fail("prepared again"))
+    monkeypatch.setattr(ops_request, "prepared", lambda *given: pytest.fail("prepared again"))
     for _ in range(3):
         assert all(torch.equal(bytes_of(call()), wanted) for call, wanted in zip(calls, first, strict=True))
 

@@ -13,8 +13,8 @@ from tests.reference import bytes_of, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
 from tritile.families.space import illegal
 from tritile.lab import baselines
-from tritile.ops import call as ops_call
 from tritile.ops import memo
+from tritile.ops import request as ops_request
 from tritile.ops.grouped import grouped_call
 from tritile.planning import aten, model
 from tritile.runtime import launch
@@ -225,7 +225,7 @@ def test_gradients(sizes, ragged, dtype):
 def test_bfloat16_by_torch_is_that_of_tritile(monkeypatch, b_layout, kind):
     """Where a table, or what was measured, has torch's kernel make it: what belongs to no group is zero."""
     on_hopper()
-    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    monkeypatch.setattr(ops_request, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
     offs = ends(kind)
     a, b = posed("rows", offs, torch.bfloat16)
     spoiled(a, b, offs, "rows", 600)

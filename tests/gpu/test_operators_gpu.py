@@ -7,7 +7,7 @@ import tritile
 from tests.launched import captured
 from tests.opdb import NAMES, check, samples
 from tests.reference import assert_product, name, values
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 
 pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)
@@ -77,7 +77,7 @@ def test_captured_in_a_graph_with_gradients_recorded():
 def test_a_plain_call_stays_off_the_dispatcher(monkeypatch):
     a, b = gpu((33, 64)), gpu((64, 77), seed=1)
     tritile.matmul(a, b)
-    monkeypatch.setattr(ops_call, "prepared", lambda *given: pytest.fail("it was not remembered"))
+    monkeypatch.setattr(ops_request, "prepared", lambda *given: pytest.fail("it was not remembered"))
     monkeypatch.setattr(
         torch.ops.tritile.matmul, "default", lambda *args, **kwargs: pytest.fail("dispatched")
     )

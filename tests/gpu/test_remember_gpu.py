@@ -75,7 +75,7 @@ import sys
 import torch, triton, tritile
 from tritile.tune import now
 from tritile.tune.measure import timing
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 
 mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"
 counted = []

@@ -32,8 +32,8 @@ from tritile.families.permute.boxes import box_of
 from tritile.families.permute.family import in_place
 from tritile.families.space import illegal
 from tritile.families.work import pieces_of, work_of
-from tritile.ops import call as ops_call
 from tritile.ops import permute as permute_op
+from tritile.ops import request as ops_request
 from tritile.runtime import launch
 
 pytestmark = [
@@ -182,10 +182,10 @@ def test_what_is_done_in_place_is_never_measured(monkeypatch):
             tritile.transpose(x, out=x)
     assert torch.equal(x, before.mT)
     call = permute_op.permute_call(x, x, [1, 0])
-    assert ops_call.fixed(call) == in_place(call.problem)
-    assert ops_call.fixed(permute_op.permute_call(x, before, [1, 0])) is None
+    assert ops_request.fixed(call) == in_place(call.problem)
+    assert ops_request.fixed(permute_op.permute_call(x, before, [1, 0])) is None
     for device in (None, TARGETS["nvidia-h200"]):
-        assert tritile.plan(tritile.transpose, x, out=x, device=device).config == ops_call.fixed(call)
+        assert tritile.plan(tritile.transpose, x, out=x, device=device).config == ops_request.fixed(call)
 
 
 @pytest.mark.parametrize(("dtype", "wide"), [(torch.complex64, False), (torch.complex128, True)], ids=str)

@@ -14,7 +14,7 @@ from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import TuningError
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.planning import aten
 from tritile.runtime import launch, unpacked
 from tritile.tune.subject import operands, torch_calls
@@ -63,13 +63,15 @@ def by_torch(unpacking, monkeypatch):
     """Has torch make what it may; returns the problems that it was asked for."""
     problems = []
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
     monkeypatch.setattr(
-        ops_call,
+        ops_request,
         "is_by_aten",
         lambda problem, index: problems.append(problem) or aten.illegal(problem) is None,
     )
-    monkeypatch.setattr(ops_call, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run"))
+    monkeypatch.setattr(
+        ops_request, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run")
+    )
     return problems
 
 

@@ -25,7 +25,7 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import NotCompiledError, TuningError
 from tritile.families import registry as families
 from tritile.lab import warm
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.planning import plans, table
 from tritile.runtime import ahead, launch
 from tritile.runtime.compiles import compiles_heard, compiles_refused
@@ -168,12 +168,12 @@ def first_call(monkeypatch, tmp_path):
 
     def first(mode):
         with tritile.mode(mode):
-            return ops_call.prepared(call)
+            return ops_request.prepared(call)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
-    monkeypatch.setattr(ops_call, "_candidates", lambda *given: [config])
-    monkeypatch.setattr(ops_call, "fixed", lambda call: None)
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_request, "_candidates", lambda *given: [config])
+    monkeypatch.setattr(ops_request, "fixed", lambda call: None)
     monkeypatch.setattr(launch, "prepare", compiled)
     in_a_new_process(TURN, config)
     return first
@@ -210,7 +210,7 @@ def test_where_triton_may_not_write_a_strict_call_says_what_is_missing(first_cal
 
 
 def test_what_cannot_be_compiled_ahead_is_not_advised_to_be(first_call, monkeypatch):
-    monkeypatch.setattr(ops_call, "fixed", lambda call: turned(32, 32))
+    monkeypatch.setattr(ops_request, "fixed", lambda call: turned(32, 32))
     with pytest.raises(NotCompiledError, match=r"compiled: call it once in another mode$"):
         first_call("strict")
 

@@ -22,11 +22,11 @@ from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
 from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
-from tritile.ops import call as ops_call
 from tritile.ops import memo
+from tritile.ops import request as ops_request
 from tritile.ops.aten import torch_call_of
-from tritile.ops.call import request_of
 from tritile.ops.linear_quantized import QuantizedLinear
+from tritile.ops.request import request_of
 from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, from_store, read, write
@@ -320,9 +320,11 @@ def planned(monkeypatch):
     """Has every call that torch may make planned so; returns the problems that were asked for."""
     problems = []
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: problems.append(problem) or True)
-    monkeypatch.setattr(ops_call, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run"))
+    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_request, "is_by_aten", lambda problem, index: problems.append(problem) or True)
+    monkeypatch.setattr(
+        ops_request, "prepared", lambda call, *how: pytest.fail("tritile's kernel was to run")
+    )
     tritile.forget()
     yield problems
     tritile.forget()
@@ -513,12 +515,12 @@ def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeyp
     monkeypatch.setattr(now, "tuned_now", tuned_now)
     timed = now.time_torch
     monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: H200)
     if not can_write:
         monkeypatch.setattr("tritile.planning.store._put", refuse)
     with tritile.mode("tune"):
         for by_torch in (True, False, True):
-            plan = ops_call.planned(HALF, 0, by_torch)
+            plan = ops_request.planned(HALF, 0, by_torch)
             assert (plan.config, plan.source, plan.us) == (config, "exact", 50.0)
             tritile.forget()
     assert measured == ["ours", "torch"]
@@ -538,17 +540,17 @@ def test_what_torch_refuses_runs_by_tritile(planned, monkeypatch):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ops_call, "torch_call_of", lambda *given: refused)
+        patch.setattr(ops_request, "torch_call_of", lambda *given: refused)
         with ours:
             tritile.matmul(operand(5, 8), operand(8, 9))
-        patch.setattr(ops_call, "torch_call_of", lambda *given: out_of_memory)
+        patch.setattr(ops_request, "torch_call_of", lambda *given: out_of_memory)
         with pytest.raises(torch.OutOfMemoryError):
             tritile.matmul(operand(5, 6), operand(6, 9))
     tritile.forget()
     tritile.matmul(a, b)
     (key, (ready,)) = next(iter(memo.CALLS.items()))
     memo.CALLS[key] = (replace(ready, run=refused),)
-    monkeypatch.setattr(ops_call, "is_by_aten", lambda *given: False)
+    monkeypatch.setattr(ops_request, "is_by_aten", lambda *given: False)
     with ours:
         tritile.matmul(a, b)
 
@@ -633,7 +635,7 @@ def facts(*tensors):
 def lowers(planned, monkeypatch):
     """Has every call that torch may make planned so, and traced anew."""
     monkeypatch.setattr(settings, "may_lower", True)
-    monkeypatch.setattr(ops_call, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
+    monkeypatch.setattr(ops_request, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -651,7 +653,7 @@ def graphs(lowers, monkeypatch):
 
         return torch.compile(function, backend=traced, fullgraph=True, **how)
 
-    monkeypatch.setattr(ops_call, "_is_lowered", constant_in_graphs(lambda *given: True))
+    monkeypatch.setattr(ops_request, "_is_lowered", constant_in_graphs(lambda *given: True))
     return found, compiled
 
 
@@ -659,9 +661,9 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
     """What `planned` plans by torch, but for calls that the operator has to check, refuse or make."""
     a, b, bias = operand(16, 32), operand(32, 8), operand(8)
     product = facts(a, b)
-    assert ops_call._is_lowered("matmul", product, (None, None))
-    assert ops_call._is_lowered("linear", facts(a, b.t(), bias, None), (None, None, None))
-    assert ops_call._is_lowered("addmm", facts(bias, a, b), (1, 1, None, None, None, int, int))
+    assert ops_request._is_lowered("matmul", product, (None, None))
+    assert ops_request._is_lowered("linear", facts(a, b.t(), bias, None), (None, None, None))
+    assert ops_request._is_lowered("addmm", facts(bias, a, b), (1, 1, None, None, None, int, int))
     for op, given, options in (
         ("matmul", product, (torch.float32, None)),
         ("matmul", product, (None, "exact")),
@@ -681,13 +683,13 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         ("matmul", facts(a.to(torch.complex64), b.to(torch.complex64)), (None, None)),
         ("matmul", facts(eight := operand(32, 32).to(torch.float8_e4m3fn), eight.t()), (None, None)),
     ):
-        assert not ops_call._is_lowered(op, given, options), (op, given, options)
+        assert not ops_request._is_lowered(op, given, options), (op, given, options)
     with tritile.batch_invariant():
-        assert not ops_call._is_lowered("matmul", product, (None, None))
+        assert not ops_request._is_lowered("matmul", product, (None, None))
     with tritile.mode(backends="triton"):
-        assert not ops_call._is_lowered("matmul", product, (None, None))
+        assert not ops_request._is_lowered("matmul", product, (None, None))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not ops_call._is_lowered("matmul", product, (None, None))
+        assert not ops_request._is_lowered("matmul", product, (None, None))
 
 
 @pytest.mark.parametrize("choose", [tritile.batch_invariant, lambda: tritile.mode(backends="triton")])

@@ -22,8 +22,8 @@ from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import GradientError, UnsupportedError
 from tritile.families import torch_kernels
 from tritile.ops import aten as ops_aten
-from tritile.ops import call as ops_call
 from tritile.ops import grouped
+from tritile.ops import request as ops_request
 from tritile.planning import aten, plans
 from tritile.tune.subject import torch_calls
 
@@ -145,10 +145,10 @@ def torch_is(monkeypatch):
         plans.plan_for(call.problem, H200, None, False)  # refuses what is torch's alone
         pytest.fail("tritile's kernel was to run")
 
-    for module in (ops_call, grouped):
+    for module in (ops_request, grouped):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_call, "is_by_aten", is_by_aten)
-    monkeypatch.setattr(ops_call, "prepared", prepared)
+    monkeypatch.setattr(ops_request, "is_by_aten", is_by_aten)
+    monkeypatch.setattr(ops_request, "prepared", prepared)
     monkeypatch.setattr(ops_aten, "scaled_mm", fake.scaled_mm)
     monkeypatch.setattr(ops_aten, "int_mm", fake.int_mm)
     monkeypatch.setattr(torch_kernels, "_SCALED_MM", fake.by_recipe)
@@ -480,7 +480,7 @@ def test_the_call_that_is_measured_is_the_same(torch_is, monkeypatch):
     for scales, bias in ((whole, None), (whole, values((48,), BF16)), (rows, values((48,), BF16))):
         wanted = tritile.scaled_matmul(a, b, *scales, bias=bias)
         of, out = (
-            ops_call.request_of("scaled_matmul", a, b, *scales, None, bias, None, None, False),
+            ops_request.request_of("scaled_matmul", a, b, *scales, None, bias, None, None, False),
             wanted * 0,
         )
         call = of.call(out, "ieee")

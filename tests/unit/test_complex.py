@@ -17,8 +17,8 @@ from tritile.errors import InvalidValueError, OverlapError, UnsupportedError
 from tritile.families.space import legal_configs
 from tritile.lab.tune import problem_of
 from tritile.ops import aten as ops_aten
-from tritile.ops import call as ops_call
 from tritile.ops import memo
+from tritile.ops import request as ops_request
 from tritile.planning import aten, plans
 
 H200 = target_device("nvidia-h200")
@@ -28,8 +28,8 @@ C64, C128 = torch.complex64, torch.complex128
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")
-    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: H200)
     tritile.forget()
     yield
     tritile.forget()
@@ -38,13 +38,13 @@ def _as_on_a_gpu(monkeypatch):
 @pytest.fixture
 def first_calls(monkeypatch):
     """The problems of calls that are planned, and not remembered."""
-    found, plan = [], ops_call.planned
+    found, plan = [], ops_request.planned
 
     def planned(problem, index, allows_torch=False):
         found.append(problem)
         return plan(problem, index, allows_torch)
 
-    monkeypatch.setattr(ops_call, "planned", planned)
+    monkeypatch.setattr(ops_request, "planned", planned)
     return found
 
 
@@ -60,7 +60,7 @@ def test_products(made, dtype, times, seed, monkeypatch):
     @contextlib.contextmanager
     def again():
         with monkeypatch.context() as patch:
-            patch.setattr(ops_call, "is_by_aten", lambda *given: pytest.fail("planned again"))
+            patch.setattr(ops_request, "is_by_aten", lambda *given: pytest.fail("planned again"))
             yield
 
     draw = random.Random(f"{made.__name__} {dtype} {seed}")

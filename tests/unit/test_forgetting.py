@@ -11,8 +11,8 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.forgetting import MOST, Memo
 from tritile.core.problem import MatmulProblem
-from tritile.ops import call as ops_call
 from tritile.ops import memo
+from tritile.ops import request as ops_request
 from tritile.planning import plans
 from tritile.runtime import counters
 
@@ -59,8 +59,8 @@ def test_calls_of_sizes_without_end(monkeypatch):
         prepared.append(call.problem.k)
         return Launch(call.problem.k)
 
-    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_call, "prepared", prepare)
+    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_request, "prepared", prepare)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     monkeypatch.setattr(Launch, "at", lambda launch, pointers: launched.append(launch.k))
     numbers = torch.zeros(2 * SIZES[-1])

@@ -18,8 +18,8 @@ from tritile.core import log
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import SettingWarning, TuningError
-from tritile.ops import call as ops_call
 from tritile.ops import memo
+from tritile.ops import request as ops_request
 from tritile.planning import plans
 from tritile.planning.trial import Trial
 from tritile.runtime import ahead, compiles, launch
@@ -51,8 +51,8 @@ def records(caplog, monkeypatch):
 @pytest.fixture
 def on_hopper(monkeypatch):
     """Take host tensors for an H200's: calls are planned for it, and launch nothing."""
-    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: HOPPER)
+    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield

@@ -29,7 +29,7 @@ ROWS = (
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # Imports from beside or above: ops import the tuner where something is to be measured, and the package `tune`
 # is the function of its name where it is called.
-ALSO_ALLOWED = {("ops/call.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
+ALSO_ALLOWED = {("ops/request.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
 ADAPTERS = {"tritile.core.of_torch", "tritile.core.of_triton"}
 IMPORTS_NOTHING = {
@@ -152,7 +152,7 @@ def test_optional_packages_stay_in_their_rooms():
         ("families/permute/family.py", "import importlib\nimportlib.import_module('tritile.planning')", True),
         ("families/permute/family.py", "pick = Kernel('tritile.planning.model', 'pick')", True),
         ("ops/new.py", "from tritile.tune.now import tuned_now", True),
-        ("tune/new.py", "from tritile.ops.call import prepared", True),
+        ("tune/new.py", "from tritile.ops.request import prepared", True),
         ("core/source.py", "from tritile.errors import TritileError", True),
         ("errors.py", "import tritile", True),
         ("lab/new.py", "from tritile.cli import app", True),
@@ -162,7 +162,7 @@ def test_optional_packages_stay_in_their_rooms():
             "from ..common.tiles import multiple\nimport triton.language as tl",
             False,
         ),
-        ("ops/call.py", "from tritile.tune.now import tuned_now", False),
+        ("ops/request.py", "from tritile.tune.now import tuned_now", False),
         ("cli/tune.py", "import tritile", False),
     ],
 )

@@ -9,8 +9,8 @@ import tritile
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
-from tritile.ops import call as ops_call
 from tritile.ops import plan as plan_module
+from tritile.ops import request as ops_request
 from tritile.ops.plan import OPERATIONS
 from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
@@ -131,7 +131,7 @@ def test_of_host_tensors_the_interpreters_config_is_told(kernel):
 
 
 def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
-    for module in (ops_call, plan_module):
+    for module in (ops_request, plan_module):
         monkeypatch.setattr(module, "is_torch_only", lambda problem: True)
     monkeypatch.setattr(launch, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
     a = torch.arange(12.0).view(3, 4)

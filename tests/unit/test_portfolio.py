@@ -23,7 +23,7 @@ from tritile.families import space
 from tritile.families.common.cost import Constants, facts_of
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, class_of
 from tritile.planning.formula import FORMULAS, PermuteConstants, shape_of
@@ -385,13 +385,13 @@ def test_every_portfolio_that_serves_a_target_has_a_legal_pick():
 
 
 def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
-    monkeypatch.setattr(ops_call, "_warned", set())
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: (A100, H200)[index])
+    monkeypatch.setattr(ops_request, "_warned", set())
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: (A100, H200)[index])
 
     def told(index, *problems):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            sources = {ops_call.planned(problem, index).source for problem in problems}
+            sources = {ops_request.planned(problem, index).source for problem in problems}
         return sources, [str(each.message) for each in caught if each.category is UntunedWarning]
 
     with settings.mode("off"):

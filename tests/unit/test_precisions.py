@@ -16,7 +16,7 @@ from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops import products
-from tritile.ops.call import request_of
+from tritile.ops.request import request_of
 from tritile.planning import plans
 
 HOPPER = target_device("nvidia-h200")

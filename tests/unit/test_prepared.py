@@ -5,7 +5,7 @@ import torch
 
 from tritile.core.device import target_device
 from tritile.errors import TuningError, UnsupportedError
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import launch
@@ -15,7 +15,7 @@ HOPPER = target_device("nvidia-h200")
 
 @pytest.fixture
 def call(monkeypatch):
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: HOPPER)
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
     a, b, out = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
     plans.forget()
     return matmul_call(a, b, out, "ieee")
@@ -40,15 +40,15 @@ def test_a_first_call_is_planned_once_and_ranks_nothing_beyond_its_plan(call, mo
     tried, planned, choose = preparing(monkeypatch, fail=0), [], plans._chosen
     monkeypatch.setattr(plans, "_chosen", lambda *given: planned.append(given) or choose(*given))
     monkeypatch.setattr(model, "screened", lambda *_: pytest.fail("the space was ranked for nothing"))
-    assert not (by_torch and ops_call.is_by_aten(call.problem, 0))
-    found = ops_call.prepared(call, by_torch)
+    assert not (by_torch and ops_request.is_by_aten(call.problem, 0))
+    found = ops_request.prepared(call, by_torch)
     assert len(tried) == len(planned) == 1
     assert found == plans.plan_for(call.problem, HOPPER).config
 
 
 def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypatch):
     tried = preparing(monkeypatch, fail=3)
-    assert ops_call.prepared(call) == tried[3]
+    assert ops_request.prepared(call) == tried[3]
     wanted = [plans.plan_for(call.problem, HOPPER).config]
     wanted += [config for config in model.screened(call.problem, HOPPER, 8) if config not in wanted]
     assert tried == wanted[:4]
@@ -57,5 +57,5 @@ def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypat
 def test_where_none_runs_the_error_says_why(call, monkeypatch):
     tried = preparing(monkeypatch, fail=100)
     with pytest.raises(UnsupportedError, match="refused 1; refused 2; refused 3"):
-        ops_call.prepared(call)
+        ops_request.prepared(call)
     assert 1 < len(tried) <= 9

@@ -39,7 +39,7 @@ from tests.unit.test_described import (
 )
 from tritile.core.device import HOST
 from tritile.errors import HostWarning
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.planning import aten
 from tritile.runtime import launch
 
@@ -245,7 +245,7 @@ def test_rows_of_a_batch_invariant_call_depend_on_no_other(call, dtype, n):
 
 
 def test_one_warning_says_what_runs():
-    ops_call.warn_of_host.cache_clear()
+    ops_request.warn_of_host.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tritile.transpose(torch.ones(2, 3))
@@ -266,7 +266,7 @@ def test_warnings_point_at_the_caller():
         lambda: tritile.scaled_matmul(whole, whole, one, one),
         lambda: tritile.gated_linear(x, x[0], x[1]),
     ):
-        ops_call.warn_of_host.cache_clear()
+        ops_request.warn_of_host.cache_clear()
         with pytest.warns(HostWarning) as caught:
             call()
         ours = [found for found in caught if found.category is HostWarning]

@@ -18,7 +18,7 @@ from tritile.core.threads import import_late, library_lock, once
 from tritile.errors import TuningError
 from tritile.families.matmul_tile import family as tile
 from tritile.families.registry import FAMILIES
-from tritile.ops import call as ops_call
+from tritile.ops import request as ops_request
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 
@@ -182,7 +182,7 @@ def test_what_imports_the_language_waits_for_another_thread():
 def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
     config = Config.of(family=tile.NAME, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8)
     searches, met, barrier = [], threading.local(), threading.Barrier(THREADS)
-    plan_for = ops_call.plans.plan_for
+    plan_for = ops_request.plans.plan_for
 
     def all_find_nothing(*given):
         found = plan_for(*given)
@@ -197,14 +197,14 @@ def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
         store_of(device).add(FAMILIES["matmul"][tile.NAME].digest, trial)
         return config
 
-    monkeypatch.setattr(ops_call.plans, "plan_for", all_find_nothing)
+    monkeypatch.setattr(ops_request.plans, "plan_for", all_find_nothing)
     monkeypatch.setattr("tritile.tune.now.tuned_now", search)
-    monkeypatch.setattr(ops_call, "capturing", lambda: False)
-    monkeypatch.setattr(ops_call.devices, "gpu", lambda index: DEVICE)
+    monkeypatch.setattr(ops_request, "capturing", lambda: False)
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: DEVICE)
 
     def plan():
         with tritile.mode("tune"):
-            return ops_call.planned(PROBLEM, 0)
+            return ops_request.planned(PROBLEM, 0)
 
     plans = together(plan)
     assert len(searches) == 1

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
 from tritile.errors import GradientError, OverlapError, ShapeError
-from tritile.ops import call as ops_call
 from tritile.ops import memo
+from tritile.ops import request as ops_request
 
 recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
 
@@ -38,8 +38,8 @@ def first_calls(monkeypatch):
     """The calls that were prepared: those that were not met before."""
     calls = Calls()
     calls.launch = launch = Launch()
-    monkeypatch.setattr(ops_call, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_call, "prepared", lambda call, *how: calls.append(call) or launch)
+    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
+    monkeypatch.setattr(ops_request, "prepared", lambda call, *how: calls.append(call) or launch)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield calls

@@ -17,8 +17,8 @@ from tritile.core.markup import Tabular
 from tritile.core.problem import Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
-from tritile.ops.call import fixed
 from tritile.ops.plan import call_of
+from tritile.ops.request import fixed
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
 from tritile.planning.store import store_of

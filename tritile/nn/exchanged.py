@@ -21,11 +21,11 @@ from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
 from tritile.families import numerics
-from tritile.ops.call import planned
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
 from tritile.ops.memo import IN_FP32, default_precision, may_be_kept
 from tritile.ops.plan import call_of
+from tritile.ops.request import planned
 from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of

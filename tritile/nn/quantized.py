@@ -9,9 +9,9 @@ from tritile.core.of_torch import Moved
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
 from tritile.errors import InvalidValueError, ShapeError
-from tritile.ops.call import computed
 from tritile.ops.memo import recall
 from tritile.ops.quantize import quantize
+from tritile.ops.request import computed
 
 
 class QuantizedLinear(Moved):

@@ -8,10 +8,10 @@ from tritile.core.epilogue import Activation
 from tritile.core.problem import GATED_DTYPES, Precision
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
-from tritile.ops.call import computed, requests
 from tritile.ops.checks import check_same_dtype, check_tensor, name_of, shapes
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.products import Product, product_of
+from tritile.ops.request import computed, requests
 
 NOT_WITH_PACKED: Final = ("activation", "residual", "out_dtype", "precision", "out")
 

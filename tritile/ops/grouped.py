@@ -20,7 +20,6 @@ from tritile.core.problem import (
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops import aten, reference
-from tritile.ops.call import Request, Result, computed, on_host, request_of, requests, run_plain
 from tritile.ops.checks import (
     check_gpu,
     check_out,
@@ -34,6 +33,7 @@ from tritile.ops.checks import (
 )
 from tritile.ops.memo import Key, Tensors, mark_written, recall
 from tritile.ops.products import check_precision
+from tritile.ops.request import Request, Result, computed, on_host, request_of, requests, run_plain
 from tritile.planning.aten import MOST_GROUPS
 
 OP: Final = "grouped_matmul"

@@ -10,10 +10,10 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops import reference
-from tritile.ops.call import Request, Result, requests
 from tritile.ops.checks import check_tensor, name_of
 from tritile.ops.memo import Key, Tensors
 from tritile.ops.products import HALF
+from tritile.ops.request import Request, Result, requests
 
 
 def quantized_call(

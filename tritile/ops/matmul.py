@@ -6,9 +6,9 @@ import torch
 
 from tritile.core.problem import Precision
 from tritile.errors import ShapeError
-from tritile.ops.call import computed
 from tritile.ops.checks import check_tensor, shapes
 from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.request import computed
 
 
 def matmul(

@@ -11,10 +11,10 @@ from tritile.core.of_torch import neg_view
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import ShapeError
 from tritile.ops import reference
-from tritile.ops.call import Request, Result, computed, interpret, requests
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import needs_dispatch
 from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.request import Request, Result, computed, interpret, requests
 
 _SEQUENCES: Final = (list, tuple)
 _INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

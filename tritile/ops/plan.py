@@ -16,7 +16,6 @@ from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.ops.aten import torch_call_of
-from tritile.ops.call import Request, fixed, request_of
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
 from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_bias_alone, gated_linear, linear
@@ -24,6 +23,7 @@ from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
 from tritile.ops.permute import contiguous, copied, permute, transpose
+from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only

@@ -16,7 +16,6 @@ from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
-from tritile.ops.call import Request, Result, requests
 from tritile.ops.checks import (
     broadcast,
     capability,
@@ -33,6 +32,7 @@ from tritile.ops.checks import (
 )
 from tritile.ops.dispatch import OPTIONS, TENSORS, WEIGHTS, name_of_role
 from tritile.ops.memo import IN_FP32, Key, Tensors, check_out_apart, default_precision, reaches_of
+from tritile.ops.request import Request, Result, requests
 
 _RIGHTS: Final = ("b", "up")
 HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32

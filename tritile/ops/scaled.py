@@ -8,10 +8,10 @@ import torch
 from tritile.core.epilogue import Activation
 from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
-from tritile.ops.call import computed, requests
 from tritile.ops.checks import check_tensor, describe, name_of, shapes
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.products import Product, product_of
+from tritile.ops.request import computed, requests
 
 _OP: Final = "scaled_matmul"
 _DTYPES: Final = (*FP8_DTYPES, "int8")

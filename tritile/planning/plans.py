@@ -10,7 +10,7 @@
 
 Then torch's kernel takes its place where that is faster (`_or_aten`). Mode "off" asks the model alone, mode
 "strict" takes only measurements of the kernels as they are now. In mode "tune" `plan_for` returns None for
-what 1 and 2 do not have: `ops/call.py` has `tune/now.py` measure it.
+what 1 and 2 do not have: `ops/request.py` has `tune/now.py` measure it.
 """
 
 import logging

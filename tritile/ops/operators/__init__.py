@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from tritile.core.epilogue import activated
-from tritile.ops.call import request_of
 from tritile.ops.checks import check_activation, check_constant
 from tritile.ops.dispatch import NAMES, call_overload, name_of_role
 from tritile.ops.operators import batches
 from tritile.ops.operators.gradients import Grouped, Permute, Product, Quantized
 from tritile.ops.operators.library import define
+from tritile.ops.request import request_of
 
 
 def _record_product(op: str, *values: Any) -> torch.Tensor:

@@ -34,10 +34,10 @@ from tritile.core.of_torch import (
     without_keys,
 )
 from tritile.core.settings import rules, under
-from tritile.ops.call import request_of, run_plain
 from tritile.ops.checks import check_constant
 from tritile.ops.dispatch import NAMES, SCHEMAS, call_overload, parted, register_shardings
 from tritile.ops.permute import options_of
+from tritile.ops.request import request_of, run_plain
 
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # Kernels take any strides: a compiler need not copy what it passes on.

@@ -1,4 +1,4 @@
-"""Take a call from its arguments to its launch: checked, folded to views, planned and prepared.
+"""Take a request from its arguments to its launch: checked, folded to views, planned and prepared.
 
 A public function asks `tritile.ops.memo.recall` first, which launches what was prepared before. What it does
 not know comes to `computed`. Every operation registers a function of its tensors and options that returns a
