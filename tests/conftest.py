@@ -30,6 +30,7 @@ MATMUL_SETTINGS = (
 OTHER_TARGETS = {"sm_80", "sm_100", "gfx942"}  # beside Hopper, for which `make test` compiles
 INTERPRETING = bool(triton.knobs.runtime.interpret)
 _INTERPRETED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.interpreted\b", re.MULTILINE)
+pytest.register_assert_rewrite("tests.cases")
 if INTERPRETING:
     pytest_plugins = ["tests.interpreting"]
 

@@ -4,10 +4,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import triton
 
 from tritile.core import device as devices
 from tritile.families.space import illegal
 from tritile.runtime import launch
+
+# Kernels of a test process run in one place alone: see tests/conftest.py.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def launched(call, config):

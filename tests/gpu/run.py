@@ -52,7 +52,7 @@ CONCERNS = {
     "test_rungs_gpu.py": ("lab/ladder",),
     "test_tuner_gpu.py": (*_TUNED, "tune"),
     "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table"),
-    **{f"test_{name}_gpu.py": ("matmul/",) for name in ("families", "skinny_k", "fp16x3", "fused", "matmul")},
+    **{f"test_{name}_gpu.py": ("matmul/",) for name in ("families", "skinny", "fp16x3", "fused", "matmul")},
 }
 
 

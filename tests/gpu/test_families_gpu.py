@@ -1,7 +1,7 @@
-"""Every family of matmul kernels on a GPU, config by config, against float64, and how launches behave.
+"""Every family of products on a GPU: tests.cases.families at full sizes, every type, and how launches behave.
 
 Around results lies poison, which has to stay; around operands lies NaN, which must not be read. Rows start on
-16 bytes and end at every residue modulo 16 bytes, or start anywhere. Few rows have a file of their own.
+16 bytes and end at every residue modulo 16 bytes, or start anywhere.
 """
 
 import itertools
@@ -14,22 +14,10 @@ import pytest
 import torch
 
 import tritile
+from tests.cases.families import *  # noqa: F403
 from tests.configs import ON_GPU, tile, tma, warpgroups
 from tests.launched import captured, in_threads, launched
-from tests.reference import (
-    ACTIVATIONS,
-    FP8,
-    Sides,
-    assert_fused,
-    assert_gated,
-    assert_product,
-    bytes_of,
-    frame,
-    guard_intact,
-    placed,
-    product64,
-    values,
-)
+from tests.reference import FP8, assert_product, bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
@@ -157,135 +145,6 @@ def test_operands_of_tf32_are_rounded_by_either_launcher(size, config, layouts):
         assert bool(((out.double() - rounded).abs() <= bound).all())
         wanted = float((rounded - exact).norm())
         assert float((out.double() - exact).norm()) == pytest.approx(wanted, rel=0.05)
-
-
-# Bias and residual, activation, alpha and beta.
-SIDES = [
-    ("row", "", "gelu", 1.0, 1.0),
-    ("row", "full", "silu", 1.0, 1.0),
-    ("full", "column", "gelu_tanh", -0.5, 2.0),
-    ("column", "row", "relu", 1.0, 1.0),
-    ("one", "one", "", 3.0, 0.25),
-    ("", "full", "", 1.0, 1.0),
-]
-SIZES = [(256, 320, 512), (301, 203, 517), (77, 515, 259), (1, 33, 256), (64, 1, 256)]
-ADDED_LAYOUTS = ("sliced", "offset", "column")
-# Every epilogue at one ragged size; at each other size one, a different one for each config; three ways to
-# add in three layouts, each family every pair of them.
-EPILOGUES = [(config, how, SIZES[1], "row") for config in ON_GPU for how in SIDES]
-EPILOGUES += [
-    (config, SIDES[(i + j) % 6], size, "row")
-    for i, config in enumerate(ON_GPU)
-    for j, size in enumerate((SIZES[0], *SIZES[2:]))
-]
-EPILOGUES += [
-    (config, SIDES[1 + (i + j) % 3], (200, 330, 264), layout)
-    for i, config in enumerate(ON_GPU)
-    for j, layout in enumerate(ADDED_LAYOUTS)
-]
-
-
-@pytest.mark.parametrize(("config", "how", "size", "layout"), EPILOGUES, ids=str)
-def test_epilogues(config, how, size, layout):
-    """What is added, and the result, lie as `layout` says; if not in rows, they are of different types."""
-    m, n, k = size
-    dtype, kind = (BF16, BF16) if layout == "row" else (FP16, FP32)
-    shapes = {"one": (), "row": (n,), "column": (m, 1), "full": (m, n)}
-    added = [gpu(shapes[each], kind, seed) if each else None for seed, each in enumerate(how[:2], start=5)]
-    a, b, sides = gpu((m, k), dtype), gpu((k, n), dtype, 1), Sides(None, None, *added, *how[2:])
-    lain = [placed(x, layout) if x is not None and x.ndim > 1 else x for x in added]
-    buffer, out = frame((m, n), dtype, layout, "cuda")
-    extras = sides._replace(bias=lain[0], residual=lain[1])._asdict()
-    launched(matmul_call(a, b, out, "ieee", **extras), config)
-    assert_fused(out, a, b, sides)
-    assert guard_intact(buffer, out)
-
-
-@some_configs
-@pytest.mark.parametrize("which", ["bias", "residual"])
-@pytest.mark.parametrize("layout", ["row", "column"])
-def test_the_result_may_take_the_place_of_what_is_added(config, which, layout):
-    m, n, k = 301, 203, 517
-    a, b, added = gpu((m, k)), gpu((k, n), seed=1), gpu((m, n), seed=5)
-    buffer, out = frame((m, n), BF16, layout, "cuda")
-    call = matmul_call(a, b, out, "ieee", **{which: out}, activation="silu")
-    out.copy_(added)
-    prepared = launched(call, config)
-    assert_fused(out, a, b, Sides(**{which: added}, activation="silu"))
-    first = bytes_of(out)
-    for _ in range(10):
-        out.copy_(added)
-        prepared(*call.tensors)
-        assert torch.equal(bytes_of(out), first)
-    assert guard_intact(buffer, out)
-
-
-@some_configs
-@pytest.mark.parametrize("size", [(128, 192, 320), (101, 67, 259)], ids=str)
-def test_batches(config, size):
-    m, n, k = size
-    a, b = gpu((3, 5, m, k)), gpu((3, 5, k, n), seed=1)
-    for left, right, given in (
-        (a, b, (3, 5)),
-        (a, b, (5,)),
-        (a, b[0], (3, 1)),
-        (a.transpose(0, 1).contiguous().transpose(0, 1), b, (3, 5)),
-        (a[:, 0], b[0, 0], (3,)),
-    ):
-        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        sides = Sides(bias=gpu((n,), seed=3), residual=gpu((*given, m, n), seed=4), activation="gelu")
-        out = torch.empty(*batch, m, n, dtype=BF16, device="cuda")
-        launched(matmul_call(left, right, out, "ieee", **sides._asdict()), config)
-        assert_fused(out, left, right, sides)
-
-
-@some_configs
-def test_other_result_types(config):
-    m, n, k = 260, 140, 300
-    for dtype, out_dtype in ((FP16, BF16), (BF16, FP16), (FP16, FP32)):
-        a, b = gpu((m, k), dtype), gpu((k, n), dtype, 1)
-        sides = Sides(bias=gpu((n,), FP32, 3), residual=gpu((m, n), FP16, 4), activation="silu")
-        out = torch.empty(m, n, dtype=out_dtype, device="cuda")
-        launched(matmul_call(a, b, out, "ieee", **sides._asdict()), config)
-        assert_fused(out, a, b, sides)
-
-
-@some_configs
-def test_not_finite_values_come_out_where_torch_has_them(config):
-    a, b = gpu((300, 517)), gpu((517, 200), seed=1)
-    a[3, 5], a[200, 516], b[7, 9] = math.nan, math.inf, -math.inf
-    bias, residual = gpu((200,), seed=2), gpu((300, 200), seed=3)
-    bias[4], residual[5, 5] = math.inf, math.nan
-    for activation, function in ACTIVATIONS.items():
-        out = torch.empty(300, 200, dtype=FP32, device="cuda")
-        launched(matmul_call(a, b, out, "ieee", bias=bias, residual=residual, activation=activation), config)
-        wanted = function(a.double() @ b.double() + bias) + residual
-        assert torch.equal(out.isnan(), wanted.isnan())
-        assert torch.equal(out.isinf(), wanted.isinf())
-
-
-GATED = [config for config in ON_GPU if config.family in ("tile", "descriptor")]
-# Every layout at one ragged size; each other size with one, a different one for each config.
-GATED_LAYOUTS = ("row", "column", "offset")
-GATED_CASES = [(config, SIZES[1], layout) for config in GATED for layout in GATED_LAYOUTS]
-GATED_CASES += [
-    (config, size, GATED_LAYOUTS[(i + j) % 3])
-    for i, config in enumerate(GATED)
-    for j, size in enumerate((SIZES[0], *SIZES[2:]))
-]
-
-
-@pytest.mark.parametrize(("config", "size", "layout"), GATED_CASES, ids=str)
-def test_gated_products(config, size, layout):
-    m, n, k = size
-    x, gate, up = gpu((m, k)), gpu((n, k), seed=1), gpu((n, k), seed=2)
-    bias_gate, bias_up = gpu((n,), seed=3), gpu((n,), FP32, 4)
-    for weights in ((placed(gate, layout), up), (gate, placed(up, layout))):
-        buffer, out = frame((m, n), BF16, "row", "cuda")
-        extras = {"bias": bias_gate, "bias_up": bias_up, "activation": "silu", "up": weights[1].mT}
-        launched(matmul_call(x, weights[0].mT, out, "ieee", **extras), config)
-        assert_gated(out, x, gate.mT, up.mT, "silu", bias_gate, bias_up)
-        assert guard_intact(buffer, out)
 
 
 # Launches.

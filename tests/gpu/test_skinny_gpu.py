@@ -1,4 +1,7 @@
-"""Products of few rows, or columns, on a GPU: without tensor cores, and by them with a matrix of odd rows."""
+"""Products of few rows, or columns, on a GPU: without tensor cores, and by them with a matrix of odd rows.
+
+What all families have to do is in test_families_gpu.py.
+"""
 
 import functools
 import itertools
@@ -8,19 +11,8 @@ import torch
 
 import tritile
 from tests.launched import captured
-from tests.reference import (
-    Sides,
-    assert_fused,
-    assert_product,
-    at_offset,
-    frame,
-    guard_intact,
-    name,
-    placed,
-    values,
-)
+from tests.reference import assert_product, at_offset, frame, guard_intact, placed, values
 from tritile.core import device as devices
-from tritile.core.epilogue import ACTIVATIONS
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.skinny import family_k as skinny_k
 from tritile.families.skinny import family_n
@@ -126,56 +118,6 @@ def test_rows_that_begin_anywhere_in_a_word(offset, row):
         if row < 1032:
             w = at(offset, 77, size, FP16, row)
             check(gpu((20, size), FP16), w, of_w="odd", some=slice(None, None, 4))
-
-
-@pytest.mark.parametrize("layout", ["column", "sliced", "column_sliced", "offset", "sparse", "strided"])
-@pytest.mark.parametrize(
-    ("of_w", "k"), [("column", 1040), ("column", 2053), ("row", 1040), ("row", 2053), ("odd", 2053)]
-)
-def test_layouts_of_x_and_of_out(layout, k, of_w):
-    rows, some = (14, slice(None, None, 4)) if of_w == "odd" else (4, slice(None))
-    check(placed(gpu((rows, k), BF16), layout), matrix(k, 301, BF16, of_w), layout, of_w, some)
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=name)
-@few
-def test_batches(dtype, of_w):
-    a, b = gpu((3, 5, 2, 261), dtype), placed(gpu((3, 5, 261, 90), dtype, 1), of_w)
-    for left, right in ((a, b), (a.transpose(0, 1), b.transpose(0, 1)), (a[:1], b), (a, b[0])):
-        check(left, right, of_w=of_w, some=slice(2))
-
-
-@pytest.mark.parametrize("activation", ["", *ACTIVATIONS])
-@pytest.mark.parametrize("turned", [False, True])
-@every
-def test_epilogues(activation, turned, of_w):
-    dtype, rows, k = (FP16, 30, 1043) if of_w == "odd" else (FP32, 3, 1043)
-    a, b = gpu((rows, k), dtype), matrix(k, 1000, dtype, of_w)
-    a, b = (b.mT, a.mT.contiguous()) if turned else (a, b)
-    m, n = a.shape[0], b.shape[1]
-    row, column, full = (gpu(s, dtype, i) for i, s in enumerate(((n,), (m, 1), (m, n)), start=2))
-    sides = Sides(column, row, row, full, activation, -0.3, 1.7)
-    buffer, out = frame((m, n), dtype, "sliced", "cuda")
-    call = matmul_call(a, b, out, "ieee", **sides._asdict())
-    for config in configs_of(call, of_w)[:: 3 if of_w == "odd" else 1]:
-        launch.prepare(call, config)(*call.tensors)
-        assert_fused(out, a, b, sides, tensor_cores=of_w == "odd")
-        out.fill_(float("nan"))
-    assert guard_intact(buffer, out)
-
-
-@every
-def test_infinities_and_nan_stay_in_their_rows_and_columns(of_w):
-    rows, dtype = (13, FP16) if of_w == "odd" else (3, FP32)
-    a, b = gpu((rows, 2053), dtype), matrix(2053, 200, dtype, of_w)
-    a[1, 3], a[-1, 2052], b[9, 7], b[2052, 11] = torch.inf, torch.nan, torch.nan, torch.inf
-    wanted = a.double() @ b.double()
-    out = torch.empty(rows, 200, dtype=dtype, device="cuda")
-    call = matmul_call(a, b, out, "ieee")
-    for config in configs_of(call, of_w):
-        launch.prepare(call, config)(*call.tensors)
-        assert torch.equal(out.isnan(), wanted.isnan())
-        assert torch.equal(out.isinf(), wanted.isinf())
 
 
 @few

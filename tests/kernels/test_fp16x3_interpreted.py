@@ -7,44 +7,17 @@ import pytest
 import torch
 
 import tritile
-from tests.configs import tile, tma
-from tests.reference import frame, guard_intact, placed, product64, values
+from tests.cases.fp16x3 import *  # noqa: F403
+from tests.cases.fp16x3 import Divided, U, posed
+from tests.reference import placed, product64, values
 from tests.simulated import DATA, assert_bounded, promoted_product
 from tritile.core.problem import PROMOTED_EVERY, error_bound, part_length
 from tritile.families.common.fallback import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
-from tritile.families.work import lowered
-from tritile.ops.products import matmul_call
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
-U = 2.0**-24
 LAYOUTS = ("row", "column", "sliced", "strided")
-
-
-def posed(name, m, n, k, layouts=("row", "row")):
-    a, b = DATA[name](values((m, k), torch.float32), values((k, n), torch.float32, 1))
-    return placed(a, layouts[0]), placed(b, layouts[1])
-
-
-class Divided:
-    """The parts, scales and verdict that the launches before the core leave."""
-
-    def __init__(self, a, b):
-        call = matmul_call(a, b, torch.empty(*a.shape[:-1], b.shape[-1]), "fp16x3")
-        parts = lowered(call, False)
-        buffers = dict(zip(call.buffers, call.tensors, strict=True))
-        for name, section in parts.scratch.items():
-            buffers[name] = torch.empty(section.elements, dtype=getattr(torch, section.dtype))
-        for step in parts.before:
-            step.kernel[step.grid](*[launch._bound(v, buffers) for v in step.values])
-        core = parts.core
-        self.verdict = int(buffers[core.fallback.flag.buffer])
-        views = (core.a, core.b, core.sides["scale_a"], core.sides["scale_b"])
-        self.a, self.b, self.a_scale, self.b_scale = (
-            buffers[view.buffer].as_strided(view.shape, view.strides) for view in views
-        )
 
 
 def whole(parts, scale, small_first):
@@ -224,36 +197,6 @@ def test_the_bound_is_below_that_of_any_fp32_sum():
     assert all(error_bound(k) < k * U for k in range(128, 2**20, 997))
 
 
-FAMILIES = {
-    "tile": tile(16, 32, 32, group=2),
-    "descriptor": tma(32, 16, 32, group=2),
-    "persistent": tma(32, 16, 32, group=2, persistent=True),
-    "split": tma(32, 16, 32, group=2, split=2),
-}
-
-
-@pytest.mark.parametrize("family", ["tile", "descriptor"])
-def test_families_carry_what_rounding_lost(family):
-    """With exact products of blocks, 256 sums added one by one would be off by 2e-7 and more."""
-    a, b = posed("uniform", 16, 8, 8192)
-    out = torch.empty(16, 8)
-    launch.run_interpreted(matmul_call(a, b, out, "fp16x3"), FAMILIES[family])
-    exact = product64(a, b)
-    assert float((out - exact).norm() / exact.norm()) < 1e-7
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [*itertools.product(["normal", "graded"], FAMILIES), ("infinite", "tile"), ("infinite", "persistent")],
-)
-def test_families_make_the_core_or_leave_it(family, name):
-    a, b = posed(name, 37, 35, 150, ("row", "column"))
-    buffer, out = frame((37, 35), torch.float32, "sliced")
-    launch.run_interpreted(matmul_call(a, b, out, "fp16x3"), FAMILIES[family])
-    assert_bounded(out, a, b)
-    assert guard_intact(buffer, out)
-
-
 LAID = [
     (((3, 1, 9, 70), (2, 70, 11)), ("row", "row")),
     (((3, 1, 9, 70), (2, 70, 11)), ("column", "row")),
@@ -268,17 +211,6 @@ def test_shapes_and_layouts(tiled, shapes, layouts):
     a, b = (values(shape, torch.float32, seed) for seed, shape in enumerate(shapes))
     a, b = placed(a, layouts[0]), placed(b, layouts[1]) if b.ndim > 1 else b
     assert_bounded(tritile.matmul(a, b, precision="fp16x3"), a, b)
-
-
-@pytest.mark.parametrize("name", ["normal", "graded", "NaN"])
-def test_what_is_fused_follows_whichever_kernel(name):
-    a, b = posed(name, 20, 24, 100)
-    residual = values((20, 24), torch.float32, 3)
-    got = tritile.addmm(residual, a, b, beta=0.5, alpha=-2.0, precision="fp16x3")
-    wanted = 0.5 * residual.double() - 2.0 * product64(a, b)
-    bound = 2 * error_bound(100) * product64(a.abs(), b.abs()) + 4 * U * (wanted.abs() + residual.abs())
-    assert bool((((got.double() - wanted).abs() <= bound) | wanted.isnan()).all())
-    assert torch.equal(got.isnan(), wanted.isnan())
 
 
 def test_other_result_types():
