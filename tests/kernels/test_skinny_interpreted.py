@@ -128,7 +128,10 @@ ACROSS = {
 ODD = {
     "begins amid a word": [
         lambda k=k, at=at, row=row, by=by: (values((5, k), HALF), at_offset(at, 21, k, HALF, row), by)
-        for row, at in ((141, 0), (142, 3), (140, 1), (144, 5)) for k in (row, 129) for by in (1, 2)
+        for row, at, k, by in (
+            (141, 0, 141, 1), (141, 0, 129, 2), (142, 3, 129, 1), (142, 3, 142, 2),
+            (140, 1, 140, 2), (140, 1, 129, 1), (144, 5, 144, 1), (144, 5, 129, 2),
+        )
     ],
     "short": [
         lambda k=k, n=n: (values((n, k), HALF), at_offset(1, n + 1, k, HALF, 67), 1)

@@ -84,7 +84,7 @@ def test_permutations_touch_the_sectors_that_are_said(shape, dims, dtype, gap, w
         assert gap > 1 or least < shares[1] < most, config
 
 
-@pytest.mark.parametrize("n", [1, 31, 40])
+@pytest.mark.parametrize("n", [1, 31])
 def test_untiled_is_what_the_naive_kernels_ask_for(n):
     """Compare with a product element by element, and a transpose that scatters, a sector an element."""
     a, b, out = (torch.randn(n, n) for _ in range(3))
