@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 
+from tests.reference import words_of
 from tritile.core import device as devices
 from tritile.families.space import illegal
 from tritile.runtime import launch
@@ -41,6 +42,15 @@ def captured(call):
     with torch.cuda.graph(graph):
         given = call()
     return graph, given
+
+
+def replayed(call):
+    """What a captured call gives when it is replayed, in memory that was poisoned after the capture."""
+    graph, given = captured(call)
+    words_of(given).fill_(-1)
+    graph.replay()
+    torch.cuda.synchronize()
+    return given.clone()
 
 
 def needs_memory(gigabytes):

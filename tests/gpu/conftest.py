@@ -22,6 +22,14 @@ def fresh(cuda_matmul):
 
 
 @pytest.fixture
+def forgotten():
+    """Nothing that another test prepared or planned, and nothing that is left for the next."""
+    tritile.forget()
+    yield
+    tritile.forget()
+
+
+@pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch):
     """Has torch make what it may; returns a list that grows at each of its calls."""
     monkeypatch.setenv("TRITILE_BACKENDS", "triton,aten")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tritile
-from tests.launched import captured
+from tests.launched import captured, replayed
 from tests.reference import (
     DEFAULT_OUT,
     FP8,
@@ -191,9 +191,7 @@ def test_sums_with_complex_weights(by_torch, dtype):
 def test_captured_on_another_stream_and_differentiated(by_torch):
     a, b = values((64, 128), BF16, 0, "cuda"), values((128, 96), BF16, 1, "cuda")
     tritile.matmul(a, b)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = tritile.matmul(a, b)
+    graph, got = captured(lambda: tritile.matmul(a, b))
     a.neg_()
     graph.replay()
     torch.cuda.synchronize()
@@ -276,10 +274,7 @@ def test_bytes(by_torch, size):
     for _ in range(2):
         got = tritile.matmul(a, b)
         assert torch.equal(got.long(), (a.double() @ b.double()).long())
-    graph, out = captured(lambda: tritile.matmul(a, b))
-    out.zero_()
-    graph.replay()
-    assert torch.equal(out, got)
+    assert torch.equal(replayed(lambda: tritile.matmul(a, b)), got)
     assert by_torch
 
 
@@ -291,11 +286,8 @@ def test_a_scale_of_one_is_not_made_within_a_graph(by_torch, monkeypatch):
     with tritile.mode(backends="triton"):
         tritile.matmul(a, b)  # so that tritile's kernel is compiled
     for by in (False, True):  # a call that was prepared within a graph stays as it is
-        graph, out = captured(lambda: tritile.matmul(a, b))
+        assert_fused(replayed(lambda: tritile.matmul(a, b)), a, b, Sides())
         assert bool(by_torch) == by
-        out.fill_(torch.nan)
-        graph.replay()
-        assert_fused(out, a, b, Sides())
         tritile.forget()
         assert_fused(tritile.matmul(a, b), a, b, Sides())
         assert by_torch

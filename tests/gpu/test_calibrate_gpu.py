@@ -14,14 +14,7 @@ from tritile.tune.calibrate.draw import DRAWS, drawn
 from tritile.tune.measure.timing import Queued
 from tritile.tune.subject import torch_calls
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    tritile.forget()
-    yield
-    tritile.forget()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgotten")]
 
 
 @pytest.mark.parametrize("name", DRAWS)

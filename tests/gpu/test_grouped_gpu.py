@@ -8,7 +8,7 @@ import torch
 import tritile
 from tests.configs import of_groups, tile
 from tests.groups import assert_groups, operands, shape_of, spoiled
-from tests.launched import captured, launched
+from tests.launched import captured, launched, replayed
 from tests.reference import bytes_of, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
 from tritile.families.space import illegal
@@ -169,10 +169,7 @@ def test_fp8_by_torch(ragged, kind, scaled):
         fast = tritile.grouped_matmul(a, b, offs, precision="fast", **scales)
         assert (fast - got).float().norm() <= 1e-2 * got.float().norm()
         assert guard_intact(buffer, out)
-        graph, out = captured(lambda: tritile.grouped_matmul(a, b, offs, **scales))
-        out.fill_(float("nan"))
-        graph.replay()
-        assert_groups(out, *wide, offs, fp8=True)
+        assert_groups(replayed(lambda: tritile.grouped_matmul(a, b, offs, **scales)), *wide, offs, fp8=True)
 
 
 @pytest.mark.parametrize("kind", ENDS)
@@ -234,10 +231,7 @@ def test_bfloat16_by_torch_is_that_of_tritile(monkeypatch, b_layout, kind):
     with tritile.mode(backends="triton,aten"):
         for _ in range(2):
             assert_groups(tritile.grouped_matmul(a, b, offs), a, b, offs)
-        graph, out = captured(lambda: tritile.grouped_matmul(a, b, offs))
-    out.fill_(float("nan"))
-    graph.replay()
-    assert_groups(out, a, b, offs)
+        assert_groups(replayed(lambda: tritile.grouped_matmul(a, b, offs)), a, b, offs)
     (ready,) = (each for known in memo.CALLS.values() for each in known)
     assert ready.by_torch
 

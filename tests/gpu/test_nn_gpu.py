@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import tritile
-from tests.launched import captured
+from tests.launched import replayed
 from tests.layers import converted, layer_of
 from tests.reference import Sides, assert_fused, values
 from tritile.core import device as devices
@@ -37,11 +37,7 @@ def test_a_converted_model_is_captured(kind):
     model = converted(Block().to("cuda", BF16), kind).eval()
     x = values((16, 256), BF16, device="cuda")
     with torch.no_grad():
-        wanted = model(x)
-        graph, got = captured(lambda: model(x))
-        got.zero_()
-        graph.replay()
-    assert torch.equal(got, wanted)
+        assert torch.equal(model(x), replayed(lambda: model(x)))
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -87,11 +83,7 @@ def test_a_head_of_an_odd_vocabulary_is_exchanged_and_falls_back_at_other_rows(b
         assert (many.by, many.exchanged) == ("tritile", True)
         head(x[:1, :1])
         assert len(by_torch) == (at_one.by == "torch")
-        graph, got = captured(lambda: model(tokens))
-        wanted = model(tokens)
-        got.zero_()
-        graph.replay()
-    assert torch.equal(got, wanted)
+        assert torch.equal(replayed(lambda: model(tokens)), model(tokens))
     assert restore(model) == 1
     with torch.no_grad():
         assert_fused(head(x).view(4000, -1), x.view(4000, -1), head.weight.t(), Sides())

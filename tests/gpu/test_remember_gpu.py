@@ -17,15 +17,12 @@ from tritile.core.device import current_gpu
 from tritile.errors import NotTunedError
 from tritile.planning.plans import trials
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("forgotten")]
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
+def _budget(monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "5")
-    tritile.forget()
-    yield
-    tritile.forget()
 
 
 def measured(problem):

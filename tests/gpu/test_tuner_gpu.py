@@ -17,15 +17,12 @@ from tritile.tune import now
 from tritile.tune.measure.engine import Rules
 from tritile.tune.measure.workers import Workshop
 
-pytestmark = [pytest.mark.gpu, pytest.mark.serial]
+pytestmark = [pytest.mark.gpu, pytest.mark.serial, pytest.mark.usefixtures("forgotten")]
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch):
+def _budget(monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "30")
-    tritile.forget()
-    yield
-    tritile.forget()
 
 
 @triton.jit
