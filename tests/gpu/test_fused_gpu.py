@@ -108,24 +108,6 @@ def test_operations(dtype, size, part):
                 assert guard_intact(buffer, out), (op, layout)
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP32, FP64], ids=name)
-def test_the_result_may_take_the_place_of_what_is_added(dtype):
-    a, b, out = gpu((130, 260), dtype), gpu((260, 140), dtype, 1), gpu((130, 140), dtype, 4)
-    added = out.clone()
-    for _ in range(2):
-        out.copy_(added)
-        assert tritile.addmm(out, a, b, out=out, beta=0.5) is out
-        assert_fused(out, a, b, Sides(bias=added, beta=0.5))
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP32], ids=name)
-def test_weights_of_gated_products_that_share_memory(dtype):
-    x, both = gpu((2, 130, 260), dtype), gpu((2 * 140, 260), dtype, 1)
-    for gate, up in ((both[:140], both[140:]), (both[::2], both[1::2])):
-        for batch in (x, placed(x, "sliced")):
-            assert_gated(tritile.gated_linear(batch, gate, up), x, gate.mT, up.mT)
-
-
 @pytest.mark.parametrize("precision", ["ieee", "fp16x3", "tf32"])
 @pytest.mark.parametrize("size", SIZES[:4], ids=str)
 def test_precisions_of_float32(size, precision):

@@ -78,78 +78,76 @@ def test_one_kernel_makes_it_where_programs_do_not_share_k(monkeypatch, m, n):
     assert not work.scratch
 
 
-def sliding(rows, columns, dtype=HALF):
-    """Rows that begin one element after the last."""
-    return values((1, 400), dtype, 2)[0].as_strided((rows, columns), (1, 1))
-
-
-def placed_rows(offset, n, k, row, m=2):
-    return values((m, k), HALF), at_offset(offset, n, k, HALF, row)
-
-
-# Operands along K, of rows that end or begin amid a word, last tiles, rows that overlap or are one.
+# M, N and K, at how many elements after a word rows of w begin, how many from one to the next, and the dtype.
+# Rows 259 apart begin at 8 places in a word, others at 4, 2 and 1.
 ALONG = {
-    "ends amid a word": [
-        lambda k=k, at=at: (values((1 + k % 3, k), HALF), at_offset(at, 11, k, HALF))
-        for k in range(2, 18) for at in (0, 1, 7)
-    ],
-    "begins amid a word": [  # rows 259 elements apart begin at 8 places in a word, others at 4, 2 and 1
-        lambda at=at, row=row: placed_rows(at, 9, 256, row) for at in range(8) for row in (259, 260, 264, 272)
-    ],
+    "ends amid a word": [(1 + k % 3, 11, k, at) for k in range(2, 18) for at in (0, 1, 7)],
+    "begins amid a word": [(2, 9, 256, at, row) for at in range(8) for row in (259, 260, 264, 272)],
     "begins amid a word of fp32": [
-        lambda at=at, row=row: (values((2, 255), FP32), at_offset(at, 9, 255, FP32, row))
-        for at in range(4) for row in (259, 260, 264, 272)
+        (2, 9, 255, at, row, FP32) for at in range(4) for row in (259, 260, 264, 272)
     ],
-    "last tile": [lambda n=n: placed_rows(3, n, 301, None) for n in (2, 7, 8, 31, 32, 33, 63, 64, 65)],
-    "K of 1": [lambda: (values((2, 1), HALF), values((1, 30), HALF, 1)[:, ::3])],  # no row begins as another
-    "overlaps": [lambda: (sliding(3, 64), pair(3, 19, 64)[1])],
-    "stretched": [lambda: (values((2, 300), HALF), values((1, 300), HALF, 1).expand(20, 300).mT)],
-}  # fmt: skip
+    "last tile": [(2, n, 301, 3) for n in (2, 7, 8, 31, 32, 33, 63, 64, 65)],
+}
+# The same of rows of w along N: nothing beside one is read, though rows are aligned and end amid a word.
 ACROSS = {
-    "begins amid a word": [  # nothing beside a row is read, though rows are aligned and end amid a word
-        lambda at=at, row=row, n=n: (values((2, 30), HALF), at_offset(at, 30, n, HALF, row).mT)
-        for at in (0, 1, 2, 4, 7) for row in (48, 49, 50, 52) for n in (35, 40)
+    "begins amid a word": [
+        (2, n, 30, at, row) for at in (0, 1, 2, 4, 7) for row in (48, 49, 50, 52) for n in (35, 40)
     ],
     "last block of K, fewer than parts": [
-        lambda k=k: pair(2, 40, k, of_w="row") for k in (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64)
+        (2, 40, k) for k in (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64)
     ],
     "last tile": [
-        lambda n=n, dtype=dtype: pair(2, n, 70, dtype, "row")
-        for n in (2, 7, 8, 31, 32, 33, 63, 64, 65) for dtype in (HALF, FP32)
+        (2, n, 70, 0, None, dtype) for n in (2, 7, 8, 31, 32, 33, 63, 64, 65) for dtype in (HALF, FP32)
     ],
-    "overlaps": [
-        lambda: (sliding(3, 64), pair(3, 19, 64, of_w="row")[1]),
-        lambda: (values((3, 64), HALF), sliding(64, 40)),
-    ],
-    "stretched": [lambda: (values((2, 67), HALF), values((1, 40), HALF, 1).expand(67, 40))],
-}  # fmt: skip
-
-
+}
+# By how many programs that share K.
 ODD = {
-    "begins amid a word": [
-        lambda k=k, at=at, row=row, by=by: (values((5, k), HALF), at_offset(at, 21, k, HALF, row), by)
-        for row, at, k, by in (
-            (141, 0, 141, 1), (141, 0, 129, 2), (142, 3, 129, 1), (142, 3, 142, 2),
-            (140, 1, 140, 2), (140, 1, 129, 1), (144, 5, 144, 1), (144, 5, 129, 2),
-        )
-    ],
-    "short": [
-        lambda k=k, n=n: (values((n, k), HALF), at_offset(1, n + 1, k, HALF, 67), 1)
-        for k in (1, 7, 8, 9, 17, 33) for n in (1, 2, 40)
-    ],
-    "numbers of rows": [
-        lambda m=m, k=k, split=split: (values((m, k), HALF), at_offset(0, m + 1, k, HALF), split)
-        for m, k, split in ((1, 131, 2), (15, 301, 4), (17, 131, 2), (65, 67, 1), (130, 35, 1))
-    ],
-}  # fmt: skip
-OPERANDS = [(of_w, what) for of_w, of in (("column", ALONG), ("row", ACROSS), ("odd", ODD)) for what in of]
+    ("begins amid a word", 1): [(5, 21, 141, 0), (5, 21, 129, 3, 142), (5, 21, 129, 1, 140), (5, 21, 144, 5)],
+    ("begins amid a word", 2): [(5, 21, 129, 0, 141), (5, 21, 142, 3), (5, 21, 140, 1), (5, 21, 129, 5, 144)],
+    ("short", 1): [(n, n + 1, k, 1, 67) for k in (1, 7, 8, 9, 17, 33) for n in (1, 2, 40)],
+    ("numbers of rows", 1): [(65, 66, 67), (130, 131, 35)],
+    ("numbers of rows", 2): [(1, 2, 131), (17, 18, 131)],
+    ("numbers of rows", 4): [(15, 16, 301)],
+}
 
 
-@pytest.mark.parametrize(("of_w", "what"), OPERANDS)
-def test_operands(of_w, what):
-    for operands in {"column": ALONG, "row": ACROSS, "odd": ODD}[of_w][what]:
-        a, b, *split = operands()
-        check(a, b, of_w=of_w, config=odd_rows(len(a), *split) if split else None)
+def along_k(m, n, k, at=0, row=None, dtype=HALF):
+    return values((m, k), dtype), at_offset(at, n, k, dtype, row)
+
+
+def along_n(m, n, k, at=0, row=None, dtype=HALF):
+    return values((m, k), dtype), at_offset(at, k, n, dtype, row).mT
+
+
+@pytest.mark.parametrize("what", ALONG)
+def test_rows_along_k(what):
+    for case in ALONG[what]:
+        check(*along_k(*case))
+
+
+@pytest.mark.parametrize("what", ACROSS)
+def test_rows_along_n(what):
+    for case in ACROSS[what]:
+        check(*along_n(*case), of_w="row")
+
+
+@pytest.mark.parametrize(("what", "split"), ODD)
+def test_odd_rows(what, split):
+    for m, *case in ODD[what, split]:
+        check(*along_k(m, *case), of_w="odd", config=odd_rows(m, split))
+
+
+def test_rows_that_overlap_or_are_one():
+    def sliding(rows, columns):
+        """Rows that begin one element after the last."""
+        return values((1, 400), HALF, 2)[0].as_strided((rows, columns), (1, 1))
+
+    check(sliding(3, 64), pair(3, 19, 64)[1])
+    check(values((2, 300), HALF), values((1, 300), HALF, 1).expand(20, 300).mT)
+    check(values((2, 1), HALF), values((1, 30), HALF, 1)[:, ::3])  # no row begins as another
+    check(sliding(3, 64), pair(3, 19, 64, of_w="row")[1], of_w="row")
+    check(values((3, 64), HALF), sliding(64, 40), of_w="row")
+    check(values((2, 67), HALF), values((1, 40), HALF, 1).expand(67, 40), of_w="row")
 
 
 # K and N, and by which values the first kernel is compiled. PERIOD: rows of w to one that begins on a word.
