@@ -272,6 +272,9 @@ SPREAD = [
 @pytest.mark.parametrize(("spread", "lies", "layout"), SPREAD, ids=str)
 def test_operands_in_every_spread(family, spread, lies, layout):
     of_scales, of_added = spread[:2], spread[2:]
+    # No operation has scales of each element, and wide tiles have no registers for them.
+    if not INTERPRETED and "full" in of_scales:
+        of_scales = ("column", "row")
     sides = Sides(
         *(side(family, each, seed, lies, FP32) for seed, each in enumerate(of_scales)),
         *(side(family, each, seed, lies) for seed, each in enumerate(of_added, start=2)),
