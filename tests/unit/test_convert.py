@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm
 
 import tritile
 from tests.layers import TOKENS, Net, layer_of
@@ -25,10 +25,8 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
-from tritile.nn import convert, exchanged, restore
-from tritile.nn.convert import recorded
+from tritile.nn import QuantizedLinear, convert, exchanged, restore
 from tritile.nn.exchanged import AlwaysLinear, Comparison, ConvertedLinear, LayerCall
-from tritile.ops.dispatch import PLAIN
 from tritile.planning import aten, plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
@@ -55,8 +53,18 @@ def wins(monkeypatch):
     monkeypatch.setattr(exchanged, "by_tritile", lambda *call: True)
 
 
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
 def large(k, n, dtype=BF16, bias=False):
     return nn.Linear(k, n, bias, "meta", dtype)
+
+
+def assert_same(got, wanted):
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 # Which layers are exchanged.
@@ -100,12 +108,22 @@ def test_a_layer_is_exchanged_if_some_of_its_rows_win_and_the_table_says_which()
     found = convert(large(768, 50257).eval(), rows=(1, 8000, 8000), device=H200)
     rows = [(row.rows, row.by, row.exchanged) for row in found.rows]
     assert rows == [(1, "torch", True), (8000, "tritile", True)]
-
-
-def test_nothing_is_predicted_for_a_gpu_on_which_torch_was_not_timed():
     (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows
     assert (row.by, row.ratio, row.source) == ("torch", None, "")
     assert "torch's time at such sizes is not known on NVIDIA A100" in row.why
+
+
+def test_the_table_groups_layers_that_are_alike_and_prints():
+    blocks = nn.ModuleList(nn.ModuleDict({"up": large(768, 3072)}) for _ in range(3))
+    found = convert(nn.ModuleDict({"h": blocks, "head": large(768, 50257)}).eval(), rows=8000, device=H200)
+    assert [(row.layers, row.count) for row in found.rows] == [("h.*.up", 3), ("head", 1)]
+    text, html = repr(found), found._repr_html_()
+    assert text.startswith("tritile.nn.convert: 1 of 4 linear layers exchanged for NVIDIA H200\n")
+    for part in ("768 -> 50257", "predicted", found.rows[0].why):
+        assert part in text
+    assert html.startswith("<table><caption>")
+    assert html.count("<tr>") == 3
+    assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))
 
 
 class Lora(nn.Module):
@@ -119,38 +137,35 @@ class Subclass(nn.Linear):
         return super().forward(x) + 1
 
 
-def replaced():
-    layer = layer_of()
-    layer.forward = lambda x: x
-    return layer
+def not_plain():
+    """Layers that stay as they are, and why."""
+    replaced = layer_of()
+    replaced.forward = lambda x: x
+    return {
+        "subclass": (Subclass(8, 8), "it is a subclass, Subclass"),
+        "parametrized": (parametrizations.orthogonal(nn.Linear(8, 8)), "it is a subclass, Parametrized"),
+        "spectral norm": (spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
+        "pruned": (prune.identity(layer_of(), "weight"), "its weight is computed"),
+        "lazy": (nn.LazyLinear(8), "it is a subclass, LazyLinear"),
+        "attention": (nn.MultiheadAttention(8, 2).out_proj, "it is a subclass"),
+        "replaced": (replaced, "its forward was replaced"),
+        "adapter": (Lora(), "it is inside an adapter"),
+        "fp8": (nn.Linear(8, 8).to(torch.float8_e4m3fn), "its weight is float8_e4m3fn"),
+    }
 
 
-LEFT = {
-    "a subclass": (lambda: Subclass(8, 8), "it is a subclass, Subclass"),
-    "parametrized": (lambda: parametrizations.orthogonal(nn.Linear(8, 8)), "it is a subclass, Parametrized"),
-    "weight norm": (lambda: parametrizations.weight_norm(layer_of()), "it is a subclass, Parametrized"),
-    "old weight norm": (lambda: weight_norm(layer_of()), "its weight is computed"),
-    "spectral norm": (lambda: spectral_norm(nn.Linear(8, 8)), "its weight is computed"),
-    "pruned": (lambda: prune.identity(layer_of(), "weight"), "its weight is computed"),
-    "lazy": (lambda: nn.LazyLinear(8), "it is a subclass, LazyLinear"),
-    "attention": (lambda: nn.MultiheadAttention(8, 2).out_proj, "it is a subclass"),
-    "replaced": (replaced, "its forward was replaced"),
-    "adapter": (Lora, "it is inside an adapter"),
-    "fp8": (lambda: nn.Linear(8, 8).to(torch.float8_e4m3fn), "its weight is float8_e4m3fn"),
-}
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("how", [{"rows": 8, "device": H200}, {"always": True}, {"kind": "int8"}], ids=str)
-@pytest.mark.parametrize(("make", "why"), LEFT.values(), ids=LEFT)
-def test_what_is_not_torchs_plain_layer_is_left_alone(wins, make, why, how):
-    model = nn.Sequential(make())
+def test_what_is_not_torchs_plain_layer_is_left_alone(wins, how):
+    left = not_plain()
+    model = nn.ModuleDict({name: layer for name, (layer, _) in left.items()})
     before = [type(module) for module in model.modules()]
     found = convert(model, **how)
     assert [type(module) for module in model.modules()] == before
     assert found.exchanged == ()
-    assert all(why in row.why for row in found.rows)
-    assert found.rows
+    assert {row.layers.partition(".")[0] for row in found.rows} == set(left)
+    for row in found.rows:
+        assert left[row.layers.partition(".")[0]][1] in row.why, row.layers
 
 
 def test_a_filter_and_tritiles_own_kind_leave_layers_out(wins):
@@ -162,38 +177,28 @@ def test_a_filter_and_tritiles_own_kind_leave_layers_out(wins):
 
 def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
     model = nn.Sequential(layer_of())
-    for _ in range(2):
-        assert convert(model, rows=8, device=H200).exchanged == ("0",)
-        assert type(model[0]) is ConvertedLinear
-    assert convert(model, always=True).exchanged == ("0",)
-    assert type(model[0]) is AlwaysLinear
+    by_rows = {"rows": 8, "device": H200}
+    for how, kind in ((by_rows, ConvertedLinear), (by_rows, ConvertedLinear), ({"always": True}, AlwaysLinear)):
+        assert convert(model, **how).exchanged == ("0",)
+        assert type(model[0]) is kind
     monkeypatch.setattr(CONVERT, "judged", lambda *call: LOSES)
-    assert convert(model, rows=8, device=H200).exchanged == ()
+    assert convert(model, **by_rows).exchanged == ()
     assert type(model[0]) is nn.Linear
     convert(model, always=True)
     convert(model, "int8")
-    assert type(model[0]) is tritile.nn.QuantizedLinear
+    assert type(model[0]) is QuantizedLinear
 
 
 # What stays.
 
-
 LAYERS = ("up", "down", "head")
 
 
-def assert_same(got, wanted):
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-@pytest.fixture
-def net():
-    torch.manual_seed(0)
-    return Net()
-
-
 def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins):
-    wanted, kept, state = net(TOKENS), list(net.named_parameters()), net.state_dict()
-    modules, calls = list(net.modules()), []
+    modules, kept, state, calls = [*net.modules()], [*net.named_parameters()], net.state_dict(), []
+    wanted = net(TOKENS)
+    wanted.square().sum().backward()
+    grads = {name: parameter.grad.clone() for name, parameter in kept}
     net.up.bias.requires_grad_(False)
     net.up.register_forward_pre_hook(lambda module, args: calls.append("before"))
     net.up.register_forward_hook(lambda module, args, out: calls.append("after"))
@@ -212,69 +217,33 @@ def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins):
         calls.clear()
         out = net(TOKENS)
         assert_same(out, wanted)
-        out.sum().backward()
+        net.zero_grad()
+        out.square().sum().backward()
+        for name, parameter in kept:
+            if name != "up.bias":  # frozen
+                assert_same(parameter.grad, grads[name])
         assert net.state_dict().keys() == state.keys()
         assert calls == ["before", "after", "backward", "state", "state"]  # under two names
     assert restore(net) == 0
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_gradients_are_torchs(net, wins, always):
-    found = []
-    for change in (
-        lambda: None,
-        lambda: convert(net, always=True) if always else convert(net, rows=6, device=H200),
-    ):
-        change()
-        net.zero_grad()
-        net(TOKENS).square().sum().backward()
-        found.append([parameter.grad.clone() for parameter in net.parameters()])
-    for got, wanted in zip(*reversed(found), strict=True):
-        assert_same(got, wanted)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins, copied):
+def test_copies_are_exchanged_too_with_weights_of_their_own(net, wins):
     convert(net, rows=6, device=H200)
-    other = copied(net)
-    assert [type(getattr(other, name)) for name in LAYERS] == [ConvertedLinear] * 3
-    assert other.head.weight is other.embed.weight is not net.embed.weight
-    assert other.again is other.up
-    assert_same(other(TOKENS), net(TOKENS))
-    restore(other)
-    assert type(other.up) is nn.Linear
-    assert type(net.up) is ConvertedLinear
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert [type(getattr(other, name)) for name in LAYERS] == [ConvertedLinear] * 3
+        assert other.head.weight is other.embed.weight is not net.embed.weight
+        assert other.again is other.up
+        assert_same(other(TOKENS), net(TOKENS))
+        restore(other)
+        assert (type(other.up), type(net.up)) == (nn.Linear, ConvertedLinear)
 
 
-def test_loading_moving_and_casting(net, wins):
-    other = Net()
-    for each in (net, other):
-        convert(each, rows=6, device=H200)
-    other.load_state_dict(net.state_dict(), strict=True)
-    assert_same(other(TOKENS), net(TOKENS))
-    assert net.float()(TOKENS).dtype == FP32
-    assert {each.device.type for each in net.to("meta").parameters()} == {"meta"}
-    assert net.to_empty(device="cpu")(TOKENS).shape == (2, 3, 11)
-    assert type(net.up) is ConvertedLinear
-
-
-def test_a_model_inside_another_or_compiled_is_converted(net, wins):
-    class Wrapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = net
-
-        def forward(self, tokens):
-            return self.module(tokens)
-
+def test_a_model_inside_another_that_is_compiled_is_converted(net, wins):
     wanted = net(TOKENS)
-    model = torch.compile(Wrapped(), backend="aot_eager", fullgraph=True)
-    assert_same(model(TOKENS), wanted)
-    convert(model, rows=6, device=H200)
-    for _ in range(2):
+    model = torch.compile(nn.Sequential(net), backend="aot_eager", fullgraph=True)
+    for change in (lambda: None, lambda: convert(model, rows=6, device=H200), lambda: restore(model)):
+        change()
         assert_same(model(TOKENS), wanted)
-    restore(model)
-    assert_same(model(TOKENS), wanted)
 
 
 def test_what_is_parametrized_after_conversion_works_and_is_not_restored(net, wins):
@@ -316,29 +285,28 @@ def conv1d(monkeypatch):
         vars(exchanged).pop(name, None)
 
 
-@pytest.mark.parametrize("always", [False, True])
-def test_conv1d_is_exchanged_too(conv1d, wins, always):
+@pytest.mark.parametrize("how", [{"rows": 6, "device": H200}, {"always": True}], ids=["rows", "always"])
+def test_conv1d_is_exchanged_too(conv1d, wins, how):
     layer, x = conv1d(12, 8), values((2, 3, 8), FP32).requires_grad_()
-    wanted = layer(x)
-    wanted.sum().backward()
-    grads = [each.grad.clone() for each in (x, layer.weight, layer.bias)]
-    found = convert(layer, always=True) if always else convert(layer, rows=6, device=H200)
+
+    def called():
+        layer.zero_grad()
+        x.grad = None
+        out = layer(x)
+        out.sum().backward()
+        return [out, *(each.grad for each in (x, layer.weight, layer.bias))]
+
+    wanted = called()
+    found = convert(layer, **how)
     assert (found.layers, found.rows[0].features, found.rows[0].by) == (1, (8, 12), "tritile")
     assert isinstance(layer, conv1d)
     assert type(layer) is not conv1d
-    for each in (x, layer.weight, layer.bias):
-        each.grad = None
-    got = layer(x)
-    got.sum().backward()
-    torch.testing.assert_close(got, wanted)
-    for each, grad in zip((x, layer.weight, layer.bias), grads, strict=True):
-        torch.testing.assert_close(each.grad, grad)
-        assert each.grad.stride() == grad.stride()
-    other = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
-    assert type(other) is type(layer)
+    torch.testing.assert_close(called(), wanted)
+    assert layer.weight.grad.stride() == wanted[2].stride()
+    assert type(pickle.loads(pickle.dumps(copy.deepcopy(layer)))) is type(layer)
     assert restore(layer) == 1
     assert type(layer) is conv1d
-    torch.testing.assert_close(layer(x), wanted)
+    torch.testing.assert_close(called(), wanted)
     (row,) = convert(layer, "int8").rows
     assert row.why == "it is a Conv1D"
 
@@ -352,52 +320,41 @@ def test_conv1d_is_predicted_by_its_own_layout(conv1d):
 # What one forward pass shows.
 
 
-def seen(layer, calls):
-    return [(call.rows, call.dtype, call.grad_input, call.grad_weight) for call in calls[layer]]
-
-
-def test_rows_dtypes_and_gradients_of_a_forward_pass_are_recorded(net):
+def test_a_recorded_forward_decides(net, monkeypatch):
+    asked = []
+    monkeypatch.setattr(CONVERT, "judged", lambda *call: asked.append(call) or WINS)
     frozen = nn.Linear(8, 4, dtype=FP64).requires_grad_(False)
-    with recorded(nn.ModuleList([net, frozen])) as calls:
-        net(TOKENS)
+
+    def forward():
+        net(TOKENS).sum().backward()
         with torch.no_grad():
             net(TOKENS[:1])
         frozen(input=torch.ones(3, 8, dtype=FP64))
         frozen(torch.ones(2, 3, 8, dtype=FP64, requires_grad=True))
         with torch.autocast("cpu", BF16):
             frozen(torch.ones(5, 8, dtype=FP64))
-    net(TOKENS[:, :1])
-    assert seen(net.up, calls) == [(6, FP64, True, True), (3, FP64, False, False)]
-    assert seen(frozen, calls) == [(3, FP64, False, False), (6, FP64, True, False), (5, None, False, False)]
-    assert calls[net.up].total() == 2
-    assert net.embed not in calls
+
+    model = nn.ModuleDict({"net": net, "frozen": frozen, "idle": layer_of()})
+    found = convert(model, forward=forward, device=H200)
+    net(TOKENS[:, :1])  # no longer recorded
+    assert found.exchanged == ("net.up", "net.down", "net.head", "frozen")
+    up = LayerCall(6, FP64, True, True), LayerCall(3, FP64, False, False)
+    assert [call[0] for call in asked if call[1] is net.up.weight] == [*up]
+    of_frozen = LayerCall(3, FP64, False, False), LayerCall(6, FP64, True, False)
+    assert [call[0] for call in asked if call[1] is frozen.weight] == [*of_frozen]
+    assert asked[0][1:] == (net.up.weight, net.up.bias, HERE, None)
+    rows = [(row.layers, row.rows, row.dtype, row.training, row.by, row.why) for row in found.rows]
+    autocast = "under autocast torch keeps the weights that it casts"
+    assert ("net.up", 6, "float64", True, "tritile", "") in rows
+    assert ("frozen", 5, "", False, "torch", autocast) in rows
+    assert ("idle", None, "", False, "torch", "forward did not call it") in rows
 
 
-def test_a_recorded_forward_decides(net, monkeypatch):
-    asked = []
-    monkeypatch.setattr(CONVERT, "judged", lambda *call: asked.append((call[:3], call[3:])) or WINS)
-    extra = nn.ModuleDict({"net": net, "idle": layer_of()})
-    found = convert(extra, forward=lambda: net(TOKENS).sum().backward(), device=H200)
-    assert found.exchanged == ("net.up", "net.down", "net.head")
-    assert {gpu for _, gpu in asked} == {(HERE, None)}
-    call, weight, bias = asked[0][0]
-    assert call == LayerCall(6, FP64, True, True)
-    assert weight is net.up.weight
-    assert bias is net.up.bias
-    rows = {row.layers: row for row in found.rows}
-    idle, up = rows["idle"], rows["net.up"]
-    assert (idle.why, idle.rows, idle.by) == ("forward did not call it", None, "torch")
-    assert (up.training, up.rows, up.dtype) == (True, 6, "float64")
-
-
-def test_autocast_leaves_layers_to_torch(net, wins):
-    def forward():
-        with torch.autocast("cpu", BF16):
-            net(TOKENS)
-
-    found = convert(net, forward=forward, device=H200)
-    assert found.exchanged == ()
-    assert {row.why for row in found.rows} == {"under autocast torch keeps the weights that it casts"}
+def test_a_forward_that_fails_changes_nothing_and_leaves_no_hook(net, wins):
+    with pytest.raises(ZeroDivisionError):
+        convert(net, forward=lambda: 1 / 0, device=H200)
+    assert type(net.up) is nn.Linear
+    assert not net.up._forward_hooks
 
 
 # Who multiplies in a call.
@@ -425,8 +382,7 @@ def runs(monkeypatch, decided):
         yield made
 
 
-def exchanged_layer(k=8, n=16):
-    layer = nn.Linear(k, n, device="meta", dtype=BF16)
+def as_exchanged(layer):
     convert(layer, always=True)
     layer.__class__ = ConvertedLinear
     return layer
@@ -436,8 +392,8 @@ def on_meta(*shape, dtype=BF16, **how):
     return torch.empty(*shape, dtype=dtype, device="meta", **how)
 
 
-def test_each_number_of_rows_is_decided_once(runs, decided):
-    layer = exchanged_layer()
+def test_each_number_of_rows_is_decided_once(runs, decided, monkeypatch):
+    layer = as_exchanged(large(8, 16))
     with torch.no_grad():
         for _ in range(3):
             layer(on_meta(200, 8))
@@ -448,10 +404,14 @@ def test_each_number_of_rows_is_decided_once(runs, decided):
     tritile.forget()
     layer(on_meta(200, 8))
     assert len(decided) == 4
+    monkeypatch.setattr(exchanged, "may_be_kept", lambda: False)  # mode tune, during a capture
+    for _ in range(2):
+        layer(on_meta(300, 8))
+    assert len(decided) == 6
 
 
 def test_gradients_modes_and_settings_are_decided_apart(runs, decided, cuda_matmul):
-    layer, x = exchanged_layer(), on_meta(200, 8)
+    layer, x = as_exchanged(large(8, 16)), on_meta(200, 8)
     layer(x)
     layer(on_meta(200, 8, requires_grad=True))
     with torch.no_grad():
@@ -470,12 +430,11 @@ def test_gradients_modes_and_settings_are_decided_apart(runs, decided, cuda_matm
 
 
 def test_torch_multiplies_what_is_not_a_plain_call(runs, decided):
-    layer, x = exchanged_layer(), on_meta(200, 8)
+    layer, x = as_exchanged(large(8, 16)), on_meta(200, 8)
 
     class Mine(torch.Tensor):
         pass
 
-    assert Mine not in PLAIN
     layer(x.as_subclass(Mine))
     with torch.autocast("cpu", BF16):
         layer(x)
@@ -487,7 +446,7 @@ def test_torch_multiplies_what_is_not_a_plain_call(runs, decided):
 
 
 def test_batch_invariant_calls_are_tritiles_and_what_it_does_not_compute_is_torchs(runs, monkeypatch):
-    layer = exchanged_layer()
+    layer = as_exchanged(large(8, 16))
     with tritile.batch_invariant():
         layer(on_meta(3, 8))
     monkeypatch.setattr(exchanged, "judged", MagicMock(side_effect=NotTunedError("no")))
@@ -497,21 +456,9 @@ def test_batch_invariant_calls_are_tritiles_and_what_it_does_not_compute_is_torc
 
 def test_a_call_in_host_memory_is_torchs(monkeypatch):
     monkeypatch.setattr(exchanged, "linear", lambda *given: pytest.fail("tritile's"))
-    layer = layer_of()
-    convert(layer, always=True)
-    layer.__class__ = ConvertedLinear
-    x = values((3, 40), BF16)
+    layer, x = as_exchanged(layer_of()), values((3, 40), BF16)
     assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
-    inside = torch.vmap(layer)(x)
-    assert inside.shape == (3, 7)
-
-
-def test_what_mode_tune_finds_during_a_capture_is_not_kept(runs, decided, monkeypatch):
-    monkeypatch.setattr(exchanged, "may_be_kept", lambda: False)
-    layer = exchanged_layer()
-    for _ in range(2):
-        layer(on_meta(200, 8))
-    assert len(decided) == 2
+    assert torch.vmap(layer)(x).shape == (3, 7)
 
 
 # How a call is compared.
@@ -522,8 +469,7 @@ TILE = tritile.Config.of(family="tile")
 
 
 def judged(call=CALL, index=None, bias=None):
-    weight = torch.empty(WEIGHTS[call.dtype], dtype=call.dtype, device="meta")
-    return exchanged.judged(call, weight, bias, HERE, index)
+    return exchanged.judged(call, on_meta(*WEIGHTS[call.dtype], dtype=call.dtype), bias, HERE, index)
 
 
 def planned_as(monkeypatch, *found):
@@ -553,7 +499,7 @@ NEAR, SLOWER = "not by enough to be sure", "torch is as fast, or faster"
 ATEN = {"config": aten.CONFIG, "us": 50.0, "other_us": 100.0}
 
 
-def of(source, torch_us, error=0.0):
+def plan(source, torch_us, error=0.0):
     return {"source": source, "us": 100.0, "other_us": torch_us, "other_error": error}
 
 
@@ -561,23 +507,23 @@ def of(source, torch_us, error=0.0):
     ("call", "plan", "ratio", "source", "why"),
     [
         # A prediction has to win by more than it errs.
-        (CALL, of("exact", 103.0), 1.03, "measured", ""),
-        (CALL, of("exact", 101.0), 1.01, "measured", SLOWER),  # within noise
-        (CALL, of("table", 103.0), 1.03, "measured", ""),
-        (CALL, of("table", 139.0, 0.4), 1.39, "predicted", NEAR),  # torch's time is
-        (CALL, of("predicted", 103.0), 1.03, "predicted", ""),  # ours is
-        (CALL, of("predicted", 139.0, 0.4), 1.39, "predicted", NEAR),
-        (CALL, of("predicted", 141.0, 0.4), 1.41, "predicted", ""),
-        (CALL, of("model", 149.0, 0.2), 1.49, "predicted", NEAR),  # which errs, too
-        (CALL, of("model", 151.0, 0.2), 1.51, "predicted", ""),
+        (CALL, plan("exact", 103.0), 1.03, "measured", ""),
+        (CALL, plan("exact", 101.0), 1.01, "measured", SLOWER),  # within noise
+        (CALL, plan("table", 103.0), 1.03, "measured", ""),
+        (CALL, plan("table", 139.0, 0.4), 1.39, "predicted", NEAR),  # torch's time is
+        (CALL, plan("predicted", 103.0), 1.03, "predicted", ""),  # ours is
+        (CALL, plan("predicted", 139.0, 0.4), 1.39, "predicted", NEAR),
+        (CALL, plan("predicted", 141.0, 0.4), 1.41, "predicted", ""),
+        (CALL, plan("model", 149.0, 0.2), 1.49, "predicted", NEAR),  # which errs, too
+        (CALL, plan("model", 151.0, 0.2), 1.51, "predicted", ""),
         # Where torch's kernel is planned, or its time unknown, a layer stays torch's.
         (CALL, ATEN, 0.5, "predicted", SLOWER),
         (CALL, ATEN | {"source": "exact"}, 0.5, "measured", SLOWER),
         (CALL, {"config": aten.CONFIG, "why": "by a rule", "source": "table"}, None, "", "by a rule"),
         (CALL, {"us": 100.0}, None, "", "torch's time at such sizes is not known on NVIDIA H200"),
         # fp16 parts are the default where they are faster, by this rule or as measured.
-        (FP32_CALL, of("model", None), exchanged.PARTS_AHEAD, "predicted", ""),
-        (FP32_CALL, of("exact", 300.0), 3.0, "measured", ""),
+        (FP32_CALL, plan("model", None), exchanged.PARTS_AHEAD, "predicted", ""),
+        (FP32_CALL, plan("exact", 300.0), 3.0, "measured", ""),
     ],
 )
 def test_how_a_plan_is_compared(monkeypatch, call, plan, ratio, source, why):
@@ -588,10 +534,9 @@ def test_how_a_plan_is_compared(monkeypatch, call, plan, ratio, source, why):
 
 def test_what_was_measured_of_parts_and_of_torch_is_compared():
     problem = MatmulProblem(1, 8000, 4096, 4096, "float32", "float32", b_layout="column", precision="fp16x3")
-    config, store = FAMILIES["matmul"]["descriptor"], store_of(HERE)
-    (best, *_) = [each for each in legal_configs(problem, HERE) if each.family == "descriptor"]
-    store.add(config.digest, Trial(problem, best, 400.0, error=0.0))
-    store.add(TORCH, Trial(problem, aten.CONFIG, 2000.0))
+    best = next(each for each in legal_configs(problem, HERE) if each.family == "descriptor")
+    store_of(HERE).add(FAMILIES["matmul"]["descriptor"].digest, Trial(problem, best, 400.0, error=0.0))
+    store_of(HERE).add(TORCH, Trial(problem, aten.CONFIG, 2000.0))
     (row,) = convert(large(4096, 4096, FP32).eval(), rows=8000, device=H200).rows
     assert (row.ratio, row.source, row.by) == (5.0, "measured", "tritile")
 
@@ -618,8 +563,7 @@ TORCHS = Comparison(0.5, False, "predicted", 1000.0, by_torch=True)
 def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products, ratio, win):
     given = iter(products)
     monkeypatch.setattr(exchanged, "_compared", lambda *problem: next(given))
-    grads = {"grad_input": len(products) > 1, "grad_weight": len(products) > 2}
-    found = judged(CALL._replace(**grads))
+    found = judged(CALL._replace(grad_input=len(products) > 1, grad_weight=len(products) > 2))
     assert found.ratio == pytest.approx(ratio)
     assert found.wins == win
 
@@ -654,22 +598,55 @@ def test_fp32_follows_torchs_setting(monkeypatch, cuda_matmul):
     assert [each.precision for each in found] == ["fp16x3", "ieee", "tf32"]
 
 
-# The table, and what is refused.
+# Layers of few bits.
 
 
-def test_the_table_groups_layers_that_are_alike_and_prints():
-    blocks = nn.ModuleList(nn.ModuleDict({"up": large(768, 3072)}) for _ in range(3))
-    model = nn.ModuleDict({"h": blocks, "head": large(768, 50257)}).eval()
-    found = convert(model, rows=8000, device=H200)
-    assert [(row.layers, row.count) for row in found.rows] == [("h.*.up", 3), ("head", 1)]
-    text, html = repr(found), found._repr_html_()
-    assert text.startswith("tritile.nn.convert: 1 of 4 linear layers exchanged for NVIDIA H200\n")
-    assert "768 -> 50257" in text
-    assert "predicted" in text
-    assert [row.why for row in found.rows if row.why and row.why in text]
-    assert html.startswith("<table><caption>")
-    assert html.count("<tr>") == 3
-    assert "0 of 0" in repr(convert(nn.Identity(), rows=8, device=H200))
+def test_quantizing_leaves_shared_weights():
+    net = Net(BF16).eval()
+    net.up.register_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    found = convert(net, "int8")
+    assert found.exchanged == ("up", "down")
+    why = {row.layers: row.why for row in found.rows if row.why}
+    assert why == {"head": "it shares a parameter with embed"}
+    assert (type(net.up), type(net.down), type(net.head)) == (QuantizedLinear, QuantizedLinear, nn.Linear)
+    assert net.again is net.up
+    assert not net.up.training
+    assert [key for key, _ in net.named_parameters()] == ["embed.weight", "up.bias"]
+    assert torch.equal(net.up(values((2, 8), BF16)), net.up.bias.expand(2, 16))
+    assert net(TOKENS).shape == (2, 3, 11)
+
+
+def test_what_cannot_be_quantized_is_left_with_a_reason():
+    odd = nn.ModuleDict({
+        "wide": nn.Linear(4, 4),
+        "inf": layer_of(),
+        "fused": tritile.nn.Linear(4, 4, activation="relu", dtype=BF16),
+        "encoder": nn.TransformerEncoderLayer(4, 2, 8, dtype=BF16),
+    })  # fmt: skip
+    with torch.no_grad():
+        odd["inf"].weight[2, 3] = float("inf")
+    types = [type(module) for module in odd.modules()]
+    found = {row.layers: row.why for row in convert(odd, "int4").rows}
+    assert [type(module) for module in odd.modules()] == types
+    for name, part in {
+        "wide": "its weight is float32: wanted bfloat16, float16",
+        "inf": "weight[2, 3] is inf",
+        "fused": "its activation 'relu' is not fused",
+        "encoder.linear1": "torch.nn.TransformerEncoderLayer reads its weight",
+        "encoder.self_attn.out_proj": "it is a subclass",
+    }.items():
+        assert part in found[name], name
+
+
+def test_quantizing_a_root_is_not_restored():
+    root = layer_of()
+    convert(root, "int8", group_size=64, zero_points=True)
+    assert (type(root), root.bits, root.group_size, root.zeros is None) == (QuantizedLinear, 8, 64, False)
+    assert restore(root) == 0
+    assert type(root) is QuantizedLinear
+
+
+# What is refused.
 
 
 @pytest.mark.parametrize(
@@ -686,12 +663,14 @@ def test_the_table_groups_layers_that_are_alike_and_prints():
         ({"rows": ()}, "rows is "),
         ({"rows": 2.5}, "rows is 2.5"),
         ({"forward": 8}, "forward is a int: wanted a function"),
+        ({"rows": 8}, "there is no GPU here: name one with device="),
         ({"rows": 8, "device": "tpu"}, "device is 'tpu'"),
         ({"kind": "int8", "rows": 8}, "rows, forward and always are for kind 'linear', not 'int8'"),
         ({"kind": "int4", "group_size": 16}, "group_size is 16"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_changes(given, why):
+def test_bad_arguments_are_refused_before_anything_changes(given, why, monkeypatch):
+    monkeypatch.setattr(CONVERT.devices, "current_index", lambda: None)
     net = Net()
     with pytest.raises(InvalidValueError, match="convert: ") as told:
         convert(**({"model": net} | given))
@@ -699,17 +678,3 @@ def test_bad_arguments_are_refused_before_anything_changes(given, why):
     assert type(net.up) is nn.Linear
     with pytest.raises(InvalidValueError, match="restore: model is a dict"):
         restore({})
-
-
-def test_without_a_gpu_one_has_to_be_named():
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(InvalidValueError, match="there is no GPU here: name one with device="):
-        convert(Net(), rows=8)
-
-
-def test_a_forward_that_fails_changes_nothing_and_leaves_no_hook(net, wins):
-    with pytest.raises(ZeroDivisionError):
-        convert(net, forward=lambda: 1 / 0, device=H200)
-    assert type(net.up) is nn.Linear
-    assert not net.up._forward_hooks
