@@ -178,9 +178,9 @@ def test_a_filter_and_tritiles_own_kind_leave_layers_out(wins):
 def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
     model = nn.Sequential(layer_of())
     by_rows = {"rows": 8, "device": H200}
-    for how, kind in ((by_rows, ConvertedLinear), (by_rows, ConvertedLinear), ({"always": True}, AlwaysLinear)):
+    for how in (by_rows, by_rows, {"always": True}):
         assert convert(model, **how).exchanged == ("0",)
-        assert type(model[0]) is kind
+        assert type(model[0]) is (AlwaysLinear if "always" in how else ConvertedLinear)
     monkeypatch.setattr(CONVERT, "judged", lambda *call: LOSES)
     assert convert(model, **by_rows).exchanged == ()
     assert type(model[0]) is nn.Linear
