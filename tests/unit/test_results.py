@@ -1,4 +1,7 @@
-"""Results: what a line holds, that files survive being cut off, and what they sum up to."""
+"""Results: what a line holds, that files survive being cut off, what they sum up to, and reports of them.
+
+tests/browser opens the page of a report.
+"""
 
 import json
 import math
@@ -10,10 +13,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.commands import run
 from tritile.cli.bench import print_results, print_summary
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.errors import InvalidValueError
+from tritile.errors import FileError, InvalidValueError
+from tritile.lab import report
 from tritile.lab.environment import environment
 from tritile.lab.results import (
     Measurement,
@@ -29,7 +34,7 @@ from tritile.lab.results import (
 from tritile.tune.suites import parse_shape
 
 ENV = {
-    "gpu": "GPU", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
+    "gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "driver": "1.2", "tritile": "abc",
     "time": "2026-01-01T00:00:00+00:00",
 }  # fmt: skip
 CONFIG = Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=8)
@@ -79,10 +84,9 @@ def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
         "spreads": {"torch": 0.0}, "samples": 40, "launches": 3,
     }  # fmt: skip
     new, path = line(measured=sides), tmp_path / "gpu" / "given.jsonl"
-    old = {name: value for name, value in new.items() if name not in sides}
-    old |= {"tutorial_us": 30.0, "ratio_tutorial": 3.0}
+    old = line(measured={}) | {"tutorial_us": 30.0, "ratio_tutorial": 3.0}
     assert sides.items() <= new.items()
-    assert not sides.keys() & line().keys()
+    assert not sides.keys() & old.keys()
     lines = [old, new, transposed(), transposed(copy_gbps=None), HOST]
     for part in (lines[:1], [], lines[1:]):
         append(path, part)
@@ -94,12 +98,6 @@ def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
     fused = replace(parse_shape("64x64x64"), epilogue="bias=row relu")
     found = result(fused, Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, CONFIG, "exact"), ENV)
     assert case_of(found) == fused
-
-
-def test_host_lines_are_no_cases():
-    assert (HOST["op"], HOST["suite"], HOST["ratio_torch"]) == ("host", "host", 1.25)
-    assert summary([HOST]) == of_cases([HOST]) == []
-    assert "no results" in printed([HOST])
 
 
 def test_a_truncated_last_line_costs_only_itself(tmp_path):
@@ -116,13 +114,12 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path):
     "changes",
     [
         {"op": "conv"}, {"op": ["matmul"]}, {"m": 0}, {"m": "64"}, {"m": True}, {"dtype": "half"},
-        {"layout": None}, {"layout": 5}, {"precision": ["x"]}, {"torch_us": None}, {"ratio_torch": -1},
-        {"tflops": None}, {"tritile_us": 10**400}, {"tritile_us": math.nan}, {"inductor_us": 3.0},
-        {"inductor_us": 0.0}, {"tutorial_us": 3.0, "ratio_tutorial": None}, {"copy_gbps": -1.0},
-        {"config": {"kwargs": 1}}, {"env": {}}, {"env": None}, {"plan_source": 7}, {"plan_source": ""},
-        {"spread": "?"}, {"spread": -0.1}, {"error": math.inf}, HOST | {"call": ""}, HOST | {"env": {}},
-        HOST | {"torch_us": None},
+        {"layout": None}, {"precision": ["x"]}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None},
+        {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"tutorial_us": 3.0, "ratio_tutorial": None},
+        {"copy_gbps": -1.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None}, {"plan_source": ""},
+        {"spread": "?"}, {"error": math.inf}, HOST | {"call": ""}, HOST | {"torch_us": None},
     ],
+    ids=str,
 )  # fmt: skip
 def test_lines_that_are_no_results_are_skipped(tmp_path, changes):
     path, messages = tmp_path / "square.jsonl", []
@@ -133,19 +130,19 @@ def test_lines_that_are_no_results_are_skipped(tmp_path, changes):
         append(path, [line() | changes])
 
 
-@pytest.mark.parametrize("garbage", [b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b'{"op": "matmul"}'])
-def test_garbage_is_skipped(tmp_path, garbage):
-    path = tmp_path / "square.jsonl"
-    path.write_bytes(garbage + b"\n\n")
-    told = []
+def test_garbage_is_skipped(tmp_path):
+    path, told = tmp_path / "square.jsonl", []
+    lines = b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b'{"op": "matmul"}'
+    path.write_bytes(b"\n\n".join(lines))
     assert read(path, told.append) == []
-    assert len(told) == 1
+    assert "5 of 9 lines skipped" in told[0]
 
 
 def test_the_last_result_of_each_case_and_gpu_counts():
     first, again, other = line(ratio=0.5), line(ratio=3.0), line("128x64x64")
     elsewhere = line(env={"gpu": "Other"})
     assert of_cases([first, HOST, other, again, elsewhere]) == [again, other, elsewhere]
+    assert (HOST["suite"], HOST["ratio_torch"], summary([HOST])) == ("host", 1.25, [])
 
 
 def test_summary():
@@ -179,7 +176,7 @@ def test_results_are_printed_as_a_table():
     text = printed([line(ratio=0.5), transposed()])
     assert re.search(r"64x64x64 .*square .*NN .*bfloat16 .* 100\.00 .* 50\.00 .* 0\.500 .* TFLOP/s", text)
     assert re.search(r"1000x2000 .*transpose .*float32 .* 2000 GB/s \(80% of copy\)", text)
-    assert "no results" in printed([])
+    assert "no results" in printed([HOST])
     alike = printed([line(), line("128x64x32")])
     assert alike.splitlines()[0].strip().endswith("square, bfloat16, NN")
     for show in (print_results, print_summary):
@@ -208,3 +205,56 @@ def test_environment():
     assert env["tritile"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", env["time"])
     assert set(env) == set(ENV)
+
+
+REPORTED = [
+    line("64x64x64", measured={"inductor_us": 150.0}),
+    line("128x64x64", 0.5),
+    line("128x64x64", 0.25),  # later: it counts
+    transposed(4.0),
+    line("64x64x64", 9.0, env={"gpu": "another"}),
+]
+
+
+def test_rows_of_a_report_are_the_last_results_of_a_gpu_one_for_each_baseline():
+    rows = report.rows_of(REPORTED, "NVIDIA H200")
+    names = ("problem", "baseline", "ratio", "band", "layout")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("64x64x64", "torch", 2.0, "square", "NN"),
+        ("64x64x64", "inductor", 1.5, "square / inductor", "NN"),
+        ("128x64x64", "torch", 0.25, "square", "NN"),
+        ("1000x2000", "torch", 4.0, "transpose", "none"),
+    ]
+    assert rows[1]["baseline_us"] == 150.0
+
+
+def test_the_command_writes_a_page_and_a_picture(tmp_path):
+    append(tmp_path / "gpu" / "square.jsonl", REPORTED)
+    with (tmp_path / "gpu" / "square.jsonl").open("a") as file:
+        file.write(json.dumps(REPORTED[0] | {"tritile_us": -1}) + "\n")
+    done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "report.html")
+    assert done.exit_code == 0, done.output
+    assert "1 of 7 lines skipped; line 6: tritile_us = -1" in done.stderr
+    assert "1 results of another are left out" in done.output
+    text = (tmp_path / "report.html").read_text()
+    assert "<h1>tritile on NVIDIA H200</h1>" in text
+    assert "torch 2.11.0, triton 3.6.0" in text
+    losses = re.findall(r"<td>(\d\.\d{3})</td><td>100.00</td><td>25.00</td><td>(\w+)", text)
+    assert losses == [("0.250", "128x64x64")]
+    done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "speedups.svg")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "speedups.svg").read_text().startswith("<svg")
+
+
+def test_words_from_files_are_escaped():
+    evil = [each | {"suite": "<script>alert(1)</script>"} for each in REPORTED]
+    text = report.page(report.rows_of(evil, "NVIDIA H200"), "<script>", "<b>")
+    assert "<script>alert" not in text
+    assert "<h1>tritile on &lt;script&gt;</h1>" in text
+
+
+def test_without_results_nothing_is_drawn():
+    with pytest.raises(FileError, match="no results"):
+        report.speedups([])
+    with pytest.raises(FileError, match="no results of this GPU"):
+        report.page([], "NVIDIA H200", "")
