@@ -24,8 +24,6 @@ def config(block, **flags):
 
 GOOD = [config(16), config(32)]
 UNMASKED = config(16, STORES=False)
-READS_ON = config(16, LOADS=False)
-RAISES = config(24)
 
 
 def right(x, n):
@@ -44,8 +42,8 @@ def summed(x, out, n, BLOCK: tl.constexpr, LOADS: tl.constexpr, STORES: tl.const
         tl.store(out + at, 2 * total + at, mask=((at < n) | (not STORES)) & (at >= STOPS))
 
 
-def decorated(*configs, **words):
-    return tritile.autotune(list(configs), **{"key": ["n"], "reference": right} | words)(summed)
+def decorated(configs=GOOD, **words):
+    return tritile.autotune(configs, **{"key": ["n"], "reference": right} | words)(summed)
 
 
 def arguments(n):
@@ -55,7 +53,7 @@ def arguments(n):
 def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on():
     x, out, n = arguments(64)
     out.fill_(7.0)
-    found = tritile.check(decorated(*GOOD), x, out, n, grid=lambda meta: (1,))
+    found = tritile.check(decorated(), x, out, n, grid=lambda meta: (1,))
     assert found
     assert bool((out == 7.0).all())  # arguments are left as they are
     assert [each.config for each in found.right] == GOOD
@@ -71,14 +69,14 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     ("fault", "reason", "at"),
     [
         (UNMASKED, "wrote outside the memory", 63),
-        (READS_ON, "out[0] is nan", 63),
+        (config(16, LOADS=False), "out[0] is nan", 63),
         (config(16, STOPS=True), "out[0] is nan", 64),
     ],
     ids=["a store's mask", "a load's mask", "an element left out"],
 )
 def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at):
     """Where every tile is whole a missing mask does no harm."""
-    kernel = decorated(*GOOD, fault)
+    kernel = decorated([*GOOD, fault])
     assert bool(tritile.check(kernel, *arguments(64), grid=(1,))) is (at == 63)
     found = tritile.check(kernel, 64, make=arguments, grid=(1,))
     assert not found
@@ -117,9 +115,7 @@ def test_an_in_place_kernel_that_restores_nothing_is_advised_to(dtype, filled):
 
 
 def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
-    found = tritile.check(
-        decorated(*GOOD, reference=lambda n: {"out": torch.zeros(n)}), *arguments(33), grid=(1,)
-    )
+    found = tritile.check(decorated(reference=lambda n: {"out": torch.zeros(n)}), *arguments(33), grid=(1,))
     assert len(found.wrong) == 2
     assert "out[0] is 1056, and 0 is right" in found.wrong[0].reason
     assert "restore_value" not in found.wrong[0].reason
@@ -139,56 +135,53 @@ def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
 )
 def test_a_reference_that_returns_no_tensors_is_no_fault_or_proof_of_a_config(answer, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
-        tritile.check(decorated(*GOOD, reference=lambda x: answer), *arguments(40), grid=(1,))
+        tritile.check(decorated(reference=lambda x: answer), *arguments(40), grid=(1,))
 
 
 def test_all_configs_of_a_space_are_checked():
     space = tritile.Space({"BLOCK": (16, 32), "LOADS": (True, False), "STORES": (True,), "STOPS": (False,)})
-    kernel = tritile.autotune(space, ["n"], reference=right)(summed)
-    found = tritile.check(kernel, *arguments(63), grid=(1,))
+    found = tritile.check(decorated(space), *arguments(63), grid=(1,))
     assert {(c.config.kwargs["BLOCK"], c.config.kwargs["LOADS"], c.outcome) for c in found.configs} == {
         (block, loads, "right" if loads else "wrong") for block in (16, 32) for loads in (True, False)
     }
 
 
 def test_a_config_that_does_not_run_fails_and_says_why():
-    found = tritile.check(decorated(RAISES, GOOD[0]), *arguments(64), grid=(1,))
-    assert [each.config for each in found.failed] == [RAISES]
+    raises = config(24)
+    found = tritile.check(decorated([raises, GOOD[0]]), *arguments(64), grid=(1,))
+    assert [each.config for each in found.failed] == [raises]
     assert "power of 2" in found.failed[0].reason
     assert [each.config for each in found.right] == [GOOD[0]]
 
 
 @pytest.mark.parametrize(
-    ("kernel", "words", "wanted"),
+    ("words", "wanted"),
     [
-        (decorated(*GOOD), {}, "grid="),
-        (decorated(*GOOD), {"grid": 3}, "grid is 3"),
-        (decorated(*GOOD), {"grid": (1, 1, 1, 1)}, "one to three sizes"),
-        (decorated(*GOOD), {"grid": (1.5,)}, "grid is"),
-        (
-            decorated(*GOOD),
-            {"grid": (1,), "step": 2},
-            "summed: .*unexpected keyword argument 'step': wanted x, out, n$",
-        ),
-        (decorated(*GOOD), {"grid": (1,), "n": 8}, "summed: multiple values for argument 'n'"),
-        (decorated(*GOOD), {"grid": (1,), "BLOCK": 16}, "summed: BLOCK given, but configs set it"),
-        (decorated(*GOOD), {"grid": (1,), "num_warps": 8}, "summed: num_warps given, but configs set it"),
-        (summed, {"grid": (1,)}, "tritile.autotune decorates"),
-        (decorated(*GOOD, reference=None), {"grid": (1,)}, "reference="),
-        (decorated(*GOOD), {"grid": (1,), "make": arguments}, "sizes"),
-        (decorated(*GOOD), {"grid": (1,), "make": 5}, "make is 5"),
+        ({"grid": None}, "grid="),
+        ({"grid": 3}, "grid is 3"),
+        ({"grid": (1, 1, 1, 1)}, "one to three sizes"),
+        ({"grid": (1.5,)}, "grid is"),
+        ({"step": 2}, "summed: .*unexpected keyword argument 'step': wanted x, out, n$"),
+        ({"n": 8}, "summed: multiple values for argument 'n'"),
+        ({"BLOCK": 16}, "summed: BLOCK given, but configs set it"),
+        ({"num_warps": 8}, "summed: num_warps given, but configs set it"),
+        ({"make": arguments}, "sizes"),
+        ({"make": 5}, "make is 5"),
     ],
+    ids=str,
 )
-def test_bad_requests_are_refused(kernel, words, wanted):
+def test_bad_requests_are_refused(words, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
-        tritile.check(kernel, *arguments(8), **words)
+        tritile.check(decorated(), *arguments(8), **{"grid": (1,)} | words)
 
 
-def test_arguments_that_are_made_are_checked_too():
-    with pytest.raises(
-        InvalidValueError, match="summed: missing a required argument: 'out': wanted x, out, n"
-    ):
-        tritile.check(decorated(*GOOD), 8, make=lambda n: {"x": torch.zeros(n)}, grid=(1,))
+def test_what_cannot_be_checked_is_refused():
+    for kernel, wanted in ((summed, "tritile.autotune decorates"), (decorated(reference=None), "reference=")):
+        with pytest.raises(InvalidValueError, match=wanted):
+            tritile.check(kernel, *arguments(8), grid=(1,))
+    wanted = "summed: missing a required argument: 'out': wanted x, out, n"
+    with pytest.raises(InvalidValueError, match=wanted):
+        tritile.check(decorated(), 8, make=lambda n: {"x": torch.zeros(n)}, grid=(1,))
 
 
 class Shop:
@@ -218,7 +211,7 @@ def test_on_a_gpu_configs_are_checked_in_a_process_of_their_own(monkeypatch):
     shop, h200 = Shop(), target_device("nvidia-h200")
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: h200)
     monkeypatch.setattr(checking, "elsewhere", lambda call: contextlib.nullcontext((shop, call)))
-    found = tritile.check(decorated(*GOOD), *arguments(64), grid=(1,))
+    found = tritile.check(decorated(), *arguments(64), grid=(1,))
     assert [(each.outcome, each.error) for each in found.configs] == [("right", 0.25), ("wrong", None)]
     assert "out[3] is 1, and 2 is right" in found.wrong[0].reason
     assert (found.on, [subject.device for subject in shop.begun]) == (h200, [h200])
@@ -227,7 +220,7 @@ def test_on_a_gpu_configs_are_checked_in_a_process_of_their_own(monkeypatch):
 
 def test_a_call_that_cannot_be_sent_is_checked_here_with_a_warning(monkeypatch):
     monkeypatch.setattr(Autotuner, "device_of", lambda *given: target_device("nvidia-h200"))
-    kernel = decorated(*GOOD, UNMASKED)
+    kernel = decorated([*GOOD, UNMASKED])
     refused = tritile.errors.UnsupportedError("its tensors take too much")
     monkeypatch.setattr(checking, "elsewhere", lambda call: (_ for _ in ()).throw(refused))
     with pytest.warns(IsolationWarning, match="take too much"):

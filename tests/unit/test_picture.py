@@ -50,35 +50,37 @@ def test_blocks_of_all_steps_add_up_to_what_loads_request(name):
     assert stored == batch * m * n
 
 
-def test_a_ragged_corner_by_hand():
+def test_a_ragged_corner_and_an_order_by_hand():
     tiling = tiling_of(product("100x40x70"), tile(), H200)
     assert (tiling.rows, tiling.columns, tiling.steps, tiling.place(3)) == (2, 2, 3, (0, 1, 1))
     a, b, c = blocks_of(tiling, 3, 2)
     assert a == (64, 64, 64, 32, 36, 6)
     assert b == (64, 32, 32, 32, 6, 8)
     assert c == (64, 32, 64, 32, 36, 8)
+    flat = tiling_of(*POSED["flat"], H200)  # column by column
+    assert flat.group == flat.rows == 12
+    assert [flat.place(index)[1:] for index in (0, 1, 11, 12)] == [(0, 0), (1, 0), (11, 0), (0, 1)]
 
 
-def test_flat_kernels_take_tiles_column_by_column():
-    tiling = tiling_of(*POSED["flat"], H200)
-    assert tiling.group == tiling.rows == 12
-    assert [tiling.place(index)[1:] for index in (0, 1, 11, 12)] == [(0, 0), (1, 0), (11, 0), (0, 1)]
+FEW = Config.of(4, 1, "skinny_k", BLOCK_N=32, BLOCK_K=256)
+BOX = PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2)
 
 
-def test_what_has_no_tiles_is_refused():
-    problem = product("256x256x256")
-    with pytest.raises(InvalidValueError, match="GROUP_M"):
-        tiling_of(problem, mover(), H200)
-    with pytest.raises(InvalidValueError, match="step 9: wanted one of 1 to 8"):
-        picture(problem, tile(), H200, step=9)
-    for index in (-1, 32):
-        with pytest.raises(InvalidValueError, match=f"tile {index}: wanted one of 0 to 31"):
-            picture(problem, tile(), H200, tile=index)
-    with pytest.raises(UnsupportedError, match="copies rows"):
-        tiling_of(PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2), mover(), H200)
-    few = Config.of(4, 1, "skinny_k", BLOCK_N=32, BLOCK_K=256)
-    with pytest.raises((InvalidValueError, UnsupportedError), match="skinny_k"):
-        tiling_of(product("1x256x256"), few, H200)
+@pytest.mark.parametrize(
+    ("problem", "config", "words", "told"),
+    [
+        (product("256x256x256"), mover(), {}, "GROUP_M"),
+        (product("256x256x256"), tile(), {"step": 9}, "step 9: wanted one of 1 to 8"),
+        (product("256x256x256"), tile(), {"tile": -1}, "tile -1: wanted one of 0 to 31"),
+        (product("256x256x256"), tile(), {"tile": 32}, "tile 32: wanted one of 0 to 31"),
+        (BOX, mover(), {}, "copies rows"),
+        (product("1x256x256"), FEW, {}, "skinny_k"),
+    ],
+    ids=["another's config", "step", "no tile", "tile", "rows", "no tiles"],
+)
+def test_what_has_no_tiles_is_refused(problem, config, words, told):
+    with pytest.raises((InvalidValueError, UnsupportedError), match=told):
+        picture(problem, config, H200, **words)
 
 
 def shapes(text, kind):
