@@ -1,21 +1,33 @@
-"""What was tested on a GPU counts for a kernel, and for the host code that decides its arguments."""
+"""GPU tests: which kernels have passed them as they are, and the command that runs and records them."""
 
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.gpu import tested
+from tests.gpu import recorder, run, tested
 from tritile.families import registry as families
 
+ROOT = Path(__file__).parents[2]
 ADVICE = 'run `make test-gpu` on a GPU, or say why not: python tests/gpu/run.py --pending "the reason"'
+PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
+PERMUTATIONS = {"permute/tile", "permute/packed", "permute/box"}
+STACK = {"triton": "3.6.0", "gpu": "a GPU", "torch": "2.11.0", "commit": "abc"}
 
 
 def test_every_kernel_was_tested_as_it_is_or_is_pending_with_a_reason():
     unexplained = [f"{what.kernel} on triton {what.triton}" for what in tested.pending() if not what.reason]
     assert not unexplained, ADVICE
+
+
+def test_every_kernel_is_tested_by_some_file():
+    assert set(tested.digests()) == set(families.digests())
+    assert {kernel for file in run.files() for kernel in run.kernels_of(file)} == set(tested.digests())
 
 
 @pytest.mark.parametrize("path", sorted(tested.RECORDS.glob("test_*.py")), ids=lambda path: path.stem)
@@ -31,70 +43,37 @@ def test_files_of_gpu_tests_can_be_imported(path):
     assert any(name.startswith("test_") for name in vars(module))
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Copy the package's source that digests are made of, to be edited."""
+# A change of these files, and the kernels that it concerns.
+CHANGES = [
+    ("families/common/descriptors.py", "== 0 and not stretched", "== 0 or stretched", {*families.digests()}),
+    ("families/fp16x3/lowering.py", "def ", "async def ", PRODUCTS),
+    ("families/permute/kernel.py", "def ", "async def ", PERMUTATIONS),
+    ("runtime/native.py", "def ", "async def ", {*families.digests()}),
+    ("families/matmul_tma/family.py", '"""True if there is room', '"""There is room', set()),
+    ("tune/autotuner.py", "def ", "async def ", set()),
+]
+
+
+def test_host_code_counts_for_the_kernels_whose_arguments_it_decides(tmp_path, monkeypatch):
+    """Edit a copy of the package's source, a file after the other."""
     copy = tmp_path / "tritile"
     shutil.copytree(tested.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.json", "pages"))
-    monkeypatch.setattr(tested, "PACKAGE", copy)
-    tested.digests.cache_clear()
-    yield copy
-    tested.digests.cache_clear()
-
-
-def changed(package, path, old, new):
-    """Return the kernels whose digest changes with an edit."""
     before = tested.digests()
-    text = (package / path).read_text()
-    assert old in text
-    (package / path).write_text(text.replace(old, new))
-    tested.digests.cache_clear()
-    after = tested.digests()
-    return {kernel for kernel in before if before[kernel] != after[kernel]}
-
-
-PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "wanted"),
-    [
-        (
-            "families/common/descriptors.py",
-            "== 0 and not stretched",
-            "== 0 or stretched",
-            {*families.digests()},
-        ),
-        ("families/fp16x3/lowering.py", "def ", "async def ", {*PRODUCTS}),
-        (
-            "families/permute/kernel.py",
-            "def ",
-            "async def ",
-            {"permute/tile", "permute/packed", "permute/box"},
-        ),
-        ("runtime/native.py", "def ", "async def ", set(families.digests())),
-        ("families/matmul_tma/family.py", '"""True if there is room', '"""There is room', set()),
-        ("tune/autotuner.py", "def ", "async def ", set()),
-    ],
-)
-def test_host_code_counts_for_the_kernels_whose_arguments_it_decides(package, path, old, new, wanted):
-    assert changed(package, path, old, new) == wanted
-
-
-def test_every_kernel_is_known_and_all_work_counts_for_some_kernel():
-    assert set(tested.digests()) == set(families.digests())
-    counted = {path for kernel in tested.digests() for path in tested.modules_of(kernel)}
-    rooms = {path.relative_to(tested.PACKAGE).as_posix() for path in tested.PACKAGE.glob("*/*.py")}
-    assert {path for path in rooms if path.startswith(("work/", "views/"))} <= counted
-
-
-def test_a_kernels_own_digest_counts(monkeypatch):
-    before = dict(tested.digests())
-    ours = dict(families.digests()) | {"grouped/tile": "0" * 16}
-    monkeypatch.setattr(families, "digests", lambda: ours)
-    tested.digests.cache_clear()
+    monkeypatch.setattr(tested, "PACKAGE", copy)
     try:
-        assert {k for k, d in tested.digests().items() if d != before[k]} == {"grouped/tile"}
+        for path, old, new, wanted in CHANGES:
+            text = (copy / path).read_text()
+            assert old in text, path
+            (copy / path).write_text(text.replace(old, new))
+            tested.digests.cache_clear()
+            now = tested.digests()
+            assert {kernel for kernel in before if before[kernel] != now[kernel]} == wanted, path
+            before = now
+        own = families.digests() | {"grouped/tile": "0" * 16}
+        monkeypatch.setattr(families, "digests", lambda: own)
+        tested.digests.cache_clear()
+        now = tested.digests()
+        assert {kernel for kernel in before if before[kernel] != now[kernel]} == {"grouped/tile"}
     finally:
         tested.digests.cache_clear()
 
@@ -127,3 +106,121 @@ def test_a_record_counts_for_its_digest_and_version_alone(tmp_path):
     told[0]["digest"] = "1" * 16  # the kernel changed since
     (tmp_path / "pending.json").write_text(json.dumps({"kernels": told}))
     assert [what.reason for what in tested.pending(tmp_path)] == [None]
+
+
+# The command.
+
+SOME = """
+import pytest
+
+@pytest.mark.parametrize("n", range(20))
+def test_it(n):
+    if n == 3:
+        pytest.skip("not here")
+    assert n != 4 or ok()
+
+def ok():
+    from pathlib import Path
+    return Path(__file__).with_name("mended").exists()
+"""
+
+
+@pytest.fixture
+def pytest_run(tmp_path, monkeypatch):
+    """Runs the tests above under the plugin, as run.py does; returns the journal's lines so far."""
+    journal, keys, plan = tmp_path / "journal.jsonl", {"test_some.py": "k"}, tmp_path / "plan.json"
+    (tmp_path / "test_some.py").write_text(SOME)
+    monkeypatch.setenv(recorder.PLAN, str(plan))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def ran(shard, xdist=False):
+        done = run.done_in(run.read_journal([journal]), ("3.6.0", "a GPU"), keys)
+        asked = {"journal": str(journal), "keys": keys, "shard": shard, "stack": STACK, "done": done}
+        plan.write_text(json.dumps(asked))
+        options = ["-q", "-p", "tests.gpu.recorder", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+        if xdist:
+            options += ["-p", "xdist", "-n", "1"]
+            environ = os.environ | {"PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_some.py")]
+            subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True)
+        else:
+            pytest.main([*options, str(tmp_path / "test_some.py")])
+        return run.read_journal([journal])
+
+    return ran
+
+
+def test_shards_share_the_tests_and_a_run_goes_on_where_it_stopped(pytest_run, tmp_path):
+    ran = {line["test"] for line in pytest_run([1, 2]) if "test" in line}
+    assert 0 < len(ran) < 20
+    journal = pytest_run([2, 2], xdist=True)
+    (of_file,) = run.outcomes(journal).values()
+    assert of_file["count"] == len(of_file["tests"]) == 20
+    ended = [line["outcome"] for line in of_file["tests"].values()]
+    assert (ended.count("passed"), ended.count("skipped"), ended.count("failed")) == (18, 1, 1)
+    assert not run._passed(journal, {"test_some.py": "k"})
+    (tmp_path / "mended").write_text("")
+    pytest_run([1, 2])
+    whole = pytest_run([2, 2])
+    again = {line["test"] for line in whole[len(journal) :] if "test" in line}
+    assert {test.rpartition("::")[2] for test in again} == {"test_it[4]"}
+    (line,) = run._passed(whole, {"test_some.py": "k"})
+    assert (line["passed"], line["skipped"], line["torch"]) == (19, 1, "2.11.0")
+
+
+def journal_of(keys, outcome="passed", **changes):
+    """The journal of a run of all files, two tests each, some of whose outcomes are others."""
+    lines = []
+    for file, key in keys.items():
+        lines.append(STACK | {"file": file, "key": key, "tests": 2})
+        for test in ("a", "b"):
+            how = changes.get(file.removesuffix(".py"), outcome) if test == "b" else outcome
+            if how:
+                what = {"test": f"{file}::{test}", "outcome": how, "seconds": 1.0}
+                lines.append(STACK | {"file": file, "key": key} | what)
+    return lines
+
+
+KEYS = {file: f"key of {file}" for file in run.files()}
+NOTHING = {"kernels": [], "files": []}
+
+
+def kernels_in(record):
+    return {line["kernel"] for line in record["kernels"]}
+
+
+def test_a_kernel_has_passed_once_all_files_that_concern_it_have():
+    whole = run.merged(NOTHING, journal_of(KEYS), KEYS)
+    assert kernels_in(whole) == set(tested.digests())
+    (line,) = (line for line in whole["kernels"] if line["kernel"] == "grouped/tile")
+    assert line["digest"] == tested.digests()["grouped/tile"]
+    assert (line["triton"], line["gpu"], line["torch"], line["commit"]) == ("3.6.0", "a GPU", "2.11.0", "abc")
+    assert line["passed"] == 2 * sum("grouped/tile" in run.kernels_of(file) for file in KEYS)
+    for how in ("failed", None):  # None: not run yet
+        partial = run.merged(NOTHING, journal_of(KEYS, test_grouped_gpu=how), KEYS)
+        assert kernels_in(partial) == {k for k in tested.digests() if not k.startswith("grouped/")}
+
+
+def test_a_kernel_whose_tests_were_all_skipped_has_not_passed():
+    whole = run.merged(NOTHING, journal_of(KEYS, "skipped"), KEYS)
+    assert len(whole["files"]) == len(KEYS)
+    assert whole["kernels"] == []
+
+
+def test_what_passed_before_counts_while_nothing_of_it_changed():
+    without = {file: key for file, key in KEYS.items() if file != "test_grouped_gpu.py"}
+    before = run.merged(NOTHING, journal_of(without), KEYS)
+    assert "grouped/tile" not in kernels_in(before)
+    rest = journal_of({"test_grouped_gpu.py": KEYS["test_grouped_gpu.py"]})
+    assert kernels_in(run.merged(before, rest, KEYS)) == set(tested.digests())
+    stale = run.merged(NOTHING, journal_of(KEYS), KEYS | {"test_permute_gpu.py": "of changed kernels"})
+    assert kernels_in(stale) == {k for k in tested.digests() if not k.startswith("permute/")}
+
+
+def test_a_file_is_run_again_when_what_it_tests_changes(monkeypatch):
+    before = {file: run.key_of(file) for file in run.files()}
+    ours = tested.digests() | {"grouped/tile": "0" * 16}
+    monkeypatch.setattr(tested, "digests", lambda: ours)
+    changed = {file for file in before if run.key_of(file) != before[file]}
+    assert changed == {file for file in before if "grouped/tile" in run.kernels_of(file)}
+    assert "test_permute_gpu.py" not in changed
