@@ -1,6 +1,9 @@
-"""Check that README.md and docs/figures.md say what the committed lines say."""
+"""README.md and docs/benchmarks.md say what the committed lines say; figures of the scripts of tuning/."""
 
+import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 import benchmark_drawn
 import benchmark_kinds as kinds
 import figures
+import models
 from tritile.lab.results import of_cases, stored
 
 README = Path(kinds.HERE).parent / "README.md"
@@ -19,8 +23,13 @@ def test_every_committed_line_is_a_result():
     assert not wrong
 
 
-def test_the_readme_has_the_table_that_the_command_prints():
+def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
+    """Of the stores of trials take the smallest: predictions of the others take as long as all else."""
     assert figures.readme_table() in README.read_text()
+    small, *others = sorted(figures.STORES, key=lambda path: path.stat().st_size)
+    left_out = tuple(f"| {path.name} |" for path in others)
+    lines = figures.PAGE.read_text().splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith(left_out)) == figures.page(stores=[small])
 
 
 def test_sizes_that_are_not_in_the_table_count_as_untuned():
@@ -32,7 +41,6 @@ def test_sizes_that_are_not_in_the_table_count_as_untuned():
 @pytest.mark.parametrize(
     ("kind", "shape", "dtype"),
     [
-        ("even sizes", (8192, 8192), "float32"),
         ("even sizes", (4, 4096, 4096), "bfloat16"),
         ("odd sizes", (8191, 8192), "float32"),
         ("1-byte elements", (8192, 8193), "uint8"),
@@ -47,36 +55,33 @@ def test_permutations_count_where_they_belong(kind, shape, dtype):
     assert kinds.permutation_kind(line) == kind
 
 
-def test_the_page_of_benchmarks_is_what_the_command_writes():
-    """Leave out the largest store of trials, whose predictions take as long as all else."""
-    large = max(figures.STORES, key=lambda path: path.stat().st_size)
-    written = figures.page(stores=[path for path in figures.STORES if path != large])
-    lines = figures.PAGE.read_text().splitlines(keepends=True)
-    assert "".join(line for line in lines if not line.startswith(f"| {large.name} |")) == written
+def test_every_kind_that_loses_is_listed_with_what_to_use_instead():
+    """Gather the kinds from the other tables of the page, and look for each in this one."""
+    shown = kinds.rows(of_cases(stored([kinds.RESULTS], print)), kinds.by_table())
+    here = [row[1:] for row in kinds.losses(kinds.HERE / "results") if row[0] == "nvidia-h200"]
+    losing = {row[:3]: row for row in here if not row[0].startswith(("one weight", "models"))}
+    assert losing.keys() >= {row[:3] for row in shown if float(row[4]) < 0.995}
+    assert all(float(row[4]) < 1 for row in here)
+    others = {row[:3]: row for row in shown}
+    for kind, row in losing.items():
+        assert (row[3], *row[5:8]) == (others[kind][3], *others[kind][5:])
+    assert kinds.OTHERWISE not in {row[-1] for row in here}  # kinds that lose have advice of their own
+    assert kinds.advice(("new", "float16", "NN")) == kinds.OTHERWISE
 
 
-ENV = {"gpu": "NVIDIA X", "torch": "2.11", "triton": "3.6", "tritile": "0123456789ab"}
-
-
-def written(folder, suite, lines):
-    """Return the section of a suite, where one GPU has these lines."""
-    (folder / "nvidia-x").mkdir()
-    (folder / "nvidia-x" / f"{suite}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = {name: benchmark_drawn.of_gpus(folder, name) for name in benchmark_drawn.TOLD}
-    text = found.pop(suite)
-    assert set(found.values()) == {"`nvidia-x`: no lines yet."}
-    return text
-
-
-def drawn(seed, n, ratio):
+def drawn(seed, n, ratio, **more):
+    env = {"gpu": "NVIDIA X", "torch": "2.11", "triton": "3.6", "tritile": "0123456789ab", "seed": seed}
     sizes = {"op": "matmul", "dtype": "bfloat16", "layout": "NN", "m": 1, "n": n, "k": 64}
-    return sizes | {"ratio_torch": ratio, "env": ENV | {"seed": seed}}
+    return sizes | {"ratio_torch": ratio, "env": env} | more
 
 
-def test_the_last_three_draws_are_told_together_and_one_by_one(tmp_path):
+def test_the_last_three_draws_are_shown_together_and_one_by_one(tmp_path):
     lines = [drawn("first", 8, 9.0), drawn("second", 8, 1.0), drawn("third", 8, 7.0), drawn("third", 8, 2.0)]
-    lines += [drawn("fourth", 8, 4.0) | {"ratio_inductor": 0.5}, drawn("fourth", 12, 3.0)]
-    text = written(tmp_path, "unseen", lines)
+    lines += [drawn("fourth", 8, 4.0, ratio_inductor=0.5), drawn("fourth", 12, 3.0)]
+    (tmp_path / "nvidia-x").mkdir()
+    (tmp_path / "nvidia-x" / "unseen.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert benchmark_drawn.of_gpus(tmp_path, "rows") == "`nvidia-x`: no lines yet."
+    text = benchmark_drawn.of_gpus(tmp_path, "unseen")
     assert "**NVIDIA X**, torch 2.11, triton 3.6, tritile at 0123456\n" in text
     for row in (
         "| aligned products | last 3 together | 3 | 2.00 | 1.00 | 0 | 1.00 | 1x8x64 |",
@@ -88,38 +93,47 @@ def test_the_last_three_draws_are_told_together_and_one_by_one(tmp_path):
     assert "first |" not in text
 
 
-def test_every_kind_that_loses_is_told_with_what_to_use_instead():
-    """Gather the kinds from the other tables of the page, and look for each in this one."""
-    lines = of_cases(stored([kinds.RESULTS], print))
-    shown = kinds.rows(lines, kinds.by_table())
-    here = [row[1:] for row in kinds.losses(kinds.HERE / "results") if row[0] == "nvidia-h200"]
-    losing = [row for row in here if not row[0].startswith(("one weight", "models"))]
-    assert {row[:3] for row in losing} >= {row[:3] for row in shown if float(row[4]) < 0.995}
-    assert all(float(row[4]) < 1 for row in here)
-    for row in losing:
-        (other,) = (cells for cells in shown if cells[:3] == row[:3])
-        assert (row[3], *row[5:8]) == (other[3], *other[5:])
-    assert kinds.OTHERWISE not in {row[-1] for row in here}  # kinds that lose have advice of their own
+def test_the_interval_of_models_holds_the_ratio_is_repeatable_and_forgives_a_pair_that_was_disturbed():
+    off = [1.00, 1.01, 0.99, 1.02, 0.98, 1.00, 1.01, 0.99, 1.00]
+    found = models.compared(off, [1.0] * 9)
+    assert 0.98 <= found["low"] < found["ratio"] == 1.0 < found["high"] <= 1.02
+    assert models.compared(off, [1.0] * 9) == found
+    assert models.compared([*off[:-1], 5.0], [1.0] * 9)["high"] < 1.03
+    found = models.compared([3.0] * 9, [2.0] * 9)
+    assert found == {"torch_ms": 3.0, "tritile_ms": 2.0, "ratio": 1.5, "low": 1.5, "high": 1.5}
 
 
-def test_losses_of_one_weight_and_of_models_are_told(tmp_path):
-    line = {
-        "mode": "cached",
-        "size": 64,
-        "process": "from nothing",
-        "rows": [3, 5],
-        "ratio_torch": [0.5, 0.9],
-    }
-    model = {"process": "first", "mode": "eager", "what": "train", "model": "gpt2", "ratio": 0.25}
-    (tmp_path / "nvidia-x").mkdir()
-    for name, found in (("rows", line | {"op": "rows"}), ("models", model | {"op": "models"})):
-        (tmp_path / "nvidia-x" / f"{name}.jsonl").write_text(json.dumps(found) + "\n")
-    models, weight = kinds.losses(tmp_path)
-    assert models[:9] == (
-        "nvidia-x", "models, first process", "eager", "train", "1", "0.250", "1", "0.25", "gpt2",
-    )  # fmt: skip
-    assert weight[:9] == (
-        "nvidia-x", "one weight, any rows", "bfloat16", "NT", "2", "0.671", "2", "0.50", "3x64x64",
-    )  # fmt: skip
-    assert "mode `tune`" in models[-1]
-    assert kinds.advice(("new", "float16", "NN")) == kinds.OTHERWISE
+def test_sides_take_turns_and_each_begins_with_a_call_that_does_not_count(monkeypatch):
+    monkeypatch.setattr(models, "SECONDS", 0.0)  # an iteration a time
+    order = []
+    found = models.measured({side: lambda side=side: order.append(side) for side in models.SIDES}, 3)
+    first, second = models.SIDES
+    turn, other = [first, first, second, second], [second, second, first, first]
+    assert order == ["torch"] * 3 + turn + other + turn  # first: how long an iteration takes
+    assert (found["turns"], found["iterations"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("status", "ended"), [(0, True), (1, False)])
+def test_a_process_gets_caches_of_its_own_and_its_lines_are_kept_even_if_it_fails(monkeypatch, status, ended):
+    asked = argparse.Namespace(turns=9, what=["forward"], compiled=True, small=False, tune=True)
+    seen = []
+
+    def run(command, env, **rest):
+        seen.append((command, env))
+        return subprocess.CompletedProcess(command, status, stdout='told\n{"what": "forward"}\n')
+
+    monkeypatch.setattr(models.subprocess, "run", run)
+    wanted = {"op": "models", "model": "bert", "process": "later", "what": "forward"}
+    assert models.lines_of("bert", "later", asked, "/caches") == ([wanted], ended)
+    ((command, env),) = seen
+    assert command[2:] == ["--one", "bert", "--turns", "9", "--what", "forward", "--compiled", "--tune"]
+    caches = {"TRITON": "/caches/bert/TRITON", "TORCHINDUCTOR": "/caches/bert/TORCHINDUCTOR"}
+    caches |= {"TRITILE": "/caches/TRITILE"}
+    assert {name: env[f"{name}_CACHE_DIR"] for name in caches} == caches
+
+
+def test_that_transformers_is_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(sys, "argv", ["models.py", "--small"])
+    with pytest.raises(SystemExit, match="needs transformers: pip install transformers"):
+        models.main()
