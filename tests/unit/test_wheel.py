@@ -1,4 +1,4 @@
-"""The wheel, installed where no checkout is near: its size, every command, and commands without extras."""
+"""The wheel where no checkout is near: its size, every command, and commands without extras."""
 
 import json
 import os
@@ -7,19 +7,18 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import tritile
+from tests.unit.test_cli import remember
 from tritile.cli import COMMANDS
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.distribution import EXTRAS, extra_advice
-from tritile.core.problem import MatmulProblem
-from tritile.families import registry as families
 from tritile.planning.store import Store
-from tritile.planning.trial import Trial
 from tritile.tune.suites import SHIPPED
 
 ROOT = Path(tritile.__file__).parents[1]
@@ -46,7 +45,7 @@ json.dump({"where": tritile.__file__, "found": found}, sys.stdout)
 
 def pip(*words):
     """Run pip with what is installed here, and without a network."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, words)]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -64,7 +63,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -72,56 +71,48 @@ def wheel(source, tmp_path_factory):
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed")
-    pip("install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel)
-    return folder
-
-
-def packages(folder, hidden=()):
-    """Fill a folder with links to all installed packages but tritile and the hidden ones."""
-    for place in map(Path, sys.path):
-        if place.name in ("site-packages", "dist-packages"):
-            for each in place.iterdir():
-                link = folder / each.name
-                left_out = "tritile" in each.name or each.name.partition(".")[0] in hidden
-                if not (left_out or each.suffix == ".pth" or link.is_symlink()):
-                    link.symlink_to(each)
+    zipfile.ZipFile(wheel).extractall(folder)
     return folder
 
 
 def wrong(wanted, installed, tmp_path, hidden=()):
     """Return what commands of the installed wheel, run in one process, say other than wanted.
 
-    `wanted` has an exit status and a part of what is printed for each command.
+    `wanted` has an exit status and a part of what is printed for each command. The process has links to all
+    installed packages but tritile and the hidden ones.
     """
     around, here = tmp_path / "packages", tmp_path / "here"
     around.mkdir()
     here.mkdir(exist_ok=True)
-    path = f"{installed}{os.pathsep}{packages(around, hidden)}"
+    places = [Path(place) for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
+    for each in (each for place in places for each in place.iterdir()):
+        left_out = "tritile" in each.name or each.name.partition(".")[0] in hidden
+        if not (left_out or each.suffix == ".pth" or (around / each.name).is_symlink()):
+            (around / each.name).symlink_to(each)
+    path = f"{installed}{os.pathsep}{around}"
     environ = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300"}
-    command = [sys.executable, "-S", "-c", RUNS]  # no site-packages, where a tritile may be
-    given = json.dumps([list(map(str, words)) for words in wanted])
     done = subprocess.run(
-        command, input=given, capture_output=True, text=True, env=environ, cwd=here, check=False
-    )
+        [sys.executable, "-S", "-c", RUNS],  # no site-packages, where a tritile may be
+        input=json.dumps([list(map(str, words)) for words in wanted]),
+        capture_output=True, text=True, env=environ, cwd=here, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert Path(answer["where"]).is_relative_to(installed)
-    found = zip(wanted, answer["found"], strict=True)
-    return [
-        (words, *each)
-        for words, each in found
-        if each[0] != wanted[words][0] or wanted[words][1] not in each[1]
-    ]
+    found = dict(zip(wanted, answer["found"], strict=True))
+    return {
+        words: found[words]
+        for words, (status, said) in wanted.items()
+        if found[words][0] != status or said not in found[words][1]
+    }
 
 
 def recorded(folder):
     """Return the file of a store with two trials of one problem."""
     store = Store(target_device("nvidia-h200"), folder)
-    problem = MatmulProblem(1, 256, 256, 256, "float16", "float16")
-    for width, us in ((32, 7.5), (64, 5.5)):
-        config = Config.of(family="tile", BLOCK_M=64, BLOCK_N=width, BLOCK_K=32, GROUP_M=8)
-        trial = Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00")
-        store.add(families.FAMILIES["matmul"]["tile"].digest, trial)
+    remember(store)
+    faster = Config.of(family="tile", BLOCK_M=64, BLOCK_N=32, BLOCK_K=32, GROUP_M=8)
+    remember(store, us=5.5, config=faster)
     return store.path
 
 
@@ -129,7 +120,9 @@ def test_the_wheel_is_small_and_holds_what_commands_read(wheel, installed):
     assert wheel.stat().st_size < MOST_BYTES
     suites = installed / "tritile" / "suites"
     assert {path.name for path in suites.iterdir()} == {path.name for path in SHIPPED.glob("*.toml")}
-    assert {path.name for path in installed.iterdir()} == {"bin", "tritile", "tritile-0.1.0.dist-info"}
+    assert {path.name for path in installed.iterdir()} == {"tritile", "tritile-0.1.0.dist-info"}
+    scripts = (installed / "tritile-0.1.0.dist-info" / "entry_points.txt").read_text()
+    assert scripts == "[console_scripts]\ntritile = tritile.__main__:main\n"
 
 
 def test_every_command_works_from_the_wheel(installed, tmp_path):
@@ -145,41 +138,30 @@ def test_every_command_works_from_the_wheel(installed, tmp_path):
         ("ladder", 8, "--op", "transpose", *H200): (0, "row by row"),
         ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
         ("merge", store, *H200): (0, "2 trials added"),
-        ("show", *H200): (0, "BLOCK_N=64"),
+        ("show", *H200): (0, "BLOCK_N=32"),
         ("export", "--output", "b.json", *H200): (0, "1 entries"),
         ("report", LINES, "--output", "b.svg"): (0, "b.svg: "),
     }
     assert {words[0] for words in wanted} == set(COMMANDS)
-    assert wrong(wanted, installed, tmp_path) == []
+    assert wrong(wanted, installed, tmp_path) == {}
 
 
 def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, tmp_path):
     (tmp_path / "here").mkdir()
     recorded(tmp_path)  # this user's own
-    needs_report = (1, "tritile[report]")
     wanted = {
         ("doctor",): (0, "missing altair"),
         ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
         ("export", "--output", "c.json", *H200): (0, "1 entries"),
         ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
-        ("report", LINES): needs_report,
+        ("report", LINES): (1, "tritile[report]"),
     }
-    hidden = {name for names in EXTRAS.values() for name in names}
-    assert wrong(wanted, installed, tmp_path, hidden) == []
-
-
-def test_pip_installs_what_the_command_named_tritile_needs(installed, tmp_path):
-    path = f"{installed}{os.pathsep}{packages(tmp_path)}"
-    done = subprocess.run(
-        [sys.executable, "-S", installed / "bin" / "tritile", "--version"],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, check=True,
-    )  # fmt: skip
-    assert done.stdout == f"tritile {tritile.__version__}\n"
+    assert wrong(wanted, installed, tmp_path, {name for names in EXTRAS.values() for name in names}) == {}
 
 
 def test_an_editable_install_is_a_path_which_type_checkers_follow(source, tmp_path):
     """By default setuptools installs an import hook, and mypy then finds neither tritile nor py.typed."""
-    pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--target", tmp_path, "--editable", source)
+    pip("install", "--no-deps", "--no-build-isolation", "--target", tmp_path, "--editable", source)
     (path,) = tmp_path.glob("*.pth")
     assert path.read_text().strip() == str(source)
 
