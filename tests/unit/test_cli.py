@@ -42,11 +42,6 @@ def remember(store, problem=PROBLEM, us=7.5, config=CONFIG, **rest):
     store.add(digest, Trial(problem, config, us, measured_utc="2026-01-01T00:00:00+00:00", **rest))
 
 
-def test_help_lists_each_command_by_the_first_sentence_of_its_own():
-    for name, command in commands().items():
-        assert " ".join(command.help.split("\n\n")[0].split()) == cli.COMMANDS[name]
-
-
 SHOWS = """
 import atexit, sys
 from tritile.__main__ import main
@@ -66,27 +61,6 @@ def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     assert done.stdout.endswith("set()\n")
     assert told in done.stdout
-
-
-WHOLE = """
-import os, sys
-import torch, triton  # once, in seconds
-for argv in ([], ["/bin/tritile", "--help"]):
-    if os.fork() == 0:
-        sys.argv = argv
-        import tritile
-        tritile.matmul, tritile.explain, tritile.__version__
-        os._exit(0)
-print(os.wait()[1], os.wait()[1])
-"""
-
-
-def test_the_package_is_whole_however_its_process_was_started():
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", WHOLE], capture_output=True, text=True, check=True, env=environ
-    )
-    assert done.stdout == "0 0\n"
 
 
 def test_a_warning_is_one_line(capsys, monkeypatch):
@@ -280,6 +254,11 @@ def test_folders_of_an_output_are_made(words, prepared):
     assert made.stat().st_size
 
 
+def test_help_lists_each_command_by_the_first_sentence_of_its_own():
+    for name, command in commands().items():
+        assert " ".join(command.help.split("\n\n")[0].split()) == cli.COMMANDS[name]
+
+
 def completed_by(line):
     """Return what bash is offered at the end of a line."""
     group = typer.main.get_command(cli.app)
@@ -411,9 +390,8 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
         ("TRITILE_TABLE", "no/such/table.json", "no/such/table.json is not there"),
     ],
 )
-def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told, monkeypatch):
-    monkeypatch.setenv(variable, value)
-    found = run("doctor")
+def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told):
+    found = run("doctor", env={variable: value})
     assert found.exit_code == 1
     words = " ".join(found.output.split())
     assert told in words
