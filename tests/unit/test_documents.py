@@ -1,23 +1,29 @@
-"""Check the documents: links, commands, options, names and variables exist, and snippets run."""
+"""The documents: links, commands, options, names and variables exist, snippets and examples run."""
 
 import importlib
 import itertools
 import json
 import logging
+import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 import typer
 
 import tritile
-from tests.commands import commands
+from tests.commands import commands, run
 from tritile import cli
 from tritile.core.problem import MatmulProblem
+from tritile.lab import warm
 from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
 
@@ -76,15 +82,6 @@ def test_the_readme_and_the_site_list_every_page_once():
     assert len(README.read_text().splitlines()) <= 150
 
 
-def test_the_site_builds(tmp_path, monkeypatch):
-    """Build as `make docs` does, where it was run and so mkdocs is there."""
-    commands = pytest.importorskip("mkdocs.commands.build")
-    config = importlib.import_module("mkdocs.config")
-    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
-    commands.build(config.load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
-    assert "error_bound" in (tmp_path / "api.html").read_text()
-
-
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_the_command_exists_and_takes_these_options(command):
     name, *arguments = shlex.split(command)
@@ -98,11 +95,6 @@ def test_the_command_exists_and_takes_these_options(command):
         assert arguments[0] in options_of(COMMAND[name])
     elif arguments:  # alone it names the command, whose arguments may be missing
         COMMAND[name].make_context(name, arguments)
-
-
-def test_the_page_of_the_command_line_has_every_command():
-    text = PAGES["command_line.md"].read_text()
-    assert all(f"`tritile {name}" in text for name in COMMAND)
 
 
 def test_options_exist():
@@ -185,17 +177,15 @@ def test_measured_figures_stand_in_the_generated_pages_alone(name):
     assert re.findall(r"\d\.\d+ (?:times|of cuBLAS|of torch|ms|us|s)\b|\d (?:TB/s|GB/s|TFLOP/s)", text) == []
 
 
-def test_the_page_of_errors_has_every_error_and_warning():
+def test_pages_of_reference_have_every_command_error_and_public_name():
+    assert all(f"`tritile {name}" in PAGES["command_line.md"].read_text() for name in COMMAND)
     known = {name for name, found in vars(tritile.errors).items() if isinstance(found, type)}
     rows = re.findall(r"^\| `(\w+)` \|", PAGES["errors.md"].read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(known)
-
-
-def test_the_page_of_the_api_has_every_public_name():
     text = PAGES["api.md"].read_text()
     elsewhere = {"TritileError", "errors", "nn", "tune"}  # on the page of errors, and folders
-    missing = [name for name in tritile.__all__ if not re.search(rf"^::: tritile\.{name}$", text, re.M)]
-    assert set(missing) <= elsewhere
+    missing = {name for name in tritile.__all__ if not re.search(rf"^::: tritile\.{name}$", text, re.M)}
+    assert missing <= elsewhere
     assert all(f"\n::: tritile.{name}" in text for name in ("lab.tune.tune\n", "nn."))
 
 
@@ -204,11 +194,11 @@ def test_the_page_of_the_ladder_has_the_committed_ratios():
     steps = {(one["op"], one["name"]): one["us"] for one in readings if not one["name"].startswith("torch")}
     requested = {(one["op"], one["name"]): one["requested"] for one in readings}
     product, transpose = PAGES["ladder.md"].read_text().split("## Product")[1].split("## Transpose")
-    told = []
+    shown = []
     for op, text in (("matmul", product), ("transpose", transpose)):
         cell = r"([\d.]*) ?\| "
         rows = re.findall(rf"^\| ([\w ,.]+) \| {cell}{cell}{cell}{cell}", text, re.MULTILINE)
-        told += [(op, name) for name, *_ in rows]
+        shown += [(op, name) for name, *_ in rows]
         times = [steps[op, name] for name, *_ in rows]
         ratios = [f"{before / after:.1f}" for before, after in itertools.pairwise(times)]
         assert ["", *ratios] == [row[1] for row in rows]
@@ -216,7 +206,7 @@ def test_the_page_of_the_ladder_has_the_committed_ratios():
             bytes_ = requested[op, name]
             assert ms == f"{us / 1e3:.2f}"
             assert traffic == ([f"{bytes_ / 1e9:.1f}", f"{bytes_ / us / 1e6:.2f}"] if bytes_ else ["", ""])
-    assert told == [*steps]
+    assert shown == [*steps]
 
 
 SNIPPETS = [name for name in PAGES if re.search(r"^```python$", PAGES[name].read_text(), re.MULTILINE)]
@@ -241,3 +231,131 @@ def test_the_snippets_run(name, tmp_path, monkeypatch):
             logger.removeHandler(handler)
             logger.setLevel(logging.NOTSET)
         done["PLANS"].labels.assert_called_once_with("model")
+
+
+# docs/kernels.md, followed as it stands in a copy of the package.
+
+KERNEL = re.findall(
+    r"^```(?:python|text) (\w+)=?(\S*)\n(.*?)^```$", PAGES["kernels.md"].read_text(), re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A copy of the package with the page's folder and its one line."""
+    base = tmp_path / "stranger"
+    shutil.copytree(ROOT / "tritile", base / "tritile", ignore=shutil.ignore_patterns("__pycache__"))
+    written = []
+    for kind, file, text in KERNEL:
+        if kind == "file":
+            (base / file).parent.mkdir(exist_ok=True)
+            (base / file).write_text(text)
+            written.append(file)
+        elif kind == "line":
+            registry = base / file
+            lines = registry.read_text()
+            assert text.strip() not in lines
+            lines = lines.replace("\n)\nFAMILIES", f"\n{text})\nFAMILIES", 1)
+            lines = lines.replace(
+                "from tritile.families.permute", "from tritile.families.naive import family as naive\n"
+                "from tritile.families.permute", 1
+            )  # fmt: skip
+            registry.write_text(lines)
+    assert {Path(file).parent.as_posix() for file in written} == {"tritile/families/naive"}
+    return base
+
+
+# The page's tests, interpreted, in a fork; meanwhile what all that asks the registry knows of the kernel.
+CODE = """
+import os, sys, warnings
+import torch  # once, in seconds
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    os.environ["TRITON_INTERPRET"] = "1"
+    exec(open("page.py").read(), {})
+    os._exit(0)
+import tritile
+from tritile.__main__ import main
+from tritile.core.problem import MatmulProblem
+from tritile.families.registry import digests
+from tritile.families.space import illegal, legal_configs
+from tritile.families.naive.family import CONFIGS
+from tritile.planning import model
+problem = MatmulProblem(1, 512, 512, 512, "float16", "float16")
+device = tritile.target_device("nvidia-h200")
+assert len(digests()["matmul/naive"]) == 16
+assert set(legal_configs(problem, device, "naive")) == set(CONFIGS)
+assert "naive" in model.families(problem, device)
+for m, n, k in ((300, 200, 48), (20, 20, 4), (1, 4096, 32), (512, 512, 512)):
+    assert model.pick(MatmulProblem(1, m, n, k, "float32", "float32"), device).family != "naive"
+batch = MatmulProblem(2, 8, 8, 8, "float16", "float16")
+assert "one matrix" in illegal(CONFIGS[0], batch, device)
+assert os.waitpid(child, 0)[1] == 0
+config = "naive BLOCK_M=32 BLOCK_K=32"
+sys.argv = ["tritile", "explain", "512", "512", "512", "--config", config, "--target", "nvidia-h200"]
+main()
+"""
+
+
+def test_the_page_on_kernels_runs_and_all_that_asks_the_registry_knows_the_kernel(stranger):
+    (stranger / "page.py").write_text("".join(text for kind, _, text in KERNEL if kind == "run"))
+    env = os.environ | {"PYTHONPATH": str(stranger), "TRITILE_CACHE_DIR": str(stranger / "cache")}
+    command = [sys.executable, "-c", CODE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=stranger, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "naive BLOCK_K=32 BLOCK_M=32" in done.stdout
+    assert " a thread" in done.stdout  # its registers: it compiled
+
+
+# Each script of examples/ at its small size, in this process.
+
+SAID = {
+    "container": "compiled, checked and planned",
+    "llama": "0 of 11 linear layers exchanged",
+    "mixture_of_experts": "relative error",
+    "quantized_layer": "24768 bytes became 6720",
+    "rms_norm": "5x300 runs with BLOCK",
+    "server": "4 of 4 requests by tritile",
+    "two_gpus": "skipped: needs two GPUs, 0 here",
+}
+
+
+def test_every_example_is_short_and_run():
+    scripts = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
+    assert scripts.keys() == SAID.keys()
+    assert all(len(path.read_text().splitlines()) <= 80 for path in scripts.values())
+
+
+class Thread(ThreadPoolExecutor):
+    """Stands for the processes of a Workers, which import torch first."""
+
+    def __init__(self, jobs):
+        super().__init__(1)
+
+    def submit(self, function, *arguments, limit_s):
+        return super().submit(function, *arguments)
+
+
+def _here(run_process):
+    """Return `subprocess.run`, but for `tritile` itself, which this process runs: it has torch already."""
+
+    def ran(command, **words):
+        if command[:3] != [sys.executable, "-m", "tritile"]:
+            return run_process(command, **words)
+        done = run(*command[3:], env=words["env"])
+        assert done.exit_code == 0, done.output
+        return done
+
+    return ran
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs at real size on a GPU: start the scripts by hand")
+@pytest.mark.parametrize("name", [name for name in SAID if name != "rms_norm"])  # see test_own_kernels
+def test_it_runs_without_a_gpu(name, capsys, monkeypatch):
+    script = ROOT / "examples" / f"{name}.py"
+    monkeypatch.setattr("sys.argv", [str(script)])
+    monkeypatch.setattr("subprocess.run", _here(subprocess.run))
+    monkeypatch.setattr(warm, "Workers", Thread)
+    runpy.run_path(str(script), run_name="__main__")
+    assert SAID[name] in capsys.readouterr().out
