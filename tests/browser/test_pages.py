@@ -58,22 +58,15 @@ def config_of(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_page_requests_what_explain_says(page, case):
+def test_the_page_counts_as_explain_does_and_takes_tiles_and_blocks_as_kernels_do(page, case):
     shown, (m, n, k, *_) = page(), case
     typed(shown, case)
     problem = product(f"{m}x{n}x{k}")
+    tiling = tiling_of(problem, config_of(case), H200)
     assert fact(shown, "untiled") == traffic.untiled(problem).read
     assert fact(shown, "tiled") == traffic.tiled(problem, config_of(case), H200).read
     assert fact(shown, "unique") == problem.bytes - 2 * m * n
-    tiling = tiling_of(problem, config_of(case), H200)
     assert (fact(shown, "tiles"), fact(shown, "steps")) == (tiling.tiles, tiling.steps)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_page_takes_tiles_and_blocks_as_kernels_do(page, case):
-    shown, (m, n, k, *_) = page(), case
-    typed(shown, case)
-    tiling = tiling_of(product(f"{m}x{n}x{k}"), config_of(case), H200)
     order = f"Array.from({{ length: {tiling.tiles} }}, (_, i) => tiling.place(tiling.sizes(), i))"
     assert [tuple(place) for place in shown.evaluate(order)] == [
         tiling.place(index)[1:] for index in range(tiling.tiles)
@@ -107,23 +100,18 @@ def test_buttons_go_from_step_to_step_and_on_to_the_next_tile(page):
     typed(shown, CASES[0])
     for _ in range(5):
         shown.click('[data-on="step"]')
-    assert shown.input_value("#tiling-tile") == "1"
-    assert shown.input_value("#tiling-step") == "0"
+    assert (shown.input_value("#tiling-tile"), shown.input_value("#tiling-step")) == ("1", "0")
     shown.click('[data-back="step"]')
     assert (shown.input_value("#tiling-tile"), shown.input_value("#tiling-step")) == ("0", "4")
 
 
-@pytest.mark.parametrize("value", ["", "0", "-3", "2.5"])
-def test_what_is_no_size_is_told(page, value):
+def test_what_is_no_size_is_said_and_large_sizes_are_drawn_with_few_elements(page):
     shown = page()
-    shown.fill('[name="m"]', value)
-    assert shown.text_content("[role=status]") == "Each field takes a whole number from 1 on."
-    shown.fill('[name="m"]', "100")
-    assert "row 0" in shown.text_content("[role=status]")
-
-
-def test_large_sizes_are_drawn_with_few_elements(page):
-    shown = page()
+    for value in ("", "0", "-3", "2.5"):
+        shown.fill('[name="m"]', value)
+        assert shown.text_content("[role=status]") == "Each field takes a whole number from 1 on."
+        shown.fill('[name="m"]', "100")
+        assert "row 0" in shown.text_content("[role=status]")
     typed(shown, (65536, 65536, 65536, 16, 16, 16, 8, 2, 132))
     go(shown, "tile", 4096 * 4096 - 1)
     assert shown.evaluate("document.querySelectorAll('#tiling svg *').length") < 100
@@ -147,8 +135,7 @@ def report(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
 def test_the_report_opens_and_fits(visit, report, width, dark):
     shown = visit(report, width=width, dark=dark)
     shown.wait_for_selector("svg text")
@@ -160,22 +147,20 @@ def test_the_report_opens_and_fits(visit, report, width, dark):
     assert "tritile on NVIDIA H200" in shown.text_content("h1")
 
 
+POINTS = ".mark-symbol path[aria-roledescription='point']"
+
+
 def test_filters_of_the_report_leave_what_they_name(visit, report):
     shown = visit(report)
-    points = shown.locator(".mark-symbol path[aria-roledescription='point']")
+    points = shown.locator(POINTS)
     shown.wait_for_selector("select")
-    every = points.count()
+    every, count = points.count(), f'document.querySelectorAll("{POINTS}").length'
     shown.locator("select[name='only_layout']").select_option(label="NT")
-    shown.wait_for_function(
-        "n => document.querySelectorAll(\".mark-symbol path[aria-roledescription='point']\").length < n",
-        arg=every,
-    )
+    shown.wait_for_function(f"{count} < {every}")
     labels = points.evaluate_all("every => every.map(each => each.getAttribute('aria-label'))")
     assert 0 < len(labels) < every
     shown.locator("select[name='only_op']").select_option(label="permute")  # which have no layout
-    shown.wait_for_function(
-        "document.querySelectorAll(\".mark-symbol path[aria-roledescription='point']\").length === 0"
-    )
+    shown.wait_for_function(f"{count} === 0")
 
 
 def unreadable(shown, width):
@@ -197,9 +182,9 @@ def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     assert unreadable(visit(path), 800) == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["tiling", "speedups"])
-def test_committed_pictures_follow_the_scheme(visit, name, dark):
-    shown = visit(ROOT / "tuning" / "pictures" / f"{name}.svg", dark=dark)
-    reversed_ = shown.evaluate("getComputedStyle(document.documentElement).filter").startswith("invert")
-    assert reversed_ == dark
+def test_committed_pictures_follow_the_scheme(visit, name):
+    for dark in (False, True):
+        shown = visit(ROOT / "tuning" / "pictures" / f"{name}.svg", dark=dark)
+        filtered = shown.evaluate("getComputedStyle(document.documentElement).filter")
+        assert filtered.startswith("invert") == dark
