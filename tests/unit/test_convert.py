@@ -194,7 +194,10 @@ def test_converting_again_decides_anew_and_never_twice(wins, monkeypatch):
 LAYERS = ("up", "down", "head")
 
 
-def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins):
+@pytest.mark.parametrize(
+    ("kind", "how"), [(ConvertedLinear, {"rows": 6, "device": H200}), (AlwaysLinear, {"always": True})]
+)
+def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins, kind, how):
     modules, kept, state, calls = [*net.modules()], [*net.named_parameters()], net.state_dict(), []
     wanted = net(TOKENS)
     wanted.square().sum().backward()
@@ -205,7 +208,7 @@ def test_parameters_names_hooks_and_flags_stay_and_restore_undoes_it(net, wins):
     net.up.register_full_backward_hook(lambda module, inner, outer: calls.append("backward"))
     net.up.register_state_dict_post_hook(lambda module, state, prefix, rest: calls.append("state"))
     net.down.eval()
-    changes = {ConvertedLinear: lambda: convert(net, rows=6, device=H200), nn.Linear: lambda: restore(net)}
+    changes = {kind: lambda: convert(net, **how), nn.Linear: lambda: restore(net)}
     for cls, change in changes.items():
         change()
         assert [type(getattr(net, name)) for name in LAYERS] == [cls] * 3

@@ -115,8 +115,9 @@ def test_a_truncated_last_line_costs_only_itself(tmp_path):
     [
         {"op": "conv"}, {"op": ["matmul"]}, {"m": 0}, {"m": "64"}, {"m": True}, {"dtype": "half"},
         {"layout": None}, {"precision": ["x"]}, {"torch_us": None}, {"ratio_torch": -1}, {"tflops": None},
-        {"tritile_us": math.nan}, {"inductor_us": 3.0}, {"tutorial_us": 3.0, "ratio_tutorial": None},
-        {"copy_gbps": -1.0}, {"config": {"kwargs": 1}}, {"env": {}}, {"env": None}, {"plan_source": ""},
+        {"tritile_us": math.nan}, {"tritile_us": 10**400}, {"inductor_us": 3.0}, {"inductor_us": 0.0},
+        {"tutorial_us": 3.0, "ratio_tutorial": None}, {"copy_gbps": -1.0}, {"config": {"kwargs": 1}},
+        {"env": {}}, {"env": None}, {"plan_source": ""}, {"plan_source": 7}, HOST | {"env": {}},
         {"spread": "?"}, {"error": math.inf}, HOST | {"call": ""}, HOST | {"torch_us": None},
     ],
     ids=str,
