@@ -332,6 +332,7 @@ def test_a_recorded_forward_decides(net, monkeypatch):
         net(TOKENS).sum().backward()
         with torch.no_grad():
             net(TOKENS[:1])
+            frozen(torch.ones(4, 8, dtype=FP64, requires_grad=True))
         frozen(input=torch.ones(3, 8, dtype=FP64))
         frozen(torch.ones(2, 3, 8, dtype=FP64, requires_grad=True))
         with torch.autocast("cpu", BF16):
@@ -343,8 +344,8 @@ def test_a_recorded_forward_decides(net, monkeypatch):
     assert found.exchanged == ("net.up", "net.down", "net.head", "frozen")
     up = LayerCall(6, FP64, True, True), LayerCall(3, FP64, False, False)
     assert [call[0] for call in asked if call[1] is net.up.weight] == [*up]
-    of_frozen = LayerCall(3, FP64, False, False), LayerCall(6, FP64, True, False)
-    assert [call[0] for call in asked if call[1] is frozen.weight] == [*of_frozen]
+    of_frozen = [LayerCall(rows, FP64, rows == 6, False) for rows in (4, 3, 6)]
+    assert [call[0] for call in asked if call[1] is frozen.weight] == of_frozen
     assert asked[0][1:] == (net.up.weight, net.up.bias, HERE, None)
     rows = [(row.layers, row.rows, row.dtype, row.training, row.by, row.why) for row in found.rows]
     autocast = "under autocast torch keeps the weights that it casts"
