@@ -49,9 +49,9 @@ def _sample(op: str, label: str, peer: Any, tensors: tuple[Any, ...], names: tup
     """A call of tensors, the last of which go by these names, and words."""
     plain = len(tensors) - len(names)
 
-    def call(*given):
+    def call(*given, out=None):
         named = dict(zip(names, given[plain:], strict=True))
-        return getattr(tritile, op)(*given[:plain], **named, **words)
+        return getattr(tritile, op)(*given[:plain], **named, **words, out=out)
 
     return Sample(op, label, call, lambda *given: peer(*given, **words), tensors)
 

@@ -114,15 +114,6 @@ def test_the_assembler_asked_is_the_one_that_compiles(name, monkeypatch, tmp_pat
     assert compiling == asked == called[-1][0]
 
 
-def test_a_plan_tells_the_bytes_of_workspace():
-    ragged = MatmulProblem(1, 1001, 1024, 1003, "bfloat16", "bfloat16", a_align=2)
-    config = by_descriptor(group=8)
-    plan = plans.Plan(ragged, config, "model", HOPPER)
-    assert plan.workspace == 1001 * 1024 * 2  # a, its rows padded to whole 128 bytes
-    assert f"{plan.workspace} bytes of workspace" in repr(plan)
-    assert plans.Plan(ragged, TINY, "model", HOPPER).workspace == 0
-
-
 class _Noting:
     """A compiled kernel that Triton's launcher runs: notes its arguments."""
 
@@ -160,14 +151,10 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
             elif isinstance(value, Descriptor):
                 assert given.base.address == lies[value.buffer]
     assert set(work.scratch) == {"copy_a", "parts"}
+    assert laid_out([Section("int8", 3), Section("float32", 65), Section("float64", 1)])[0] == [0, 256, 768]
     assert (asked, work.counters) == ([16], 16)  # one for each tile
     parts = 2 * 16 * 64 * 64 * 4
     assert end == made._bytes == 256 * 256 * 2 + parts
-
-
-def test_workspaces_start_where_descriptors_can():
-    offsets, end = laid_out([Section("int8", 3), Section("float32", 65), Section("float64", 1)])
-    assert (offsets, end) == ([0, 256, 768], 1024)
 
 
 def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatch):
@@ -199,25 +186,32 @@ def test_pieces_of_a_batch_take_one_workspace_after_the_other(monkeypatch):
     a, b = (torch.empty(4, 256, 256 + pad, dtype=torch.bfloat16)[..., :256] for pad in (1, 0))
     call = matmul_call(a, b, torch.empty(4, 256, 256, dtype=torch.bfloat16), "ieee")
     copied = 256 * 256 * 2  # a
+    one = plans.Plan(replace(SMALL, m=256, n=256, k=256, a_align=2), by_descriptor(), "model", HOPPER)
+    assert f"{one.workspace} bytes of workspace" in repr(one)
+    assert one.workspace == copied
+    assert replace(one, config=TINY).workspace == 0
     assert workspace_bytes(call, by_descriptor(), HOPPER) == 4 * copied
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 32)
     assert workspace_bytes(call, by_descriptor(), HOPPER) == copied
 
 
-@pytest.mark.parametrize("op", ["matmul", "linear_quantized"])
-def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
-    """16 tiles of 2 parts each: one that waits for another, which has no processor yet, waits in vain.
-
-    An SM holds two programs of products: 65 KiB of shared memory, and half of all registers each.
-    """
-    problem, config, least = {
-        "matmul": (replace(SMALL, m=256, n=256, k=256), tma(64, 64, 64, 4, 4, split=2), 16),
-        "linear_quantized": (
+@pytest.mark.parametrize(
+    ("problem", "config", "least"),
+    [
+        (replace(SMALL, m=256, n=256, k=256), tma(64, 64, 64, 4, 4, split=2), 16),
+        (
             QuantizedProblem(256, 256, 256, "float16", 8, 128),
             packed_weights(64, 64, 64, 4, 4, split=2),
             32,
         ),
-    }[op]
+    ],
+    ids=["matmul", "linear_quantized"],
+)
+def test_programs_wait_for_each_other_only_where_all_run_at_once(problem, config, least):
+    """16 tiles of 2 parts each: one that waits for another, which has no processor yet, waits in vain.
+
+    An SM holds two programs of products: 65 KiB of shared memory, and half of all registers each.
+    """
     call = call_for(problem)
     polls = [work_of(call, config, count, True).steps[-1].args["POLLS"] for count in (least - 1, least)]
     assert (polls[0], polls[1] > 0) == (0, True)
@@ -225,13 +219,11 @@ def test_programs_wait_for_each_other_only_where_all_run_at_once(op):
 
 def test_what_is_never_stepped_over_makes_no_operand_less_aligned():
     """A row, and a column, of matrices whose rows start anywhere."""
-    wide = torch.empty(64, 77).half()
-    row, column = wide[:1, :64], wide.mT[:64, :1]
-    assert matmul_call(row, torch.empty(64, 64).half(), torch.empty(1, 64).half(), "ieee").a.align == 16
-    assert matmul_call(torch.empty(64, 64).half(), column, torch.empty(64, 1).half(), "ieee").b.align == 16
-    assert (
-        matmul_call(wide[:2, :64], torch.empty(64, 64).half(), torch.empty(2, 64).half(), "ieee").a.align == 2
-    )
+    wide, square = torch.empty(64, 77).half(), torch.empty(64, 64).half()
+    row, rows, column = wide[:1, :64], wide[:2, :64], wide.mT[:64, :1]
+    assert matmul_call(row, square, torch.empty(1, 64).half(), "ieee").a.align == 16
+    assert matmul_call(rows, square, torch.empty(2, 64).half(), "ieee").a.align == 2
+    assert matmul_call(square, column, torch.empty(64, 1).half(), "ieee").b.align == 16
 
 
 OPERATIONS = [

@@ -73,8 +73,8 @@ def test_derivatives_of_second_order_are_those_of_torch(sample):
 
 
 @pytest.mark.slow
-def test_derivatives_of_second_order_by_differences():
-    """Of the call through the most formulas; also where gradients are undefined."""
+def test_derivatives_of_second_order_where_gradients_are_undefined():
+    """Of the call through the most formulas."""
     (sample,) = (sample for sample in FEW if sample.label == "silu")
     assert gradgradcheck(sample.call, wanting(sample), fast_mode=True, check_undefined_grad=True)
 
@@ -149,20 +149,17 @@ def recorded(monkeypatch):
 
 
 def test_a_batch_is_one_call(monkeypatch):
+    weight, x = W.clone().requires_grad_(), drawn(2, 3, 4)
+    by_weight = tritile.linear(x, weight), tritile.matmul(x, weight.mT)
     calls = recorded(monkeypatch)
     torch.vmap(tritile.matmul, (None, 2))(A, drawn(4, 5, 6))
     torch.vmap(tritile.linear)(drawn(6, 3, 4), drawn(6, 5, 4))
     torch.vmap(tritile.matmul, (0, None))(drawn(6, 3, 4), B)
     assert [(problem.batch, problem.m) for problem in calls] == [(6, 3), (6, 3), (1, 18)]
-
-
-@pytest.mark.parametrize("call", [tritile.linear, lambda x, w: tritile.matmul(x, w.mT)])
-def test_a_matrix_for_a_whole_batch_has_its_gradient_of_one_product(monkeypatch, call):
-    weight, x = W.clone().requires_grad_(), drawn(2, 3, 4)
-    y = call(x, weight)
-    calls = recorded(monkeypatch)
-    torch.autograd.grad(y.sum(), weight)
-    assert [problem.batch for problem in calls] == [1]
+    for y in by_weight:
+        calls.clear()
+        torch.autograd.grad(y.sum(), weight)
+        assert [problem.batch for problem in calls] == [1]  # the gradient of the weight is one product
 
 
 def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch):

@@ -130,6 +130,18 @@ def test_of_host_tensors_the_interpreters_config_is_told(kernel):
     assert (plan.source, plan.device, plan.config) == ("interpreter", HOST, BLOCKS[0])
 
 
+def test_host_tensors_go_to_tritiles_kernels_in_the_interpreter(monkeypatch):
+    seen, run = [], launch.run_interpreted
+    monkeypatch.setattr(
+        launch, "run_interpreted", lambda call, config: seen.append(call.op) or run(call, config)
+    )
+    a = torch.arange(12.0, dtype=torch.bfloat16).view(3, 4)
+    assert torch.equal(tritile.matmul(a, a.t()), a @ a.t())
+    assert torch.equal(tritile.transpose(a), a.t())
+    assert tritile.plan(tritile.matmul, a, a.t()).source == "interpreter"
+    assert seen == ["matmul", "permute"]
+
+
 def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
     for module in (ops_request, plan_module):
         monkeypatch.setattr(module, "is_torch_only", lambda problem: True)

@@ -39,27 +39,27 @@ def hopper(monkeypatch, cuda_matmul):
 
 
 LARGE_ONES = [LARGE, (1717, 8026, 8404), (512, 8192, 8448), (512, 32768, 32768)]
-SMALLER = [
+OTHERS = [
     (2047, 2048, 1024), (2048, 2048, 383), (2048, 2048, 8449), (511, 10000, 1024), (511, 1 << 20, 1024),
     (1 << 20, 511, 1024), (8192, 8192, 32769), (4096, 4095, 8449),
+    *((*LARGE, dtype) for dtype in (torch.float16, torch.float64, torch.complex64)),
 ]  # fmt: skip
-OTHERS = [torch.float16, torch.float64, torch.complex64]
-
-
-@pytest.mark.usefixtures("hopper")
-def test_large_products_are_made_of_parts():
-    """Not where torch errs less, as it has few terms to add or shares K; or where nobody has measured."""
-    assert {precision_of(*operands(*sizes)) for sizes in LARGE_ONES} == {"fp16x3"}
-    x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
-    assert request_of("linear", x, weight, None, "gelu").checked(None)[2] == "fp16x3"
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
-    "given", [*(operands(*sizes) for sizes in SMALLER), *(operands(*LARGE, dtype) for dtype in OTHERS)]
+    ("given", "wanted"),
+    [*((sizes, "fp16x3") for sizes in LARGE_ONES), *((given, "ieee") for given in OTHERS)],
 )
-def test_others_are_not(given):
-    assert precision_of(*given) == "ieee"
+def test_large_products_are_made_of_parts(given, wanted):
+    """Not where torch errs less, as it has few terms to add or shares K; or where nobody has measured."""
+    assert precision_of(*operands(*given)) == wanted
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_large_layer_is_made_of_parts():
+    x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
+    assert request_of("linear", x, weight, None, "gelu").checked(None)[2] == "fp16x3"
 
 
 @pytest.mark.parametrize("named", ["ieee", "tf32"])

@@ -1,4 +1,4 @@
-"""Problems: how permutations are merged, widened and refused, how products and epilogues are written."""
+"""Problems: how permutations are merged and widened; what is written, read back, posed and refused."""
 
 import itertools
 import math
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import tritile
 from tritile.core.call import call_for
 from tritile.core.epilogue import Epilogue
 from tritile.core.permutation import PermuteProblem
@@ -22,7 +23,8 @@ from tritile.core.problem import (
 )
 from tritile.errors import InvalidValueError
 from tritile.families.permute import family as permute
-from tritile.families.permute.family import uneven
+from tritile.ops.linear_quantized import quantized_call
+from tritile.tune.suites import parse_shape
 
 
 def strides_of(shape):
@@ -50,13 +52,19 @@ def test_dimensions_that_stay_together_are_one(shape, dims, wanted):
     assert problem_from_dict(problem_to_dict(found)) == found
 
 
-def test_short_rows_move_as_wider_words():
-    assert permuted((5, 7, 4), (1, 0, 2), 2).itemsize == 8
-    assert permuted((5, 7, 6), (1, 0, 2), 2).itemsize == 4
-    assert permuted((5, 7, 3), (1, 0, 2), 2).itemsize == 2
-    assert permuted((5, 7, 4), (1, 0, 2), 2, addresses=(4, 0)).itemsize == 4
-    assert permuted((5, 7, 4), (1, 0, 2), 2, widen=False).itemsize == 2
-    assert permuted((5, 7, 512), (1, 0, 2), 2).itemsize == 2  # loads of them are wide as they are
+@pytest.mark.parametrize(
+    ("row", "words", "itemsize"),
+    [
+        (4, {}, 8),
+        (6, {}, 4),
+        (3, {}, 2),
+        (4, {"addresses": (4, 0)}, 4),
+        (4, {"widen": False}, 2),
+        (512, {}, 2),  # loads of them are wide as they are
+    ],
+)
+def test_short_rows_move_as_wider_words(row, words, itemsize):
+    assert permuted((5, 7, row), (1, 0, 2), 2, **words).itemsize == itemsize
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -81,33 +89,9 @@ def test_tiles_and_what_lies_side_by_side_in_them(seed):
         assert set(range(run)) <= places
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        ((4, 4), (4, 1), (4,), 4),
-        ((4, True), (4, 1), (1, 4), 4),
-        ((4, 4), (4, -1), (1, 4), 4),
-        ((4, 4), (4, 1.0), (1, 4), 4),
-        (("4", 4), (4, 1), (1, 4), 4),
-        ((4, 4), (4, 1), (1, 4), 3),
-    ],
-    ids=str,
-)
-def test_what_is_no_problem_is_refused(values):
-    for make in (PermuteProblem, PermuteProblem.of):
-        with pytest.raises(InvalidValueError, match="wanted"):
-            make(*values)
-
-
 def test_an_output_without_strides_has_a_plane_all_the_same():
     problem = PermuteProblem((4, 4), (4, 1), (0, 0), 4)
     assert (problem.m * problem.n * problem.batch, problem.runs(16, 16)[1]) == (16, 1)
-
-
-@pytest.mark.parametrize("sizes", [(0, 2, 2), (1, -2, 2), (1.0, 2, 2), (True, 2, 2)], ids=str)
-def test_turned_matrices_have_sizes(sizes):
-    with pytest.raises(InvalidValueError, match="sizes of 1"):
-        PermuteProblem.transposed(*sizes, 4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 23, 255, 256, 257, 2**20 - 1, 2**30, 2**30 + 1, 2**31 - 1])
@@ -123,15 +107,8 @@ def test_digits_divide_as_whole_numbers_do(size):
             assert (index * (magic + 2**32) >> 32) >> shift == index // size
 
 
-def test_tiles_are_uneven_where_overlap_would_copy_much_twice():
-    assert [uneven(extent, 64) for extent in (64, 128, 127, 4097, 63, 65, 143, 600)] == [
-        False, False, False, False, True, True, True, False
-    ]  # fmt: skip
-
-
-# --- Products and their epilogues ---
-
 PLAIN = MatmulProblem(1, 64, 48, 256, "float8_e4m3fn", "bfloat16")
+GROUPS = GroupedProblem(64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 PACKED = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 FIELDS = [
     {"epilogue": "scale_a=column scale_b=row bias=row weighted gelu"},
@@ -140,29 +117,37 @@ FIELDS = [
     {"b_dtype": "float8_e5m2"},
     *({"block_scales": name} for name in BLOCK_SCALES if name),
     {"epilogue": "residual=full silu", "b_dtype": "float8_e5m2", "block_scales": "1x128"},
+    {"invariant": True},
 ]
 
 
 @pytest.mark.parametrize("changes", FIELDS, ids=str)
-def test_problems_are_read_back_as_they_are_written(changes):
+def test_a_problem_says_what_it_changes_and_leaves_out_defaults(changes):
     problem = replace(PLAIN, **changes)
     assert problem_from_dict(problem_to_dict(problem)) == problem
     assert problem_key(problem) != problem_key(PLAIN)
     assert problem.kind != PLAIN.kind
     assert set(problem_to_dict(problem)) - set(problem_to_dict(PLAIN)) == set(changes) - {"dtype"}
-    for text in changes.values():
-        for word in text.split():
-            assert word in problem.label
+    for word in " ".join(filter(None, (each for each in changes.values() if each is not True))).split():
+        assert word in problem.label
 
 
 @pytest.mark.parametrize(
     "problem",
-    [PACKED, QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "strided", 4)],
+    [
+        GROUPS,
+        replace(GROUPS, dtype="float8_e4m3fn", scaled=True),
+        replace(GROUPS, invariant=True),
+        PACKED,
+        QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "strided", 4),
+        replace(PACKED, invariant=True),
+    ],
     ids=lambda problem: problem.label,
 )
-def test_packed_weights_are_read_back_and_posed(problem):
+def test_groups_and_packed_weights_are_read_back_and_posed(problem):
     assert problem_from_dict(problem_to_dict(problem)) == problem
-    assert call_for(problem).problem == problem
+    if not getattr(problem, "scaled", False):  # which only torch computes
+        assert call_for(problem).problem == problem
 
 
 LAYOUTS = ("row", "column", "strided")
@@ -185,36 +170,68 @@ def test_a_call_of_a_problem_has_it_and_no_element_lies_on_another(layouts, alig
             assert torch.equal(laid.copy_(numbers), numbers)
 
 
-@pytest.mark.parametrize(
-    ("problem", "changes"),
-    [
-        *((PLAIN, {"epilogue": text}) for text in ("gelu bias=row", "bias=diagonal", "tanh", "gated silu")),
-        (PLAIN, {"epilogue": "bias=row bias=row"}),
-        (PLAIN, {"b_dtype": "float8_e4m3fn"}),
-        *((PLAIN, {f"{name}_layout": "diagonal"}) for name in ("a", "b", "out")),
-        *((PLAIN, {f"{name}_align": value}) for name in ("a", "b", "out") for value in (3, 16.0, True)),
-        *((PLAIN, {name: "diagonal"}) for name in ("out_dtype", "precision")),
-        *((PLAIN, {name: 0}) for name in ("batch", "m", "n", "k", "invariant")),
-        (PLAIN, {"block_scales": "1x64"}),
-        (PLAIN, {"block_scales": "1x128", "batch": 2}),
-        (PLAIN, {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"}),
-        (PLAIN, {"epilogue": "bias_up=row silu", "dtype": "float16"}),
-        (PLAIN, {"epilogue": "silu gated", "dtype": "float16"}),
-        (PLAIN, {"epilogue": "zero_a=one", "dtype": "int8"}),
-        *((PACKED, {name: 0}) for name in ("m", "n", "k")),
-        *((PACKED, {"bits": value}) for value in (5, True)),
-        (PACKED, {"dtype": "float32"}),
-        (PACKED, {"group_size": 48}),
-        (PACKED, {"zero_points": 1}),
-        (PACKED, {"bias": None}),
-        (PACKED, {"x_layout": "column"}),
-        (PACKED, {"x_align": 3}),
-    ],
-    ids=str,
-)
+IMPOSSIBLE = [
+    *((PLAIN, {"epilogue": text}) for text in ("gelu bias=row", "bias=diagonal", "tanh", "gated silu")),
+    (PLAIN, {"epilogue": "bias=row bias=row"}),
+    (PLAIN, {"b_dtype": "float8_e4m3fn"}),
+    *((PLAIN, {f"{name}_layout": "diagonal"}) for name in ("a", "b", "out")),
+    *((PLAIN, {f"{name}_align": value}) for name in ("a", "b", "out") for value in (3, 16.0, True)),
+    *((PLAIN, {name: "diagonal"}) for name in ("out_dtype", "precision")),
+    *((PLAIN, {name: 0}) for name in ("batch", "m", "n", "k", "invariant")),
+    (PLAIN, {"block_scales": "1x64"}),
+    (PLAIN, {"block_scales": "1x128", "batch": 2}),
+    (PLAIN, {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"}),
+    (PLAIN, {"epilogue": "relu", "dtype": "complex64", "out_dtype": "complex64"}),
+    (PLAIN, {"epilogue": "bias_up=row silu", "dtype": "float16"}),
+    (PLAIN, {"epilogue": "silu gated", "dtype": "float16"}),
+    (PLAIN, {"epilogue": "zero_a=one", "dtype": "int8"}),
+    *((GROUPS, {"groups": value}) for value in (0, 1025)),
+    *((GROUPS, {name: "int8"}) for name in ("dtype", "out_dtype")),
+    (GROUPS, {"m": 2**31}),
+    (GROUPS, {"k": 4.0}),
+    (GROUPS, {"a_layout": "odd"}),
+    (GROUPS, {"b_align": 3}),
+    (GROUPS, {"precision": "fast"}),
+    *((GROUPS, {name: 1}) for name in ("scaled", "invariant")),
+    *((PACKED, {name: 0}) for name in ("m", "n", "k")),
+    *((PACKED, {"bits": value}) for value in (5, True)),
+    (PACKED, {"dtype": "float32"}),
+    (PACKED, {"group_size": 48}),
+    *((PACKED, {name: 1}) for name in ("zero_points", "invariant")),
+    (PACKED, {"bias": None}),
+    (PACKED, {"x_layout": "column"}),
+    (PACKED, {"x_align": 3}),
+]
+
+
+@pytest.mark.parametrize(("problem", "changes"), IMPOSSIBLE, ids=str)
 def test_problems_that_cannot_be(problem, changes):
     with pytest.raises(InvalidValueError):
         replace(problem, **changes)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ((4, 4), (4, 1), (4,), 4),
+        ((4, True), (4, 1), (1, 4), 4),
+        ((4, 4), (4, -1), (1, 4), 4),
+        ((4, 4), (4, 1.0), (1, 4), 4),
+        (("4", 4), (4, 1), (1, 4), 4),
+        ((4, 4), (4, 1), (1, 4), 3),
+    ],
+    ids=str,
+)
+def test_permutations_that_cannot_be(values):
+    for make in (PermuteProblem, PermuteProblem.of):
+        with pytest.raises(InvalidValueError, match="wanted"):
+            make(*values)
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 2), (1, -2, 2), (1.0, 2, 2), (True, 2, 2)], ids=str)
+def test_transposed_matrices_have_sizes(sizes):
+    with pytest.raises(InvalidValueError, match="sizes of 1"):
+        PermuteProblem.transposed(*sizes, 4)
 
 
 def test_epilogues_are_read_back_as_they_are_written():
@@ -227,3 +244,51 @@ def test_epilogues_are_read_back_as_they_are_written():
         epilogue = Epilogue.parse(text)
         assert str(epilogue) == text
         assert (epilogue.constants is None) == (text == "")
+
+
+def test_a_packed_weight_has_its_problem_and_bytes():
+    ones = torch.ones(40, 130, dtype=torch.float16)
+    weight = tritile.quantize(ones, bits=8, group_size=32, zero_points=True)
+    x, out = torch.ones(3, 130, dtype=torch.float16), torch.empty(3, 40, dtype=torch.float16)
+    call = quantized_call(x, weight, torch.ones(40), out)
+    problem = QuantizedProblem(3, 40, 130, "float16", 8, 32, True, True, "row", 4)
+    assert call.problem == problem
+    assert (problem.words, problem.scales) == (weight.packed.shape, weight.scales.shape)
+    assert problem.weight_bytes == weight.nbytes
+    assert problem.bytes == weight.nbytes + 2 * (3 * 130 + 3 * 40 + 40)
+    given = [weight.packed, weight.scales, weight.zeros]
+    assert [t.dtype for t in call.tensors] == [x.dtype, *(t.dtype for t in given), torch.float32, x.dtype]
+    assert quantized_call(x.t().contiguous().t(), weight, None, out).problem.x_layout == "strided"
+    assert quantized_call(x[:1], weight, None, out[:1]).problem.x_align == 16  # no row is stepped over
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "words", "wanted"),
+    [
+        ("64x16384x2048x4096", "grouped", {"layout": "NT"}, GROUPS),
+        (
+            "3x40x130",
+            "linear_quantized",
+            {"dtype": "float16", "layout": "int8/64 zeros"},
+            QuantizedProblem(3, 40, 130, "float16", 8, 64, True, x_align=4),
+        ),
+        ("3x40x128", "linear_quantized", {}, QuantizedProblem(3, 40, 128, "bfloat16", 4, 128)),
+    ],
+)
+def test_shapes_that_people_write(text, op, words, wanted):
+    assert parse_shape(text, op, **words).problem == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "words"),
+    [
+        ("64x128x128", "grouped", {}),
+        ("0x8x8x8", "grouped", {}),
+        ("2x3x40x130", "linear_quantized", {"layout": "int4/128"}),
+        ("3x40x130", "linear_quantized", {"dtype": "float32", "layout": "int4/128"}),
+        ("3x40x130", "linear_quantized", {"dtype": "float16", "layout": "int4/48"}),
+    ],
+)
+def test_shapes_that_nobody_means(text, op, words):
+    with pytest.raises(InvalidValueError, match=r"wanted|takes bfloat16, float16"):
+        parse_shape(text, op, **words)

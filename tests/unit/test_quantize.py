@@ -1,8 +1,8 @@
-"""Quantizing weights: how near the numbers come, how they lie in memory, what is kept."""
+"""Quantized weights: how near the numbers come, how they lie in memory, what is kept; configs of products."""
 
-import dataclasses
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +10,19 @@ import torch
 import tritile
 from tests.packed import KINDS
 from tests.reference import name, values
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.core.problem import QuantizedProblem
 from tritile.core.quantized import by_row, packed, unpacked
-from tritile.errors import DeviceError, DtypeError, InvalidValueError, ShapeError
+from tritile.errors import DeviceError, DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.families.space import illegal
+from tritile.lab import results
+from tritile.planning import model
+from tritile.tune.suites import SHIPPED, find
 
 HALF = (torch.bfloat16, torch.float16)
+H200 = target_device("nvidia-h200")
+PROBLEM = QuantizedProblem(16, 4096, 8192, "bfloat16", 4, 128)
 SIZES = [(1, 1), (16, 128), (33, 130), (40, 1000)]
 
 
@@ -63,35 +72,18 @@ def test_scales_are_the_least_that_reach(bits, group, zeros):
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_groups_of_zeros_stay_zeros(bits, zeros):
-    original = torch.zeros(5, 96, dtype=torch.bfloat16)
-    original[2, 40] = 1.0
-    weight = tritile.quantize(original, bits=bits, group_size=32, zero_points=zeros)
-    got = weight.dequantize()
-    got[2, 32:64] = 0
-    assert bool((got == 0).all())
-    assert_near(weight, original)
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", HALF, ids=name)
-def test_weights_smaller_than_the_least_normal_number(dtype, bits, zeros):
-    original = values((8, 64), torch.float32) * torch.finfo(dtype).smallest_normal * 0.1
-    weight = tritile.quantize(original, bits=bits, group_size=32, zero_points=zeros, dtype=dtype)
+def test_zeros_and_numbers_below_the_least_normal_one(dtype, bits, zeros):
+    words = {"bits": bits, "group_size": 32, "zero_points": zeros}
+    original = torch.zeros(5, 96, dtype=dtype)
+    original[2, 40] = 1.0
+    weight = tritile.quantize(original, **words)
     assert_near(weight, original)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("shape", SIZES, ids=str)
-def test_numbers_come_back_from_words(bits, shape):
-    generator = torch.Generator().manual_seed(bits)
-    numbers = torch.randint(0, 2**bits, shape, dtype=torch.uint8, generator=generator)
-    words = packed(numbers, bits)
-    assert words.numel() * 32 // bits == math.ceil(shape[0] / 16) * 16 * (
-        math.ceil(shape[1] * bits / 512) * 512 // bits
-    )
-    assert torch.equal(unpacked(words, *shape, bits), numbers)
+    got = weight.dequantize()
+    got[2, 32:64] = 0  # the one group that is not all zeros
+    assert bool((got == 0).all())
+    small = values((8, 64), torch.float32) * torch.finfo(dtype).smallest_normal * 0.1
+    assert_near(tritile.quantize(small, dtype=dtype, **words), small)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -110,26 +102,17 @@ def test_where_a_number_lies(bits):
         value = (2**bits - 1) << (16 * half + bits * (run % pairs))
         wanted[n // 8, k // unit, n % 8 * 4 + t, run // pairs] = value - (value >> 31 << 32)
         assert torch.equal(words, wanted)
+        assert torch.equal(unpacked(packed(numbers, bits), 32, 3 * unit, bits), numbers)
 
 
-@pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_slabs_of_rows_are_as_one(bits, zeros, monkeypatch):
-    original = values((70, 200), torch.bfloat16)
-    whole = tritile.quantize(original, bits=bits, group_size=64, zero_points=zeros)
+def test_parts_of_many_rows_and_strides_do_not_matter(bits, monkeypatch):
+    original, words = values((200, 70), torch.bfloat16).t(), {"bits": bits, "group_size": 64}
+    whole = tritile.quantize(original, zero_points=True, **words)
     monkeypatch.setattr("tritile.ops.quantize._AT_ONCE", 16 * 200)
-    parts = tritile.quantize(original, bits=bits, group_size=64, zero_points=zeros)
-    assert torch.equal(whole.packed, parts.packed)
-    assert torch.equal(whole.scales, parts.scales)
-    assert not zeros or torch.equal(whole.zeros, parts.zeros)
-
-
-def test_strides_do_not_matter():
-    original = values((130, 48), torch.float16)
-    one = tritile.quantize(original.t(), bits=4)
-    other = tritile.quantize(original.t().contiguous(), bits=4)
-    assert torch.equal(one.packed, other.packed)
-    assert torch.equal(one.scales, other.scales)
+    other = tritile.quantize(original.contiguous(), zero_points=True, **words)
+    for part in ("packed", "scales", "zeros"):
+        assert torch.equal(getattr(whole, part), getattr(other, part)), part
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -149,8 +132,7 @@ def test_moved():
     weight = tritile.quantize(values((20, 100), torch.bfloat16), bits=8, zero_points=True)
     assert weight.to("cpu") is weight
     there = weight.to("meta")
-    assert {part.device.type for part in (there.packed, there.scales, there.zeros)} == {"meta"}
-    assert there.device.type == "meta"
+    assert {part.device.type for part in (there, there.packed, there.scales, there.zeros)} == {"meta"}
     assert there.nbytes == weight.nbytes
 
 
@@ -178,8 +160,53 @@ def test_what_is_not_finite_is_named(value):
 def test_parts_that_do_not_fit(name, change, error, match):
     good = tritile.quantize(values((20, 100), torch.bfloat16), bits=4, group_size=32, zero_points=True)
     with pytest.raises(error, match=match):
-        dataclasses.replace(good, **{name: change(getattr(good, name))})
+        replace(good, **{name: change(getattr(good, name))})
     with pytest.raises(InvalidValueError, match="wanted bits, group_size"):
         good.__setstate__({"packed": good.packed})
     with pytest.raises(DtypeError, match="wanted a floating dtype"):
         good.dequantize(torch.int8)
+
+
+# Products with them.
+
+
+def config(m=16, n=64, k=128, split=1, warps=4, stages=4):
+    sides = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 1, "SPLIT_K": split}
+    return Config.of(warps, stages, "tile", **sides)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "reason"),
+    [
+        (config(k=64), {}, "below the 128 columns that are packed together"),
+        (config(m=8), {}, "must be 16 at the least"),
+        (config(split=128), {}, "SPLIT_K = 128 leaves programs without a block"),
+        (config(m=256, n=256), {}, "accumulator and"),
+        (config(n=16, warps=8), {}, "leaves some of 8 warps idle"),
+        (config(m=128, n=128, k=256, warps=8, stages=8), {}, "bytes of shared memory"),
+        (config(split=2), {"n": 2**21}, "tiles share their K"),
+        (config(m=128, n=256, split=2, warps=8, stages=2), {"m": 4096}, "sum all parts"),
+        (config(), {"k": 2**31}, "sizes above"),
+    ],
+)
+def test_illegal_configs(config, changes, reason):
+    assert reason in illegal(config, replace(PROBLEM, **changes), H200)
+
+
+def test_a_result_names_its_case(tmp_path):
+    case, env = find(["weights"], SHIPPED)[0], dict.fromkeys(results.ENV_FIELDS, "here")
+    chosen = model.pick(case.problem, H200)
+    assert illegal(chosen, case.problem, H200) is None
+    measured = results.Measurement(10.0, 25.0, None, 0.01, 1e-3, 1e-3, None, chosen, "model")
+    line = results.result(case, measured, env)
+    assert line["gbps"] == pytest.approx(case.problem.bytes / 1e4, rel=1e-5)
+    results.append(tmp_path / "weights.jsonl", [line])
+    (again,) = results.read(tmp_path / "weights.jsonl", pytest.fail)
+    assert results.case_of(again) == case
+    (row,) = results.summary([again])
+    assert (row.layout, row.worst_label, row.geomean) == ("int4/128", "1x4096x4096", 2.5)
+
+
+def test_a_product_with_one_is_not_explained():
+    with pytest.raises(UnsupportedError, match="wanted a product or permutation of plain operands"):
+        tritile.explain(PROBLEM, device=H200)

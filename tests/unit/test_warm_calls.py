@@ -1,9 +1,11 @@
-"""Calls met before, on tensors that are taken for a GPU's: what is looked at every time.
+"""Calls met before, on tensors that are taken for a GPU's: what is looked at every time; how many are kept.
 
 Nothing is compiled or launched: a stand-in records what the launch of the first call is given.
 """
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -11,9 +13,14 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tritile
+from tritile.core.device import target_device
+from tritile.core.forgetting import Memo
+from tritile.core.problem import MatmulProblem
 from tritile.errors import GradientError, OverlapError, ShapeError
 from tritile.ops import memo
 from tritile.ops import request as ops_request
+from tritile.planning import plans
+from tritile.runtime import counters
 
 recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
 
@@ -32,14 +39,15 @@ class Launch:
 class Calls(list):
     """What was prepared, all for the same launch."""
 
+    launch = Launch()
+
 
 @pytest.fixture
 def first_calls(monkeypatch):
     """The calls that were prepared: those that were not met before."""
     calls = Calls()
-    calls.launch = launch = Launch()
     monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_request, "prepared", lambda call, *how: calls.append(call) or launch)
+    monkeypatch.setattr(ops_request, "prepared", lambda call, *how: calls.append(call) or calls.launch)
     monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
     tritile.forget()
     yield calls
@@ -135,17 +143,15 @@ def test_a_bias_that_is_lazily_negated_is_made_plain_at_each_call(first_calls):
     assert len(first_calls) == 2
 
 
-@pytest.mark.parametrize("zero_points", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("zero_points", "biased"), [(False, True), (True, False)])
 def test_packed_weights(first_calls, zero_points, biased):
     weight = tritile.quantize(torch.randn(16, 32).half(), bits=8, group_size=32, zero_points=zero_points)
     bias = torch.zeros(16) if biased else None
     for _ in range(2):
         x = torch.zeros(4, 32, dtype=torch.float16)
         got = tritile.linear(x, weight, bias)
-        parts = (x, weight.packed, weight.scales, weight.zeros, bias, got)
-        wanted = [t.data_ptr() for t in parts if t is not None]
-        assert first_calls.launch.given == wanted
+        given = (x, weight.packed, weight.scales, weight.zeros, bias, got)
+        assert first_calls.launch.given == addresses_of(*(t for t in given if t is not None))
     assert len(first_calls) == 1
 
 
@@ -305,22 +311,18 @@ def test_one_tensor_in_two_places_is_another_call(first_calls):
     assert len(first_calls) == 2
 
 
-def f32(*shape):
-    return torch.zeros(shape)
-
-
 def test_a_stopgap_is_not_kept(first_calls, monkeypatch):
     """As mode "tune" takes one while a graph is captured."""
     monkeypatch.setattr(memo, "may_be_kept", lambda: False)
     for _ in range(2):
-        tritile.matmul(f32(3, 5), f32(5, 7))
+        tritile.matmul(*zeros((3, 5), (5, 7)))
     assert len(first_calls) == 2
     assert not memo.CALLS
 
 
 @pytest.mark.parametrize("words", [{"out_dtype": torch.float16}, {"precision": "tf32"}], ids=str)
 def test_what_is_asked_of_groups_tells_calls_apart(first_calls, words):
-    a, b, offs = f32(8, 32), f32(2, 32, 16), torch.tensor([4, 8], dtype=torch.int32)
+    (a, b), offs = zeros((8, 32), (2, 32, 16)), torch.tensor([4, 8], dtype=torch.int32)
     for each in ({}, words, words):
         tritile.grouped_matmul(a, b, offs, **each)
     assert len(first_calls) == 2
@@ -335,3 +337,61 @@ def test_calls_that_torch_sees_are_recalled_by_their_operator(first_calls):
         assert first_calls.launch.given == addresses_of(a, b, got)
     torch.autograd.grad(got.sum(), a)
     assert len(first_calls) == 2  # and the product of the gradient
+
+
+# Memos have a bound: a process that meets sizes without end keeps its memory, and answers right.
+
+SIZES = range(1, 41)
+
+
+def test_the_older_half_makes_room_and_is_freed():
+    kept, launches = Memo(4), [Launch() for _ in range(5)]
+    for k, launch in enumerate(launches):
+        kept[k] = launch
+        kept[k] = launch  # replaced, which takes no room
+    freed = [weakref.ref(launch) for launch in launches]
+    del launch, launches
+    gc.collect()
+    assert list(kept) == [2, 3, 4]
+    assert [each() is None for each in freed] == [True, True, False, False, False]
+
+
+def test_calls_of_sizes_without_end(first_calls, monkeypatch):
+    assert memo.CALLS.most <= 8192
+    monkeypatch.setattr(memo.CALLS, "most", 16)
+    for k in (*SIZES, SIZES[-1], SIZES[0]):  # the last is kept, and the first prepared again
+        pair = zeros((2, k), (k, 2))
+        assert tritile.matmul(*pair).shape == (2, 2)
+        assert first_calls.launch.given[:2] == addresses_of(*pair)
+    assert [call.problem.k for call in first_calls] == [*SIZES, SIZES[0]]
+    assert 8 <= len(memo.CALLS) <= 16
+
+
+def test_plans_of_sizes_without_end(monkeypatch):
+    made, device = [], target_device("nvidia-h200")
+
+    def choose(problem, device, mode, by_torch):
+        made.append(problem.m)
+        return plans.Plan(problem, None, "model", device)
+
+    tritile.forget()
+    monkeypatch.setattr(plans, "_chosen", choose)
+    monkeypatch.setattr(plans._memo, "most", 16)
+    for m in (*SIZES, SIZES[-1], SIZES[0]):
+        problem = MatmulProblem(1, m, 16, 16, "bfloat16", "bfloat16")
+        assert plans.plan_for(problem, device).problem == problem
+    assert made == [*SIZES, SIZES[0]]
+    tritile.forget()
+
+
+def test_counters_of_streams_without_end(monkeypatch):
+    monkeypatch.setattr(counters, "capturing", lambda: False)
+    monkeypatch.setattr(counters.Counters, "_zeros", lambda self, count: torch.zeros(count))
+    kept = counters.Counters(0)
+    assert kept._eager.most <= 8192
+    kept._eager.most = 16
+    first = kept.take(4, 0)
+    for stream in SIZES:
+        last = kept.take(4, stream)
+        assert kept.take(4, stream) is last
+    assert kept.take(4, 0) is not first
