@@ -263,6 +263,7 @@ DTYPES += [
     ("long offs", groups(A12, B3, OFFS.long()), ("offs is int64", ": wanted int32")),
     ("scales of floats", groups(A12, B3, OFFS, scale_a=ROWS, scale_b=COLUMNS), ("scales are for fp8",)),
     ("half scales", OF_FP8(scale_a=ROWS.half(), scale_b=COLUMNS), ("wanted float32",)),
+    ("groups' out_dtype", groups(A12, B3, OFFS, out_dtype=torch.int32), ("out_dtype",)),
     ("groups' out", groups(A12, B3, OFFS, out=A12[:, :5].half()), ("out is float16", "or out_dtype")),
     ("quantized number", quantize(5, bits=4), ("weight is int '5': wanted a torch.Tensor",)),
     ("quantized fp64", quantize(HALVES.double(), bits=4), ("float64: wanted bfloat16, float16, float32",)),

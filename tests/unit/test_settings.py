@@ -20,6 +20,7 @@ MODES, BACKENDS = "cached, tune, strict, off", "'triton' or 'triton,aten'"
     [
         *((lambda value=value: tritile.mode(value), MODES) for value in ("fast", "", "CACHED", "tune ", 1)),
         (lambda: tritile.mode(None), "wanted"),
+        (lambda: tritile.autotune([], [], mode="fast"), MODES),
         *(
             (lambda value=value: tritile.mode(backends=value), BACKENDS)
             for value in ("aten", "triton;aten", 3)
