@@ -1,6 +1,7 @@
 """Tables: what is exported comes back, the same table gives the same bytes, and bad entries do no harm."""
 
 import json
+import math
 import os
 import warnings
 from dataclasses import replace
@@ -12,7 +13,7 @@ from tests.warned import one_warning
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import KernelProblem, MatmulProblem, problem_to_dict
+from tritile.core.problem import KernelProblem, MatmulProblem, problem_key, problem_to_dict
 from tritile.errors import InvalidValueError, StoreWarning
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
@@ -42,40 +43,34 @@ def _no_silent_warning():
         yield
 
 
-def test_round_trip(tmp_path):
-    write(TABLE, tmp_path / "new" / "nvidia-h200.json")
-    again = read(tmp_path / "new" / "nvidia-h200.json")
+def test_a_table_comes_back_from_its_file_whatever_the_order_of_its_parts(tmp_path):
+    first, other, third = (tmp_path / "new" / name for name in ("a.json", "b.json", "c.json"))
+    write(TABLE, first)
+    again = read(first)
     assert again == TABLE
-    for entries in ((), (Entry(PROBLEMS[0], CONFIG, None),)):
-        made = replace(TABLE, entries=entries)
-        write(made, tmp_path / "t.json")
-        assert read(tmp_path / "t.json") == made
-    for entry in ENTRIES:
-        assert again.find(entry.problem) == entry
+    for each in ENTRIES:
+        assert again.find(each.problem) == each
     assert again.find(replace(PROBLEMS[1], m=258)) is None
     assert again.find(replace(PROBLEMS[1], b_layout="column")) is None
 
-
-def test_the_order_of_entries_and_names_does_not_show(tmp_path):
     backwards = {name: TABLE.device[name] for name in reversed(TABLE.device)}
-    write(TABLE, tmp_path / "a.json")
-    write(Table(backwards, dict(reversed(TABLE.kernels.items())), ENTRIES[::-1]), tmp_path / "b.json")
-    write(read(tmp_path / "a.json"), tmp_path / "c.json")
-    text = (tmp_path / "a.json").read_bytes()
-    assert text == (tmp_path / "b.json").read_bytes() == (tmp_path / "c.json").read_bytes()
-    assert text.endswith(b"\n]\n}\n")
+    write(Table(backwards, dict(reversed(TABLE.kernels.items())), ENTRIES[::-1]), other)
+    write(again, third)
+    assert first.read_bytes() == other.read_bytes() == third.read_bytes()
+    assert first.read_bytes().endswith(b"\n]\n}\n")
+    for entries in ((), (Entry(PROBLEMS[0], CONFIG, None),)):
+        made = replace(TABLE, entries=entries)
+        write(made, first)
+        assert read(first) == made
+
+
+def test_problems_and_configs_are_taken_by_their_keys_too(tmp_path):
+    (tmp_path / "t.json").write_text(json.dumps(document(entries=[entry(problem=KEY, config=TEXT)])))
+    assert read(tmp_path / "t.json").entries == (Entry(PROBLEMS[1], CONFIG, 2.0),)
 
 
 def entry(**changes):
     return {"problem": problem_to_dict(PROBLEMS[1]), "config": CONFIG.to_dict(), "us": 2.0} | changes
-
-
-EVIL = "__import__('os').system('touch canary')"
-BAD = [  # other forms of problems, configs and numbers: in test_files
-    None, [], EVIL, {}, entry(more=1), entry(us="2"), entry(us=float("nan")), entry(us=10**400),
-    entry(problem=EVIL), entry(problem=problem_to_dict(PROBLEMS[0]) | {"key": [["x", float("nan")]]}),
-    entry(config=EVIL), entry(config=CONFIG.to_dict() | {"num_warps": "4"}),
-]  # fmt: skip
 
 
 def document(**changes):
@@ -83,22 +78,51 @@ def document(**changes):
     return {"format": 3} | facts | changes
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_entry_is_skipped(tmp_path, monkeypatch, bad):
+KERNEL, PRODUCT, _, PERMUTED = map(problem_to_dict, PROBLEMS)
+KEY, FIELDS, TEXT = problem_key(PROBLEMS[1]), CONFIG.to_dict(), CONFIG.key
+BAD_PROBLEMS = [
+    None, 3, [], {}, "", "{}", "os", "[" * 50_000, '{"op":' * 50_000, "9" * 5000, "x" * 100_000,
+    json.dumps({"op": ["matmul"]}), PRODUCT | {"op": "os"}, PRODUCT | {"more": 1}, PRODUCT | {"m": 2**70},
+    PRODUCT | {"dtype": ["bfloat16"]}, {name: value for name, value in PRODUCT.items() if name != "m"},
+    KEY + " ", KEY.replace(",", ", "), KEY.replace("257", "1" + "0" * 4000),
+    KEY.replace('"a_align"', '"a_\\u0061lign"'),
+    KERNEL | {"key": 3}, KERNEL | {"key": [["x", math.nan]]}, KERNEL | {"key": [["x", {}]]},
+    PERMUTED | {"shape": [{}, 5, 7]}, PERMUTED | {"x_strides": [math.nan, 5, 7]},
+]  # fmt: skip
+BAD_CONFIGS = [
+    None, [], "", "[]", "os", "[" * 50_000, TEXT + " ", TEXT.replace("64", "1e999"),
+    TEXT.replace('"BLOCK_M":64', '"BLOCK_M":[64]'), TEXT.replace('"BLOCK_M":64', '"x;import os":64'),
+    TEXT.replace('"family":"",', ""), FIELDS | {"pre_hook": "os"}, FIELDS | {"family": "a b"},
+    *(FIELDS | {"num_warps": value} for value in (-4, "4", True, 3)),
+    *(FIELDS | {"kwargs": value} for value in (None, {"BLOCK_M": [[[[1]]]]}, {"BLOCK_M": math.nan})),
+]  # fmt: skip
+BAD_TIMES = ["2", True, 0.0, -1.0, math.nan, math.inf, 10**400, [1]]
+
+
+def each(name, values):
+    return [pytest.param(entry(**{name: value}), id=f"{name} {str(value)[-50:]}") for value in values]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None, [], "os", {}, entry(more=1),
+        *each("problem", BAD_PROBLEMS), *each("config", BAD_CONFIGS), *each("us", BAD_TIMES),
+    ],
+)  # fmt: skip
+def test_a_bad_entry_is_skipped(tmp_path, bad):
     """And a second one for a problem."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(document(entries=[bad, entry(), bad, entry(us=1.0)])))
+    path, good = tmp_path / "t.json", entry(problem=problem_to_dict(PROBLEMS[2]))
+    path.write_text(json.dumps(document(entries=[bad, good, bad, good | {"us": 1.0}])))
     with one_warning("skipped 3 of 4 entries"):
         table = read(path)
-    assert table.entries == (Entry(PROBLEMS[1], CONFIG, 2.0),)
-    assert not (tmp_path / "canary").exists()
+    assert table.entries == (Entry(PROBLEMS[2], CONFIG, 2.0),)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "null", EVIL, "[" * 100_000, '{"a":' * 100_000, "9" * 5000,
+        "", "{", "[]", "null", "os", "[" * 100_000, '{"a":' * 100_000, "9" * 5000,
         *(json.dumps({k: v for k, v in document().items() if k != name}) for name in document()),
         *(json.dumps(document(format=value)) for value in (0, 2, 4, "3", True, None, [3])),
         *(json.dumps(document(device=value)) for value in (None, [], {}, {"name": 1}, {"name": "", "": []})),
