@@ -75,7 +75,6 @@ def test_a_single_tile_takes_a_launch_and_the_wait_for_its_tiles():
 @pytest.mark.parametrize(
     "problem",
     [
-        product(4096, 4096, 4096),
         product(7, 1001, 3000, dtype="float32", out_dtype="float32", precision="tf32"),
         product(512, 512, 512, dtype="float64", out_dtype="float64"),
         GroupedProblem(8, 4096, 512, 1024, "bfloat16", "bfloat16"),

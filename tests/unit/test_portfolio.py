@@ -5,24 +5,25 @@ import json
 import math
 import random
 import warnings
-from dataclasses import fields, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
+import portfolios
 from tests.unit.conftest import forget_tables
 from tritile.cli import doctor
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import GroupedProblem, MatmulProblem
+from tritile.core.problem import GroupedProblem, MatmulProblem, suits
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.families import space
 from tritile.families.common.cost import Constants, facts_of
 from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import illegal
+from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops import request as ops_request
 from tritile.planning import gpu_tables, model, plans, table
 from tritile.planning.classes import MEASURED, class_of
@@ -35,8 +36,6 @@ from tritile.planning.portfolio import (
     Correction,
     Loss,
     Portfolio,
-    factors,
-    inputs_of,
     portfolio_of,
 )
 from tritile.tune.calibrate import fit
@@ -71,9 +70,11 @@ UNSERVED = [
     replace(PRODUCT, dtype="float32", out_dtype="float32", precision="tf32"),
     GroupedProblem(4, 100, 64, 64, "bfloat16", "bfloat16"),
 ]
+MODELLED = {"parts", "permute-8", "permute-16", "kept"}  # classes of which no portfolio ships
 
 
-legal_configs = functools.cache(space.legal_configs)
+legal_configs = functools.cache(space.legal_configs)  # these take long
+pick = functools.cache(model.pick)
 
 
 def members(count=6, problem=PRODUCT, device=H200):
@@ -108,41 +109,14 @@ def test_what_no_class_serves(problem):
 
 def test_the_formula_is_the_same_of_numbers_and_of_tensors():
     problems = [*drawn("halves-nn", 20, "x"), *drawn("halves-odd", 20, "x")]
-    configs = legal_configs(PRODUCT, H200)[::97]
     for copies in (False, True):
         many = fit.facts_at(FORMULAS["matmul"], problems, H200, copies)
-        for config in configs:
+        for config in legal_configs(PRODUCT, H200)[::97]:
             shape = shape_of(config, PRODUCT, H200)
             at_once = product_us(shape, many, Constants())
             one_by_one = [product_us(shape, facts_of(p, H200, copies), Constants()) for p in problems]
             assert at_once.tolist() == pytest.approx(one_by_one, rel=1e-12)
             assert all(0 < us < 1e8 for us in one_by_one)
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(Constants)])
-def test_every_constant_counts_somewhere(name):
-    dice, changed = random.Random(0), set()
-    more = replace(Constants(), **{name: 2 * getattr(Constants(), name)})
-    problems = [*drawn("halves-nn", 4, "y"), *drawn("halves-odd", 4, "y")]
-    for problem in problems:
-        for config in dice.sample(legal_configs(problem, H200), 25):
-            shape, facts = shape_of(config, problem, H200), facts_of(problem, H200, True)
-            us, other = product_us(shape, facts, Constants()), product_us(shape, facts, more)
-            faster = name in ("memory", "cache", "parts", "blend")
-            assert other <= us * (1 + 1e-12) if faster else other >= us * (1 - 1e-12)
-            changed.add(not math.isclose(us, other))
-    assert True in changed
-
-
-def test_a_portfolio_of_permutations():
-    problem = PERMUTED["permute-4"]
-    configs = tuple(legal_configs(problem, H200)[::97][:8])
-    portfolio = Portfolio("permute-4", configs, (PermuteConstants(),) * len(configs), members().loss)
-    read = portfolio_of("permute-4", json.loads(json.dumps(portfolio.to_dict())))
-    assert read == portfolio
-    assert [us for us, _ in read.ranked(problem, H200, 8)] == sorted(portfolio.times(problem, H200))
-    with pytest.raises(InvalidValueError, match="is not of"):
-        portfolio_of("halves-nt", portfolio.to_dict())
 
 
 def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
@@ -154,6 +128,7 @@ def test_a_portfolio_ranks_what_is_legal_and_breaks_ties_in_its_order():
     assert illegal(split, short, H200) is not None
     ranked = first.ranked(short, H200, 30)
     assert split not in [config for _, config in ranked]
+    assert {us for us, _ in ranked} <= set(first.times(short, H200))
     own = useful(first.configs, short, H200)  # others come last
     times = [us for us, config in ranked if config in own]
     assert times == sorted(times)
@@ -176,19 +151,9 @@ def test_configs_that_others_dominate_come_last():
     assert len(alone.ranked(few, H200, 1)) == 1
 
 
-def inputs_at(problem, portfolio):
-    """The inputs of a correction, config by config, from numbers."""
-    formula, rows = FORMULAS[problem.op], []
-    for config, constants in zip(portfolio.configs, portfolio.constants, strict=True):
-        facts = formula.facts(problem, H200, formula.key(config))
-        parts = formula.parts(formula.shape(config, problem, H200), facts, constants)
-        rows.append(inputs_of(np.array(parts, dtype=float), formula.traits(problem)))
-    return np.array(rows)
-
-
 def corrected():
     """The same portfolio, with a correction by inputs from 0 to 2."""
-    dice, inputs, configs = random.Random(5), inputs_at(PRODUCT, members()).shape[1], len(members().configs)
+    dice, inputs, configs = random.Random(5), FORMULAS["matmul"].inputs, len(members().configs)
     one, two = LAYERS
     shapes = (configs, OWN), (one, 1 + inputs + OWN), (two, 1 + one), (configs, 1 + two)
     rows = ([[dice.uniform(-0.1, 0.2) for _ in range(wide)] for _ in range(count)] for count, wide in shapes)
@@ -196,37 +161,32 @@ def corrected():
     return replace(members(), correction=Correction(*tuples))
 
 
-def test_corrections_change_times_by_a_network():
-    portfolio, expected = corrected(), []
-    _, owns, first, second, weights = map(np.array, vars(portfolio.correction).values())
-    times, inputs = members().times(PRODUCT, H200), inputs_at(PRODUCT, members())
-    for us, given, own, last in zip(times, inputs, owns, weights, strict=True):
-        units = np.array([*np.clip(given, 0.0, 2.0), *own])
-        for layer in (first, second):
-            units = np.maximum(layer[:, 0] + layer[:, 1:] @ units, 0.0)
-        expected.append(us * math.exp(last[0] + last[1:] @ units))
-    assert portfolio.times(PRODUCT, H200) == pytest.approx(expected)
-    read = portfolio_of("halves-nt", json.loads(json.dumps(portfolio.to_dict())))
-    assert read.times(PRODUCT, H200) == pytest.approx(expected, rel=0.05)
-    assert portfolio_of("halves-nt", read.to_dict()) == read
+def of_permutations():
+    configs = tuple(legal_configs(PERMUTED["permute-4"], H200)[::97][:8])
+    return Portfolio("permute-4", configs, (PermuteConstants(),) * len(configs), members().loss)
 
 
-def test_corrections_take_from_other_sizes_what_the_formula_misses(monkeypatch):
-    problems = drawn("halves-nt", 300, "corrected")
-    own, left_out = torch.arange(200), torch.arange(200, 300)
-    traits = np.array([FORMULAS["matmul"].traits(problem) for problem in problems])
-    monkeypatch.setattr(fit, "_BATCHES", 300)
-    missed = torch.tensor([0.2 * math.sin(math.log(p.n) / 2) + 0.1 * (p.k % 64 > 0) for p in problems])
-    predicted = torch.linspace(5, 50, 300, dtype=torch.float64)[:, None].repeat(1, 2)
-    us = predicted * torch.stack([missed, torch.zeros(300)], 1).exp()
-    us[::3, 0] = torch.nan  # not timed there
-    parts = np.broadcast_to([1.0, 2.0], (300, 2))[..., None]  # tells the configs apart
-    inputs = inputs_of(parts, np.repeat(traits[:, None], 2, 1))
-    made = fit.correction(torch.from_numpy(inputs), predicted, us, own)
-    assert made == fit.correction(torch.from_numpy(inputs), predicted, us, own)
-    told = torch.from_numpy(factors(inputs, *made.arrays())).log()[left_out]
-    assert (told[:, 0] - missed[left_out]).square().mean() < 0.25 * missed[left_out].square().mean()
-    assert told[:, 1].abs().mean() < 0.02
+@pytest.mark.parametrize("made", [members, corrected, of_permutations])
+def test_a_portfolio_comes_back_from_json_and_is_of_its_class(made):
+    portfolio = made()
+    problem = PERMUTED.get(portfolio.name, PRODUCT)
+    read = portfolio_of(portfolio.name, json.loads(json.dumps(portfolio.to_dict())))
+    assert read.times(problem, H200) == pytest.approx(portfolio.times(problem, H200), rel=0.05)
+    assert portfolio_of(portfolio.name, read.to_dict()) == read
+    with pytest.raises(InvalidValueError, match=r"wanted|is not of"):
+        portfolio_of("halves-nt" if made is of_permutations else "permute-4", portfolio.to_dict())
+
+
+def test_a_correction_changes_times_of_each_config_its_own_way():
+    """Its units are 1 here, whatever the inputs: a config's factor follows from its weights alone."""
+    (_, two), plain, made = LAYERS, members(), corrected().correction
+    first = tuple((1.0, *(0.0 for _ in row[1:])) for row in made.first)
+    second = tuple((1.0, *(0.0 for _ in row[1:])) for row in made.second)
+    halves = [math.log(place + 2.0) / 2 for place in range(len(plain.configs))]
+    weights = tuple((half, *[half / two] * two) for half in halves)
+    own = replace(plain, correction=replace(made, first=first, second=second, weights=weights))
+    times = zip(own.times(PRODUCT, H200), plain.times(PRODUCT, H200), strict=True)
+    assert [us / alone for us, alone in times] == pytest.approx([2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.3])
@@ -326,7 +286,7 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
         replace(alike, memory_gbps=2000), replace(alike, arch=100),
     ):  # fmt: skip
         assert not gpu_tables.shipped(other)
-        assert plans.plan_for(PRODUCT, other, "cached").source == "model"
+        assert plans.plan_for(PERMUTED["permute-2"], other, "cached").source == "model"
 
 
 @pytest.fixture
@@ -338,6 +298,7 @@ def ship(folder, tmp_path, monkeypatch):
         forget_tables()
 
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(model, "pick", pick)
     return shipped
 
 
@@ -349,7 +310,7 @@ def of_first(device):
 
 def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     plan = plans.plan_for(PRODUCT, A100, "cached")
-    assert (plan.source, plan.config) == ("model", model.pick(PRODUCT, A100))
+    assert (plan.source, plan.config) == ("model", pick(PRODUCT, A100))
     with pytest.raises(NotTunedError, match="no portfolio of measurements"):
         plans.plan_for(PRODUCT, A100, "strict")
     assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
@@ -366,22 +327,20 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     assert not found.advice
 
 
-def test_every_portfolio_that_serves_a_target_has_a_legal_pick():
-    served = 0
-    for device in TARGETS.values():
-        for name in MEASURED:
-            problem, found = drawn(name, 1, "any")[0], gpu_tables.portfolio(name, device)
-            if found is None:
-                continue
-            served += 1
-            (_, config), *_ = found[0].ranked(problem, device, 1)
-            assert illegal(config, problem, device) is None
-            plan = plans.plan_for(problem, device, "cached")
-            if FAMILIES[problem.op][plan.config.family].margin is not None:
-                assert "the portfolio's pick is predicted to take" in plan.why
-                continue
-            assert plan.config in found[0].configs or plan.source == "table"
-    assert served >= 2 * 7  # classes of the two GPUs that ship
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_serves_a_target_has_a_legal_pick(name):
+    problem = drawn(name, 1, "any")[0]
+    served = {gpu for gpu, device in TARGETS.items() if gpu_tables.portfolio(name, device) is not None}
+    assert served == (set() if name in MODELLED else {"nvidia-h200", "sm_90"})
+    for device in map(TARGETS.__getitem__, served):
+        portfolio, *_ = gpu_tables.portfolio(name, device)
+        (_, config), *_ = portfolio.ranked(problem, device, 1)
+        assert illegal(config, problem, device) is None
+        plan = plans.plan_for(problem, device, "cached")
+        if FAMILIES[problem.op][plan.config.family].margin is not None:
+            assert "the portfolio's pick is predicted to take" in plan.why
+        else:
+            assert plan.config in portfolio.configs or plan.source == "table"
 
 
 def test_a_gpu_of_which_nothing_was_measured_is_told_of_once(ship, monkeypatch):
@@ -444,3 +403,38 @@ def test_constants_are_found_again():
     assert loss.sizes == 200
     assert loss.median < 0.005
     assert loss.p95 < 0.03
+
+
+# --- The committed sweeps
+
+
+def test_what_ships_is_what_the_committed_sweeps_come_to(monkeypatch):
+    folder = portfolios.Path(portfolios.__file__).parent / "sweeps"
+    paths = [*sorted(folder.glob("*.jsonl.gz")), *sorted(folder.glob("more/*.jsonl.gz"))]
+    files = {path: portfolios.read(path, 0.0) for path in paths}
+
+    path = folder / "halves-nt.jsonl.gz"  # times below those asked for are left out
+    long = [row for row in files[path][1] if min(row.times.values()) >= 6]
+    assert 0 < len(long) < len(files[path][1])
+    assert portfolios.read(path, 6.0)[1] == long
+
+    monkeypatch.setattr(portfolios, "read", lambda path, least: files[path])
+    swept = portfolios.read_all(paths, 0.0)
+    shipped = gpu_tables.shipped(H200)[0].portfolios
+    assert set(shipped) <= set(swept)
+    for name, portfolio in shipped.items():
+        device, rows = swept[name]
+        assert device.name == "NVIDIA H200"
+        assert len(rows) >= portfolios.ENOUGH
+        assert set(portfolio.configs) <= {config for row in rows for config in row.times}
+        assert len(rows) - 70 < portfolio.loss.sizes <= len(rows)  # but those at which few were timed
+
+    first, more = (
+        {row.problem: row.times for row in files[each][1]} for each in (path, folder / "more" / path.name)
+    )
+    both = {row.problem: row.times for row in swept["halves-nt"][1]}
+    assert both == {problem: first.get(problem, {}) | more.get(problem, {}) for problem in first | more}
+
+    parts = [row for row in swept["parts"][1] if suits(row.problem.m, row.problem.n, row.problem.k)]
+    assert len(parts) >= 5  # where fp16 parts are the default, torch took twice as long
+    assert all(row.torch_us > PARTS_AHEAD * min(row.times.values()) for row in parts)
