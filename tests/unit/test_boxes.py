@@ -7,13 +7,11 @@ from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import UnsupportedError
 from tritile.families.permute import boxes, family
-from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
 from tritile.lab.picture import tiling_of
 from tritile.planning import model, plans
-from tritile.planning.portfolio import RACED
 
 H200 = target_device("nvidia-h200")
 
@@ -53,15 +51,6 @@ def test_the_formula_is_near_what_was_measured(permuted, config, us):
     assert boxes.cost(config, permuted, H200) == pytest.approx(us, rel=0.4)
 
 
-def test_every_config_runs_somewhere_and_one_of_those_with_equal_boxes():
-    configs = FAMILIES["permute"]["box"].configs
-    for config in configs:
-        assert illegal(config, SHORT, H200) is None
-    few = problem((3, 52464128), (1, 0), 1)
-    same = [config for config in configs if config["BLOCK"] == 8192]
-    assert [boxes.pointless(config, few, H200) for config in same] == [False, True]
-
-
 def test_where_elements_repeat_or_have_16_bytes_boxes_do_not_contend():
     assert boxes.contends(SHORT)
     assert not boxes.contends(problem((100, 2, 500), (1, 0, 2), 16))
@@ -76,12 +65,6 @@ def test_boxes_run_short_sides_and_not_long_ones():
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
     assert plans.plan_for(LONG, H200, "cached").config == plans.by_portfolio(LONG, H200).config
-
-
-def test_mode_tune_races_boxes():
-    likely = plans.likely(THIN, H200, RACED)
-    assert likely[RACED:] == model.outside_portfolios(THIN, H200)[:2]
-    assert {config.family for config in likely[RACED:]} == {"box"}
 
 
 def test_boxes_are_explained_and_not_drawn():

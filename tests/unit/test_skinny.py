@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from tests import configs
-from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.fields import alignment
 from tritile.core.problem import MatmulProblem
-from tritile.families.common.skinny import sides_of
-from tritile.families.common.work import Buffer
 from tritile.families.odd_rows import family as odd
 from tritile.families.skinny import family_k, family_n
 from tritile.families.space import illegal, legal_configs
@@ -93,28 +90,6 @@ def test_others_have_none(name, change):
     assert illegal(own(name, problem)[0], other, H200)
 
 
-@pytest.mark.parametrize(
-    ("problem", "period", "whole"),
-    [
-        (EVEN, 1, True),
-        (ODD, 8, False),
-        (replace(ODD, b_align=4), 4, False),
-        (replace(ODD, **FP32), 4, False),
-        (replace(EVEN, k=3070), 1, False),
-    ],
-    ids=str,
-)
-def test_a_transpose_has_the_same_sides(problem, period, whole):
-    """An element is in one word, whatever is said of its rows."""
-    seen = sides_of(problem, False)
-    layouts = {"a_layout": "row", "b_layout": "column"}
-    aligned = {"a_align": problem.b_align, "b_align": problem.a_align}
-    other = replace(problem, m=problem.n, n=problem.m, **layouts, **aligned)
-    assert sides_of(other, True) == seen
-    assert (seen.rows, seen.columns, seen.along) == (problem.m, problem.n, "k")
-    assert (seen.period, seen.whole, seen.x_words) == (period, whole, problem.a_align == 16)
-
-
 @by_family
 def test_what_no_config_may_do_is_said(name):
     problem = POSED[name][0]
@@ -164,7 +139,7 @@ def test_few_columns_count_as_the_transpose_does(name):
 
 
 @pytest.mark.parametrize("processors", [20, 132])
-def test_programs_across_share_k_so_that_the_gpu_is_full_and_all_run_at_once(processors):
+def test_programs_that_share_k_fill_the_gpu_and_run_at_once(processors):
     device = replace(H200, processors=processors)
     for m, n, k in itertools.product((1, 2, 8), (64, 2713, 60000), (64, 1000, 30000)):
         problem = sized(family_n.NAME, m, n, k)
@@ -178,31 +153,23 @@ def test_programs_across_share_k_so_that_the_gpu_is_full_and_all_run_at_once(pro
             # With one more the GPU would not hold all, or a part would have a single K iteration.
             enough = 2 * tiles * split >= slots * processors or iterations <= 4
             assert enough, (config, problem)
-
-
-@pytest.mark.parametrize("processors", [20, 132])
-def test_programs_of_odd_rows_that_share_k_run_at_once_and_have_two_blocks_each(processors):
-    device = replace(H200, processors=processors)
     for m, n, k in itertools.product((2, 40, 256), (300, 2713, 60001), (65, 1001, 30001)):
         problem = sized(odd.NAME, m, n, k)
         for config in legal_configs(problem, device, odd.NAME):
-            programs = traffic.tiling(problem, config, device).programs
             if config["SPLIT_K"] > 1:
+                programs = traffic.tiling(problem, config, device).programs
                 assert programs <= odd.resident(config, problem, device) * processors
                 assert k / config["BLOCK_K"] > config["SPLIT_K"]
 
 
-def test_parts_and_their_sum_have_a_workspace_a_second_kernel_and_traffic():
-    config, short = own(family_n.NAME, ODD_N)[0], sized(family_n.NAME, 1, 2713, 16)
-    work = family_n.work(call_for(ODD_N), config, H200.processors, True)
-    made, added = work.steps
-    assert work.scratch["parts"].elements == made.args["split"] * added.args["across"]
-    assert made.args["parts_ptr"] == added.args["parts_ptr"] == Buffer("parts")
-    assert (made.args["EPILOGUE"], made.args["extra"]) == (None, None)
+def test_parts_and_their_sum_count_as_traffic():
+    config = own(family_n.NAME, ODD_N)[0]
     shared = family_n.parts(config, ODD_N, H200.processors)
-    assert shared == made.args["split"] > 1
+    assert shared > 1
     assert traffic.tiling(ODD_N, config, H200).partials == 4 * shared * ODD_N.n
     assert traffic.tiled(ODD_N, config, H200).written == (4 * shared + ODD_N.itemsize) * ODD_N.n
-    work = family_n.work(call_for(short), own(family_n.NAME, short)[0], H200.processors, True)
-    assert work.steps[0].args["parts_ptr"] is None
-    assert (len(work.steps), work.scratch) == (1, {})
+    short = sized(family_n.NAME, 1, 2713, 16)
+    alone = own(family_n.NAME, short)[0]
+    assert family_n.parts(alone, short, H200.processors) == 1
+    assert traffic.tiling(short, alone, H200).partials == 0
+    assert 0 < model.predict_us(alone, short, H200) < model.predict_us(config, ODD_N, H200)

@@ -15,10 +15,10 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
-from tritile.families.space import illegal
+from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
 from tritile.tune.measure.engine import Rules, proposed
-from tritile.tune.search import NEIGHBOURS, OPENING, Listed, exhaustive, expected_gain, leaders, screening
+from tritile.tune.search import OPENING, Listed, exhaustive, leaders, screening
 from tritile.tune.subject.problem import ProblemSpace
 
 H200 = target_device("nvidia-h200")
@@ -148,6 +148,10 @@ def test_the_space_of_a_problem_is_legal_and_in_the_models_order(problem):
     space = ProblemSpace(problem, H200)
     opening = space.opening(OPENING)
     assert list(space.configs()) == model.ranked(problem, H200)
+    assert set(space.configs()) == set(legal_configs(problem, H200))
+    times = [model.predict_us(config, problem, H200) for config in space.configs()]
+    assert times == sorted(times)
+    assert 0 < times[0] <= times[-1] < math.inf
     assert len(opening) == len(set(opening)) == OPENING
     assert model.pick(problem, H200) in opening
     assert len({(config["BLOCK_M"], config["BLOCK_N"]) for config in opening}) >= 4
@@ -210,19 +214,17 @@ class Replayed(NamedTuple):
     best: Config
     regret: float
     tried: int
-    rounds: int
 
 
 def replay(space, recorded, rules=Rules()):  # noqa: B008
     """Search until nothing is proposed, against times on record: infinity for what failed."""
-    offered, tried, rounds = Recorded(space, recorded), {}, 0
+    offered, tried = Recorded(space, recorded), {}
     while batch := proposed(offered, tried, rules):
         assert set(batch) <= recorded.keys() - tried.keys()
         assert len(batch) == len(set(batch)) <= rules.batch
         tried |= {config: recorded[config] for config in batch}
-        rounds += 1
     best = min(tried, key=lambda config: (tried[config], config.key))
-    return Replayed(best, tried[best] / min(recorded.values()) - 1, len(tried), rounds)
+    return Replayed(best, tried[best] / min(recorded.values()) - 1, len(tried))
 
 
 @pytest.fixture
@@ -244,13 +246,10 @@ def test_a_search_is_a_pure_function_that_finds_the_foot_of_a_hill(strategy, unt
     assert strategy(space, times, 5) == []
 
 
-def test_configs_that_fail_are_not_followed(untiring):
+def test_configs_that_fail_are_not_followed_nor_end_the_search(untiring):
     space = Space(BLOCKS)
     times = {c: math.inf if c["BLOCK_M"] > 32 else hill(c) for c in space.configs()}
     assert replay(space, times).regret == 0.0
-
-
-def test_where_a_whole_opening_fails_the_search_goes_on():
     space = Space({"B": range(1, 101)})
     times = {c: 5.0 if c["B"] == 97 else math.inf for c in space.configs()}
     assert Config.of(B=97) not in space.opening(OPENING)
@@ -267,53 +266,21 @@ def test_screening_looks_at_families_that_are_not_far_behind():
     assert leaders({packed[0]: math.inf}) == []
 
 
-def test_leaders_that_stay_end_a_screening():
-    space = ProblemSpace(SQUARE, H200)
-    opening = screening(space, {}, 1000)
-    assert opening == space.opening(OPENING)
-    tried = {config: 10.0 + place for place, config in enumerate(opening)}
-    steps = screening(space, tried, 1000)
-    heads = leaders(tried)
-    wanted = {step for head in heads for step in space.neighbours(head)[:NEIGHBOURS]} - set(tried)
-    assert wanted <= set(steps)
-    assert screening(space, tried | dict.fromkeys(steps, 99.0), 1000) == []
-
-
-def test_the_expected_gain_is_the_chance_of_a_record_times_what_one_brings():
-    tried = {Config.of(B=i): us for i, us in enumerate((1.0, 1.1, 1.2, 1.3, 5.0, math.inf))}
-    assert expected_gain(tried, 5) == pytest.approx(5 / 10 * 0.1)
-    assert expected_gain(tried, 1) < expected_gain(tried, 2)
-    assert expected_gain({}, 3) == math.inf
-
-
 # --- recorded times of whole spaces
 
 
-def bounds(found):
-    """Regret at the median, on the mean and at the worst; configs and rounds at the median and the most."""
-    regrets = [run.regret for run in found]
-    tried, rounds = [run.tried for run in found], [run.rounds for run in found]
-    return (
-        statistics.median(regrets), statistics.mean(regrets), max(regrets),
-        statistics.median(tried), max(tried), statistics.median(rounds), max(rounds),
-    )  # fmt: skip
-
-
-# What was measured, with a little slack; a search that is worse is above one of them.
-SCREENING = (0.001, 0.002, 0.015, 40, 64, 3, 4)
-
-
 def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
-    """Without steps from the leaders, a bound is exceeded."""
+    """Bounds are what was measured, with a little slack. Without steps from the leaders, one is exceeded."""
     monkeypatch.setattr(model, "ranked", functools.cache(model.ranked))
     recordings = recorded(WHOLE, failures=True)
     assert len(recordings) == 14
-    assert min(map(len, recordings.values())) > 150
     whole = [(ProblemSpace(problem, H200), times) for problem, times in recordings.items()]
 
     def is_within():
-        found = bounds([replay(space, times, Rules(most=64)) for space, times in whole])
-        return all(have <= most for have, most in zip(found, SCREENING, strict=True))
+        found = [replay(space, times, Rules(most=64)) for space, times in whole]
+        regrets, tried = [run.regret for run in found], [run.tried for run in found]
+        lost = statistics.median(regrets) <= 0.001 and statistics.mean(regrets) <= 0.002
+        return lost and max(regrets) <= 0.015 and statistics.median(tried) <= 40
 
     assert is_within()
     monkeypatch.setattr("tritile.tune.measure.engine.screening", exhaustive)
