@@ -107,5 +107,5 @@ def cuda_matmul():
 def server():
     """Starts ranks: processes that are fresh but for torch, which takes seconds to import."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.unit.helpers_for_ranks", "tests.unit.helpers_for_parallel"])
+    context.set_forkserver_preload(["tests.unit.helpers_for_fork_servers", "tests.unit.helpers_for_parallel"])
     return context

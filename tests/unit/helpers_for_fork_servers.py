@@ -1,25 +1,193 @@
-"""Fork servers that are there at once, and programs that test_engine ends amid a request."""
+"""The tuner's processes without a GPU: made-up subjects, fork servers that are there at once, programs."""
 
 import contextlib
 import math
 import multiprocessing
 import os
 import runpy
+import signal
 import stat
 import subprocess
 import sys
+import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.unit.fake_subjects import Fake, config
-from tritile.core.device import HOST
+import torch
+
+from tritile import cli
+from tritile.cli import shared
+from tritile.cli import tune as command
+from tritile.core.config import Config
+from tritile.core.device import HOST, target_device
+from tritile.core.problem import KernelProblem
+from tritile.errors import TuningError
 from tritile.planning.store import Store
 from tritile.tune.measure import workers
+from tritile.tune.measure.bench import Taken
 from tritile.tune.measure.engine import Rules, Task, tune
+from tritile.tune.measure.timing import Eager
 from tritile.tune.measure.workers import Workers, Workshop
 from tritile.tune.search import Listed
+from tritile.tune.subject import problem as subjects
+from tritile.tune.subject.problem import ProblemSubject
+from tritile.tune.suites import parse_shape
 
 LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
+H200 = target_device("nvidia-h200")
+SHAPES = [f"64x{64 + k}" for k in range(4)]
+PROBLEMS = [parse_shape(shape, op="permute", dtype="float16").problem for shape in SHAPES]
+
+
+# --- Subjects
+
+
+def config(speed, fault="none"):
+    """Return a config that takes `speed` microseconds, and goes wrong as its fault says."""
+    return Config.of(SPEED=speed, FAULT=fault)
+
+
+def _abort(text):
+    os.write(2, f"{text}\n".encode())
+    os.abort()
+
+
+def _sockets():
+    for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # of the folder itself
+            if stat.S_ISSOCK(os.fstat(file).st_mode):
+                yield file
+
+
+@dataclass(frozen=True)
+class Fake:
+    """Does when compiled, timed or checked what a config's FAULT says; counts in files of `folder`."""
+
+    folder: str
+    name: str = "fake"
+    memory: int = 8  # copies of operands that there is room for
+
+    @property
+    def problem(self):
+        return KernelProblem(self.name, (("N", 7),), ())
+
+    device = HOST
+    copies = 16
+
+    def digest(self, config):
+        return "0123456789abcdef"
+
+    def note(self, what):
+        path = Path(self.folder) / what
+        with path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return len(path.read_text().splitlines())
+
+    def compile(self, config):
+        self.note("compiled")
+        match config["FAULT"]:
+            case "refused":
+                raise ValueError("a tile too small\nand more lines")
+            case "compiler aborts":
+                _abort("LLVM ERROR: cannot select")
+            case "compiler hangs":
+                self.note("compiler hung")
+                time.sleep(600)
+            case "compiler killed once" if self.note("killed") == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "compiler takes long once" if self.note("killed") == 1:
+                time.sleep(600)
+
+    def compile_check(self, config):
+        self.note("foreseen")
+
+    def stage(self, copies):
+        if copies > self.memory:
+            raise torch.cuda.OutOfMemoryError("no room for operands")
+        if self.note("staged") > 1 and self.name == "once":
+            raise RuntimeError("the GPU is gone")
+        return _Stage(self, copies)
+
+
+class _Timed(Eager):
+    def _all_us(self):
+        return self._run(None)
+
+
+class _Stage:
+    def __init__(self, subject, copies):
+        self.calls = list(range(copies))
+        self._subject = subject
+
+    def prepared(self, config):
+        match config["FAULT"]:
+            case "does not load":
+                raise RuntimeError("out of shared memory")
+            case "hangs":
+                self._subject.note("hung")
+                time.sleep(600)
+            case "takes long once" if self._subject.note("killed") == 1:
+                time.sleep(600)
+            case "scribbles":
+                for file in _sockets():  # as a config does that takes one for its own
+                    with contextlib.suppress(OSError):
+                        os.write(file, b"neither a length nor an answer")
+            case "crashes":
+                _abort("an illegal memory access")
+            case "killed once" if self._subject.note("killed") == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "killed always":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "large" if len(self.calls) > 2:
+                raise torch.cuda.OutOfMemoryError("no room for a workspace")
+            case "too large":
+                raise torch.cuda.OutOfMemoryError("no room for a workspace")
+        if config["FAULT"] == "broken clock":
+            return (lambda call: -1.0), Taken(32, 0, 0)
+        return (lambda call: float(config["SPEED"])), Taken(32, 0, 0)
+
+    def timed(self, config, run):
+        return _Timed(run, [0])
+
+    def check(self, config, run):
+        if config["FAULT"] == "wrong":
+            raise TuningError("wrong answer: relative error 1, above 0.001")
+        if config["FAULT"] == "large when checked" and len(self.calls) > 2:
+            raise torch.cuda.OutOfMemoryError("no room for what is right")
+        if config["FAULT"] == "crashes when checked":
+            _abort("an illegal memory access")
+        return 1e-4
+
+
+class Formula(ProblemSubject):
+    """Times one of our problems by a formula."""
+
+    def compile(self, config):
+        pass
+
+    compile_check = compile
+
+    def stage(self, copies):
+        return _FormulaStage(self.problem)
+
+
+class _FormulaStage:
+    def __init__(self, problem):
+        self.calls, self._problem = [0], problem
+
+    def prepared(self, config):
+        us = self._problem.bytes * (1 + len(config.key) % 7 / 10 + config.num_warps / 50)
+        return (lambda call: us), Taken(1, 0, 0)
+
+    def timed(self, config, run):
+        return _Timed(run, [0])
+
+    def check(self, config, run):
+        return 0.0
+
+
+# --- Fork servers
 
 
 class _Quick:
@@ -50,10 +218,8 @@ class QuickWorkshop(_Quick, Workshop):
 
 def _serve(connection, compilers, environment, folder):
     os.setpgid(0, 0)
-    for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # of the folder itself
-            if stat.S_ISSOCK(os.fstat(file).st_mode) and file != connection.fileno():
-                os.close(file)  # the caller's end, say: a program of its own inherits none
+    for file in {*_sockets()} - {connection.fileno()}:
+        os.close(file)  # the caller's end, say: a program of its own inherits none
     os.environ.clear()
     os.environ.update(environment)
     multiprocessing.current_process()._config["daemon"] = False  # as a program of its own: it may fork
@@ -70,6 +236,9 @@ def _serve(connection, compilers, environment, folder):
     workers.wait = lambda objects, limit: wait(objects, None if limit is None else 0.01)
     workers._Worker.is_late = is_late
     workers.serve(connection, compilers)
+
+
+# --- Programs
 
 
 def run_script(script, argument, environment, told):
@@ -114,3 +283,18 @@ def tuner(folder, expires):
     with QuickWorkshop(None, jobs=1, limit_s=SCREEN_S, folder=folder if expires else None) as shop:
         (tuned,) = tune([task], shop, rules, store.add)
     (folder / "tuned").write_text(f"{tuned.best.us} {tuned.trials}")
+
+
+def enter_rank(rank, ranks, folder):
+    """Tune as torchrun starts a rank of a host, on a made-up H200; what is printed goes to a file."""
+    names = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    for own, value in zip(names, (rank, ranks), strict=True):
+        os.environ.update(dict.fromkeys(own, str(value)))
+    os.environ["TRITILE_CACHE_DIR"] = str(folder)
+    with (folder / f"told-{rank}").open("w") as file:
+        for output in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), output.fileno())
+    subjects.ProblemSubject, command.Workshop = Formula, QuickWorkshop
+    shared.gpu_here = lambda: H200
+    command.now.time_torch = lambda *asked: None
+    cli.app(["tune", *SHAPES, "--op", "transpose", "--dtype", "float16"], prog_name="tritile")

@@ -1,4 +1,7 @@
-"""Run the pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone."""
+"""Run the pipeline of tuning on made-up subjects, in real processes: every fault costs one config alone.
+
+At the end `tritile tune` by the ranks of torchrun: each takes its share of a list, all write to one store.
+"""
 
 import contextlib
 import math
@@ -17,15 +20,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit import helpers_for_fork_servers as helpers
-from tests.unit.fake_subjects import Fake, config
-from tests.unit.helpers_for_fork_servers import LONG_S, QuickWorkers, QuickWorkshop
-from tritile.core.config import Config
+from tests.unit.helpers_for_fork_servers import LONG_S, Fake, QuickWorkers, QuickWorkshop, config
+from tritile.cli.tune import ranks
 from tritile.core.device import HOST
-from tritile.errors import UnsupportedError
+from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.planning.store import Store
 from tritile.planning.trial import Trial
 from tritile.tune.measure.engine import Rules, Task, has_more, tune
-from tritile.tune.measure.timing import settled, slower
 from tritile.tune.measure.workers import WorkerError, Workers, Workshop
 from tritile.tune.search import Listed
 
@@ -206,20 +207,6 @@ def test_trials_on_record_are_not_measured_again_unless_no_launch_takes_their_ti
     assert tuned.best.config == fast
 
 
-def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
-    a, b, c = (Config.of(B=value) for value in (1, 2, 3))
-    noisy = {a: [10.0, 12, 9, 11, 10], b: [10.1, 11, 9.5, 10.5, 10.4], c: [20.0] * 5}
-    assert settled(noisy) == [a, b, c]
-    assert settled(noisy, b) == [b, a, c]
-    assert settled(noisy, c) == [a, b, c]  # an incumbent that lost
-    clear = {a: [9.0, 10.8, 8.1, 9.9, 9.0], b: [10.0, 12, 9, 11, 10]}
-    assert slower(clear[a], clear[b])
-    assert settled(clear, b) == [a, b]
-    tied = {b: [10.0, 10.2, 9.9], a: [10.0, 10.1, 10.0]}
-    assert settled(tied)[0] == a  # by text, whichever came first
-    assert settled(dict(reversed(tied.items())))[0] == a
-
-
 class Broken:
     def __reduce__(self):
         return divmod, (1, 0)
@@ -247,16 +234,19 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
         assert workers.measure(os.getpid) != pid
 
 
-def test_no_config_is_blamed_where_nobody_knows_how_its_process_ended(server, tmp_path):
-    """Kill the server too, as where memory runs out."""
-    slow = config(1, "takes long once")
-    with QuickWorkshop(None, jobs=1, limit_s=LONG_S, server=server) as shop:
+@pytest.mark.parametrize("fault", ["takes long once", "compiler takes long once"])
+def test_workers_end_with_their_server_and_another_does_what_they_were_at(server, tmp_path, fault):
+    """Kill the server, as where memory runs out: no config is to blame."""
+    slow, noted = config(1, fault), tmp_path / "killed"
+    with QuickWorkshop(None, jobs=1, limit_s=LONG_S, compile_s=LONG_S, server=server) as shop:
 
         def killer():
-            noted = tmp_path / "killed"
-            while not (noted.exists() and noted.read_text()):  # else it is not noted that it was
+            while not (
+                noted.exists() and noted.read_text().endswith("\n")
+            ):  # else it is not noted that it was
                 time.sleep(0.01)
-            os.kill(shop._server.pid, signal.SIGKILL)
+            shop._server.kill()
+            wait_for_the_end([int(noted.read_text().split()[0])])
 
         thread = threading.Thread(target=killer)
         thread.start()
@@ -272,43 +262,6 @@ def starts_another(pipe):
     process.wait()
 
 
-def hangs_once(noted):
-    if noted.exists():
-        return "again"
-    noted.with_suffix(".new").write_text(str(os.getpid()))
-    noted.with_suffix(".new").rename(noted)
-    time.sleep(600)
-
-
-def test_workers_end_with_their_server_and_what_they_were_at_is_done_by_another(server, tmp_path):
-    """Kill the server amid a compile."""
-    with QuickWorkers(1, server=server) as workers:
-        future, noted = workers.submit(hangs_once, tmp_path / "noted"), tmp_path / "noted"
-        while not noted.exists():
-            time.sleep(0.01)
-        workers._server.kill()
-        wait_for_the_end([int(noted.read_text())])
-        assert future.result() == "again"
-
-
-@pytest.fixture
-def programs(server, tmp_path):
-    """Starts a program, and gives its process, and what it tells of others."""
-    started = []
-
-    def start(how):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = server.Process(target=helpers.program, args=(how, theirs, tmp_path / "started"))
-        process.start()
-        theirs.close()
-        started.append(process)
-        return process, ours.recv()
-
-    yield start
-    for process in started:
-        process.kill()
-
-
 def wait_for_the_end(pids):
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -316,10 +269,13 @@ def wait_for_the_end(pids):
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_processes_end_with_a_program_that_ends_or_is_killed(programs, tmp_path, how):
+def test_processes_end_with_a_program_that_ends_or_is_killed(server, tmp_path, how):
     """End also amid a request, with what that started."""
     os.mkfifo(tmp_path / "started")
-    process, pids = programs(how)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = server.Process(target=helpers.program, args=(how, theirs, tmp_path / "started"))
+    process.start()
+    pids = ours.recv()
     if how == "ended":
         process.join()
         assert process.exitcode == 0
@@ -396,3 +352,51 @@ def test_a_tuner_that_is_killed_loses_nothing_and_goes_on_where_it_was(server, t
     found = {t.config["SPEED"]: t.failure for t in store.trials("0123456789abcdef", problem)}
     assert len(found) == 10
     assert found[0.5] == f"hung: no answer in {helpers.SCREEN_S} s"
+
+
+# --- Ranks
+
+
+def test_two_ranks_share_a_list_and_one_store(server, tmp_path):
+    processes = [server.Process(target=helpers.enter_rank, args=(rank, 2, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    told = [(tmp_path / f"told-{rank}").read_text() for rank in range(2)]
+    assert [process.exitcode for process in processes] == [0, 0], told
+    store = Store(helpers.H200, tmp_path)
+    checked = {trial.problem for _, trial in store.all_trials() if trial.error is not None}
+    assert checked == set(helpers.PROBLEMS)
+    for rank, text in enumerate(told):
+        mine = {problem.label for problem in helpers.PROBLEMS if f"rank {rank}: {problem.label}: " in text}
+        assert mine == {problem.label for problem in helpers.PROBLEMS[rank::2]}, text
+
+
+NODES = {"WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}  # two of 8 GPUs
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, (0, 1, 0, 1)),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, (0, 1, 0, 1)),
+        (NODES, (9, 16, 1, 8)),
+        *(
+            (NODES | wrong, None)
+            for wrong in ({"RANK": "16"}, {"RANK": "-1"}, {"RANK": ""}, {"LOCAL_RANK": "8"})
+        ),
+        (NODES | {"WORLD_SIZE": "many"}, None),
+    ],
+    ids=str,
+)
+def test_a_rank_is_as_torchrun_says(monkeypatch, variables, found):
+    for name in NODES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if found is not None:
+        assert ranks() == found
+        return
+    with pytest.raises(InvalidValueError, match="variables that torchrun sets"):
+        ranks()

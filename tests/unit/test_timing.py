@@ -1,10 +1,12 @@
 """Launches enqueued behind a wait, on a GPU that is a clock of numbers."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tritile.core.config import Config
 from tritile.errors import TuningError
 from tritile.tune.measure import timing
 
@@ -55,29 +57,52 @@ def gpu(monkeypatch):
         def add_(self, value):
             made.enqueue(NEUTRAL_US, "neutral")
 
+    class Graph:
+        def capture_begin(self, *pool, capture_error_mode):
+            self.first = len(made.seen)
+
+        def capture_end(self):
+            self.captured = made.seen[self.first :]
+
+        def pool(self):
+            return 0
+
+        def replay(self):
+            made.enqueue(sum({"neutral": NEUTRAL_US}.get(what, LAUNCH_US) for what in self.captured), "graph")
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, stand_in in {
+        "Event": Event, "CUDAGraph": Graph, "current_device": lambda: 0, "current_stream": lambda: stream,
+        "stream": contextlib.nullcontext,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(timing, "wait_on_gpu", made.wait)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
-    timing._neutral_us.cache_clear()
+    monkeypatch.setattr(timing, "_side", lambda device: stream)
+    kept = timing._neutral_us, timing._kept
+    for cached in kept:
+        cached.cache_clear()
     yield made
-    timing._neutral_us.cache_clear()
+    for cached in kept:
+        cached.cache_clear()
 
 
 def test_launches_that_wait_for_the_last_take_what_the_gpu_takes(gpu):
+    """An event ahead of each keeps it from starting early."""
     calls = []
-    clock = timing.Queued(lambda call: (calls.append(call), gpu.enqueue(LAUNCH_US)), range(5))
+    clock = timing.Queued(lambda call: (calls.append(call), gpu.enqueue(LAUNCH_US)), range(2))
     assert calls == [0]
     assert clock.time_us() == pytest.approx(LAUNCH_US)
-    assert calls == [0, *range(5)]
-
-
-def test_an_event_ahead_of_each_launch_keeps_it_from_starting_early(gpu):
-    clock = timing.Queued(lambda call: gpu.enqueue(LAUNCH_US), range(2))
-    clock.time_us()
     gpu.seen.clear()
     clock.time_us()
     assert gpu.seen == ["wait", "event", *["neutral", "event", "launch"] * 2, "event"]
+    assert calls == [0, 0, 1, 0, 1]
+
+
+def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch_and_its_time_is_subtracted(gpu):
+    clock = timing.Graph(gpu.seen.append, range(8))
+    assert clock.time_us() == pytest.approx(LAUNCH_US)
+    assert clock._graph.captured == [each for call in range(8) for each in ("neutral", call)]
 
 
 def test_a_wait_that_ends_too_soon_is_made_longer(gpu):
@@ -91,59 +116,18 @@ def test_a_wait_that_ends_too_soon_is_made_longer(gpu):
     assert gpu.waits[-1] > timing._WAITS[0]
 
 
-def test_what_never_waits_long_enough_is_told(gpu):
+@pytest.mark.parametrize(
+    ("host_us", "launch_us", "told"),
+    [(1e9, LAUNCH_US, "too long to enqueue"), (0.0, 0.0, "it was timed at")],
+    ids=["never waits long enough", "takes no time"],
+)
+def test_what_is_no_time_is_told(gpu, host_us, launch_us, told):
     def run(call):
-        gpu.host += 1e9
-        gpu.enqueue(LAUNCH_US)
+        gpu.host += host_us
+        gpu.enqueue(launch_us)
 
-    with pytest.raises(TuningError, match="too long to enqueue"):
+    with pytest.raises(TuningError, match=told):
         timing.Queued(run, range(4)).time_us()
-
-
-def test_what_takes_no_time_is_no_time(gpu):
-    with pytest.raises(TuningError, match="it was timed at"):
-        timing.Queued(lambda call: gpu.enqueue(0.0), range(3)).time_us()
-
-
-def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch(monkeypatch):
-    """Record what is captured: with calls, and with none, whose time is subtracted."""
-    captured = []
-
-    class Graph:
-        def capture_begin(self, pool=None, capture_error_mode=None):
-            captured.append([])
-            self.own = captured[-1]
-
-        def capture_end(self):
-            pass
-
-        def pool(self):
-            return 0
-
-        def replay(self):
-            return sum({"neutral": NEUTRAL_US}.get(what, LAUNCH_US) for what in self.own)
-
-    class Stream:
-        def wait_stream(self, other):
-            pass
-
-    class Neutral:
-        def add_(self, value):
-            captured[-1].append("neutral")
-
-    monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
-    monkeypatch.setattr(timing, "_side", lambda device: Stream())
-    monkeypatch.setattr(timing, "_kept", lambda device: Graph())
-    monkeypatch.setattr(timing, "_elapsed_us", lambda work: work())
-    for name, made in (("CUDAGraph", Graph), ("current_stream", Stream), ("current_device", lambda: 0)):
-        monkeypatch.setattr(torch.cuda, name, made)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    timing._neutral_us.cache_clear()
-    assert (
-        timing.Graph(lambda call: captured and captured[-1].append(call), ["a", "b"]).time_us() == LAUNCH_US
-    )
-    timing._neutral_us.cache_clear()
-    assert captured == [["neutral", "a", "neutral", "b"], ["neutral", "neutral"]]
 
 
 def test_a_host_that_is_slow_for_a_while_does_not_lengthen_neutral_kernels(monkeypatch):
@@ -175,3 +159,17 @@ def test_timers_take_turns_as_long_as_the_budget_lasts(monkeypatch):
     seen.clear()
     assert timing.screen_us(timers[0], fastest_us=1e3) == (4e3, 0.0)
     assert seen == ["a"]
+
+
+def test_the_incumbent_stays_unless_another_is_faster_beyond_the_noise():
+    a, b, c = (Config.of(B=value) for value in (1, 2, 3))
+    noisy = {a: [10.0, 12, 9, 11, 10], b: [10.1, 11, 9.5, 10.5, 10.4], c: [20.0] * 5}
+    assert timing.settled(noisy) == [a, b, c]
+    assert timing.settled(noisy, b) == [b, a, c]
+    assert timing.settled(noisy, c) == [a, b, c]  # an incumbent that lost
+    clear = {a: [9.0, 10.8, 8.1, 9.9, 9.0], b: [10.0, 12, 9, 11, 10]}
+    assert timing.slower(clear[a], clear[b])
+    assert timing.settled(clear, b) == [a, b]
+    tied = {b: [10.0, 10.2, 9.9], a: [10.0, 10.1, 10.0]}
+    assert timing.settled(tied)[0] == a  # by text, whichever came first
+    assert timing.settled(dict(reversed(tied.items())))[0] == a
