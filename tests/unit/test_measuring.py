@@ -21,7 +21,13 @@ import tritile
 from tests.unit.test_autotune import TIMES, Bench, another_process, configs, run, trials, tuned
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
-from tritile.errors import IsolationWarning, TuningError, UntunedWarning
+from tritile.errors import (
+    InvalidValueError,
+    IsolationWarning,
+    TuningError,
+    UnsupportedError,
+    UntunedWarning,
+)
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, is_settled
 from tritile.tune import decorated
@@ -148,25 +154,35 @@ class Launches:
     """Stands for a kernel; launches nothing."""
 
     def __init__(self, fn):
-        self.base, self.launches = fn, []
+        self.base = fn
 
     def __getattr__(self, name):
         return getattr(self.base, name)
 
     def run(self, *args, **kwargs):
-        self.launches.append(kwargs)
+        pass
 
 
 def test_configs_alike_but_for_their_hooks_are_told_apart():
     def hook(number):
         return lambda values: number
 
-    hooks = [None, noted, hook(1), hook(2), functools.partial(noted), lambda values: 3]
+    def logging_to(log):
+        return lambda values: log.append(values)
+
+    log = []
+    hooks = [None, noted, hook(1), hook(2), functools.partial(noted), logging_to(log), logging_to([])]
     listed = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in hooks]
+    names = list(identified(listed))
+    assert len({identity(each) for each in listed[:3]}) == 3
     assert list(identified(listed).values()) == listed
-    assert len({own.key for own in identified(listed)}) == len(hooks)
+    assert len({own.key for own in names}) == len(hooks)
+    assert [decorated.Config.from_dict(name.to_dict()) for name in names] == names
     again = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in [None, noted, hook(1), hook(2)]]
-    assert list(identified(again)) == list(identified(listed))[:4]  # as another process makes them
+    assert list(identified(again)) == names[:4]  # as another process makes them
+    log.append(1)  # what a hook holds may change
+    assert list(identified(listed[-1:], listed)) == names[-1:]
+    assert identity(listed[-2]) == identity(triton.Config({"BLOCK": 64}, pre_hook=logging_to([])))
     equal = [triton.Config(kw) for kw in ({"BLOCK": 64, "A": tl.float16}, {"A": tl.float16, "BLOCK": 64})]
     assert len(identified(equal)) == 1
 
@@ -457,19 +473,20 @@ def test_warnings_of_unmeasured_problems_end():
     assert [warning.category for warning in caught] == [UntunedWarning] * 3
 
 
-def test_hooks_with_a_mutable_closure_keep_their_identity():
-    log = []
-
-    def noting(values):
-        log.append(values)
-
-    before = identity(triton.Config({}, pre_hook=noting))
-    log.append(1)
-    assert identity(triton.Config({}, pre_hook=noting)) == before
-    one, two = ((lambda values, log=log: log.append(values)) for log in ([], []))
-    listed = [triton.Config({}, pre_hook=each) for each in (one, two)]
-    names = identified(listed)
-    assert len(names) == 2
-    assert list(identified(listed[1:], listed)) == list(names)[1:]
-    stored = [decorated.Config.from_dict(name.to_dict()) for name in names]
-    assert stored == list(names)
+def test_a_call_is_searched_by_tritile_tune():
+    bench = Bench()
+    kernel = tritile.autotune(configs(), ["N"], do_bench=bench)(noting)
+    found = tritile.tune(kernel, bench.used, 40, grid=(1,))
+    assert (found.config.kwargs, found.us, found.tried, found.how) == ({"BLOCK": 128}, 1000.0, 3, "searched")
+    assert (found.device, found.problem.label) == (HOST, "noting N=40")
+    plan = tritile.plan(kernel, bench.used, 40)
+    assert (plan.source, plan.config.kwargs, plan.us) == ("exact", {"BLOCK": 128}, 1000.0)
+    again = tritile.tune(kernel, bench.used, 40, grid=(1,))
+    assert (again.config.kwargs, again.tried, again.how) == ({"BLOCK": 128}, 0, "remembered")
+    bench.times = {64: 4.0, 128: 6.0, 256: 5.0}
+    anew = tritile.tune(kernel, bench.used, 40, grid=(1,), force=True)
+    assert (anew.config.kwargs, anew.us, anew.tried) == ({"BLOCK": 64}, 4000.0, 3)
+    with pytest.raises(InvalidValueError, match="grid="):
+        tritile.tune(kernel, bench.used, 40)
+    with pytest.raises(UnsupportedError, match="no GPU here"):
+        tritile.tune(tritile.autotune(configs(), ["N"])(noting), bench.used, 40, grid=(1,))

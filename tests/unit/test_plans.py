@@ -1,5 +1,6 @@
 """Which source a plan's config comes from, by mode and by what there is; no GPU is asked."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,9 @@ from tritile.tune.subject.problem import is_tuned, task_of
 
 H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+TURNED = PermuteProblem.transposed(1, 1024, 1024, 8)  # of few configs
 OLD = dict.fromkeys(digests(), "0" * 16)
+pick = functools.cache(model.pick)  # to rank a space of products takes long
 
 
 def tile(m=64, n=64, k=32, group=8, family="tile", **rest):
@@ -47,6 +50,7 @@ def remember(config, us, problem=PRODUCT, **rest):
 @pytest.fixture
 def there(folder, tmp_path, monkeypatch):
     """Puts what its words name where plans look for it."""
+    monkeypatch.setattr(model, "pick", pick)
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
 
     def put(words):
@@ -111,7 +115,7 @@ def test_a_plan_is_of_the_first_source_that_has_one(there, words):
         plan = plans.plan_for(PRODUCT, H200, mode)
         assert (plan and plan.source) == source, mode
         if plan is not None:
-            config = CONFIGS.get(source) or model.pick(PRODUCT, H200)
+            config = CONFIGS.get(source) or pick(PRODUCT, H200)
             assert plan.config == config
             own = source == "predicted" and words == "pinned portfolio"
             assert ("pinned" in plan.why) == (source == "pinned" or own)
@@ -138,28 +142,27 @@ def test_a_calibration_here_goes_before_what_ships(there):
         assert plans.plan_for(PRODUCT, H200, "cached").source == "model"
 
 
-@pytest.mark.parametrize("problem", [PRODUCT, PermuteProblem.transposed(1, 1024, 1024, 2)], ids=str)
-def test_a_plan_is_remembered_until_forgotten(there, problem):
+def test_a_plan_is_remembered_until_forgotten(there):
     there("nothing")
-    first = plans.plan_for(problem, H200)
-    config = legal_configs(problem, H200)[0]
-    remember(config, 20.0, problem)
-    assert plans.plan_for(problem, H200) is first
+    first = plans.plan_for(PRODUCT, H200)
+    remember(MEASURED, 20.0)
+    assert plans.plan_for(PRODUCT, H200) is first
     tritile.forget()
-    found = plans.plan_for(problem, H200)
-    assert (found.source, found.config, found.us) == ("exact", config, 20.0)
+    found = plans.plan_for(PRODUCT, H200)
+    assert (found.source, found.config, found.us) == ("exact", MEASURED, 20.0)
 
 
 def test_a_problem_is_tuned_and_has_an_incumbent_once_an_answer_was_checked(there):
     """Quick looks of every family are not enough."""
     there("nothing")
-    for family in model.families(PRODUCT, H200):
-        remember(model.ranked(PRODUCT, H200, family)[0], 10.0)
-    assert not is_tuned(PRODUCT, H200)
-    assert task_of(PRODUCT, H200).incumbent is None
-    remember(SLOWER, 20.0, error=1e-4)
-    assert is_tuned(PRODUCT, H200)
-    assert task_of(PRODUCT, H200).incumbent == SLOWER
+    first, second = legal_configs(TURNED, H200, "tile")[:2]
+    for config in (first, *(legal_configs(TURNED, H200, name)[0] for name in model.families(TURNED, H200))):
+        remember(config, 10.0, TURNED)
+    assert not is_tuned(TURNED, H200)
+    assert task_of(TURNED, H200).incumbent is None
+    remember(second, 20.0, TURNED, error=1e-4)
+    assert is_tuned(TURNED, H200)
+    assert task_of(TURNED, H200).incumbent == second
 
 
 # --- tritile.plan ---
@@ -171,7 +174,7 @@ def test_a_plan_reads_well(there):
     for word in (PRODUCT.label, "NVIDIA H200", "BLOCK_M=64", "num_warps=4", "exact", "20.0 us"):
         assert word in text
     assert text.count("\n") == 3
-    assert "None" not in repr(tritile.plan(replace(PRODUCT, m=99), device=H200))
+    assert "None" not in repr(tritile.plan(TURNED, device=H200))
 
 
 def test_plan_of_host_tensors():
@@ -185,15 +188,13 @@ def test_plan_of_host_tensors():
 
 def test_plan_for_a_gpu_that_is_not_here(there):
     there("nothing")
-    a, b = torch.zeros(3, 100, 70).half(), torch.zeros(70, 33).half()
-    for found in (
-        tritile.plan(PRODUCT, device=H200), tritile.plan(tritile.matmul, a, b, device=H200)
-    ):  # fmt: skip
-        assert (found.source, found.device.name) == ("model", "NVIDIA H200")
+    x = torch.zeros(1024, 1024, dtype=torch.float64)
+    for found in (tritile.plan(TURNED, device=H200), tritile.plan(tritile.transpose, x, 0, 1, device=H200)):
+        assert (found.problem, found.source, found.device.name) == (TURNED, "model", "NVIDIA H200")
     with tritile.mode("tune"):  # nothing is measured by asking
-        assert tritile.plan(PRODUCT, device=A100).source == "model"
+        assert tritile.plan(TURNED, device=A100).source == "model"
     with tritile.mode("strict"), pytest.raises(NotTunedError):
-        tritile.plan(PRODUCT, device=A100)
+        tritile.plan(TURNED, device=A100)
 
 
 KERNEL = KernelProblem("softmax", (("N", 3),), (("x", "float32"),))

@@ -1,0 +1,377 @@
+"""What a user has measured: `tritile.tune`, `tritile tune --model`, and mode "tune"; stand-ins measure."""
+
+import contextlib
+import copy
+import importlib
+import itertools
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+import typer.testing
+from torch import nn
+
+import tritile
+from tests.layers import TOKENS, Net
+from tritile.cli import app, tune_model
+from tritile.core import device as devices
+from tritile.core.device import target_device
+from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.core.settings import current_mode
+from tritile.errors import InvalidValueError, ShapeError, TuningError, UnsupportedError
+from tritile.families.registry import FAMILIES
+from tritile.families.space import legal_configs
+from tritile.lab import tune as tuning
+from tritile.nn.exchanged import Comparison, ConvertedLinear
+from tritile.planning import aten, plans
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH, Trial
+from tritile.tune import now
+from tritile.tune.measure.engine import Tuned
+from tritile.tune.subject import race as race_module
+from tritile.tune.subject import torch_calls
+from tritile.tune.subject.problem import is_tuned
+
+H200 = target_device("nvidia-h200")
+PROBLEM = MatmulProblem(1, 1234, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
+PACKED = QuantizedProblem(1234, 4096, 4096, "bfloat16", 4, 128)
+UNSERVED = replace(PROBLEM, dtype="float64", out_dtype="float64")
+
+
+def remembered(us, config, problem=PROBLEM, error=0.0, **rest):
+    trial = Trial(problem, config, us, error=error, **rest)
+    store_of(H200).add(FAMILIES[problem.op][config.family].digest, trial)
+    return trial
+
+
+@pytest.fixture
+def forgotten():
+    plans.forget()
+    yield
+    plans.forget()
+
+
+# --- tritile.tune
+
+
+def operands():
+    a, b = (torch.empty(size, 4096, dtype=torch.bfloat16, device="meta") for size in (1234, 4096))
+    return a, b.mT
+
+
+@pytest.fixture
+def asked(monkeypatch, forgotten):
+    """What the engine was asked for, on a machine with an H200 whose configs take 12 and 10 us."""
+    found = []
+
+    def search(problems, device, shop, keep, rules, force):
+        found.append((problems, rules, force))
+        first, second, third = legal_configs(PROBLEM, H200, "tile")[:3]
+        remembered(None, third, failure="hung")
+        remembered(12.0, first)
+        yield Tuned(PROBLEM, remembered(10.0, second), 3, 0.5)
+
+    def beside(problem, device, gpu):
+        store_of(H200).add(TORCH, Trial(problem, aten.CONFIG, 15.0))
+
+    monkeypatch.setattr(tuning.devices, "current_index", lambda: 0)
+    monkeypatch.setattr(tuning.devices, "gpu", lambda index: H200)
+    monkeypatch.setattr(tuning.now, "borrowed", lambda gpu: contextlib.nullcontext("shop"))
+    monkeypatch.setattr(tuning.now, "tune", search)
+    monkeypatch.setattr(tuning.now, "time_torch", beside)
+    return found
+
+
+@pytest.mark.parametrize("what", [tritile.matmul, "matmul"], ids=["itself", "its name"])
+def test_a_call_is_searched_and_the_best_is_told_with_torchs_time(asked, what):
+    found = tritile.tune(what, *operands())
+    assert (found.problem, found.device, found.how) == (PROBLEM, H200, "searched")
+    assert found.config == legal_configs(PROBLEM, H200, "tile")[1]
+    assert (found.us, found.torch_us, found.ratio) == (10.0, 15.0, 1.5)
+    assert (found.tried, found.failed) == (3, 1)
+    assert "searched  3 configs, 1 of them failed" in repr(found)
+    assert "15.0 us, 1.50 times as long" in repr(found)
+    assert "<caption>Tuned 1234x4096x4096 NT bfloat16 on NVIDIA H200" in found._repr_html_()
+    assert plans.plan_for(PROBLEM, H200, "cached").source == "exact"
+    ((problems, rules, force),) = asked
+    assert (problems, rules.exhaustive, force) == ([PROBLEM], False, False)
+
+
+def test_options_reach_the_search(asked):
+    tritile.tune(PROBLEM, exhaustive=True, budget=3, force=True)
+    ((_, rules, force),) = asked
+    assert (rules.exhaustive, rules.problem_s, force) == (True, 3, True)
+
+
+def test_what_is_remembered_is_not_measured_again(asked, monkeypatch):
+    tritile.tune(PROBLEM)
+    monkeypatch.setattr(tuning, "is_tuned", lambda problem, device: True)
+    again = tritile.tune(PROBLEM)
+    assert (len(asked), again.how, again.us, again.tried) == (1, "remembered", 10.0, 0)
+    assert "nothing was left to measure" in repr(again)
+
+
+def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
+    failed = Tuned(PROBLEM, None, 4, 1.0, "every config hung")
+    monkeypatch.setattr(tuning.now, "tune", lambda *given: iter([failed]))
+    with pytest.raises(TuningError, match="every config hung"):
+        tritile.tune(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("what", "args", "words", "error", "wanted"),
+    [
+        ("glue", (), {}, InvalidValueError, "tune: what is 'glue'"),
+        (torch.matmul, (), {}, InvalidValueError, "tritile.matmul"),
+        (PROBLEM, (1,), {}, InvalidValueError, "takes no arguments"),
+        (PROBLEM, (), {"budget": 0}, InvalidValueError, "budget is 0"),
+        ("matmul", (torch.zeros(3, 4), torch.zeros(5, 6)), {}, ShapeError, "K is 4"),
+    ],
+)
+def test_bad_requests_are_refused(asked, what, args, words, error, wanted):
+    with pytest.raises(error, match=wanted):
+        tritile.tune(what, *args, **words)
+    assert asked == []
+
+
+def test_nothing_is_measured_where_nothing_may_be(asked, monkeypatch):
+    monkeypatch.setattr(tuning.devices, "capturing", lambda: True)
+    with pytest.raises(UnsupportedError, match="captured"):
+        tritile.tune(PROBLEM)
+    x = torch.zeros(5, 5)
+    with pytest.raises(InvalidValueError, match="in place"):
+        tritile.tune("transpose", x, out=x)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_measured():
+    with pytest.raises(UnsupportedError, match="tune: there is no GPU here"):
+        tritile.tune("matmul", torch.zeros(3, 4), torch.zeros(4, 5))
+
+
+def test_the_package_of_the_same_name_is_the_function_and_copies_of_it_are():
+    import tritile.tune.search
+
+    assert callable(tritile.tune.search.screening)
+    assert callable(tritile.tune)
+    assert pickle.loads(pickle.dumps(tritile.tune)) is tritile.tune
+    assert copy.deepcopy({"how": tritile.tune})["how"] is copy.copy(tritile.tune) is tritile.tune
+
+
+# --- tritile tune --model
+
+CONVERT = importlib.import_module("tritile.nn.convert")
+STEPS = """
+value = 3
+def step():
+    net(tokens)
+"""
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    (tmp_path / "steps_of_a_model.py").write_text(STEPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module("steps_of_a_model")
+    vars(module).update(net=Net(), tokens=TOKENS)
+    return module
+
+
+def run(*arguments):
+    return typer.testing.CliRunner().invoke(app, ["tune", *arguments])
+
+
+def test_the_layers_of_a_step_are_measured_and_both_sides_timed_in_turns(monkeypatch, steps):
+    asked, sides = [], []
+
+    def compared(call, weight, *rest):
+        asked.append(current_mode())
+        wins = weight.shape[0] == steps.net.up.out_features
+        return Comparison(2.0 if wins else 0.5, wins, "measured", 100.0)
+
+    def seconds(step):
+        sides.append(type(steps.net.up))
+        return {ConvertedLinear: 0.001, nn.Linear: 0.002}[sides[-1]]
+
+    monkeypatch.setattr(CONVERT, "judged", compared)
+    monkeypatch.setattr(CONVERT, "_target", lambda *given: (H200, 0))
+    monkeypatch.setattr(tune_model, "gpu_here", lambda: H200)
+    monkeypatch.setattr(tune_model, "_seconds", seconds)
+    done = run("--model", "steps_of_a_model:step", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {"model": "steps_of_a_model:step", "torch_ms": 2.0, "tritile_ms": 1.0}
+    assert set(asked) == {"tune"}
+    assert current_mode() == "cached"
+    assert sides[:4] == [ConvertedLinear, nn.Linear, nn.Linear, ConvertedLinear]
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("steps_of_a_model", "module:function"),
+        (":step", "module:function"),
+        ("no_such_module_here:step", "no_such_module_here"),
+        ("steps_of_a_model:other", "other"),
+        ("steps_of_a_model:value", "int is not a function"),
+    ],
+)
+def test_what_names_no_function_is_refused(name, text, steps):
+    with pytest.raises(InvalidValueError, match=text):
+        tune_model.step_of(name)
+
+
+def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
+    monkeypatch.setattr(devices, "current_gpu", lambda: None)
+    found = run("--model", "os:getcwd")
+    assert found.exit_code != 0
+    assert "no GPU" in found.output + str(found.exception)
+
+
+# --- Mode "tune"
+
+
+@pytest.fixture
+def race(monkeypatch, forgotten):
+    """Times by config or call of torch's, which a test sets, and the configs whose answers are wrong."""
+    times, wrong, seen = {}, set(), []
+
+    class Clock:
+        def __init__(self, run, calls, before):
+            self.run = getattr(run, "func", run)
+            if self.run not in times:
+                raise TuningError("it does not run")
+            self.us = itertools.cycle(times[self.run])
+
+        def time_us(self):
+            seen.append((self.run, torch.backends.cuda.matmul.fp32_precision))
+            return next(self.us)
+
+    def check(run, call, every):
+        assert not every
+        if run in wrong:
+            raise TuningError("wrong answer")
+        return 1e-3
+
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.random, "fork_rng", lambda gpus: contextlib.nullcontext())
+    monkeypatch.setattr(now, "calls_of", lambda problem, device: [problem])
+    monkeypatch.setattr(now, "_compile", lambda *arguments: None)
+    monkeypatch.setattr(now, "flusher", lambda device: None)
+    monkeypatch.setattr(now, "Queued", Clock)
+    monkeypatch.setattr(now.launch, "prepare", lambda call, config: config)
+    for module in (now, race_module):
+        monkeypatch.setattr(module, "run_of", lambda prepared: prepared)
+    monkeypatch.setattr(now.answers, "check", check)
+    monkeypatch.setattr(now, "searched_now", lambda *arguments: "searched")
+    return times, wrong, seen
+
+
+def fastest(problem):
+    """The config that is on record as the fastest."""
+    return remembered(40.0, legal_configs(problem, H200, "tile")[0], problem).config
+
+
+def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
+    times, *_ = race
+    likely = plans.likely(PROBLEM, H200, now.RACED)
+    assert len(likely) == now.RACED
+    times |= {
+        config: [10.0 + place, 10.1 + place, 9.9 + place] for place, config in enumerate(reversed(likely))
+    }
+    assert now.tuned_now(PROBLEM, H200, 0) == likely[-1]
+    plans.forget()
+    plan = plans.plan_for(PROBLEM, H200, "cached")
+    assert (plan.source, plan.config, plan.us) == ("exact", likely[-1], 10.0)
+    assert len(plans.trials(PROBLEM, H200)) == now.RACED
+
+
+@pytest.mark.parametrize(
+    ("change", "run"),
+    [
+        ({}, torch_calls.multiply),
+        ({"epilogue": "bias=row"}, torch_calls.add),
+        ({"epilogue": "bias=row gelu"}, None),
+        ({"epilogue": "bias=row", "batch": 3}, None),
+        ({"epilogue": "gelu", "dtype": "float32", "out_dtype": "float32"}, torch_calls.compose),
+        (PACKED, torch_calls.unpack_and_multiply),
+    ],
+)
+def test_torch_is_timed_in_turns_with_the_fastest_on_record(race, change, run):
+    """Its time on record is by as much longer than ours as it was in the race, however far behind it is."""
+    times, _, seen = race
+    problem = PACKED if change is PACKED else replace(PROBLEM, **change)
+    now.time_torch(problem, H200, 0)
+    assert seen == []  # nothing of ours is on record
+    config = fastest(problem)
+    times |= {config: [10.0], run: [25.0]}
+    now.time_torch(problem, H200, 0)
+    found = store_of(H200).best(TORCH, problem)
+    if run is None:
+        assert (found, seen) == (None, [])
+        return
+    assert [clock for clock, _ in seen[4:]] == [config, run] * 4
+    assert found.us == pytest.approx(100.0)
+
+
+def test_where_torch_offers_no_such_product_the_failure_is_remembered(race):
+    times, *_ = race
+    times[fastest(PROBLEM)] = [10.0]
+    now.time_torch(PROBLEM, H200, 0)
+    (failed,) = store_of(H200).trials(TORCH, PROBLEM)
+    assert failed.failure == "TuningError: it does not run"
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_torch_is_timed_in_the_precision_of_the_problem(race, cuda_matmul, precision):
+    times, _, seen = race
+    problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
+    times |= {fastest(problem): [1.0], torch_calls.multiply: [1.0]}
+    cuda_matmul.fp32_precision = "ieee" if precision == "tf32" else "tf32"
+    now.time_torch(problem, H200, 0)
+    assert {setting for _, setting in seen} == {precision}
+    assert cuda_matmul.fp32_precision != precision
+
+
+def test_of_winners_within_noise_the_first_in_a_fixed_order(race):
+    times, *_ = race
+    likely = plans.likely(PROBLEM, H200, now.RACED)
+    first = min(likely, key=lambda config: config.key)
+    for one, other in ((10.00, 10.03), (10.03, 10.00)):
+        times |= {config: [one, 10.1, 10.0] if config == first else [other, 10.05, 10.1] for config in likely}
+        assert now.tuned_now(PROBLEM, H200, 0) == first
+
+
+def test_a_wrong_answer_costs_its_config_alone(race):
+    times, wrong, _ = race
+    likely = plans.likely(PROBLEM, H200, now.RACED)
+    times |= {config: [10.0 + place] * 3 for place, config in enumerate(likely)}
+    wrong.add(likely[0])
+    assert now.tuned_now(PROBLEM, H200, 0) == likely[1]
+    failed = [trial for trial in plans.trials(PROBLEM, H200) if trial.failure]
+    assert [trial.config for trial in failed] == [likely[0]]
+    wrong.update(likely)
+    assert now.tuned_now(PROBLEM, H200, 0) == "searched"
+
+
+def test_a_race_is_no_search_and_where_it_finds_no_memory_it_is_searched(race, monkeypatch):
+    times, *_ = race
+    times |= {config: [10.0] * 3 for config in plans.likely(PROBLEM, H200, now.RACED)}
+    now.tuned_now(PROBLEM, H200, 0)
+    plans.forget()
+    assert plans.plan_for(PROBLEM, H200, "tune").source == "exact"
+    assert not is_tuned(PROBLEM, H200)  # `tritile tune` goes on where the race stopped
+
+    def no_memory(problem, device):
+        raise torch.OutOfMemoryError("of 9 GiB")
+
+    monkeypatch.setattr(now, "calls_of", no_memory)
+    assert now.tuned_now(replace(PROBLEM, m=99), H200, 0) == "searched"
+
+
+def test_without_a_portfolio_it_is_searched(race):
+    assert now.tuned_now(UNSERVED, H200, 0) == "searched"
+    assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # nothing ran
