@@ -1,6 +1,6 @@
-"""Calls on a GPU: which share a config, what `cache` says of them, and how they are launched.
+"""Calls on a GPU: which share a config, what `cache` says of them, and how they are compiled and launched.
 
-Tensors say that they are on a GPU, and a launch is written down: BLOCK, and what else the kernel is given.
+Tensors say that they are on a GPU. Launches are written down, by a stand-in for the kernel or for the driver.
 """
 
 import numpy as np
@@ -9,29 +9,22 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import cache
+from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tritile
 from tests import mock_gpu
+from tests.unit.test_like_triton import Bench, of_blocks
 from tritile.core import device
 from tritile.errors import NotCompiledError
 from tritile.tune import autotuner
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
+REFUSED = r"active drivers|cannot be accessed from Triton"
 
 
-def on_gpu(dtype=torch.float16):
-    return mock_gpu.on_gpu(4, dtype=dtype)
-
-
-class Recorder:
-    """Stands for a compiled kernel."""
-
-    def __init__(self, kernel):
-        self.kernel, self.launches = kernel, []
-
-    def run(self, *args, **kwargs):
-        self.launches.append({"args": args} | {"warmup": False} | kwargs)
+def on_gpu(dtype=torch.float16, size=4):
+    return mock_gpu.on_gpu(size, dtype=dtype)
 
 
 @triton.jit
@@ -39,58 +32,64 @@ def kernel(x_ptr, out_ptr, N, scale, BLOCK: tl.constexpr):
     tl.store(out_ptr, tl.load(x_ptr) * scale + BLOCK + N)
 
 
-@pytest.fixture(autouse=True)
-def _a_gpu(monkeypatch):
-    h200 = device.target_device("nvidia-h200")
-    monkeypatch.setattr(device, "gpu", lambda index: h200)
+class Recorder:
+    """Stands for the kernel; like Triton, it looks into Triton's cache for what it has not met before."""
+
+    def __init__(self):
+        self.launches, self.compiled = [], set()
+
+    def run(self, *args, **kwargs):
+        form = kwargs["BLOCK"], *[value for value in args if isinstance(value, int)]
+        if form not in self.compiled:
+            cache.get_cache_manager("00").get_group("kernel.json")
+        self.compiled.add(form)
+        self.launches.append({"args": args} | {"warmup": False} | kwargs)
+
+    def __getattr__(self, name):
+        return getattr(kernel, name)
 
 
 class Tuned:
-    """The kernel under tritile.autotune, whose launches and problems are counted."""
+    """The kernel under tritile.autotune, which never measures but in mode "tune": then 128 is the fastest."""
 
-    def __init__(self, monkeypatch, blocks=(64, 128), key=("N",), times=None, **rest):
-        configs = [triton.Config({"BLOCK": block}, num_warps=8, **rest) for block in blocks]
-        self.measured, self.times = 0, times or {64: 2.0, 128: 1.0}
+    def __init__(self, key=("N",)):
+        self.measured = 0
+        configs = [triton.Config({"BLOCK": block}, num_warps=8) for block in (64, 128)]
         self.tuner = tritile.autotune(configs, list(key), do_bench=self.bench, mode="cached")(kernel)
-        self.record(monkeypatch, Recorder(kernel))
-        self.problems, problem = [], self.tuner.problem
-        monkeypatch.setattr(
-            self.tuner, "problem", lambda *given: self.problems.append(problem(*given)) or self.problems[-1]
-        )
-
-    def record(self, monkeypatch, recorder):
-        """Have launches, on the GPU and in host memory, go to a recorder."""
-        self.recorder = self.tuner.fn = recorder
+        self.recorder = self.tuner.fn = Recorder()
 
     def bench(self, call, quantiles):
         call()
         self.measured += 1
-        return [self.times[self.recorder.launches[-1]["BLOCK"]]] * 3
+        return [1.0 / self.recorder.launches[-1]["BLOCK"]] * 3
 
     def __call__(self, *args, **kwargs):
-        """Call, and return the launch and how many problems it took to make out."""
-        before = len(self.problems)
         self.tuner[(3,)](*args, **kwargs)
-        return self.recorder.launches[-1], len(self.problems) - before
+        return self.recorder.launches[-1]
+
+    def is_new(self, *args, **kwargs):
+        """Call; return True if a config was chosen for it, False if the call was met before."""
+        self.tuner.best_config, before = None, len(self.tuner.cache)
+        self(*args, **kwargs)
+        assert self.tuner.best_config in self.tuner.configs
+        return len(self.tuner.cache) == before + 1
 
 
 @pytest.fixture
-def tuned(monkeypatch):
-    return Tuned(monkeypatch)
+def tuned(monkeypatch, tmp_path):
+    h200 = device.target_device("nvidia-h200")
+    monkeypatch.setattr(device, "gpu", lambda index: h200)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return Tuned()
 
 
-def test_a_call_met_before_is_launched_alike_and_at_once(tuned):
+def test_a_call_met_before_is_launched_alike(tuned):
     x, out = on_gpu(), on_gpu()
-    first, problems = tuned(x, out, 50, 0.5)
-    assert problems == 1
-    assert first == {
-        "args": (x, out, 50, 0.5), "grid": (3,), "warmup": False,
-        "BLOCK": 64, "num_warps": 8, "num_stages": 3, "num_ctas": 1,
+    launch = {
+        "grid": (3,), "warmup": False, "BLOCK": 64, "num_warps": 8, "num_stages": 3, "num_ctas": 1
     }  # fmt: skip
-    tuned.tuner.best_config = None
-    again, problems = tuned(x, out, 50, 0.25)
-    assert (again, problems) == (first | {"args": (x, out, 50, 0.25)}, 0)
-    assert tuned.tuner.best_config is tuned.tuner.configs[0]
+    for scale in (0.5, 0.25):
+        assert tuned(x, out, 50, scale) == launch | {"args": (x, out, 50, scale)}
 
 
 @pytest.mark.parametrize(
@@ -101,59 +100,63 @@ def test_a_call_met_before_is_launched_alike_and_at_once(tuned):
 @pytest.mark.parametrize("by_name", [False, True])
 def test_another_key_or_dtype_is_another_form(tuned, change, by_name):
     given = {"x_ptr": on_gpu(), "out_ptr": on_gpu(), "N": 50, "scale": 0.5}
-
-    def problems(given):
-        return tuned(**given)[1] if by_name else tuned(*given.values())[1]
-
-    assert (problems(given), problems(given)) == (1, 0)
-    assert (problems(given | change), problems(given | change)) == (1, 0)
-    assert problems(given) == 0
+    calls = (given, given, given | change, given | change, given)
+    new = [tuned.is_new(**call) if by_name else tuned.is_new(*call.values()) for call in calls]
+    assert new == [True, False, True, False, False]
 
 
-def test_the_gpu_is_part_of_a_form(tuned, monkeypatch):
-    given = on_gpu(), on_gpu(), 50, 0.5
-    tuned(*given)
-    monkeypatch.setattr(mock_gpu.OnGpu, "get_device", lambda self: 1)
-    assert tuned(*given)[1] == 1
+def descriptor(columns=8, dtype=torch.float32):
+    return TensorDescriptor(torch.zeros(16, 16, dtype=dtype), [16, 16], [16, 1], [16, columns])
 
 
-def descriptor(block):
-    return TensorDescriptor(torch.zeros(16, 16), [16, 16], [16, 1], [16, block])
+# Three values in the key, of which the first two are one.
+VALUES = {
+    "list": ([1, 2], [1, 2], [1, 3]),
+    "dict": ({"a": 1}, {"a": 1}, {"a": 2}),
+    "tuple": ((1, torch.float16), (1, torch.float16), (2, torch.float16)),
+    "nan": (float("nan"), float("nan"), 0.0),
+    "numpy": (np.int64(3), np.int64(3), np.int64(4)),
+    "tensor": (torch.ones(2, 3), torch.zeros(2, 3), torch.ones(3, 2)),
+    "str": ("a", "a", "b"),
+    "None": (None, None, 0),
+    "descriptor": (descriptor(8), descriptor(8), descriptor(16)),
+    "descriptor's dtype": (descriptor(), descriptor(), descriptor(dtype=torch.float16)),
+    "dtype in a tuple": ((3, torch.ones(2)), (3, torch.ones(2)), (3, torch.ones(2, dtype=torch.float16))),
+}
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        ([1, 2], [1, 2], [1, 3]),
-        ({"a": 1}, {"a": 1}, {"a": 2}),
-        ((1, torch.float16), (1, torch.float16), (2, torch.float16)),
-        (float("nan"), float("nan"), 0.0),
-        (np.int64(3), np.int64(3), np.int64(4)),
-        (torch.ones(2, 3), torch.zeros(2, 3), torch.ones(3, 2)),
-        ("a", "a", "b"),
-        (None, None, 0),
-        (descriptor(8), descriptor(8), descriptor(16)),
-    ],
-    ids=["list", "dict", "tuple", "nan", "numpy", "tensor", "str", "None", "descriptor"],
-)
-def test_a_key_may_hold_any_value(monkeypatch, values):
-    tuned = Tuned(monkeypatch, key=("N", "scale"))
-    x, out = on_gpu(), on_gpu()
-    assert [tuned(x, out, 50, value)[1] for value in (*values, *values)] == [1, 0, 1, 0, 0, 0]
-    assert len(tuned.tuner.cache) == 2
+@pytest.mark.parametrize("name", VALUES)
+def test_a_key_may_hold_any_value(tuned, name):
+    tuned, (x, out) = Tuned(key=("N", "scale")), (on_gpu(), on_gpu())
+    new = [tuned.is_new(x, out, 50, value) for value in VALUES[name] * 2]
+    assert new == [True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("made", [descriptor, lambda dtype: (3, torch.zeros(2, dtype=dtype))])
+def test_dtypes_of_descriptors_and_in_tuples_tell_problems_apart(tuned, made):
+    calls = [(on_gpu(), made(dtype=dtype), 3) for dtype in (torch.float16, torch.float32)]
+    half, single = (tuned.tuner.problem(args, {}) for args in calls)
+    assert (half.dtypes[0], half.dtypes[1][1]) == (("x_ptr", "float16"), "float16")
+    assert half != single
+    assert [tuned.is_new(*args, 0.5) for args in calls] == [True, True]
 
 
 def test_cache_is_of_the_mode_and_gpu_of_the_latest_call(tuned, monkeypatch):
-    x, out = on_gpu(), on_gpu()
-    tuned(x, out, 50, 0.5)
-    cached = tuned.tuner.cache
+    call = on_gpu(), on_gpu(), 50, 0.5
+    tuned(*call)
+    guessed = tuned.tuner.cache
     tuned.tuner.mode = "tune"
-    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 128
+    assert tuned(*call)["BLOCK"] == 128
     assert tuned.measured == 2
     assert list(tuned.tuner.cache.values()) == [tuned.tuner.configs[1]]
-    assert not cached  # the guess is made anew
+    assert not guessed  # the guess is made anew
     tuned.tuner.mode = "cached"
-    assert tuned(x, out, 50, 0.5)[0]["BLOCK"] == 128
+    assert tuned(*call)["BLOCK"] == 128
+    here = tuned.tuner.cache
+    monkeypatch.setattr(mock_gpu.OnGpu, "get_device", lambda self: 1)
+    tuned(*call)
+    assert tuned.tuner.cache == here
+    assert tuned.tuner.cache is not here
 
 
 def test_cache_is_bounded(tuned, monkeypatch):
@@ -162,60 +165,98 @@ def test_cache_is_bounded(tuned, monkeypatch):
     for n in range(20):
         tuned(x, out, n, 0.5)
         assert len(tuned.tuner.cache) <= 8
-    for scale in range(20):  # not in the key
-        assert tuned(x, out, 19, scale)[1] == 0
-    assert len(tuned.tuner.cache) <= 8
+    assert not any(tuned.is_new(x, out, 19, scale) for scale in range(20))  # not in the key
 
 
-def test_dtypes_of_descriptors_and_in_tuples_tell_problems_apart():
-    tuned = tritile.autotune([triton.Config({"BLOCK": 16})], ["N"])(kernel)
-
-    def descriptor(dtype):
-        return TensorDescriptor(torch.zeros(16, 16, dtype=dtype), [16, 16], [16, 1], [16, 16])
-
-    for made in (descriptor, lambda dtype: (3, torch.zeros(2, dtype=dtype))):
-        given = [(on_gpu(), made(dtype), 3) for dtype in (torch.float16, torch.float32)]
-        half, single = (tuned.problem(args, {}) for args in given)
-        assert half.dtypes[0] == ("x_ptr", "float16")
-        assert half.dtypes[1][1] == "float16"
-        assert half != single
-        assert len({tuned.key_of(args, {}) for args in given}) == 2
-
-
-class Compiling(Recorder):
-    """Looks into Triton's cache, as Triton does, for what it has not met before."""
-
-    def __init__(self, kernel):
-        super().__init__(kernel)
-        self.compiled = set()
-
-    def run(self, *args, **kwargs):
-        form = kwargs["BLOCK"], *[value for value in args if isinstance(value, int)]
-        if form not in self.compiled:
-            cache.get_cache_manager("00").get_group("kernel.json")
-        self.compiled.add(form)
-        super().run(*args, **kwargs)
-
-
-def test_strict_raises_where_it_would_have_to_compile_ahead_of_a_launch(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    tuned = Tuned(monkeypatch)
-    tuned.record(monkeypatch, Compiling(kernel))
-    given = on_gpu(), on_gpu(), 50, 0.5
+def test_strict_raises_where_it_would_have_to_compile_ahead_of_a_launch(tuned):
+    call, compiled = (on_gpu(), on_gpu(), 50, 0.5), tuned.recorder.compiled
     tuned.tuner.mode = "tune"
-    tuned(*given)
-    tuned.recorder.launches.clear()
+    tuned(*call)
+    launches = len(tuned.recorder.launches)
     tuned.tuner.mode = "strict"
-    tuned(*given)
-    assert len(tuned.recorder.launches) == 1
-    tuned.recorder.compiled.clear()
-    tuned(*given)  # a call that was launched so before is not looked into
-    tuned.recorder.compiled.clear()
+    tuned(*call)
+    assert len(tuned.recorder.launches) == launches + 1
+    compiled.clear()
+    tuned(*call)  # a call that was launched so before is not looked into
+    compiled.clear()
     tritile.forget()
     for _ in range(2):
         with pytest.raises(NotCompiledError, match=r"kernel with BLOCK: 128.*another mode"):
-            tuned(*given)
-    tuned.tuner.mode = "cached"
-    tuned(*given)
-    tuned.tuner.mode = "strict"
-    tuned(*given)
+            tuned(*call)
+    for mode in ("cached", "strict"):
+        tuned.tuner.mode = mode
+        tuned(*call)
+
+
+# What a compiler or a driver says, under Triton's decorator and tritile's.
+
+
+def copied(out, x, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < N), mask=at < N)
+
+
+def staged(x, N, STAGES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    for _ in tl.range((N + BLOCK - 1) // BLOCK, num_stages=STAGES):
+        tl.store(x + at, tl.load(x + at, mask=at < N), mask=at < N)
+        at += BLOCK
+
+
+def test_hooks_see_what_the_compiler_refuses(autotune, gpu):
+    """256 KiB of shared memory are 64 stages of 1024 floats."""
+    begun, failures, bench = [], [], Bench()
+    kernel = autotune(
+        of_blocks(1024, 32),
+        ["N"],
+        pre_hook=lambda named, reset_only=False: begun.append(reset_only),
+        post_hook=lambda named, exception: failures.append(exception),
+        do_bench=bench,
+    )(triton.heuristics({"STAGES": lambda named: 64 if named["N"] == 4096 else 4})(triton.jit(staged)))
+    kernel[(1,)](on_gpu(torch.float32, 4096), 4096)
+    refused, taken = failures
+    assert begun.count(False) == 2
+    assert isinstance(refused, OutOfResources)
+    assert "shared memory" in str(refused)
+    assert taken is None
+    assert gpu.launches[-1].args["BLOCK"] == 32
+
+
+TTIR = """
+module {
+  tt.func public @copied(%out: !tt.ptr<f32>, %x: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %ten = arith.constant 1.000000e+01 : f32
+    tt.store %out, %ten : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_config_may_bring_code_of_its_own(autotune, gpu, tmp_path, is_own):
+    path = tmp_path / "own.ttir"
+    path.write_text(TTIR)
+    configs = [triton.Config({"BLOCK": 32, **({"ir_override": str(path)} if is_own else {})})]
+    kernel = autotune(configs, ["N"])(triton.jit(copied))
+    x, out = on_gpu(torch.float32, 1024), on_gpu(torch.float32, 1024)
+    assert ("ld.global" in kernel[(32,)](out, x, N=1024).asm["ptx"]) != is_own
+
+
+def test_compiled_ahead_for_each_config(autotune, gpu):
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((64, 2), (128, 4))]
+    kernel = autotune(configs, ["N"], do_bench=Bench())(triton.jit(copied))
+    compiled = kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
+    assert [each.metadata.num_warps for each in compiled] == [2, 4]
+    assert gpu.launches == []
+
+
+@pytest.mark.parametrize("blocks", [(32,), (32, 64)], ids=["one config", "two"])
+@pytest.mark.parametrize("mode", ["tune", "cached", "strict", "off"])
+def test_host_tensors_are_refused_in_tritons_words(mode, blocks):
+    """There is no driver for them, or the driver refuses their address."""
+    kernel, out = tritile.autotune(of_blocks(*blocks), ["N"], mode=mode)(triton.jit(copied)), torch.zeros(40)
+    for _ in range(2):  # what was chosen before the error is no other
+        with pytest.raises((RuntimeError, ValueError), match=REFUSED):
+            kernel[(2,)](out, torch.ones(40), N=40)
+    assert not out.any()
