@@ -18,8 +18,9 @@ from tritile.core import log
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import SettingWarning, TuningError
-from tritile.ops import memo
+from tritile.families.matmul_tile.kernel import matmul_tile
 from tritile.ops import request as ops_request
+from tritile.ops.products import matmul_call
 from tritile.planning import plans
 from tritile.planning.trial import Trial
 from tritile.runtime import ahead, compiles, launch
@@ -46,25 +47,6 @@ def records(caplog, monkeypatch):
     handler.emit = found.append
     monkeypatch.setattr(logging.getLogger("tritile"), "handlers", [handler])
     return found
-
-
-@pytest.fixture
-def on_hopper(monkeypatch):
-    """Take host tensors for an H200's: calls are planned for it, and launch nothing."""
-    monkeypatch.setattr(ops_request, "on_host", lambda tensor: False)
-    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(memo, "new_output", lambda shape, *rest: torch.empty(shape))
-    tritile.forget()
-    yield
-    tritile.forget()
-
-
-class Launch:
-    def __call__(self, *tensors):
-        """Stand for a first launch."""
-
-    def at(self, pointers):
-        """Stand for a warm launch."""
 
 
 def facts(record):
@@ -116,25 +98,6 @@ def test_a_plan_is_logged_once_where_it_is_made(records):
     assert [each.source for each in records[1:]] == ["model"]
 
 
-def test_a_warm_call_does_not_even_ask_whether_to_log(records, on_hopper, monkeypatch):
-    monkeypatch.setattr(launch, "prepare", lambda call, config: Launch())
-    a, b = torch.empty(256, 128), torch.empty(128, 192)
-    out = torch.empty(256, 192)
-    for _ in range(2):  # prepared, then recalled
-        tritile.matmul(a, b, precision="tf32")
-        tritile.matmul(a, b, precision="tf32", out=out)
-    assert [record.name for record in records] == ["tritile.plan"]
-    asked_of = []
-    monkeypatch.setattr(logging.Logger, "isEnabledFor", lambda logger, level: asked_of.append(logger.name))
-    for _ in range(100):
-        tritile.matmul(a, b, precision="tf32")
-        tritile.matmul(a, b, precision="tf32", out=out)
-    assert asked_of == []
-    tritile.forget()
-    tritile.matmul(a, b, precision="tf32")
-    assert "tritile.plan" in asked_of, "a plan that is made anew is logged: the list above can fill"
-
-
 # --- Measurements ---
 
 
@@ -158,7 +121,7 @@ def test_a_compile_is_logged_with_its_problem_and_whence_it_came(records, tmp_pa
     config = tile(16, 16, 16)
     for _ in range(2):
         ahead.compiled_for(PROBLEM, config, HOPPER)
-        _jitted().device_caches.clear()  # what Triton keeps in memory
+        matmul_tile.device_caches.clear()  # what Triton keeps in memory
     compiled, found = map(facts, records)
     known = {"kernel": "matmul_tile", "problem": PROBLEM.label, "config": str(config)}
     for (about, level, fields), source in ((compiled, "compiled"), (found, "cache")):
@@ -167,66 +130,50 @@ def test_a_compile_is_logged_with_its_problem_and_whence_it_came(records, tmp_pa
     assert compiled[2]["seconds"] > found[2]["seconds"] > 0
 
 
-def test_triton_has_no_listener_where_nobody_logs(caplog, monkeypatch):
-    caplog.set_level("WARNING", "tritile")
+@pytest.mark.parametrize("level", ["WARNING", "INFO"])
+def test_triton_has_a_listener_where_compiles_are_logged(level, caplog, monkeypatch):
+    caplog.set_level(level, "tritile")
     monkeypatch.setattr(compiles, "_listening", False)
     monkeypatch.setattr(triton.knobs.compilation, "listener", None)
     with compiles.asking("problem", "config"):
-        assert triton.knobs.compilation.listener is None
-    caplog.set_level("INFO", "tritile")
-    with compiles.asking("problem", "config"):
-        assert triton.knobs.compilation.listener is not None
-
-
-def _jitted():
-    from tritile.families.matmul_tile.kernel import matmul_tile
-
-    return matmul_tile
-
-
-def compile_of(function, hit=False):
-    """Have Triton's listener called with a compile of a jitted function."""
-    source = SimpleNamespace(fn=function, constants={(2,): 64})
-    metadata = {"num_warps": 2, "num_stages": 3}
-    compiles._heard(src=source, metadata=metadata, times=SimpleNamespace(total=25_000), cache_hit=hit)
+        assert (triton.knobs.compilation.listener is not None) == (level == "INFO")
 
 
 def test_compiles_of_decorated_kernels_are_logged_and_no_strangers(records):
-    @triton.jit
-    def stranger(x_ptr, N, BLOCK: tl.constexpr):
-        tl.store(x_ptr, N + BLOCK)
-
-    compile_of(stranger)
-    compiles._heard(src=SimpleNamespace(), metadata={}, times=None, cache_hit=False)  # no Python source
+    metadata = {"num_warps": 2, "num_stages": 3}
+    source = SimpleNamespace(fn=add_one, constants={(2,): 64})
+    compiled = {"metadata": metadata, "times": SimpleNamespace(total=25_000), "cache_hit": True}
+    compiles._heard(src=source, **compiled)
+    compiles._heard(src=SimpleNamespace(), **compiled)  # no Python source
     assert records == []
-    tritile.autotune([triton.Config({"BLOCK": 64})], [])(stranger)
-    compile_of(stranger, hit=True)
-    known = {"kernel": "stranger", "config": "BLOCK=64 num_warps=2 num_stages=3", "source": "cache"}
+    tritile.autotune([triton.Config({"BLOCK": 64})], [])(add_one)
+    compiles._heard(src=source, **compiled)
+    known = {"kernel": "add_one", "config": "BLOCK=64 num_warps=2 num_stages=3", "source": "cache"}
     assert [facts(record) for record in records] == [("compile", "INFO", known | {"seconds": 0.025})]
 
 
 def test_a_listener_of_the_users_own_goes_on_hearing(records, monkeypatch):
-    heard = []
+    heard, compiled = [], {"src": SimpleNamespace(), "metadata": {}, "times": SimpleNamespace(total=5e5)}
     monkeypatch.setattr(
         triton.knobs.compilation, "listener", lambda **given: heard.append(given["cache_hit"])
     )
     compiles.listen()
-    compiled = {"src": SimpleNamespace(), "metadata": {}, "times": SimpleNamespace(total=5e5)}
     triton.knobs.compilation.listener(**compiled, cache_hit=True)
     with compiles.compiles_heard() as seconds:
         triton.knobs.compilation.listener(**compiled, cache_hit=False)
-    assert heard == [True, False]
-    assert seconds == [0.5]
+    assert (heard, seconds) == ([True, False], [0.5])
 
 
-def test_a_config_that_does_not_compile_is_a_warning(records, on_hopper, monkeypatch):
+def test_a_config_that_does_not_compile_is_a_warning(records, monkeypatch):
     def prepare(call, config):
         if len(records) < 2:
             raise TuningError("too large")
-        return Launch()
+        return config
 
+    monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
     monkeypatch.setattr(launch, "prepare", prepare)
-    tritile.matmul(torch.empty(256, 128), torch.empty(128, 192), precision="tf32")
+    a, b, out = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
+    ops_request.prepared(matmul_call(a, b, out, "ieee"))
     plan, failed = records
     known = {"problem": plan.problem, "config": plan.config, "device": HOPPER.name, "failure": "too large"}
     assert facts(failed) == ("compile", "WARNING", known)
@@ -238,9 +185,8 @@ def test_a_config_that_does_not_compile_is_a_warning(records, on_hopper, monkeyp
 @pytest.fixture
 def logger(monkeypatch):
     """The logger "tritile" without what the test gives it."""
-    logger = logging.getLogger("tritile")
+    logger, level = logging.getLogger("tritile"), logging.getLogger("tritile").level
     monkeypatch.setattr(logger, "handlers", [])
-    level = logger.level
     yield logger
     logger.setLevel(level)
 
@@ -263,11 +209,9 @@ def test_a_handler_of_the_root_takes_the_place_of_ours(root_has_one, logger, mon
 
 def test_a_word_that_is_no_level_is_warned_of(logger, monkeypatch):
     monkeypatch.setenv("TRITILE_LOG", "plan")
-    with pytest.warns(
-        SettingWarning, match="TRITILE_LOG is 'plan': expected one of debug, info, warning, error"
-    ):
+    expected = "TRITILE_LOG is 'plan': expected one of debug, info, warning, error"
+    with pytest.warns(SettingWarning, match=expected):
         log.set_up()
-    assert logger.handlers == []
     monkeypatch.delenv("TRITILE_LOG")
     log.set_up()
     assert (logger.handlers, logger.level) == ([], logging.NOTSET)
