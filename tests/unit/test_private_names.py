@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib
 import inspect
 import re
 import sys
@@ -14,14 +13,15 @@ import torch.distributed.tensor
 from triton.compiler import CompiledKernel
 
 import tritile
-from tritile.core import of_torch, of_triton, versions
+from tritile.core import of_torch, of_triton
 
 PACKAGE = Path(tritile.__file__).parent
 ROOT = PACKAGE.parent
 ADAPTERS = {Path(adapter.__file__) for adapter in (of_torch, of_triton)}
 MODULES = sorted(PACKAGE.rglob("*.py"))
+PARTS_OF_TRITON = {"runtime", "compiler", "backends"}
 UNDOCUMENTED = re.compile(
-    r"triton\.(runtime|compiler|backends)(\.|$)|(torch|triton)(\.\w+)*\._(?!_?$)(?!\w*__(\.|$))"
+    rf"triton\.({'|'.join(PARTS_OF_TRITON)})(\.|$)|(torch|triton)(\.\w+)*\._(?!_?$)(?!\w*__(\.|$))"
 )
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_at_fork_reinit"}  # of a NamedTuple, and of a lock
 # Classes and modules whose private names may be those of ours too.
@@ -84,13 +84,12 @@ def faults(source: str, in_kernel: bool = False) -> list[str]:
                     func=ast.Name(id="getattr" | "setattr" | "hasattr"),
                     args=[owner, ast.Constant(value=str(name)), *_],
                 )
-            ):
+            ) if is_private(name) or name in LIKE_PRIVATE | PARTS_OF_TRITON:
                 path = f"{ast.unparse(owner)}.{name}"
                 if path.startswith(("torch.", "triton.")):
                     found += [path] if UNDOCUMENTED.match(path) else []
                 elif path.partition(".")[0] not in sys.stdlib_module_names:
-                    private = name in LIKE_PRIVATE or is_private(name)
-                    found += [name] if private and name not in allowed else []
+                    found += [name] if name not in allowed | PARTS_OF_TRITON else []
     return found
 
 
@@ -155,17 +154,3 @@ def test_the_level_of_forward_derivatives_is_that_of_the_moment():
     with torch.autograd.forward_ad.dual_level():
         assert of_torch.forward_level() == 0
     assert of_torch.forward_level() == -1
-
-
-def test_versions_checked_are_those_of_the_stacks():
-    (line,) = re.findall(r"^STACKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert tuple(line.split()) == of_triton.CHECKED_ON
-    assert versions.parsed(of_torch.CHECKED_ON[-1]) <= versions.NEWEST["torch"]
-
-
-@pytest.mark.parametrize("name", ["torch", "triton"])
-def test_the_installed_version_was_checked(name):
-    checked = (of_torch if name == "torch" else of_triton).CHECKED_ON
-    version = importlib.import_module(name).__version__
-    if versions.parsed(version) not in map(versions.parsed, checked):
-        pytest.skip(f"{name} {version} is none of {', '.join(checked)}, where these names were checked")

@@ -1,5 +1,6 @@
 """Versions of Triton and torch: newer ones warn, tables measured by another count, and bounds are open."""
 
+import functools
 import re
 import tomllib
 import warnings
@@ -10,7 +11,7 @@ import pytest
 import triton
 
 from tritile.cli import doctor
-from tritile.core import versions
+from tritile.core import of_torch, of_triton, versions
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
@@ -45,24 +46,18 @@ def shipped(folder):
     ],
 )
 def test_newer_than_tested(name, version, newer):
-    told = versions.untested(name, version)
-    assert bool(told) == newer
-    if newer:
-        assert version in told
-        assert ".".join(map(str, versions.NEWEST[name])) in told
+    tested = ".".join(map(str, versions.NEWEST[name]))
+    said = versions.untested(name, version)
+    assert (version in said and tested in said) if newer else not said
 
 
 def test_a_newer_triton_warns_once_and_plans(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "4.1.2")
-    versions.warn_untested.cache_clear()
+    monkeypatch.setattr(plans, "warn_untested", functools.cache(versions.warn_untested.__wrapped__))
     plans.forget()
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = [plans.plan_for(replace(PROBLEM, m=m), H200, "off") for m in (64, 128)]
-    finally:
-        versions.warn_untested.cache_clear()
-        plans.forget()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [plans.plan_for(replace(PROBLEM, m=m), H200, "off") for m in (64, 128)]
     assert None not in found
     (warning,) = (w for w in caught if w.category is UntestedWarning)
     assert re.search(r"triton 4\.1\.2 .* 3\.9", str(warning.message))
@@ -91,7 +86,10 @@ def test_no_dependency_has_an_upper_bound():
 
 def test_the_stacks_of_the_makefile_are_the_tested_ones():
     (line,) = re.findall(r"^STACKS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    stacks = [versions.parsed(version) for version in line.split()]
-    assert (stacks[0], stacks[-1]) == (versions.OLDEST_TRITON, versions.NEWEST["triton"])
+    stacks = line.split()
+    oldest, newest = versions.parsed(stacks[0]), versions.parsed(stacks[-1])
+    assert (oldest, newest) == (versions.OLDEST_TRITON, versions.NEWEST["triton"])
+    assert tuple(stacks) == of_triton.CHECKED_ON
+    assert versions.parsed(of_torch.CHECKED_ON[-1]) <= versions.NEWEST["torch"]
     pinned = re.search(r"^triton==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
-    assert pinned in line.split()
+    assert pinned in stacks
