@@ -21,20 +21,8 @@ def of_blocks(*blocks):
     return [triton.Config({"BLOCK": block}) for block in blocks]
 
 
-def noted(used, N, BLOCK: tl.constexpr):
-    tl.store(used, BLOCK)
-
-
-def with_even(used, N, EVEN: tl.constexpr, BLOCK: tl.constexpr):
-    tl.store(used, BLOCK + 1 if EVEN else BLOCK)
-
-
-def with_constants(used, N, ROWS: tl.constexpr, FLAG: tl.constexpr, BLOCK: tl.constexpr):
-    tl.store(used, BLOCK + ROWS)
-
-
-def two_tuned(used, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    tl.store(used, BLOCK * 1000 + ROWS)
+def noted(used, N, BLOCK: tl.constexpr, ROWS: tl.constexpr = 0, EVEN: tl.constexpr = False):
+    tl.store(used, BLOCK + 1000 * ROWS + EVEN)
 
 
 def increment_either(x, other, N, BLOCK: tl.constexpr):
@@ -87,18 +75,13 @@ def is_tritons(kernel):
 # Heuristics and layers.
 
 
-def constant(name, value):
-    return triton.heuristics({name: lambda named: value})
-
-
 def test_heuristics_below_see_each_config_and_heuristics_below_them(tuned, bench, used):
-    kernel = tuned(triton.heuristics({"EVEN": lambda at: at["N"] % at["BLOCK"] == 0})(triton.jit(with_even)))
+    rows = triton.heuristics({"ROWS": lambda named: 3})(triton.jit(noted))
+    kernel = tuned(triton.heuristics({"EVEN": lambda at: at["N"] % at["BLOCK"] == 0})(rows))
     kernel[(1,)](used, 32)
     kernel[(1,)](used, N=48)
-    assert bench.timed == [17, 33, 64, 17, 32, 64]
-    tuned(constant("ROWS", 3)(constant("FLAG", True)(triton.jit(with_constants))))[(1,)](used, 5)
-    assert bench.timed[6:] == [19, 35, 67]
-    assert int(used) == 67
+    assert bench.timed == [3017, 3033, 3064, 3017, 3032, 3064]
+    assert int(used) == 3064
 
 
 @pytest.mark.parametrize(("key", "tunings"), [("N", 3), ("EVEN", 2)])
@@ -109,7 +92,7 @@ def test_heuristics_above_set_arguments_of_the_tuned_kernel(tuned, used, key, tu
         seen.append(sorted(name for name in named if name not in ("grid", "warmup")))
         return named["N"] % 2 == 0
 
-    inner = tuned(with_even, key=(key,))
+    inner = tuned(key=(key,))
     kernel = triton.heuristics({"EVEN": is_even})(inner)
     for n in (2, 4, 3, 2):
         kernel[(1,)](used, N=n)
@@ -120,10 +103,10 @@ def test_heuristics_above_set_arguments_of_the_tuned_kernel(tuned, used, key, tu
 
 def test_a_tuned_kernel_under_another_tuner(tuned, used):
     unset = dict.fromkeys(("num_warps", "num_stages", "num_ctas"))  # those of the inner configs count
-    inner = tuned(two_tuned)
+    inner = tuned()
     outer = tuned(inner, configs=[triton.Config({"ROWS": rows}, **unset) for rows in (1, 2)], key=())
     outer[(1,)](used, 5)
-    assert int(used) == 64002
+    assert int(used) == 2064
     assert (outer.best_config.kwargs, inner.best_config.kwargs) == ({"ROWS": 2}, {"BLOCK": 64})
 
 
@@ -274,7 +257,8 @@ def test_configs_changed_in_place(tuned, bench, used):
     assert int(used) == 16
 
 
-def test_times_of_the_last_tuning(tuned, bench, used):
+def test_times_of_the_last_tuning_are_kept_and_printed(tuned, bench, used, monkeypatch, capsys):
+    monkeypatch.setattr(triton.knobs.autotuning, "print", True)
     bench.times = {16: 3.0, 32: 1.0, 64: 2.0}
     kernel = tuned()
     kernel[(1,)](used, 5)
@@ -282,12 +266,6 @@ def test_times_of_the_last_tuning(tuned, bench, used):
     timings = {config.kwargs["BLOCK"]: ms[0] for config, ms in kernel.configs_timings.items()}
     assert timings == pytest.approx(bench.times)
     assert min(kernel.configs_timings, key=kernel.configs_timings.get) is kernel.best_config
-
-
-def test_what_is_printed(tuned, used, monkeypatch, capsys):
-    monkeypatch.setattr(triton.knobs.autotuning, "print", True)
-    kernel = tuned()
-    kernel[(1,)](used, 5)
     said = capsys.readouterr().out
     assert said.count("Autotuning kernel noted with config BLOCK: ") == 3
     assert "Triton autotuning for function noted,\nwith key as (5, 'torch.int32'),\nfinished after " in said
@@ -389,13 +367,13 @@ def test_a_pruner_that_returns_configs_of_its_own(tuned, bench, used):
 
 
 def test_constants_in_the_key_and_by_place(tuned, used):
-    kernel = tuned(with_constants, key=("ROWS", "FLAG"))
-    kernel[(1,)](used, 5, 1, True)
-    kernel[(1,)](used, 9, 1, True)
-    kernel[(1,)](used, 5, 2, True)
-    kernel[(1,)](used, 5, FLAG=False, ROWS=2)
+    kernel = tuned(key=("ROWS", "EVEN"), configs=[triton.Config({}, num_warps=warps) for warps in (1, 2)])
+    kernel[(1,)](used, 5, 16, 1, True)
+    kernel[(1,)](used, 9, 16, 1, True)
+    kernel[(1,)](used, 5, 16, 2, True)
+    kernel[(1,)](used, 5, EVEN=False, ROWS=2, BLOCK=16)
     assert [key[:2] for key in kernel.cache] == [(1, True), (2, True), (2, False)]
-    assert int(used) == 66
+    assert int(used) == 2016
 
 
 @pytest.mark.parametrize("key", [("N",), [], ()], ids=str)
@@ -439,8 +417,7 @@ def test_without_a_benchmark_the_drivers_is_taken(tuned, gpu, bench, used):
     assert kernel.best_config in kernel.configs
 
 
-# Where kernels are defined, and what wraps them.
-
+# Where kernels are defined.
 
 SOURCE = textwrap.dedent(
     """
@@ -467,10 +444,3 @@ def test_kernels_in_cells_of_a_notebook(autotune, bench, used, name):
         namespace["in_cell"][(1,)](used, 5)
         assert bench.timed == [16 + extra, 64 + extra]
         assert int(used) == 64 + extra
-
-
-def test_wrapped_for_torch_outside_of_a_compile(tuned, used):
-    kernel = tuned()
-    torch.library.wrap_triton(kernel)[(1,)](used, 5)
-    assert int(used) == 64
-    assert len(kernel.cache) == 1
