@@ -50,24 +50,18 @@ def scale(x, out, N, BLOCK: tl.constexpr, STRAY: tl.constexpr, EVEN: tl.constexp
     tl.store(out + at, tripled(value), mask=at < N + STRAY)
 
 
+def even(kernel):
+    return triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(kernel)
+
+
 def named_grid(meta):
     return (triton.cdiv(meta["N"], meta["BLOCK"]),)
 
 
-def call_of(x, out, **rest):
-    fn = triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(scale)
-    args = {"x": x, "out": out, "N": out.numel()}
+def call_of(x, out, device=HOST, **rest):
+    args = (x, out, out.numel())
     launched = {"grid": named_grid, "warmup": False}
-    return KernelCall(
-        PROBLEM,
-        rest.pop("device", HOST),
-        "0" * 16,
-        fn,
-        ("x", "out", "N"),
-        tuple(args.values()),
-        launched,
-        **rest,
-    )
+    return KernelCall(PROBLEM, device, "0" * 16, even(scale), ("x", "out", "N"), args, launched, **rest)
 
 
 def right(x, N):
@@ -135,14 +129,20 @@ def test_what_cannot_be_sent_is_refused_with_a_reason(tmp_path, value, reason, m
 SOURCE = """
 import triton
 import triton.language as tl
+import tritile
+
+@triton.constexpr_function
+def half(number):
+    return number // 2
 
 @triton.jit
 def helper(x):
     return x * 2
 
+@tritile.autotune([triton.Config({"BLOCK": 64})], key=[])
 @triton.jit
 def kernel(x, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
+    at = tl.arange(0, half(BLOCK))
     tl.store(x + at, helper(tl.load(x + at)))
 
 grid = lambda meta: (meta["BLOCK"] // 64,)
@@ -156,14 +156,19 @@ def test_a_scripts_kernel_is_compiled_in_another_process_for_a_gpu_that_is_not_h
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "script.py").write_text(SOURCE)
     script = runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
-    launched = {"grid": script["grid"]}
-    call = KernelCall(PROBLEM, H200, "0" * 16, script["kernel"], ("x",), (torch.zeros(64),), launched)
-    subject = KernelSubject(PROBLEM, H200, "0" * 16, pack(call, tmp_path, LIMIT, host_too=True))
+    kernel, launched = script["kernel"].fn, {"grid": script["grid"]}
+    call = KernelCall(PROBLEM, H200, "0" * 16, kernel, ("x",), (torch.zeros(64),), launched)
+    shipment = pack(call, tmp_path, LIMIT, host_too=True)
+    subject = KernelSubject(PROBLEM, H200, "0" * 16, shipment)
     with QuickWorkers(1, server=server) as pool:
         assert pool.submit(subject.compile, Config.of(BLOCK=64), limit_s=LONG_S).result() is None
-        bad = pool.submit(subject.compile, Config.of(BLOCK=33), limit_s=LONG_S)
+        bad = pool.submit(subject.compile, Config.of(BLOCK=66), limit_s=LONG_S)
         assert "power of 2" in str(bad.exception())
     assert len(list((tmp_path / "cache").rglob("kernel.cubin"))) == 1
+    # Copies share one kernel: one for each would be loaded for each, amid the capture of a graph.
+    first, second = KernelSubject(PROBLEM, HOST, "0" * 16, shipment).stage(2).calls
+    assert first.fn is second.fn
+    assert first.fn is not kernel
 
 
 def test_a_check_needs_a_gpu_or_the_interpreter():
@@ -180,43 +185,21 @@ def test_a_reference_is_timed_in_place_of_a_config(tmp_path):
     assert taken.registers is None
 
 
-@triton.constexpr_function
-def half(number):
-    return number // 2
-
-
-@tritile.autotune([triton.Config({"BLOCK": 64})], key=[])
-@triton.jit
-def halved(x, BLOCK: tl.constexpr):
-    at = tl.arange(0, half(BLOCK))
-    tl.store(x + at, tripled(tl.load(x + at)))
-
-
-def test_copies_of_a_call_share_one_kernel_and_what_it_compiled(tmp_path, monkeypatch):
-    """A kernel of its own for each would be loaded for each, amid the capture of a graph."""
-    call = KernelCall(PROBLEM, H200, "0" * 16, halved.fn, ("x",), (torch.ones(64),), {"grid": (1,)})
-    shipment = pack(call, tmp_path, LIMIT, host_too=True)
-    first, second = KernelSubject(PROBLEM, HOST, "0" * 16, shipment).stage(2).calls
-    assert first.fn is second.fn
-    assert first.fn is not halved.base_fn
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    KernelSubject(PROBLEM, H200, "0" * 16, shipment).compile(Config.of(BLOCK=64))
-    assert list((tmp_path / "cache").rglob("halved.cubin"))
-
-
 def test_a_kernel_goes_as_it_was_jitted_though_its_file_was_edited(tmp_path, monkeypatch):
     """Another process would otherwise run what its file, or a module of its name, holds by then."""
     (tmp_path / "edited.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "edited", None)
+    del sys.modules["edited"]
     module = importlib.import_module("edited")
-    monkeypatch.delitem(sys.modules, "edited")
-    kernel, helper, digest = module.kernel, module.helper, source_hash(module.kernel)
+    kernel, helper = module.kernel.fn, module.helper
+    digest = source_hash(kernel)
     (tmp_path / "edited.py").write_text(SOURCE.replace("* 2", "* 33 + 4").replace("@", "\n\n@"))
     assert source_hash(kernel) == digest  # what was measured is of the kernel that runs
     shipment = pack(kernel, tmp_path, LIMIT)
-    edited = importlib.import_module("edited")
+    edited = importlib.reload(module)
     assert "* 33" in edited.helper.src
-    assert source_hash(edited.kernel) != digest
+    assert source_hash(edited.kernel.fn) != digest
     got = unpack(shipment, StandIn)
     assert got is not kernel
     assert (got.src, got.__globals__["helper"].src) == (kernel.src, helper.src)
@@ -303,10 +286,6 @@ def test_a_space_is_searched_by_the_rules_of_every_search_on_copies_of_a_calls_t
     assert Config.from_triton(measured(kernel, kernel.call((torch.randn(77), out, 77), {}, H200))) == GOOD
     assert rules == [replace(Rules(), most=96, by_trials=True)]
     assert bool((out == 1).all())
-
-
-def even(kernel):
-    return triton.heuristics({"EVEN": lambda args: args["N"] % args["BLOCK"] == 0})(kernel)
 
 
 SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
