@@ -106,27 +106,17 @@ def table_of(kernel, path):
     return path
 
 
-def below_64(configs, named, **rest):
-    return [config for config in configs if config.kwargs["B"] < 64]
-
-
-@pytest.mark.parametrize("how", ["table", "TRITILE_TABLE"])
-def test_a_shipped_tables_config_is_checked_like_any_other(how, tmp_path, monkeypatch):
+def test_a_shipped_tables_config_is_checked_like_any_other(tmp_path, monkeypatch):
     kernel, bench = decorated()
     run(kernel, bench, 64)
     path = table_of(kernel, tmp_path / "kernels.json")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "another machine"))
-    more = {"table": path} if how == "table" else {}
-    if how == "TRITILE_TABLE":
-        monkeypatch.setenv(how, str(path))
-    kernel, bench = decorated(**more)
-    assert run(kernel, bench, 64) == 64
-    assert bench.measured == []  # it counts as measured
-    with tritile.mode("strict"):
-        assert run(kernel, bench, 64) == 64
-    with tritile.mode("cached"):
-        assert run(kernel, bench, 48) == 16
-        assert run(*decorated(prune=below_64, **more), 64) == 16
+    for mode, prune, n, block in (
+        ("tune", dividing, 64, 64), ("cached", dividing, 48, 16), ("cached", first(1), 64, 16)
+    ):  # fmt: skip
+        kernel, bench = decorated(prune=prune, table=path, mode=mode)
+        assert run(kernel, bench, n) == block
+        assert bench.measured == []
 
 
 # The constexpr `flag` of a call and the BLOCK that runs, where 64 is the fastest of False, 32 of others.
