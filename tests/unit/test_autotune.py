@@ -170,7 +170,7 @@ def test_values_of_one_bucket_are_one_problem():
     assert len(bench.measured) == 9
 
 
-def test_strict_raises_and_names_the_problem_but_where_a_kernel_has_a_mode_of_its_own():
+def test_a_kernels_own_mode_goes_before_the_one_in_force():
     bench = Bench()
     with tritile.mode("strict"):
         with pytest.raises(NotTunedError, match="softmax N=50"):
@@ -194,20 +194,23 @@ def test_cached_never_measures_and_says_so_once_for_each_problem():
     assert trials(kernel) == {}
 
 
-def test_cached_takes_a_measured_neighbours_config():
+# By mode, the BLOCK that runs at each N, where 128 is the fastest of N = 50, and 256 of N = 8.
+REMEMBERED = {"cached": {50: 128, 55: 128, 9: 256}, "strict": {8: 256}, "off": {50: 64, 51: 64}}
+
+
+def test_what_is_remembered_runs_for_its_neighbours_too_by_the_mode():
     bench = Bench()
     kernel = tuned(bench)
-    with tritile.mode("tune"):
-        run(kernel, bench.used, 50)
-        bench.times = {64: 1.0, 128: 2.0, 256: 3.0}
-        run(kernel, bench.used, 8)
-    with warnings.catch_warnings(), tritile.mode("cached"):
-        warnings.simplefilter("error", UntunedWarning)
-        assert run(kernel, bench.used, 55) == 128
-        assert run(kernel, bench.used, 9) == 64
-    assert len(bench.measured) == 6
+    run(kernel, bench.used, 50)
+    bench.times = {64: 3.0, 128: 2.0, 256: 1.0}
+    run(kernel, bench.used, 8)
+    for mode, blocks in REMEMBERED.items():
+        with warnings.catch_warnings(), tritile.mode(mode):
+            warnings.simplefilter("error", UntunedWarning)
+            assert {n: run(kernel, bench.used, n) for n in blocks} == blocks, mode
     with pytest.warns(UntunedWarning, match="N=55"), tritile.mode("cached"):
         assert run(kernel, bench.used, 55, dtype=torch.float16) == 64  # the first: nothing is known of it
+    assert len(bench.measured) == 6
 
 
 def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
@@ -220,20 +223,6 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
         assert bench.measured == []
         assert run(kernel, bench.used) == 128  # what was taken in its place is not kept
     assert bench.measured == [64, 128, 256]
-
-
-def test_off_ignores_what_is_remembered():
-    bench = Bench()
-    kernel = tuned(bench)
-    with tritile.mode("cached"):
-        assert run(kernel, bench.used) == 64
-    run(kernel, bench.used)
-    with tritile.mode("cached"):
-        assert run(kernel, bench.used) == 128  # a measurement replaces an earlier guess
-    with tritile.mode("off"):
-        assert run(kernel, bench.used) == 64
-        assert run(kernel, bench.used, 51) == 64
-    assert len(bench.measured) == 3
 
 
 FAILURES = [
