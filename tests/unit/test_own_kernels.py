@@ -36,14 +36,15 @@ def test_a_product_is_searched_remembered_and_made(monkeypatch):
     """By each precision for itself. Another tuner, as in another process, times nothing."""
     monkeypatch.setattr(kernels, "_MEASURED", 4)
     a, b, bench, timed = values((70, 50), torch.float32), values((50, 90), torch.float32, 1), Bench(), []
-    for precision in ("ieee", "ieee", "tf32"):
-        kernel, out = kernels.tuned(do_bench=bench), torch.full((70, 90), float("nan"))
+    tuners = [kernels.tuned(do_bench=bench) for _ in range(2)]
+    for kernel, precision in zip((*tuners, *tuners), ("ieee", "ieee", "tf32", "tf32"), strict=True):
+        out = torch.full((70, 90), float("nan"))
         with tritile.mode("tune"):
             kernel[tiles(70, 90)](**arguments(a, b, out) | {"PRECISION": precision})
         assert torch.allclose(out, a @ b, atol=1e-4)
         assert {"BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M"} <= set(kernel.best_config.kwargs)
         timed.append(len(bench.timed))
-    assert timed == [4, 4, 8]
+    assert timed == [4, 4, 8, 8]
     shapes = {tuple(config.kwargs[f"BLOCK_{side}"] for side in "MNK") for config in kernel.configs}
     assert len(shapes) == 125
 
