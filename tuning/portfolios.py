@@ -2,7 +2,8 @@
 
     python tuning/portfolios.py tuning/sweeps/*.jsonl.gz [--table tritile/tables/nvidia-h200.json] [--least 6]
 
-A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, gzipped, and is named after its class.
+A file is what `tritile tune --calibrate NAME --sweeps FOLDER` wrote, or tuning/permutations.py, gzipped, and
+is named after its class.
 Of two files of a class the times of the second replace those of the first; others of the first stay. Classes
 of which no file is given stay as they are in the table. The shipped table of the H200 is made of
 tuning/sweeps/*.gz and then tuning/sweeps/more/*.gz, the H100's of tuning/sweeps/h100/*.gz and then

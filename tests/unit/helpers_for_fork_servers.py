@@ -4,7 +4,6 @@ import contextlib
 import math
 import multiprocessing
 import os
-import runpy
 import signal
 import stat
 import subprocess
@@ -239,15 +238,6 @@ def _serve(connection, compilers, environment, folder):
 
 
 # --- Programs
-
-
-def run_script(script, argument, environment, told):
-    """Run a script with an argument in a fresh process; what it prints goes to a file."""
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv[1:] = [argument]
-    with told.open("w") as sys.stdout:
-        runpy.run_path(str(script))
 
 
 def _look():

@@ -29,7 +29,8 @@ def problem(shape, dims, itemsize):
 
 SHORT = problem((10913728, 2, 5), (1, 0, 2), 1)
 LONG = problem((30, 1472, 4864), (2, 0, 1), 1)
-THIN = problem((3, 7827648), (1, 0), 1)  # of a class with a portfolio, as LONG
+THIN = problem((3, 7827648), (1, 0), 8)  # of a class whose configs are a shortlist without boxes
+HELD = problem((3, 7827648), (1, 0), 1)  # of a class whose portfolio holds boxes, as LONG
 
 
 def boxed(block, run_out, run_x):
@@ -64,7 +65,14 @@ def test_boxes_run_short_sides_and_not_long_ones():
     assert before.us > plan.us == boxes.cost(plan.config, THIN, H200)
     assert plan.source == before.source
     assert "by the formula of box" in plan.why
-    assert plans.plan_for(LONG, H200, "cached").config == plans.by_portfolio(LONG, H200).config
+    assert plans.plan_for(HELD, H200, "cached").config.family == "box"
+    assert plans.plan_for(LONG, H200, "cached").config.family == "tile"
+
+
+def test_a_portfolio_that_holds_boxes_chooses_among_them_alone():
+    assert plans.plan_for(HELD, H200, "cached") == plans.by_portfolio(HELD, H200)
+    assert len(plans.likely(HELD, H200, 8)) == 8
+    assert {config.family for config in plans.likely(THIN, H200, 8)[8:]} == {"box"}
 
 
 def test_boxes_are_explained_and_not_drawn():

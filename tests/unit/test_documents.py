@@ -164,7 +164,6 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
         shown |= dict.fromkeys(re.findall(r"`([a-z0-9-]+)`", names), cells)
     told = {"measured": "measured for this GPU"}
     told["the H200's"] = "measured for NVIDIA H200, which is like it"
-    told["the H100's"] = "measured for NVIDIA H100 80GB HBM3, which is like it"
     for name in MEASURED:
         for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
             found = gpu_tables.portfolio(name, tritile.target_device(target))

@@ -74,7 +74,7 @@ def calibrate(
                             break
             finally:  # what was measured is kept, whatever happens
                 if sweeps is not None and timed:
-                    _write_sweep(sweeps / f"{name}.jsonl", timed, device)
+                    write_sweep(sweeps / f"{name}.jsonl", timed, device)
             before = made.portfolios.get(name)
             if len(timed) < sizes and before is not None and before.loss.sizes > len(timed):
                 say(f"{name}: stopped at {len(timed)} sizes, and the portfolio of {before.loss.sizes} stays")
@@ -101,7 +101,7 @@ def _compiled(name: str, device: Device, sizes: int, count: int) -> Callable[[],
     return lambda: sweep(problems, chooser, device, say)
 
 
-def _write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
+def write_sweep(path: Path, rows: Sequence[Row], device: Device) -> None:
     """Write a line of the GPU and the configs, then a line a size with the place of each config."""
     places = {config: i for i, config in enumerate(dict.fromkeys(c for row in rows for c in row.times))}
     lines: list[dict[str, object]] = [

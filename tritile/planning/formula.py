@@ -64,8 +64,17 @@ def _packed_traits(problem: Any) -> list[float]:
 
 
 def _permute_traits(problem: PermuteProblem) -> list[float]:
-    moved = _within(problem.bytes / 2, *MOVED) / 512
-    return _logs((moved, problem.m, problem.n, problem.x_align, problem.out_align))
+    """Return sizes, alignments, the bytes of either's densest dimension, and how many dimensions a tile has.
+
+    What rows of x and of out start on counts up to a line of the cache.
+    """
+    moved, (m, n, _) = _within(problem.bytes / 2, *MOVED) / 512, problem.plane
+    rows, starts = [], []
+    for strides in (problem.x_strides, problem.out_strides):
+        rows.append(min(zip(strides, problem.shape, strict=True), default=(1, 1))[1] * problem.itemsize)
+        starts.append(math.gcd(LINE, *(step * problem.itemsize for step in strides if step != 1)))
+    sizes = (moved, problem.m, problem.n, problem.batch, problem.x_align, problem.out_align, *rows, *starts)
+    return [*_logs(sizes), *(count / 4 - 1 for count in (len(m), len(n), len(problem.n_digits[0])))]
 
 
 def _begin(shape: Shape) -> Constants:
@@ -144,7 +153,7 @@ FORMULAS: Final[dict[str, Formula]] = {
     PermuteProblem.op: Formula(
         PermuteConstants, lambda config: config, _permute_facts,
         lambda config, problem, device: (), _permute_parts,
-        lambda shape: PermuteConstants(), _permute_traits, 10,
+        lambda shape: PermuteConstants(), _permute_traits, 18,
         lambda config, problem: config.family != boxes.BOX and permute.oversized(config, problem),
     ),
 }  # fmt: skip

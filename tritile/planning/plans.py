@@ -372,7 +372,7 @@ def likely(problem: Tiled, device: Device, count: int) -> list[Config]:
     if own is None:
         return []
     ranked = [config for _, config in own.ranked(problem, device, count)]
-    return list(dict.fromkeys((*ranked, *model.outside_portfolios(problem, device)[:_OTHERS])))
+    return list(dict.fromkeys((*ranked, *model.outside_portfolios(problem, device, own.families)[:_OTHERS])))
 
 
 def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
@@ -408,7 +408,9 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
 def _or_other_family(plan: Plan) -> Plan:
     """Return a portfolio's plan, or that of a family that portfolios leave out, if faster by its margin."""
     problem, device, us = plan.problem, plan.device, plan.us
-    config = next(iter(model.outside_portfolios(problem, device)), None)
+    found = gpu_tables.portfolio(class_of(problem), device)
+    held = found[0].families if found is not None else ()
+    config = next(iter(model.outside_portfolios(problem, device, held)), None)
     if config is None or us is None or config.family == plan.config.family:
         return plan
     own, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin

@@ -1,0 +1,101 @@
+"""Sweep permutations of drawn sizes: python tuning/permutations.py NAME ... --sweeps FOLDER [--seconds 400]
+
+Kernels of permutations depend on ranks and alignments, so nearly every size has kernels of its own. A size is
+timed here as soon as its kernels are compiled; `tritile tune --calibrate` compiles all before it times any.
+At each size it times the configs that the class's portfolio puts first, those that the model does, a few
+others at random, and all boxes. tuning/portfolios.py makes portfolios of the files, gzipped. It ran on four
+H200s, a class each: `--jobs 16 --seconds 490` for elements of 1, 2 and 4 bytes, `--seconds 165` for 16.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+from tritile.cli.calibrating import LIKELY, write_sweep
+from tritile.core.config import Config
+from tritile.core.device import Device, current_gpu
+from tritile.core.problem import Tiled
+from tritile.families.permute import boxes
+from tritile.planning import gpu_tables, model
+from tritile.tune.calibrate import run
+from tritile.tune.calibrate.draw import drawn
+from tritile.tune.calibrate.sweep import Row, compile_at, timed, useful
+from tritile.tune.measure.workers import Workers
+from tritile.tune.subject.race import flusher
+
+CANDIDATES = 96  # configs of a class
+BY_PORTFOLIO = 14  # of them timed at a size
+BY_MODEL = 8
+AT_RANDOM = 2
+JOBS = 12  # processes that choose
+AHEAD = 64  # sizes that compile while one is timed
+
+
+def first(problem: Tiled, configs: Sequence[Config], name: str, device: Device) -> list[Config]:
+    """The candidates to time at a size."""
+    own = useful(configs, problem, device)
+    tiles = sorted(
+        (c for c in own if c.family != boxes.BOX), key=lambda c: model.predict_us(c, problem, device)
+    )
+    found = gpu_tables.portfolio(name, device)
+    ranked = [config for _, config in found[0].ranked(problem, device, 48)] if found else []
+    known = [config for config in ranked if config in set(tiles)][:BY_PORTFOLIO]
+    by_model = tiles[: BY_MODEL if known else BY_MODEL + BY_PORTFOLIO]
+    others = random.Random(problem.label).sample(tiles, min(AT_RANDOM, len(tiles)))
+    return list(dict.fromkeys([*known, *by_model, *others, *(c for c in own if c.family == boxes.BOX)]))
+
+
+def swept(name: str, device: Device, sizes: int, seconds: float, pool: Workers) -> list[Row]:
+    """Times at as many drawn sizes of a class as `seconds` allow."""
+    begun, rows = time.monotonic(), list[Row]()
+    likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
+    tiles = run.candidates(name, likely, device, gpu_tables.shipped(device), CANDIDATES)
+    configs, flush = [*tiles, *boxes.FAMILY.configs], flusher(device)
+    print(f"{name}: {len(configs)} candidates after {time.monotonic() - begun:.0f} s", flush=True)
+    with ProcessPoolExecutor(JOBS, multiprocessing.get_context("fork")) as choosers:
+        how = configs, name, device
+        chosen = list(choosers.map(first, problems, *map(itertools.repeat, how), chunksize=8))
+    print(f"{name}: chosen after {time.monotonic() - begun:.0f} s", flush=True)
+
+    def submit(problem: Tiled, own: list[Config]) -> tuple[Tiled, dict[Config, Future]]:
+        return problem, {config: pool.submit(compile_at, config, [problem], device) for config in own}
+
+    queue = zip(problems, chosen, strict=True)
+    waiting = [submit(*each) for each in itertools.islice(queue, AHEAD)]
+    while waiting and time.monotonic() - begun < seconds:
+        problem, futures = waiting.pop(0)
+        compiled = [config for config, future in futures.items() if future.exception() is None]
+        row = timed(problem, compiled, device, flush, lambda text: print(text, flush=True))
+        if row.times:
+            rows.append(row)
+        waiting += [submit(*each) for each in itertools.islice(queue, 1)]
+    for _, futures in waiting:
+        for future in futures.values():
+            future.cancel()
+    print(f"{name}: {len(rows)} sizes in {time.monotonic() - begun:.0f} s", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as permute-2")
+    parser.add_argument("--sweeps", type=Path, required=True, metavar="FOLDER", help="for a file a class")
+    parser.add_argument("--sizes", type=int, default=1300)
+    parser.add_argument("--seconds", type=float, default=400.0, help="of each class")
+    parser.add_argument("--jobs", type=int, help="processes that compile")
+    given = parser.parse_args()
+    device = current_gpu()
+    assert device is not None
+    with Workers(given.jobs) as pool:
+        for name in given.names:
+            rows = swept(name, device, given.sizes, given.seconds, pool)
+            write_sweep(given.sweeps / f"{name}.jsonl", rows, device)
+
+
+if __name__ == "__main__":
+    main()
