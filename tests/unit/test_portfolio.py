@@ -36,6 +36,7 @@ from tritile.planning.portfolio import (
     Correction,
     Loss,
     Portfolio,
+    factors,
     portfolio_of,
 )
 from tritile.tune.calibrate import fit
@@ -370,6 +371,19 @@ def test_the_fewest_configs_that_are_together_fastest_are_chosen():
     assert sorted(fit.chosen(us, 2)) == [0, 1]
     assert fit.chosen(us, 9)[0] == 0
     assert sorted(fit.chosen(us, 9)) == [0, 1, 2, 3]
+
+
+def test_a_config_is_not_thought_fast_where_it_was_never_timed(monkeypatch):
+    monkeypatch.setattr(fit, "_BATCHES", 300)
+    at = torch.linspace(-1, 1, 200, dtype=torch.float64)
+    predicted = torch.full((200, 2), 100.0, dtype=torch.float64)
+    fast = torch.where(at < 0, 60.0, math.nan)  # of the second config, which was not timed elsewhere
+    us = torch.stack([predicted[:, 0], fast], 1)
+    found = fit.correction(at[:, None, None].expand(200, 2, 1), predicted, us, torch.arange(200))
+    inputs = torch.tensor([-0.7, 0.7])[:, None, None].expand(2, 2, 1).numpy()
+    there, elsewhere = factors(inputs, *found.arrays())
+    assert there[1] < 0.8 < there[0]
+    assert elsewhere[1] > elsewhere[0]
 
 
 def test_constants_are_found_again():

@@ -25,6 +25,7 @@ _ROUNDS: Final = (0.05, 0.3, 0.3)  # pull towards the constants that a kind shar
 _STEPS: Final = 60
 _NOISE: Final = 0.05  # share of a measured time beyond which errors count less than squared
 _HELD: Final = 15e3  # decay, over the number of samples, of what a config's weights differ from those of all
+_UNTIMED: Final = 1.1  # times the fastest that a config takes at least where it was not timed
 _WIDE: Final = 4.0  # standard deviations of an input: what is beyond counts as this far
 _LEAST_SPREAD: Final = 0.05  # an input's least standard deviation
 _BATCHES: Final = 1500  # by which a correction is learnt
@@ -153,16 +154,20 @@ def correction(
     """Return the correction fitted to the times at the sizes of `rows`.
 
     `inputs` is (sizes, configs, inputs), `predicted` (sizes, configs), in microseconds. A config that is
-    predicted to be near the fastest counts as much as one that is.
+    predicted to be near the fastest counts as much as one that is. What was not timed at a size takes
+    `_UNTIMED` times as long as the fastest there, or longer: else it might be picked where nothing is known
+    of it.
     """
     inputs, predicted, us = inputs[rows], predicted[rows], us[rows]
-    ratios = (each / each.nan_to_num(math.inf).amin(1, keepdim=True) for each in (us, predicted))
-    emphasis, missed, timed = _slowdown_weights(torch.minimum(*ratios)), (us / predicted).log(), ~us.isnan()
+    timed, fastest = ~us.isnan(), us.nan_to_num(math.inf).amin(1, keepdim=True)
+    least = us.where(timed, _UNTIMED * fastest)
+    ratios = least / fastest, predicted / predicted.amin(1, keepdim=True)
+    emphasis, missed = _slowdown_weights(torch.minimum(*ratios)), (least / predicted).log()
     middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
-    scaled = ((inputs[timed] - middle) / spread).clamp(-_WIDE, _WIDE)
-    own, first, second, weights = _learnt(
-        scaled, missed[timed], emphasis[timed], timed.nonzero()[:, 1], us.shape[1]
-    )
+    scaled = ((inputs - middle) / spread).clamp(-_WIDE, _WIDE)
+    configs = torch.arange(us.shape[1]).expand_as(us)
+    x, y, counts, known, config = (each.flatten(0, 1) for each in (scaled, missed, emphasis, timed, configs))
+    own, first, second, weights = _learnt(x, y, counts, known, config, us.shape[1])
     slopes = first[:, 1 : 1 + len(middle)] / spread  # of inputs that are not scaled
     first = torch.cat([first[:, :1] - (slopes @ middle)[:, None], slopes, first[:, 1 + len(middle) :]], 1)
     ranges = torch.stack([middle - _WIDE * spread, middle + _WIDE * spread])
@@ -170,10 +175,16 @@ def correction(
 
 
 def _learnt(
-    x: torch.Tensor, y: torch.Tensor, emphasis: torch.Tensor, config: torch.Tensor, configs: int
+    x: torch.Tensor,
+    y: torch.Tensor,
+    emphasis: torch.Tensor,
+    timed: torch.Tensor,
+    config: torch.Tensor,
+    configs: int,
 ) -> list[torch.Tensor]:
     """Train a network for (samples, inputs) of so many configs; return its members as `Correction` has them.
 
+    `y` of what was not timed is the least that it may be.
     Noise is added to inputs, and parameters are averaged over the second half of the steps (Izmailov et al.,
     "Averaging weights leads to wider optima and better generalization", 2018): both for sizes left out.
     """
@@ -195,7 +206,8 @@ def _learnt(
         units = (torch.cat([moved, own[config[batch]]], 1) @ first[:, 1:].T + first[:, 0]).relu()
         units = (units @ second[:, 1:].T + second[:, 0]).relu()
         each = shared + weights[config[batch]]
-        errors = emphasis[batch] * (y[batch] - each[:, 0] - (units * each[:, 1:]).sum(1)) / _NOISE
+        short = y[batch] - each[:, 0] - (units * each[:, 1:]).sum(1)
+        errors = emphasis[batch] * short.where(timed[batch], short.clamp(min=0)) / _NOISE
         optimizer.zero_grad()
         (((1 + errors**2).sqrt() - 1).sum() / emphasis[batch].sum()).backward()
         optimizer.step()
