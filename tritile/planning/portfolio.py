@@ -112,20 +112,23 @@ class Portfolio:
     def families(self) -> frozenset[str]:
         return frozenset(config.family for config in self.configs)
 
+    @functools.cached_property
+    def _fitted(self) -> tuple[Any, Any]:
+        """The constants, an array over configs each, and the arrays of the correction."""
+        constants = type(self.constants[0])(*_columns(map(astuple, self.constants)))
+        return constants, self.correction.arrays() if self.correction else None
+
     def times(self, problem: Any, device: Device) -> list[float]:
         """Return predicted microseconds of each config, legal or not. About 0.15 ms on one core."""
-        formula, kind = FORMULAS[problem.op], (problem.kind, device)
+        formula, kind, (constants, network) = FORMULAS[problem.op], (problem.kind, device), self._fitted
         prepared = self._prepared.get(kind)
         if prepared is None:
             shapes = [formula.shape(config, problem, device) for config in self.configs]
-            constants = formula.constants(*_columns(map(astuple, self.constants)))
             keys = [formula.key(config) for config in self.configs]
             numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
             different, places = [*numbers], np.array([numbers[key] for key in keys])
-            shape = type(shapes[0])(*_columns(shapes))
-            network = self.correction.arrays() if self.correction else None
-            prepared = self._prepared[kind] = shape, constants, network, different, places
-        shape, constants, network, different, places = prepared
+            prepared = self._prepared[kind] = type(shapes[0])(*_columns(shapes)), different, places
+        shape, different, places = prepared
         rows = [formula.facts(problem, device, key) for key in different]
         facts = type(rows[0])(*_columns(rows).take(places, 1))
         us, *parts = formula.parts(shape, facts, constants)
