@@ -213,8 +213,12 @@ class Broken:
 
 
 def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
-    """Start the server as a program of its own, where a file and a path could mislead it."""
+    """Start the server as a program of its own, where files and a path could mislead it."""
     (tmp_path / "json.py").write_text("raise SystemExit('imported')")
+    script, ran = tmp_path / "script.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'w')\n")  # as multiprocessing runs a program's script once more
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, which Python passes over
     with Workers(1) as workers:
@@ -232,6 +236,7 @@ def test_a_worker_answers_and_survives_what_it_is_asked(tmp_path, monkeypatch):
         with pytest.raises(WorkerError, match="status 3"):
             workers.measure(os._exit, 3, limit_s=LONG_S)
         assert workers.measure(os.getpid) != pid
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("fault", ["takes long once", "compiler takes long once"])
