@@ -121,7 +121,7 @@ class Formula:
     - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
       varies. Sizes beyond those that are drawn count as the nearest that is drawn.
     - `inputs`: how many parts and traits there are.
-    - `beyond(config, problem)`: tells whether no such config is timed at such sizes, and the formula errs.
+    - `beyond(config, problem)`: true where no such config is timed at such sizes, and the formula errs.
     """
 
     constants: type[Any]

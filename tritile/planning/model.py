@@ -54,16 +54,16 @@ def pick(problem: Tiled, device: Device) -> Config:
     return likeliest(legal_configs(problem, device), problem, device)
 
 
-def outside_portfolios(problem: Tiled, device: Device, held: Collection[str] = ()) -> list[Config]:
-    """Return the configs worth running that no portfolio holds, in the order in which they are taken.
+def outside_portfolios(problem: Tiled, device: Device, except_of: Collection[str] = ()) -> list[Config]:
+    """Return the configs worth running that portfolios leave out, in the order in which they are taken.
 
     Their families have margins: formulas that were fitted to measurements, whose times are microseconds.
-    `held`: families that the problem's portfolio has configs of, as it may of boxes.
+    `except_of`: families that the problem's portfolio has configs of all the same, as it may of boxes.
     """
     found: dict[Config, float] = {}
     for name in contenders(problem):
         family = FAMILIES[problem.op][name]
-        if (margin := family.margin) is not None and name not in held:
+        if (margin := family.margin) is not None and name not in except_of:
             own = worthwhile(family.configs, problem, device)
             found |= {config: margin * predict_us(config, problem, device) for config in own}
     return sorted(found, key=lambda config: (found[config], config.key))

@@ -409,8 +409,8 @@ def _or_other_family(plan: Plan) -> Plan:
     """Return a portfolio's plan, or that of a family that portfolios leave out, if faster by its margin."""
     problem, device, us = plan.problem, plan.device, plan.us
     found = gpu_tables.portfolio(class_of(problem), device)
-    held = found[0].families if found is not None else ()
-    config = next(iter(model.outside_portfolios(problem, device, held)), None)
+    in_portfolio = found[0].families if found is not None else ()
+    config = next(iter(model.outside_portfolios(problem, device, in_portfolio)), None)
     if config is None or us is None or config.family == plan.config.family:
         return plan
     own, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
