@@ -57,13 +57,14 @@ def packed_weights(m, n, k, warps, stages, split=1, group=8, family="tile"):
     return Config.of(warps, stages, family, **sides)
 
 
-def turned(m, n, warps=4, group=1, family="tile"):
+def turned(m, n, warps=4, group=1):
     """The config of a permutation by tiles."""
-    return Config.of(warps, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+    return Config.of(warps, 1, "tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 
 
-def boxed(run_out, run_x, block, warps=4):
-    return Config.of(warps, 1, "box", BLOCK_M=run_out, BLOCK_N=run_x, BLOCK=block)
+def boxed(block, run, read, warps=4):
+    """The config of a permutation by boxes: elements of a box, of its runs in out, bytes read at once."""
+    return Config.of(warps, 1, "box", BLOCK=block, RUN=run, READ=read)
 
 
 # Of every family of products by tiles, with one, two and three consumers.

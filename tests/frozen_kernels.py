@@ -110,10 +110,7 @@ QUICK = {
         "warpgroups BLOCK_K=64 BLOCK_M=128 BLOCK_N=128 CONSUMERS=2 GROUP_M=8 PERSISTENT=True SUBTILES=1 "
         "num_warps=4 num_stages=4",
     ],
-    "transpose 2": [
-        "tile BLOCK_M=64 BLOCK_N=64 GROUP_M=1 num_warps=4 num_stages=1",
-        "packed BLOCK_M=128 BLOCK_N=64 GROUP_M=1 num_warps=8 num_stages=1",
-    ],
+    "transpose 2": ["tile BLOCK_M=64 BLOCK_N=64 GROUP_M=1 num_warps=4 num_stages=1"],
 }  # fmt: skip
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s*(.*?)\s*;")
 _LABEL = re.compile(r"\.L_x?_?\d+")

@@ -20,5 +20,5 @@ def warped(persistent=True, group=16):
     return Config.of(4, 4, "warpgroups", **blocks, CONSUMERS=2, PERSISTENT=persistent, SUBTILES=1)
 
 
-def mover(group=2, m=32, n=32, family="tile"):
-    return Config.of(4, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+def mover(group=2, m=32, n=32):
+    return Config.of(4, 1, "tile", BLOCK_M=m, BLOCK_N=n, GROUP_M=group)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import boxed
 from tests.launched import DEVICE, INTERPRETED
 from tests.reference import (
     COMPLEX,
@@ -23,6 +24,7 @@ from tests.reference import (
 )
 from tritile.core import device as devices
 from tritile.core.device import target_device
+from tritile.families.permute.boxes import box_of, shared
 from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
 from tritile.runtime import launch
@@ -57,6 +59,52 @@ def check(shape, dims, dtype, config, offsets=(0, 0)):
     assert torch.equal(after[:out_at], before[:out_at])
     assert torch.equal(after[end:], before[end:])
     return call.problem
+
+
+def ways(config, problem):
+    """How the kernel of boxes goes about a problem."""
+    box = box_of(config, problem)
+    pieces = box.pieces
+    found = {f"{problem.itemsize}-byte", f"read {box.read * problem.itemsize}"}
+    found.add("slanted" if pieces.more else "ends" if pieces.skewed else "whole")
+    found.add("one piece" if pieces.pieces == 1 else "pieces")
+    found.add("runs" if len(pieces.inner) > 1 else "run")
+    found.add("shared" if shared(box) else "apart")
+    if pieces.more:  # the row that is read beyond a box is in its runs in x, or begins one
+        last = pieces.inner[-1]
+        found.add("cut runs" if last in box.runs else "cut rows")
+        if problem.shape[last] > 2 * box.sides[last]:  # first, inner and last ones
+            found.add("three boxes a line")
+    return found | {"split"} if box.jump else found
+
+
+# Ways to permute by boxes: shape, order, dtype, config, and how the kernel goes about it.
+WAYS = [
+    ((131, 67), (1, 0), torch.uint8, boxed(1024, 64, 4, 1), "slanted, pieces, cut rows, three boxes a line"),
+    ((131, 67), (1, 0), torch.bfloat16, boxed(256, 16, 4, 1), "slanted, pieces, split, three boxes a line"),
+    ((130, 9, 7), (2, 1, 0), torch.uint8, boxed(512, 32, 1, 1), "slanted, pieces, split, read 1"),
+    ((3, 640), (1, 0), torch.uint8, boxed(512, 64, 16, 1), "slanted, one piece, runs, cut runs, read 16"),
+    ((641, 5), (1, 0), torch.uint8, boxed(1024, 16, 2, 1), "slanted, pieces, run, cut runs, read 2"),
+    ((641, 5), (1, 0), torch.bfloat16, boxed(512, 32, 16, 1), "slanted, 2-byte, three boxes a line"),
+    ((85, 2, 10, 3), (2, 0, 1, 3), torch.uint8, boxed(512, 64, 16, 1), "slanted, one piece, runs, cut rows"),
+    ((169, 2, 10, 3), (2, 0, 1, 3), torch.uint8, boxed(1024, 64, 4, 1), "slanted, pieces, runs, cut runs"),
+    ((2, 9, 7, 83), (2, 1, 3, 0), torch.uint8, boxed(256, 16, 4, 1), "ends, one piece, runs"),
+    ((2, 9, 7, 83), (2, 1, 3, 0), torch.uint8, boxed(512, 64, 16, 1), "ends, pieces, runs"),
+    ((64, 64), (1, 0), torch.uint8, boxed(1024, 64, 4, 1), "whole, one piece, runs, shared, split"),
+    ((256, 64), (1, 0), torch.bfloat16, boxed(1024, 64, 4, 1), "whole, pieces, run, shared, split"),
+    ((4, 300), (1, 0), torch.uint8, boxed(512, 64, 8, 1), "whole, one piece, shared, read 8"),
+    ((131, 67), (1, 0), torch.float32, boxed(2048, 64, 16, 1), "whole, pieces, 4-byte, read 16"),
+    ((37, 53), (1, 0), torch.float64, boxed(512, 16, 16, 1), "whole, pieces, 8-byte, read 16"),
+    ((5, 9, 7, 21), (2, 1, 3, 0), torch.float64, boxed(512, 64, 8, 1), "whole, runs, 8-byte, read 8"),
+]  # fmt: skip
+
+
+def goes_as_said(case):
+    """Run a case of `WAYS`, and check that the kernel goes about it as the case says."""
+    *args, how = case
+    problem = check(*args)
+    assert problem is not None
+    assert not set(how.split(", ")) - ways(args[-1], problem)
 
 
 SHAPES = [(1, 1), (37, 53), (64, 16), (1, 19), (23, 1)]

@@ -5,7 +5,7 @@ import torch
 
 import tritile
 from tests.cases.permute import *  # noqa: F403
-from tests.cases.permute import bits, check
+from tests.cases.permute import WAYS, bits, check, goes_as_said
 from tests.configs import boxed, turned
 from tests.launched import needs_memory
 from tests.reference import name, same_bits
@@ -62,8 +62,7 @@ def test_runs_of_several_dimensions_beyond_2_to_31_elements(shape, order):
 
 
 TILES = [turned(1, 512), turned(512, 1), turned(16, 2048, 8), turned(256, 128, 8, 32), turned(64, 64, 4, 8)]
-PACKED = [turned(*one, "packed") for one in ((128, 128, 8, 32), (64, 32, 4, 1), (512, 64, 16, 256))]
-BOXES = [boxed(64, 32, 4096), boxed(256, 512, 8192), boxed(1024, 1, 4096)]
+BOXES = [boxed(4096, 64, 4), boxed(8192, 256, 16), boxed(8192, 64, 8)]
 WIDE = [((2, 777, 531), (0, 2, 1)), ((33, 5, 77, 41), (3, 1, 2, 0)), ((900, 38), (1, 0))]
 THIN = [
     ((3, 100003), (1, 0)), ((2, 65536), (1, 0)), ((5, 9, 7, 2149), (2, 1, 3, 0)),
@@ -72,8 +71,7 @@ THIN = [
 ]  # fmt: skip
 # Configs, dtypes and permutations, of which at least so many are legal.
 BY_CONFIG = [(config, dtype, WIDE[:1], 0) for config in TILES for dtype in (torch.uint8, torch.complex128)]
-BY_CONFIG += [(config, dtype, WIDE, 3) for config in PACKED for dtype in SIZED[:2]]
-BY_CONFIG += [(config, dtype, THIN, 3) for config in BOXES for dtype in SIZED[:4]]
+BY_CONFIG += [(config, dtype, WIDE[:1] + THIN, 8) for config in BOXES for dtype in SIZED[:4]]
 
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 3)], ids=str)
@@ -88,6 +86,13 @@ def test_configs_between_places_that_offsets_say(config, dtype, permutations, le
     assert ran >= least
     if not ran:
         pytest.skip("illegal for this type on this GPU")
+
+
+@pytest.mark.parametrize("case", WAYS, ids=lambda case: case[-1])
+def test_boxes_go_each_way(case):
+    goes_as_said(case)
+    for offsets in ((1, 0), (2, 3), (9, 5)):
+        check(*case[:4], offsets)
 
 
 def test_a_chain_of_permutations_that_start_early():

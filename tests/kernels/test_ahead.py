@@ -86,11 +86,16 @@ ODD_BYTES, THIN_BYTES = (
     PermuteProblem.transposed(2, 1001, 1003, 1),
     PermuteProblem.transposed(1, 3, 100001, 1),
 )
+OF_SEVERAL = PermuteProblem.of((2, 10, 3424569, 3), (30, 3, 60, 1), (3 * 10 * 3424569, 3 * 3424569, 3, 1), 1)
 TURNED = [
     (TURN, turned(64, 64, 4)),
     (PermuteProblem.transposed(2, 1001, 1003, 16), turned(16, 32, 4)),
-    (TURN, turned(128, 64, 8, family="packed")),
-    (ODD_BYTES, turned(64, 128, 8, family="packed")),
+]
+BOXED = [  # whole words; words that begin in a box and end beyond it; ends of pieces, each by itself
+    (TURN, boxed(8192, 64, 16)),
+    (ODD_BYTES, boxed(8192, 64, 4)),
+    (THIN_BYTES, boxed(8192, 64, 4, 8)),
+    (OF_SEVERAL, boxed(4096, 64, 4)),
 ]
 ROWS = GroupedProblem(64, 16384, 2048, 4096, "bfloat16", "bfloat16", b_layout="column")
 GROUPED = (
@@ -168,7 +173,7 @@ PACKED += [QuantizedProblem(m, 4096, 4096, "bfloat16", 8, 128, True) for m in (1
 CASES = [
     *on(NAMES, (SQUARE, tile(128, 128, 32, 8, 3)), (SQUARE, tile(64, 128, 64, 4, 2))),
     *on(NAMES, (RAGGED, tile(32, 64, 32, 4, 3)), *TURNED),
-    *on(NAMES[:3], (THIN_BYTES, boxed(64, 1, 8192))),  # boxes are NVIDIA's alone
+    *on(NAMES[:3], *BOXED),  # boxes are NVIDIA's alone
     *on(HOPPER, *TYPED),
     *on(NAMES, (SQUARE, PICKED), (TURN, PICKED), (ROWS, PICKED), (GROUPED[4], PICKED)),
     *on(NAMES, (replace(PLAIN, epilogue=EPILOGUES[1]), PICKED), (replace(PLAIN, epilogue=GATED[0]), PICKED)),
@@ -235,17 +240,14 @@ WIDE = [
 
 
 @pytest.mark.parametrize(("shape", "x_strides"), WIDE, ids=str)
-@pytest.mark.parametrize("family", ["tile", "packed"])
-def test_runs_of_several_dimensions_compile_beyond_32_bits(shape, x_strides, family):
+@pytest.mark.parametrize("config", [turned(64, 64), boxed(8192, 64, 4)], ids=lambda config: config.family)
+def test_runs_of_several_dimensions_compile_beyond_32_bits(shape, x_strides, config):
     out = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     problem, device = PermuteProblem.of(shape, x_strides, out, 1), target_device("nvidia-h200")
     assert max(len(run) for run in problem.plane[:2]) > 1
     assert max(problem.spans) >= 2**31
-    config = turned(64, 64, family=family)
-    if illegal(config, problem, device) is None:
-        assert ahead.compile_resources(problem, config, device).excess(device) is None
-    else:
-        assert family == "packed"
+    assert illegal(config, problem, device) is None
+    assert ahead.compile_resources(problem, config, device).excess(device) is None
 
 
 def test_a_refusal_is_one_short_error():

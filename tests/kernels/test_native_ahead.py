@@ -13,7 +13,7 @@ from tests.ahead import (
     TURN,
     groups,
 )
-from tests.configs import tile, tma, turned
+from tests.configs import boxed, tile, tma, turned
 from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor
@@ -32,7 +32,7 @@ CASES = [
     (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
     (RAGGED, groups(192, 96, 64, 3, 3)),
     (TURN, turned(64, 64, 4)),
-    (TURN, turned(128, 64, 8, family="packed")),
+    (TURN, boxed(8192, 64, 16)),
 ]
 
 

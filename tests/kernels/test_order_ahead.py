@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ahead import H200, compiled, instructions, kernels_of, later
-from tests.configs import of_groups, packed_weights, tma, turned, warpgroups
+from tests.configs import boxed, of_groups, packed_weights, tma, turned, warpgroups
 from tritile.core.call import Memory, PermuteCall
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
@@ -39,7 +39,7 @@ def steps(kernel):
     [
         (TURN, turned(64, 64)),
         (KEPT, turned(32, 32)),
-        (TURN, turned(64, 64, family="packed")),
+        (TURN, boxed(8192, 64, 16)),
         (SQUARE, shared_k(1)),
         (SQUARE, shared_k(4)),
         (replace(SQUARE, epilogue="gated silu"), shared_k(1)),
@@ -47,7 +47,7 @@ def steps(kernel):
         (PACKED, packed_weights(64, 64, 128, 4, 4)),
         (PACKED, packed_weights(64, 64, 128, 4, 4, family="descriptor")),
     ],
-    ids=["turn", "copy", "packed turn", "product", "shared K", "gated", "groups", "int4", "int4 by TMA"],
+    ids=["turn", "copy", "box", "product", "shared K", "gated", "groups", "int4", "int4 by TMA"],
 )
 def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, config):
     ptx = ahead.compiled_for(problem, config, H200).asm["ptx"]

@@ -1,6 +1,5 @@
 """Permutations, interpreted, bit for bit: operations of every dtype, shape and layout, and every kernel."""
 
-import itertools
 import math
 import random
 from dataclasses import replace
@@ -10,14 +9,14 @@ import torch
 
 import tritile
 from tests.cases.permute import *  # noqa: F403
-from tests.cases.permute import check
+from tests.cases.permute import WAYS, check, goes_as_said
 from tests.configs import boxed, turned
 from tests.reference import bytes_of, frame, guard_intact, name, random_bits, same_bits, values
 from tritile.core.device import TARGETS
 from tritile.errors import TuningError
 from tritile.families.common import grids
-from tritile.families.permute.boxes import box_of
 from tritile.families.permute.family import in_place
+from tritile.families.space import illegal
 from tritile.families.work import pieces_of, work_of
 from tritile.ops import permute as permute_op
 from tritile.ops import request as ops_request
@@ -123,8 +122,6 @@ def test_words_are_counted_of_what_is_transposed_in_place(dtype, wide):
 
 # Kernels by configs of one's own.
 
-SHORT = [torch.uint8, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.int16]
-BOXES = ((64, 1, 256), (64, 32, 512), (128, 64, 1024))
 BLOCKS = [(1, 512, 1), (512, 1, 8), (16, 32, 1), (32, 16, 32), (4, 256, 8), (32, 64, 8)]
 
 
@@ -132,129 +129,96 @@ def tile(block_m, block_n, group=1):
     return turned(block_m, block_n, group=group)
 
 
-def packed(block_m, block_n, group=1):
-    return turned(block_m, block_n, group=group, family="packed")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.complex128], ids=name)
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+def test_configs_of_tiles(dtype, blocks):
+    assert check((2, 19, 37), (0, 2, 1), dtype, tile(*blocks))
 
 
-def box(*blocks):
-    return boxed(*blocks, warps=1)
+@pytest.mark.parametrize("case", WAYS, ids=lambda case: case[-1])
+def test_boxes_go_each_way(case):
+    goes_as_said(case)
 
 
-SIZES = [
-    *(((2, 19, 37), dtype, tile(*blocks))
-      for blocks in BLOCKS for dtype in (torch.uint8, torch.float32, torch.complex128)),
-    ((64, 64), torch.uint8, packed(32, 32, 2)),
-    ((36, 130), torch.float16, packed(32, 32, 2)),
-    *(((67, 61), dtype, packed(32, 32, 2)) for dtype in SHORT),
-    *(  # around words and tiles
-        ((m, n), dtype, packed(32, 16))
-        for dtype in (torch.uint8, torch.float16)
-        for m in (7, 8, 9, 10, 32, 33, 34, 35, 36, 37, 70)
-        for n in ((2, 3, 5, 33) if m in (10, 35, 37) else (3, 5))
-    ),
-]  # fmt: skip
+@pytest.mark.parametrize("offsets", [(1, 0), (2, 3), (9, 5)], ids=str)
+def test_nothing_around_out_is_touched_wherever_x_and_out_begin(offsets):
+    assert check((2, 41, 39), (0, 2, 1), torch.uint8, tile(32, 32), offsets)
+    ran = [check(*case[:4], offsets) for case in WAYS]
+    assert sum(problem is not None for problem in ran) >= len(WAYS) - 2  # an odd address may need more room
 
 
-@pytest.mark.parametrize(("shape", "dtype", "config"), SIZES, ids=str)
-def test_configs_of_tiles_and_of_packed_words(dtype, shape, config):
-    assert check(shape, (1, 0) if len(shape) == 2 else (0, 2, 1), dtype, config)
-
-
-# One of each number of dimensions that run along either side of a tile, and of each type another one.
-OF_FOUR = {
-    torch.int8: [(0, 1, 3, 2), (0, 3, 2, 1), (1, 0, 3, 2), (1, 2, 3, 0), (2, 3, 1, 0), (3, 0, 2, 1)],
-    torch.bfloat16: [(0, 3, 1, 2), (1, 3, 2, 0), (2, 1, 3, 0), (3, 0, 1, 2), (3, 2, 0, 1), (3, 2, 1, 0)],
-}
-
-
-@pytest.mark.parametrize("dtype", OF_FOUR, ids=name)
-def test_runs_of_several_dimensions(dtype):
-    found = [check((9, 5, 7, 4), order, dtype, packed(64, 32, 4)) for order in OF_FOUR[dtype]]
-    assert len({tuple(map(len, problem.plane)) for problem in found}) == 6
-
-
-ORDERS = [
-    ((3, 640), (1, 0)), ((640, 3), (1, 0)), ((641, 5), (1, 0)), ((2, 9, 7, 83), (2, 1, 3, 0)),
-    ((48, 20, 5, 9), (1, 2, 0, 3)), ((169, 2, 10, 3), (2, 0, 1, 3)), ((160, 2, 5), (1, 0, 2)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=name)
-def test_short_sides(dtype):
-    for i, (shape, dims) in enumerate(ORDERS if dtype == torch.uint8 else ORDERS[1:4]):
-        boxes = (BOXES[i % 3], BOXES[1]) if dtype == torch.uint8 else BOXES[1:2]
-        found = [check(shape, dims, dtype, box(*blocks)) for blocks in boxes]
-        assert any(found)
-
-
-@pytest.mark.parametrize("offsets", [(0, 1), (1, 0), (2, 3), (3, 2)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=name)
-def test_nothing_around_out_is_touched_wherever_x_and_out_begin(dtype, offsets):
-    for shape, dims, config in (
-        ((2, 41, 39), (0, 2, 1), packed(32, 32)),
-        (*ORDERS[1 + offsets[0]], box(*BOXES[1])),
-    ):
-        assert check(shape, dims, dtype, config, offsets)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "read", "lanes", "skewed"),
-    [
-        ((3, 1024), torch.uint8, 16, 4, True),
-        ((4, 1024), torch.uint8, 16, 4, False),
-        ((3, 1021), torch.uint8, 1, 4, True),
-        ((4, 1024), torch.bfloat16, 8, 2, False),
-        ((5, 1021), torch.bfloat16, 1, 2, True),
-        ((3, 1024), torch.float32, 4, 1, False),
-        ((3, 1024), torch.float64, 2, 1, False),
-    ],
-)
-def test_each_way_to_read_and_write_boxes(shape, dtype, read, lanes, skewed):
-    found = box_of(box(*BOXES[0]), check(shape, (1, 0), dtype, box(*BOXES[0])))
-    assert (found.read, found.lanes, found.skewed) == (read, lanes, skewed)
+# Around words of 4 bytes and around boxes, which overlap where sides are no multiples.
+AROUND = [*range(3, 14), 31, 32, 33, 34, 35, 64, 65]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16], ids=name)
+@pytest.mark.parametrize("other", [2, 3, 5, 33])
+def test_boxes_of_sides_around_words(dtype, other):
+    found = [check((m, other), (1, 0), dtype, boxed(256, 16, 4, 1)) for m in AROUND]
+    assert sum(map(bool, found)) >= len(AROUND) - 3
+    found = [check((other, n), (1, 0), dtype, boxed(256, 16, 4, 1)) for n in AROUND]
+    assert sum(map(bool, found)) >= len(AROUND) - 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=name)
 def test_indices_of_64_bits(monkeypatch, dtype):
     monkeypatch.setattr(grids, "WIDE_FROM", 0)
     for shape, dims in (((3, 45, 37), (0, 2, 1)), ((9, 5, 7, 4), (3, 1, 2, 0))):
-        assert check(shape, dims, dtype, packed(16, 16))
         assert check(shape, dims, dtype, tile(16, 16))
-    for shape, dims in ORDERS[3:5]:
-        assert check(shape, dims, dtype, box(*BOXES[1]))
+    for shape, dims, own, config, _ in WAYS:
+        if own == dtype or (own.itemsize > 2 and dtype == torch.bfloat16):
+            assert check(shape, dims, own, config)
 
 
 @pytest.mark.parametrize(
-    ("config", "shape", "layouts"),
+    ("config", "shape"),
     [
-        (packed(16, 16), (2, 45, 37), ("row", "sliced")),
-        (box(16, 16, 256), (3, 70, 9), ("sliced", "sparse")),
+        (tile(16, 16), (2, 45, 37)),
+        (boxed(256, 16, 4, 1), (3, 70, 9)),
+        (boxed(512, 32, 8, 1), (2, 22, 37)),
+        (boxed(1024, 64, 8, 1), (3, 9, 70)),
     ],
     ids=str,
 )
-def test_rows_of_out_that_lie_apart_and_lazy_negation(config, shape, layouts):
+def test_rows_of_out_that_lie_apart_and_lazy_negation(config, shape):
     def run(x, bits, out):
-        launch.run_interpreted(permute_op.permute_call(x, out, [0, 2, 1]), config)
+        call = permute_op.permute_call(x, out, [0, 2, 1])
+        assert illegal(config, call.problem, TARGETS["nvidia-h200"]) is None
+        launch.run_interpreted(call, config)
         assert same_bits(out, bits.permute(0, 2, 1, 3))
 
-    for dtype, layout in itertools.product((torch.uint8, torch.float16), layouts):
+    for dtype in (torch.uint8, torch.float16, torch.complex64):
         raw, x = (each.clone() for each in random_bits(shape, dtype))
-        buffer, out = frame((shape[0], shape[2], shape[1]), dtype, layout)
-        run(x, raw, out)
-        assert guard_intact(buffer, out)
-    raw[..., -1] ^= 128  # of the last, of fp16
-    run(torch._neg_view(x), raw, torch.empty(out.shape, dtype=dtype))
+        for layout in ("row", "padded", "sliced", "sparse"):
+            buffer, out = frame((shape[0], shape[2], shape[1]), dtype, layout)
+            run(x, raw, out)
+            assert guard_intact(buffer, out)
+        if dtype != torch.uint8:
+            raw[..., -1] ^= 128  # the sign of the last, or of an imaginary part
+            lazy = x.conj() if dtype.is_complex else torch._neg_view(x)
+            run(lazy, raw, torch.empty(out.shape, dtype=dtype))
 
 
-CONFIGS = [packed(*blocks) for blocks in ((32, 32), (64, 8), (16, 64), (64, 64))]
-CONFIGS += [box(*blocks) for blocks in ((64, 1, 256), (16, 16, 256), (64, 32, 512), (8, 64, 1024))]
+CONFIGS = [
+    boxed(block, run, read, 1)
+    for block, run, read in (
+        (256, 16, 4),
+        (256, 64, 1),
+        (512, 32, 16),
+        (1024, 64, 4),
+        (1024, 16, 8),
+        (2048, 128, 2),
+    )
+]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_permutation_by_any_config(seed):
+def test_any_permutation_by_boxes(seed):
     draw = random.Random(seed)
     shape = draw.choices([1, 2, 3, 4, 5, 9, 17, 40, 130], k=draw.randint(2, 4))
     while math.prod(shape) > 20000:
         shape.remove(max(shape))
     dtype = draw.choice([torch.uint8, torch.float16, torch.float32, torch.int64])
-    check(tuple(shape), draw.sample(range(len(shape)), len(shape)), dtype, draw.choice(CONFIGS))
+    dims, offsets = draw.sample(range(len(shape)), len(shape)), (draw.randint(0, 3), draw.randint(0, 3))
+    for config in draw.sample(CONFIGS, 3):
+        check(tuple(shape), dims, dtype, config, offsets)

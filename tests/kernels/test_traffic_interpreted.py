@@ -55,8 +55,7 @@ def test_products_ask_for_just_what_is_said(sizes, dtype, config, layout):
 
 TURN, FIRST = (1, 0), slice(0, 400, 133)
 # Shape, order, dtype, elements to one that is read, which configs, and bounds of what is said to what counts.
-# Row ends of packed words are moved apart, which the prediction leaves out; adjacent runs of a tile it gives
-# sectors of their own.
+# Adjacent runs of a tile are predicted sectors of their own; rows that a box reads beyond it are left out.
 PERMUTED = [
     ((128, 256), TURN, torch.float16, 1, FIRST, (0.88, 1.12)),
     ((131, 257), TURN, torch.float16, 1, FIRST, (0.88, 1.12)),

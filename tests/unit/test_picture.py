@@ -20,7 +20,7 @@ POSED = {
     "persistent": (product("3x1500x2000x1000"), warped(True, 2)),
     "flat": (product("1500x1000x1000"), warped(False)),
     "transpose": (PermuteProblem.transposed(2, 300, 200, 2), mover()),
-    "packed": (PermuteProblem.transposed(1, 301, 203, 1), mover(4, family="packed")),
+    "transpose in bands": (PermuteProblem.transposed(1, 301, 203, 1), mover(4)),
 }
 
 

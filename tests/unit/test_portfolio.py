@@ -71,7 +71,7 @@ UNSERVED = [
     replace(PRODUCT, dtype="float32", out_dtype="float32", precision="tf32"),
     GroupedProblem(4, 100, 64, 64, "bfloat16", "bfloat16"),
 ]
-MODELLED = {"parts", "permute-8", "kept"}  # classes of which no portfolio ships
+MODELLED = {"parts"}  # classes of which no portfolio ships
 
 
 legal_configs = functools.cache(space.legal_configs)  # these take long

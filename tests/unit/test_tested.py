@@ -16,7 +16,7 @@ from tritile.families import registry as families
 ROOT = Path(__file__).parents[2]
 ADVICE = 'run `make test-gpu` on a GPU, or say why not: python tests/gpu/run.py --pending "the reason"'
 PRODUCTS = {f"matmul/{family}" for family in families.FAMILIES["matmul"]}
-PERMUTATIONS = {"permute/tile", "permute/packed", "permute/box"}
+PERMUTATIONS = {"permute/tile", "permute/box"}
 STACK = {"triton": "3.6.0", "gpu": "a GPU", "torch": "2.11.0", "commit": "abc"}
 
 

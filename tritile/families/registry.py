@@ -25,7 +25,6 @@ ALL: Final = (
     grouped.TILE,
     grouped.DESCRIPTOR,
     permute.TILE,
-    permute.PACKED_WORDS,
     permute_boxes.FAMILY,
     quantized.TILE,
     quantized.TMA,

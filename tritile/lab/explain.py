@@ -351,10 +351,10 @@ def explain(
     if chosen.us is not None and chosen.source in ("exact", "table"):
         measured.setdefault(chosen.config, chosen.us)
     # The next best, no two with the same tile: first by measured, then by predicted times.
-    by_tile: dict[tuple[int, int], Config] = {}
+    by_tile: dict[tuple[int, ...], Config] = {}
     fastest = sorted(measured, key=lambda each: (measured[each], each.key))
     for each in (own, *fastest, *model.ranked(problem, gpu)):
-        by_tile.setdefault((each["BLOCK_M"], each["BLOCK_N"]), each)
+        by_tile.setdefault(model.shape_of(each), each)
 
     def cost(config: Config) -> Cost:
         parts, predicted = parts_us(problem, config, gpu), model.predict_us(config, problem, gpu)

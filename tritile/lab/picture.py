@@ -18,7 +18,7 @@ from tritile.families.work import work_of
 from tritile.lab import traffic
 
 # Families that walk down bands of tiles.
-DRAWN: Final = ("tile", "descriptor", "warpgroups", "scaled", "packed")
+DRAWN: Final = ("tile", "descriptor", "warpgroups", "scaled")
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 24.0, 108.0, 500.0, 430.0, 46.0  # of the matrices, in pixels
 _THIN: Final = 7  # no side is drawn thinner than the longest by more than this
 _STYLE: Final = """

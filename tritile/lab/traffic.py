@@ -205,20 +205,16 @@ class Covers(NamedTuple):
 
 
 def covers(problem: PermuteProblem, config: Config) -> Covers:
-    """How a config's tiles cover a permutation, without ends of rows that fill no whole word."""
+    """How a config's tiles cover a permutation."""
 
     def covered(extent: int, block: int, least_step: int) -> tuple[int, int]:  # as `tile_span` of permute
         tiles, step = -(-extent // block), min(least_step, block)
         each = -(-extent // tiles)
         return tiles, -(-each // step) * step if permute.uneven(extent, block) else block
 
-    size, rows, lanes = problem.itemsize, problem.m, 1
-    units = unit(problem.m, min(size, 8)), unit(problem.n, min(size, 8))
-    if config.family == permute.PACKED:
-        rows, lanes, units = permute.whole_rows(problem), permute.WORD // size, (1, 1)
-    tiles_m, words = covered(rows // lanes, config["BLOCK_M"] // lanes, units[0])
-    tiles_n, n = covered(problem.n, config["BLOCK_N"], units[1])
-    return Covers(tiles_m, words * lanes, tiles_n, n)
+    word = min(problem.itemsize, 8)
+    m = covered(problem.m, config["BLOCK_M"], unit(problem.m, word))
+    return Covers(*m, *covered(problem.n, config["BLOCK_N"], unit(problem.n, word)))
 
 
 def _moved(problem: PermuteProblem, config: Config) -> Traffic:
@@ -227,11 +223,10 @@ def _moved(problem: PermuteProblem, config: Config) -> Traffic:
     if config.family == boxes.BOX:
         box = boxes.box_of(config, problem)
         elements, sides = boxes.boxes_of(box, problem) * math.prod(box.sides), box.sides
-        runs = boxes.runs(box, problem)
+        runs = box.run, box.pieces.size
     else:
         of = covers(problem, config)
-        ends = problem.m - permute.whole_rows(problem) if config.family == permute.PACKED else 0
-        elements = (of.tiles_m * of.m + ends) * of.tiles_n * of.n * problem.batch
+        elements = of.tiles_m * of.m * of.tiles_n * of.n * problem.batch
         own = dict.fromkeys(problem.plane.n, of.n) | dict.fromkeys(problem.plane.m, of.m)
         sides = tuple(min(own.get(i, 1), extent) for i, extent in enumerate(problem.shape))
         runs = problem.runs(of.m, of.n)

@@ -69,8 +69,10 @@ def outside_portfolios(problem: Tiled, device: Device, except_of: Collection[str
     return sorted(found, key=lambda config: (found[config], config.key))
 
 
-def _tile(config: Config) -> tuple[int, int]:
-    return config["BLOCK_M"], config["BLOCK_N"]
+def shape_of(config: Config) -> tuple[int, ...]:
+    """Sides of a config's tiles; of boxes, elements and those of a run."""
+    first, second = ("BLOCK", "RUN") if "RUN" in dict(config.kwargs) else ("BLOCK_M", "BLOCK_N")
+    return config[first], config[second]
 
 
 def _varied(configs: list[Config], count: int) -> list[Config]:
@@ -80,15 +82,15 @@ def _varied(configs: list[Config], count: int) -> list[Config]:
     differ in GROUP_M alone come in different rounds.
     """
     rounds: dict[int, list[Config]] = {}
-    seen: dict[tuple[int, int], int] = {}
+    seen: dict[tuple[int, ...], int] = {}
     orders: dict[Config, int] = {}
     for config in configs[: 40 * count]:
         rest = tuple(pair for pair in config.kwargs if pair[0] != "GROUP_M")
         alike = replace(config, kwargs=rest)
         orders[alike] = orders.get(alike, -1) + 1
         if not orders[alike]:
-            seen[_tile(config)] = seen.get(_tile(config), 0) + 1
-        rounds.setdefault((seen[_tile(config)] - 1) // 2 + orders[alike], []).append(config)
+            seen[shape_of(config)] = seen.get(shape_of(config), 0) + 1
+        rounds.setdefault((seen[shape_of(config)] - 1) // 2 + orders[alike], []).append(config)
     return [config for number in sorted(rounds) for config in rounds[number]][:count]
 
 
@@ -108,8 +110,8 @@ def screened(problem: Tiled, device: Device, count: int) -> list[Config]:
     lists.sort(key=lambda configs: predict_us(configs[0], problem, device))
     rounds = itertools.zip_longest(*lists)
     likely = [config for one in rounds for config in one if config is not None]
-    shapes = {_tile(config) for config in likely[:count]}
-    others = [config for config in likely[count:] if _tile(config) not in shapes]
+    shapes = {shape_of(config) for config in likely[:count]}
+    others = [config for config in likely[count:] if shape_of(config) not in shapes]
     if count >= 2 * _SHAPES and len(shapes) < _SHAPES and others:
         return [*likely[: count - 1], others[0]]
     return likely[:count]

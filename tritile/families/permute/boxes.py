@@ -1,12 +1,13 @@
-"""Permute by boxes: short sides are read and written in long runs, and gathered in shared memory between.
+"""Permute by boxes: short rows are read and written in long runs, and gathered in shared memory between.
 
-A box has as much of out's densest dimensions as makes a run of BLOCK_M elements, as much of x's as makes a
-run of BLOCK_N, and then more of out's, up to BLOCK elements.
+A box has as much of out's densest dimensions as makes a run of RUN elements, then as much of x's as fits, and
+then more of out's, in BLOCK elements of shared memory.
 """
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
@@ -19,51 +20,89 @@ from tritile.families.common.cost import overlapped
 from tritile.families.common.products import config_fault, resource_fault
 from tritile.families.common.work import Buffer, Kernel, Work, step_of
 from tritile.families.family import Family
-from tritile.families.permute.family import TILE, WORD, Parts, digits
+from tritile.families.permute.family import TILE, Parts, digits
 
 permute_box: Final = Kernel("tritile.families.permute.box", "permute_box")
 
 BOX: Final = "box"
-PARAMETERS: Final = ("BLOCK", "BLOCK_M", "BLOCK_N")
+PARAMETERS: Final = ("BLOCK", "READ", "RUN")
 _MOST: Final = 16384  # elements of a box: twice its bits are fewer than 32
 _HELD: Final = 64  # elements of a box that a thread takes
+WORD: Final = 4  # bytes
 _BANKS: Final = 32  # of shared memory, a word each
-# BLOCK, BLOCK_M, BLOCK_N and warps: what is left of 96 that were measured (tuning/NOTES.md).
+_FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
+_CROWDED: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
+_SLANT: Final = 3  # rows of a box, at least, for one more that it reads
+# BLOCK, RUN, READ and warps: of 13 that were measured these lose 0.4% to all (tuning/NOTES.md).
 _CONFIGS: Final = (
-    (4096, 64, 32, 4), (8192, 64, 32, 4), (2048, 64, 512, 4), (16384, 64, 512, 8), (8192, 256, 512, 4),
+    (2048, 64, 16, 4), (4096, 64, 16, 4), (4096, 64, 4, 4), (8192, 64, 16, 4), (8192, 64, 8, 4),
+    (16384, 128, 16, 8), (16384, 128, 4, 8),
 )  # fmt: skip
 
 
 class Fit:
-    """Hold the formula's constants, fitted to 200 measurements on an H200."""
+    """Hold the formula's constants, fitted to 18,000 measurements on an H200."""
 
-    memory = 1.106  # time of a byte, by that at the peak of device memory
-    short = 0.135  # slower by this power of 256 bytes over the length of a run
-    piece = 80.0  # bytes that could move while the ends of a skewed piece are copied
-    read = 5.53  # instructions to find where a read begins, for a dimension
-    gathered = 6.38  # to find an element in shared memory
-    written = 6.71  # to find where a word is written
-    end = 4.2  # clocks of an SM for each element that may be an end, of 128 threads
-    alone = 8.8  # bytes a clock of one program alone on its SM
-    clock = 0.934  # share of the highest clock
-    power = 3.1  # the larger, the less the faster bounds add to the slowest
-    start_us = 1.96
+    memory = 1.16  # time of a byte, by that at the peak of device memory
+    short = 0.086  # slower by this power of 256 bytes over the length of a run
+    read = 9.83  # instructions to find where a word is read from
+    written = 6.48  # to find where a word is written
+    dimension = 12.6  # of one more dimension of either
+    division = 6.97  # of one more dimension of an element in its piece
+    alone = 12.8  # bytes a clock of one program alone on its SM
+    clock = 1.06  # share of the highest clock
+    power = 2.68  # the larger, the less the faster bounds add to the slowest
+    start_us = 2.26
+
+
+class Pieces(NamedTuple):
+    """Hold how a box lies in out.
+
+    `inner`: dimensions of a piece, which lie in a row in out, innermost first; `outer`: those of pieces.
+    `lanes`: elements of a written word. `skewed`: pieces may start inside a word. `more`: rows of the last
+    dimension of a piece that are read beyond it, as its last word goes on there.
+    """
+
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
+    size: int
+    pieces: int
+    lanes: int
+    skewed: bool
+    more: int
+
+    @property
+    def words(self) -> int:
+        """Words of a piece, or that begin in it."""
+        return -(-self.size // self.lanes) + (self.skewed and self.size % self.lanes > 0)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the words of all pieces."""
+        return self.pieces * self.words * self.lanes
 
 
 class Box(NamedTuple):
     """Hold how boxes of a problem lie.
 
-    `sides`: of each dimension. `read`: elements read at once. `lanes`: elements of a written word. `inner`:
-    dimensions of a piece of out, innermost first; `outer`: those of pieces. `skewed`: pieces may start inside
-    a word.
+    `sides`: of each dimension; `rows`: what is read of each. `read`: elements read at once. `run`: elements
+    that lie side by side in x, of the dimensions `runs`; `across`: the others, the densest in x first.
+    `places`: from an element to its neighbour in each dimension, where it was read to; `jump`: how much more
+    after each word's worth of the innermost of out. `extent`: elements of all that. `crowd`: how many words
+    of one bank of shared memory a warp gathers at once.
     """
 
     sides: tuple[int, ...]
+    pieces: Pieces
+    rows: tuple[int, ...]
     read: int
-    lanes: int
-    skewed: bool
-    inner: tuple[int, ...]
-    outer: tuple[int, ...]
+    runs: tuple[int, ...]
+    run: int
+    across: tuple[int, ...]
+    places: tuple[int, ...]
+    jump: int
+    extent: int
+    crowd: int
 
 
 def _by(strides: Sequence[int]) -> list[int]:
@@ -71,62 +110,194 @@ def _by(strides: Sequence[int]) -> list[int]:
     return sorted(range(len(strides)), key=lambda i: (strides[i], -i))
 
 
-def _sides(problem: PermuteProblem, run_out: int, run_x: int, block: int) -> tuple[int, ...]:
-    sides, shape = [1] * len(problem.shape), problem.shape
-    for strides, wanted in ((problem.out_strides, run_out), (problem.x_strides, run_x)):
-        have = 1
-        for i in _by(strides):
-            sides[i] = max(sides[i], min(shape[i], -(-wanted // have)))
-            have *= sides[i]
-            if have >= wanted:
+def _part(size: int, most: int) -> int:
+    """The side that cuts `size` into as few parts as `most` does, of whole words if that is possible."""
+    if most >= size:
+        return size
+    unit = gcd(size, 16 if most >= 48 else 4 if most >= 8 else 1)
+    even = -(-size // -(-size // most) // unit) * unit
+    return even if even <= most else even - unit
+
+
+def _pieces(problem: PermuteProblem, sides: Sequence[int]) -> Pieces:
+    shape, out, size = problem.shape, problem.out_strides, 1
+    inner: list[int] = []
+    outer = _by(out)
+    while outer and out[outer[0]] == size:
+        i = outer.pop(0)
+        inner.append(i)
+        size *= sides[i]
+        if sides[i] < shape[i]:
+            break
+    lanes = max(1, WORD // problem.itemsize) if inner else 1
+    starts = (out[i] * gcd(sides[i], shape[i] - sides[i]) for i in inner)
+    skewed = gcd(max(1, problem.out_align // problem.itemsize), size, *starts) % lanes > 0
+    more = 0
+    if skewed and sides[last := inner[-1]] < shape[last]:
+        more = -(-(lanes - 1) // out[last])
+        more *= _SLANT * more <= sides[last]
+    outer = [i for i in outer if sides[i] > 1]
+    return Pieces(tuple(inner), tuple(outer), size, prod(sides[i] for i in outer), lanes, skewed, more)
+
+
+def _walk(pieces: Pieces, sides: Sequence[int]) -> dict[int, list[int]]:
+    """Return for each dimension the indices of the first elements of words that a warp gathers at once."""
+    words = range(min(_BANKS, pieces.pieces * pieces.words))
+    piece, index = [word // pieces.words for word in words], [word % pieces.words for word in words]
+    index, found = [each * pieces.lanes for each in index], {}
+    for i in pieces.inner[:-1]:
+        found[i], index = [each % sides[i] for each in index], [each // sides[i] for each in index]
+    if pieces.inner:
+        found[pieces.inner[-1]] = index
+    for i in pieces.outer:
+        found[i], piece = [each % sides[i] for each in piece], [each // sides[i] for each in piece]
+    return found
+
+
+class _Layout:
+    """Lay what a box reads out in shared memory, dimension by dimension, the densest in x first."""
+
+    def __init__(self, problem: PermuteProblem, sides: Sequence[int], pieces: Pieces) -> None:
+        self.size, self.lanes, self.jump = problem.itemsize, pieces.lanes, 0
+        self.places = [0] * len(sides)
+        self.first = pieces.inner[0] if pieces.inner else -1
+        self.alone = len(pieces.inner) < 2 or sides[self.first] % self.lanes == 0
+        # Of a warp's words. What has no place yet counts as 0, and words that differ in it alone as one.
+        self.walk = _walk(pieces, sides)
+        self.at = [0] * min(_BANKS, pieces.pieces * pieces.words)
+
+    def moved(self, index: Sequence[int], step: int) -> list[int]:
+        return [at + each * step for at, each in zip(self.at, index, strict=True)]
+
+    def crowd(self, places: Sequence[int]) -> int:
+        """Return how many of the words that a warp gathers at once lie in one bank."""
+        words = {place * self.size // WORD for place in places}
+        return max(Counter([word % _BANKS for word in words]).values())
+
+    def least(self, index: Sequence[int], steps: Iterable[int]) -> tuple[int, int]:
+        """Return the first step of the least crowd, and that crowd."""
+        found = []
+        for step in steps:
+            found.append((self.crowd(self.moved(index, step)), step))
+            if found[-1][0] == 1:
                 break
-    for i in _by(problem.out_strides):
-        sides[i] = max(sides[i], min(shape[i], sides[i] * block // prod(sides)))
-    for i, side in enumerate(sides):
-        if 16 <= side < shape[i]:
-            words = side // 16
-            sides[i] = 16 * (words - 1 | 1 if words > 7 else words)  # odd: rows begin in several banks
-    return tuple(sides)
+        crowd, step = min(found)
+        return step, crowd
+
+    def put(self, i: int, steps: Sequence[int]) -> int:
+        """Place neighbours of dimension `i` by the step of the least crowd, the first of these; return it."""
+        index = self.walk.get(i)  # None: those words differ in others
+        self.places[i] = self.least(index, steps)[0] if index and len(steps) > 1 else steps[0]
+        if index:
+            self.at = self.moved(index, self.places[i])
+        return self.places[i]
+
+    def split(self, rows: int, read: int) -> int:
+        """Move words' worths of rows apart by the least jump that lowers the crowd most; return it."""
+        if self.lanes > 1 and self.alone and rows > self.lanes and self.crowd(self.at) > 1:
+            index = [each // self.lanes for each in self.walk[self.first]]
+            most = min(8 * read, self.lanes * self.places[self.first] // 8)
+            self.jump, _ = self.least(index, range(0, most + 1, read))
+            self.at = self.moved(index, self.jump)
+        return self.jump
 
 
-def _merged(sides: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """Return sizes and, for each operand, strides of a run of dimensions, with those merged that may be."""
-    sizes, columns = merged(sides[::-1], *(each[::-1] for each in strides))
-    return [*sizes[::-1]] or [1], [[*column[::-1]] or [0] for column in columns]
+def _laid(problem: PermuteProblem, sides: Sequence[int], width: int) -> Box:
+    shape, x, pieces = problem.shape, problem.x_strides, _pieces(problem, sides)
+    rows = [*sides]
+    if pieces.more:
+        rows[pieces.inner[-1]] += pieces.more
+    order = [i for i in _by(x) if rows[i] > 1]
+    layout, runs, run = _Layout(problem, sides, pieces), list[int](), 1
+    for i in order:
+        if x[i] != run:
+            break
+        if i == layout.first and 4 * width <= run * problem.itemsize:
+            if layout.crowd(layout.moved(layout.walk[i], x[i])) > _CROWDED:
+                break
+        layout.put(i, (x[i],))
+        runs.append(i)
+        run *= rows[i]
+        if sides[i] < shape[i]:
+            break
+    across = [i for i in order if i not in runs]
+    read = min(max(1, width // problem.itemsize), 1 << (run - 1).bit_length())
+    # Words of memory that a run begins and ends in have a place of their own, unless runs are whole words.
+    starts = (part * x[i] for i in order if sides[i] < shape[i] for part in (sides[i], shape[i] - sides[i]))
+    whole = gcd(max(1, problem.x_align // problem.itemsize), *starts, *(x[i] for i in across)) % read == 0
+    extent = run + (0 if whole else read - 1)
+    for i in across:
+        least = max(2, extent + (x[i] - extent) % read)  # that differs from the stride in whole words
+        most = least + min(least // 8, 8 * read)
+        extent = rows[i] * layout.put(i, range(least, most + 1, read))
+        if i == layout.first:
+            extent += layout.split(rows[i], read) * -(-rows[i] // pieces.lanes)
+    extent += 0 if whole else read - 1
+    return Box(
+        tuple(sides), pieces, tuple(rows), read, tuple(runs), run, tuple(across), tuple(layout.places),
+        layout.jump, extent, layout.crowd(layout.at),
+    )  # fmt: skip
 
 
 @functools.lru_cache(4096)
-def _box(problem: PermuteProblem, run_out: int, run_x: int, block: int) -> Box:
-    sides, size, shape = _sides(problem, run_out, run_x, block), problem.itemsize, problem.shape
-    x, out = problem.x_strides, problem.out_strides
-    cut = [i for i, side in enumerate(sides) if side < shape[i]]
-    # Elements, at most 16 bytes, in which runs of x, and boxes after the first, are whole.
-    order = _by(x)
-    runs, (steps,) = _merged([sides[i] for i in order], [x[i] for i in order])
-    read = gcd(16 // size, runs[0], *steps[1:], *(x[i] * sides[i] for i in cut)) if steps[0] == 1 else 1
-    inner: list[int] = []
-    outer = [i for i in _by(out) if sides[i] > 1]
-    while outer and out[outer[0]] == prod(sides[i] for i in inner):
-        inner.append(outer.pop(0))
-    lanes = max(1, WORD // size) if inner else 1
-    # What divides a piece, and its starts, in elements.
-    starts = [out[i] * gcd(sides[i], shape[i] - sides[i]) for i in inner if i in cut]
-    even = gcd(max(1, problem.out_align // size), prod(sides[i] for i in inner), *starts)
-    return Box(sides, read, lanes, lanes > 1 and even % lanes > 0, tuple(inner), tuple(outer))
+def _box(problem: PermuteProblem, block: int, run: int, width: int) -> Box:
+    shape, x, out = problem.shape, problem.x_strides, problem.out_strides
+    by_x, by_out = _by(x), _by(out)
+    read = max(1, width // problem.itemsize)
+    sides, have = [1] * len(shape), 1
+    for i in by_out:
+        wanted = max(run // have, _SLANT if 1 < have < run else 1)
+        if out[i] != have or (wanted == 1 and have > 1):
+            break
+        sides[i] = shape[i] if shape[i] <= 2 * wanted else _part(shape[i], wanted)
+        have *= sides[i]
+        if sides[i] < shape[i]:
+            break
+    pieces, grown = _pieces(problem, sides), by_x[0] if shape else 0
+    aligned = gcd(
+        max(1, problem.x_align // problem.itemsize), *(size for i, size in enumerate(x) if size > 1)
+    )
+    slack = read - 1 if aligned % read else 0
+
+    def room() -> float:
+        """Return about how many times a box of these sides fits."""
+        extent, dense, apart = 1, True, slack
+        for i in by_x:
+            rows = sides[i] + (pieces.more if i == pieces.inner[-1] else 0) if pieces.more else sides[i]
+            if dense and x[i] == extent:
+                extent *= rows
+                dense = sides[i] == shape[i]
+            elif rows > 1:
+                extent += apart
+                extent = (extent + (x[i] - extent) % read) * rows
+                dense, apart = False, 0
+        return _FILLED * block / max(extent + slack, prod(sides))
+
+    for i, least in (*((i, 1.0) for i in by_x), *((i, 1.5) for i in by_out)):
+        before = sides[i]
+        while sides[i] < shape[i] and (side := min(shape[i], int(sides[i] * room()))) > sides[i]:
+            sides[i] = side
+        sides[i] = _part(shape[i], sides[i]) if sides[i] >= least * before else before
+        if sides[i] > before:
+            grown, pieces = i, _pieces(problem, sides)
+    while True:
+        box = _laid(problem, sides, width)
+        if max(box.extent, box.pieces.elements) <= block or shape == () or sides[grown] == 1:
+            return box
+        sides[grown] = _part(shape[grown], max(1, sides[grown] * 15 // 16))
 
 
 def box_of(config: Config, problem: PermuteProblem) -> Box:
-    return _box(problem, config["BLOCK_M"], config["BLOCK_N"], config["BLOCK"])
-
-
-def ends(box: Box) -> int:
-    """Return the elements, a power of two, among which are those that no whole word has."""
-    pieces = prod(box.sides[i] for i in box.outer)
-    return 2 * box.lanes << (pieces - 1).bit_length() if box.skewed else 1
+    return _box(problem, config["BLOCK"], config["RUN"], config["READ"])
 
 
 def boxes_of(box: Box, problem: PermuteProblem) -> int:
     return prod(-(-size // side) for size, side in zip(problem.shape, box.sides, strict=True))
+
+
+def ends(box: Box) -> int:
+    """Return the elements, a power of two, among which are those that no whole word has."""
+    return 2 * box.pieces.lanes << (box.pieces.pieces - 1).bit_length() if box.pieces.skewed else 1
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
@@ -140,77 +311,29 @@ def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | No
     if not threads <= block <= _HELD * threads:
         return f"{block} elements are too few or too many for {config.num_warps} warps"
     box = box_of(config, problem)
-    if not block < 2 * prod(box.sides) <= 2 * block:
-        return f"boxes of {prod(box.sides)} elements, not half of {block} to all"
-    piece = prod(box.sides[i] for i in box.inner)
-    if box.skewed and piece < 4 * box.lanes:
-        return f"pieces of {piece} elements are too short"
-    if ends(box) > block or boxes_of(box, problem) >= 2**31 or max(problem.shape) >= 2**31:
-        return "too many pieces or boxes, or a side that 32 bits do not count"
+    if box.pieces.skewed and box.pieces.size < box.pieces.lanes:
+        return "pieces are shorter than a word"
+    if max(box.extent, box.pieces.elements, ends(box)) > block:
+        return f"a box takes more than {block} elements of shared memory, or words"
+    if boxes_of(box, problem) >= 2**31 or max(problem.shape, default=1) >= 2**31:
+        return "more boxes, or a longer side, than 32 bits count"
     return resource_fault(device, block * problem.itemsize)
 
 
 def configs() -> Iterator[Config]:
-    for block, run_out, run_x, warps in _CONFIGS:
-        yield Config.of(warps, 1, BOX, BLOCK=block, BLOCK_M=run_out, BLOCK_N=run_x)
+    for block, run, read, warps in _CONFIGS:
+        yield Config.of(warps, 1, BOX, BLOCK=block, RUN=run, READ=read)
 
 
 def pointless(config: Config, problem: PermuteProblem, device: Device) -> bool:
-    """True if another config has the same boxes, and is named by shorter runs."""
-    block, run_out, run_x = (config[name] for name in PARAMETERS)
-    shorter = ((m, n) for size, m, n, _ in _CONFIGS if size == block and (m, n) < (run_out, run_x))
-    return any(_box(problem, m, n, block) == box_of(config, problem) for m, n in shorter)
+    """True if a config before it has the same boxes."""
+    own = config["BLOCK"], config["RUN"], config["READ"], config.num_warps
+    before = itertools.takewhile(lambda each: each != own, _CONFIGS)
+    return any(_box(problem, *each[:3]) == box_of(config, problem) for each in before if each[3] == own[3])
 
 
 def contends(problem: PermuteProblem) -> bool:
-    return problem.itemsize <= 8 and 0 not in problem.x_strides
-
-
-def runs(box: Box, problem: PermuteProblem) -> tuple[int, int]:
-    """Return how many elements of a box lie side by side in x, and in out."""
-    have = 1
-    for i in _by(problem.x_strides):
-        if problem.x_strides[i] != have:
-            break
-        have *= box.sides[i]
-        if box.sides[i] < problem.shape[i]:
-            break
-    return have, prod(box.sides[i] for i in box.inner)
-
-
-@functools.lru_cache(4096)
-def _conflicts(box: Box, problem: PermuteProblem) -> float:
-    """Return how many words of one bank a warp asks for at once where it gathers, the mean of its lanes."""
-    starts, have = {}, 1
-    for i in _by(problem.x_strides):
-        starts[i] = have
-        have *= box.sides[i]
-
-    def word(index: int) -> int:
-        place, index = 0, index % have
-        for i in (*box.inner, *box.outer):
-            index, at = divmod(index, box.sides[i])
-            place += at * starts[i]
-        return place * problem.itemsize // WORD
-
-    most = 0
-    for lane in range(box.lanes):
-        words = {word(thread * box.lanes + lane) for thread in range(_BANKS)}
-        most += max(Counter(each % _BANKS for each in words).values())
-    return most / box.lanes
-
-
-def _instructions(box: Box, problem: PermuteProblem) -> float:
-    """Return instructions of an element: to read, gather and write it."""
-    x, out = problem.x_strides, problem.out_strides
-
-    def dims(of: Sequence[int], *strides: Sequence[int]) -> int:
-        own = [i for i in of if box.sides[i] > 1]
-        return len(_merged([box.sides[i] for i in own], *([each[i] for i in own] for each in strides))[0])
-
-    read = Fit.read * (1 + dims(_by(x), x)) / box.read
-    written = Fit.written * (1 + dims(box.outer, x, out)) / box.lanes
-    return read + Fit.gathered * dims(box.inner, x) + written
+    return problem.itemsize <= 8 and problem.shape != () and 0 not in problem.x_strides
 
 
 def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
@@ -220,73 +343,107 @@ def resident(config: Config, problem: PermuteProblem, device: Device) -> int:
     return max(1, min(65536 // (threads * registers), device.shared_memory // taken, 2048 // threads, 32))
 
 
+def power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def shared(box: Box) -> bool:
+    """True if elements of a word differ in the innermost dimension of out alone."""
+    pieces = box.pieces
+    return not pieces.skewed and pieces.inner != () and box.sides[pieces.inner[0]] % pieces.lanes == 0
+
+
 def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
-    size, block, box = problem.itemsize, config["BLOCK"], box_of(config, problem)
-    read, written = (run * size for run in runs(box, problem))
-    covered = prod(-(-n // side) * side / n for n, side in zip(problem.shape, box.sides, strict=True))
-    short = (256 / min(256, read) * 256 / min(256, written)) ** Fit.short
-    moved = Fit.memory * problem.bytes * short
-    moved += box.skewed * Fit.piece * problem.bytes / 2 * covered / written
-    turns = max(1.0, boxes_of(box, problem) / device.processors)
-    waves = max(1.0, boxes_of(box, problem) / device.processors / resident(config, problem, device))
-    issue = turns * (block * _instructions(box, problem) + Fit.end * ends(box)) / 128
-    gather = turns * prod(box.sides) * _conflicts(box, problem) / _BANKS
-    wait = waves * block * size / Fit.alone
+    size, box = problem.itemsize, box_of(config, problem)
+    pieces, boxes = box.pieces, boxes_of(box, problem)
+    elements = power_of_two(pieces.elements)
+    short = (256 / min(256, box.run * size) * 256 / min(256, pieces.size * size)) ** Fit.short
+    covered = boxes * prod(box.rows) / prod(problem.shape)
+    moved = Fit.memory * problem.bytes * short * (1 + covered) / 2
+    turns = max(1.0, boxes / device.processors)
+    waves = max(1.0, turns / resident(config, problem, device))
+    issue = power_of_two(box.extent) / box.read * (Fit.read + Fit.dimension * len(box.across))
+    issue += elements / pieces.lanes * (Fit.written + Fit.dimension * len(pieces.outer))
+    issue += 0 if shared(box) else elements * Fit.division * (len(pieces.inner) - 1)
+    gather = turns * elements / _BANKS * box.crowd
+    wait = waves * elements * size / Fit.alone
     clocks = device.clock_ghz * Fit.clock * 1e3
-    return Parts(moved / (device.memory_gbps * 1e3), gather / clocks, issue / clocks, wait / clocks)
+    return Parts(
+        moved / (device.memory_gbps * 1e3), gather / clocks, turns * issue / 128 / clocks, wait / clocks
+    )
 
 
 def cost(config: Config, problem: PermuteProblem, device: Device) -> float:
     return float(overlapped(Fit.start_us, parts_us(config, problem, device), Fit.power))
 
 
-def _magics(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return 2^32 over each size but the last, rounded up, as 32 signed bits; never empty."""
-    magics = (-(-(1 << 32) // size) for size in sizes[:-1])
-    return tuple(magic - 2**32 if magic >= 2**31 else magic for magic in magics) or (0,)
+def _magic(size: int, bits: int = 32) -> int:
+    """Return 2^bits over a size, rounded up, as 32 signed bits."""
+    magic = -(-(1 << bits) // size)
+    return magic - 2**32 if magic >= 2**31 else magic
 
 
-def _run(sides: Sequence[int], *strides: Sequence[int], unit: int = 1) -> tuple[Any, ...]:
-    """Return magics and, for each operand, steps of a run of dimensions, innermost first.
-
-    `unit`: the elements of the first dimension that count as one.
-    """
-    sizes, columns = _merged(sides, *strides)
-    steps = []
-    for own in columns:
-        steps.append((unit * own[0], *(own[i] - own[i - 1] * sizes[i - 1] for i in range(1, len(own)))))
-    return _magics([sizes[0] // unit, *sizes[1:]]), *steps
+def _run(sides: Sequence[int], *strides: Sequence[int]) -> tuple[Any, ...]:
+    """Return magics and, for each operand, steps of a run of dimensions, innermost first; none is empty."""
+    sizes, columns = merged(sides[::-1], *(each[::-1] for each in strides))
+    sizes, steps = sizes[::-1], []
+    for own in (column[::-1] for column in columns):
+        steps.append(
+            tuple(step - own[k - 1] * sizes[k - 1] if k else step for k, step in enumerate(own)) or (0,)
+        )
+    return tuple(_magic(size) for size in sizes[:-1]) or (0,), *steps
 
 
 def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Work:
     problem, box = call.problem, box_of(config, call.problem)
-    shape, x, out, sides = problem.shape, problem.x_strides, problem.out_strides, box.sides
-    order = [i for i in _by(x) if sides[i] > 1]
-    places = {i: prod(sides[j] for j in order[:k]) for k, i in enumerate(order)}
+    shape, x, out = problem.shape, problem.x_strides, problem.out_strides
+    sides, pieces = box.sides, box.pieces
+    lanes, inner, last = pieces.lanes, pieces.inner, pieces.inner[-1] if pieces.inner else -1
 
     def of(values: Any, dims: Sequence[int]) -> list[int]:
         return [values[i] for i in dims]
 
-    read_magics, read_steps = _run(of(sides, order), of(x, order), unit=box.read)
-    pieces = _run(of(sides, box.outer), of(places, box.outer), of(x, box.outer), of(out, box.outer))
-    inner = _run(of(sides, box.inner), of(places, box.inner), of(x, box.inner))
-    piece_size = prod(of(sides, box.inner))
-    words = (piece_size - (box.lanes - 1 if box.skewed else 0)) // box.lanes
+    read: list[tuple[int, int, int, int]] = []
+    index = {}  # of digits, by dimension
+    for i in reversed(box.across):
+        pitch = lanes * box.places[i] + box.jump
+        if box.jump and i == inner[0]:
+            read.append((pitch, _magic(pitch), 2**30, lanes * x[i] - pitch))
+        index[i] = len(read)
+        read.append((box.places[i], _magic(box.places[i]), box.rows[i], x[i] - box.places[i]))
+    places = [*box.places]  # less the jumps of all words before, which the kernel counts from the first
+    for k, i in enumerate(inner[1:], 1):
+        places[i] -= box.jump * (prod(of(sides, inner[:k])) // lanes)
+    piece = _run(*(of(values, pieces.outer) for values in (sides, box.places, x, out)))
+    within = _run(*(of(values, inner) for values in (box.rows, places, x)))
     cut = [i for i in _by(out) if sides[i] < shape[i]]
+    if pieces.more:
+        cut.sort(key=lambda i: i != last)
     dims = [(*digits((-(-shape[i] // sides[i]), 1))[0], sides[i], shape[i] - sides[i]) for i in cut]
     values = {
         "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
         "box_dims": tuple(dims) or ((1, 0, 0, 1, 0),),
         "x_box_strides": tuple(of(x, cut)) or (0,), "out_box_strides": tuple(of(out, cut)) or (0,),
-        "reads": prod(sides) // box.read, "read_magics": read_magics, "read_steps": read_steps,
-        "pieces": prod(of(sides, box.outer)), "piece_size": piece_size,
-        "word_magic": _magics((words, 1))[0],
-        "piece_magics": pieces[0], "piece_places": pieces[1], "piece_x_steps": pieces[2],
-        "piece_out_steps": pieces[3],
-        "inner_magics": inner[0], "inner_places": inner[1], "inner_x_steps": inner[2],
-        "READ": box.read, "LANES": box.lanes, "SKEWED": box.skewed, "ENDS": ends(box),
+        "span": problem.spans[0],
+        "reach": sum((box.rows[i] - 1) * x[i] for i in range(len(x)) if i != last),
+        "far": box.rows[last] if inner else 1, "row_step": x[last] if inner else 0,
+        "run": box.run, "run_step": x[last] if pieces.more and last in box.runs else 0,
+        "read_digits": tuple(read) or ((2 * _MOST, _magic(2 * _MOST), 1, 0),),
+        "pieces": pieces.pieces, "words": pieces.words, "word_magic": _magic(pieces.words, 31),
+        "piece_size": pieces.size, "row_size": out[last] if inner else 1,
+        "line": shape[last] if pieces.more else sides[last],
+        "piece_magics": piece[0], "piece_places": piece[1], "piece_x_steps": piece[2],
+        "piece_out_steps": piece[3],
+        "inner_magics": within[0], "inner_places": within[1], "inner_x_steps": within[2], "jump": box.jump,
+        "single": (single := pieces.size + (lanes - 1 if pieces.more else 0)),
+        "single_magic": _magic(single, 31), "EACH": 4 * 32 * config.num_warps,
+        "last_word": pieces.size - (1 if pieces.more else lanes),
+        "READ": box.read, "CUT": index.get(last, -1) if pieces.more else -1,
+        "SPLIT": index[inner[0]] - 1 if box.jump else -1, "LANES": lanes,
+        "SLANTED": pieces.more > 0, "SKEWED": pieces.skewed, "WHOLE": pieces.size % lanes == 0,
+        "SHARED": shared(box), "SEVERAL": pieces.pieces > 1, "ENDS": ends(box),
         "WIDE": max(problem.spans) >= grids.WIDE_FROM, "FLIP_LAST": call.flip[1], "WAIT": early,
-        "BLOCK": config["BLOCK"],
+        "BLOCK_X": power_of_two(box.extent), "BLOCK": power_of_two(pieces.elements),
     }  # fmt: skip
     how = grids.options(config, launch_pdl=early)
     return Work((step_of(permute_box, (boxes_of(box, problem), 1, 1), values, how),))
@@ -295,5 +452,5 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
 FAMILY: Final = Family(
     PermuteProblem.op, BOX, permute_box, configs, illegal, pointless, cost, work,
     resident=resident, numerics=TILE.numerics, canonical=TILE.canonical, contends=contends,
-    margin=1.1,  # of 60 permutations 17 are taken, none of which was slower; of 25 without one two were
+    margin=1.2,  # of 160 permutations of 4 bytes 7 are taken, none of which was slower
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Permute by tiles: of any elements, or of elements of 1 and 2 bytes by words of 4 bytes.
+"""Permute by tiles.
 
 Time is predicted from device memory, the L2 cache, the SMs' instructions and the wait of the few programs
 that fit at once; the slowest counts most. L2 moves sectors of 32 bytes: a run that starts anywhere touches
@@ -7,7 +7,6 @@ more of them than it fills.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from math import gcd, prod
 from typing import Any, Final, NamedTuple
 
@@ -24,20 +23,16 @@ from tritile.families.numerics import Numerics
 
 permute_tile: Final = Kernel("tritile.families.permute.kernel", "permute_tile")
 transpose_in_place: Final = Kernel("tritile.families.permute.kernel", "transpose_in_place")
-permute_packed: Final = Kernel("tritile.families.permute.packed", "permute_packed")
 
 NAME: Final = "tile"
-PACKED: Final = "packed"
 PARAMETERS: Final = ("BLOCK_M", "BLOCK_N", "GROUP_M")
 _MOST_WORDS: Final = 64  # 32-bit words of a tile that a thread can hold, each with an address of its own
-WORD: Final = 4  # bytes
 
 
-def _configs(family: str, sides: tuple[int, ...], least: int, each: int) -> Iterator[Config]:
-    """Yield tiles from `least` elements on, and from `each` for a thread."""
-    for m, n, warps, group in itertools.product(sides, sides, (4, 8, 16), (1, 32, 256)):
-        if least <= m * n <= 65536 and m * n // (32 * warps) >= each:
-            yield Config.of(warps, 1, family, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
+def _configs() -> Iterator[Config]:
+    for m, n, warps, group in itertools.product(_SIDES, _SIDES, (4, 8, 16), (1, 32, 256)):
+        if 512 <= m * n <= 65536:
+            yield Config.of(warps, 1, NAME, BLOCK_M=m, BLOCK_N=n, GROUP_M=group)
 
 
 def in_place(problem: PermuteProblem) -> Config:
@@ -51,47 +46,30 @@ def uneven(extent: int, block: int) -> bool:
     return extent < block or 8 * (-(-extent // block) * block) > 9 * extent
 
 
-def whole_rows(problem: PermuteProblem) -> int:
-    return problem.m - (WORD // problem.itemsize - 1)
-
-
-def vectors(config: Config, problem: PermuteProblem) -> tuple[int, int]:
-    """Return the bytes that a thread reads and writes at once: as alignment and runs allow, at most 16.
-
-    For packed kernels an element and a word.
-    """
-    size = problem.itemsize
-    if config.family == PACKED:
-        return size, WORD
-    read, written = (run * size for run in problem.runs(config["BLOCK_M"], config["BLOCK_N"]))
-    return max(size, min(problem.x_align, read, 16)), max(size, min(problem.out_align, written, 16))
+def vectors(problem: PermuteProblem, runs: tuple[int, int]) -> tuple[int, int]:
+    """Return the bytes that a thread reads and writes at once: as alignment and runs allow, at most 16."""
+    size, (read, written) = problem.itemsize, runs
+    return (
+        max(size, min(problem.x_align, read * size, 16)),
+        max(size, min(problem.out_align, written * size, 16)),
+    )
 
 
 def held_words(config: Config, problem: PermuteProblem, device: Device) -> float:
     """Return the 32-bit registers of each thread that hold its part of a tile, one at least for reads."""
-    elements = config["BLOCK_M"] * config["BLOCK_N"] / (config.num_warps * device.warp_size)
-    alone = config.family != PACKED and min(vectors(config, problem)) < 4
-    return float(elements * (max(4, problem.itemsize) if alone else problem.itemsize) / 4)
+    m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
+    alone = min(vectors(problem, problem.runs(m, n))) < 4
+    return float(m * n / (config.num_warps * device.warp_size) * (max(4, size) if alone else size) / 4)
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
-    size, is_packed = problem.itemsize, config.family == PACKED
-    if is_packed:
-        if size > 2:
-            return f"elements of {size} bytes are not packed"
-        if (problem.x_layout, problem.out_layout) != ("row", "column"):
-            return "x and out are not contiguous along two dimensions"
-        if whole_rows(problem) * size < WORD:
-            return f"{problem.m} elements are too few to hold a whole word of {WORD} bytes"
     if (reason := config_fault(config, PARAMETERS, 4096)) is not None:
         return reason
     m, n, threads = config["BLOCK_M"], config["BLOCK_N"], config.num_warps * device.warp_size
-    if (reason := resource_fault(device, m * n * size)) is not None:
+    if (reason := resource_fault(device, m * n * problem.itemsize)) is not None:
         return reason
-    if is_packed and min(m, n) * size < WORD:
-        return f"a side of the tile is less than a word of {WORD} bytes"
     words = held_words(config, problem, device)
-    if not is_packed and len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
+    if len(problem.plane.n) > 1:  # what is divided, the compiler moves singly
         words = max(words, m * n / threads)
     if words > _MOST_WORDS:
         return f"{words:.0f} registers a thread for its part of the tile, of {_MOST_WORDS}"
@@ -153,8 +131,9 @@ class Parts(NamedTuple):
 
 def parts_us(config: Config, problem: PermuteProblem, device: Device) -> Parts:
     m, n, size = config["BLOCK_M"], config["BLOCK_N"], problem.itemsize
-    read, written = (run * size for run in problem.runs(m, n))
-    x_vector, out_vector = vectors(config, problem)
+    runs = problem.runs(m, n)
+    read, written = runs[0] * size, runs[1] * size
+    x_vector, out_vector = vectors(problem, runs)
     tiles_m, tiles_n = -(-problem.m // m), -(-problem.n // n)
     tiles = tiles_m * tiles_n * problem.batch
     # Factors by which tiles cover more than each side, and whether they copy only part of that.
@@ -240,10 +219,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
 
     x_m, x_batch = of(x, m_dims), of(x, batch_dims)
     out_m, out_n, out_batch = of(out, m_dims)[:1], of(out, n_dims), of(out, batch_dims)
-    # Rows and columns of the matrix, and of a tile; rows are words where words are what is tiled.
-    packed = WORD // problem.itemsize if config.family == PACKED else 1
-    rows = (whole_rows(problem) if config.family == PACKED else problem.m) // packed
-    block_m, block_n = config["BLOCK_M"] // packed, config["BLOCK_N"]
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
     values: dict[str, Any] = {
         "x_ptr": Buffer("x"), "out_ptr": Buffer("out"),
         "M": problem.m, "N": problem.n,
@@ -257,13 +233,12 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "ALIGN_OUT": tuple(grids.least_unit(steps, word) for steps in (out_m, out_n, out_batch)),
         "WIDE": max(*(lanes * span for span in problem.spans), *problem.sizes) >= grids.WIDE_FROM,
         "TURN": problem.is_transposing, "LANES": lanes, "FLIP_FIRST": call.flip[0], "FLIP_LAST": call.flip[1],
-        "UNEVEN_M": uneven(rows, block_m), "UNEVEN_N": uneven(problem.n, block_n), "WAIT": early,
+        "UNEVEN_M": uneven(problem.m, block_m), "UNEVEN_N": uneven(problem.n, block_n), "WAIT": early,
         **dict(config.kwargs),
     }  # fmt: skip
-    tiles = -(-rows // block_m) * -(-problem.n // block_n)
-    kernel = permute_packed if config.family == PACKED else permute_tile
+    tiles = -(-problem.m // block_m) * -(-problem.n // block_n)
     grid, how = grids.grid(tiles, problem.batch), grids.options(config, launch_pdl=early)
-    return Work((step_of(kernel, grid, values, how),))
+    return Work((step_of(permute_tile, grid, values, how),))
 
 
 def _exact(*_: Any) -> Numerics:
@@ -271,11 +246,7 @@ def _exact(*_: Any) -> Numerics:
 
 
 _SIDES: Final = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_PACKED_SIDES: Final = (4, 16, 32, 64, 128, 256, 512)
 TILE: Final = Family(
-    PermuteProblem.op, NAME, permute_tile, lambda: _configs(NAME, _SIDES, 512, 0), illegal, pointless, cost,
+    PermuteProblem.op, NAME, permute_tile, _configs, illegal, pointless, cost,
     work, resident=resident, numerics=_exact, canonical=_exact,
 )  # fmt: skip
-PACKED_WORDS: Final = replace(
-    TILE, name=PACKED, kernel=permute_packed, space=lambda: _configs(PACKED, _PACKED_SIDES, 2048, 16)
-)
