@@ -4,7 +4,8 @@ Kernels of permutations depend on ranks and alignments, so nearly every size has
 timed here as soon as its kernels are compiled; `tritile tune --calibrate` compiles all before it times any.
 At each size it times the configs that the class's portfolio puts first, those that the model does, a few
 others at random, and all boxes. tuning/portfolios.py makes portfolios of the files, gzipped. It ran on four
-H200s, a class each: `--jobs 16 --seconds 490` for elements of 1, 2 and 4 bytes, `--seconds 165` for 16.
+H200s, a class each: `--jobs 16 --seconds 490` for elements of 1, 2 and 4 bytes, `--seconds 165` for 16. With
+`--boxes` it times boxes alone, at the same sizes: what is in tuning/sweeps/more is from four other H200s.
 """
 
 import argparse
@@ -39,23 +40,26 @@ AHEAD = 64  # sizes that compile while one is timed
 def first(problem: Tiled, configs: Sequence[Config], name: str, device: Device) -> list[Config]:
     """The candidates to time at a size."""
     own = useful(configs, problem, device)
-    tiles = sorted(
-        (c for c in own if c.family != boxes.BOX), key=lambda c: model.predict_us(c, problem, device)
-    )
+    boxed = [c for c in own if c.family == boxes.BOX]
+    tiles = [c for c in own if c.family != boxes.BOX]
+    if not tiles:
+        return boxed
+    tiles.sort(key=lambda c: model.predict_us(c, problem, device))
     found = gpu_tables.portfolio(name, device)
     ranked = [config for _, config in found[0].ranked(problem, device, 48)] if found else []
     known = [config for config in ranked if config in set(tiles)][:BY_PORTFOLIO]
     by_model = tiles[: BY_MODEL if known else BY_MODEL + BY_PORTFOLIO]
     others = random.Random(problem.label).sample(tiles, min(AT_RANDOM, len(tiles)))
-    return list(dict.fromkeys([*known, *by_model, *others, *(c for c in own if c.family == boxes.BOX)]))
+    return list(dict.fromkeys([*known, *by_model, *others, *boxed]))
 
 
-def swept(name: str, device: Device, sizes: int, seconds: float, pool: Workers) -> list[Row]:
+def swept(name: str, device: Device, sizes: int, seconds: float, pool: Workers, tiles: bool) -> list[Row]:
     """Times at as many drawn sizes of a class as `seconds` allow."""
-    begun, rows = time.monotonic(), list[Row]()
-    likely, problems = drawn(name, LIKELY, "candidates"), drawn(name, sizes, "sizes")
-    tiles = run.candidates(name, likely, device, gpu_tables.shipped(device), CANDIDATES)
-    configs, flush = [*tiles, *boxes.FAMILY.configs], flusher(device)
+    begun, rows, problems = time.monotonic(), list[Row](), drawn(name, sizes, "sizes")
+    configs, flush = [*boxes.FAMILY.configs], flusher(device)
+    if tiles:
+        likely = drawn(name, LIKELY, "candidates")
+        configs += run.candidates(name, likely, device, gpu_tables.shipped(device), CANDIDATES)
     print(f"{name}: {len(configs)} candidates after {time.monotonic() - begun:.0f} s", flush=True)
     with ProcessPoolExecutor(JOBS, multiprocessing.get_context("fork")) as choosers:
         how = configs, name, device
@@ -87,13 +91,14 @@ def main() -> None:
     parser.add_argument("--sweeps", type=Path, required=True, metavar="FOLDER", help="for a file a class")
     parser.add_argument("--sizes", type=int, default=1300)
     parser.add_argument("--seconds", type=float, default=400.0, help="of each class")
+    parser.add_argument("--boxes", action="store_true", help="time no tiles")
     parser.add_argument("--jobs", type=int, help="processes that compile")
     given = parser.parse_args()
     device = current_gpu()
     assert device is not None
     with Workers(given.jobs) as pool:
         for name in given.names:
-            rows = swept(name, device, given.sizes, given.seconds, pool)
+            rows = swept(name, device, given.sizes, given.seconds, pool, not given.boxes)
             write_sweep(given.sweeps / f"{name}.jsonl", rows, device)
 
 
