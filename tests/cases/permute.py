@@ -67,7 +67,7 @@ def ways(config, problem):
     pieces = box.pieces
     found = {f"{problem.itemsize}-byte", f"read {box.read * problem.itemsize}"}
     found.add("slanted" if pieces.more else "ends" if pieces.skewed else "whole")
-    found.add("one piece" if pieces.pieces == 1 else "pieces")
+    found.add("one piece" if pieces.number == 1 else "pieces")
     found.add("runs" if len(pieces.inner) > 1 else "run")
     found.add("shared" if shared(box) else "apart")
     if pieces.more:  # the row that is read beyond a box is in its runs in x, or begins one

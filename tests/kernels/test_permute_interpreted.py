@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 import tritile
 from tests.cases.permute import *  # noqa: F403
@@ -222,3 +223,21 @@ def test_any_permutation_by_boxes(seed):
     dims, offsets = draw.sample(range(len(shape)), len(shape)), (draw.randint(0, 3), draw.randint(0, 3))
     for config in draw.sample(CONFIGS, 3):
         check(tuple(shape), dims, dtype, config, offsets)
+
+
+@pytest.mark.parametrize("case", WAYS, ids=lambda case: case[-1])
+def test_boxes_read_nothing_outside_their_input(case, monkeypatch):
+    """Words of memory in which rows begin or end are read, but none that x does not have all of."""
+    (shape, dims, dtype, config, _), read = case, []
+    x = random_bits((1 + math.prod(shape),), dtype)[1][1:].view(shape)
+    call = permute_op.permute_call(x, torch.empty([shape[i] for i in dims], dtype=dtype), dims)
+    load = InterpreterBuilder.create_masked_load
+
+    def recorded(self, ptrs, mask, *rest):
+        read.extend(ptrs.data[mask.data].tolist())
+        return load(self, ptrs, mask, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", recorded)
+    launch.run_interpreted(call, config)
+    assert x.data_ptr() == min(read)
+    assert max(read) < x.data_ptr() + x.nbytes

@@ -59,14 +59,15 @@ class Pieces(NamedTuple):
     """Hold how a box lies in out.
 
     `inner`: dimensions of a piece, which lie in a row in out, innermost first; `outer`: those of pieces.
-    `lanes`: elements of a written word. `skewed`: pieces may start inside a word. `more`: rows of the last
-    dimension of a piece that are read beyond it, as its last word goes on there.
+    `size`: elements of a piece; `number`: of pieces. `lanes`: elements of a written word. `skewed`: pieces
+    may start inside a word. `more`: rows of the last dimension of a piece that are read beyond it, as its
+    last word goes on there.
     """
 
     inner: tuple[int, ...]
     outer: tuple[int, ...]
     size: int
-    pieces: int
+    number: int
     lanes: int
     skewed: bool
     more: int
@@ -79,7 +80,7 @@ class Pieces(NamedTuple):
     @property
     def elements(self) -> int:
         """Elements of the words of all pieces."""
-        return self.pieces * self.words * self.lanes
+        return self.number * self.words * self.lanes
 
 
 class Box(NamedTuple):
@@ -142,7 +143,7 @@ def _pieces(problem: PermuteProblem, sides: Sequence[int]) -> Pieces:
 
 def _walk(pieces: Pieces, sides: Sequence[int]) -> dict[int, list[int]]:
     """Return for each dimension the indices of the first elements of words that a warp gathers at once."""
-    words = range(min(_BANKS, pieces.pieces * pieces.words))
+    words = range(min(_BANKS, pieces.number * pieces.words))
     piece, index = [word // pieces.words for word in words], [word % pieces.words for word in words]
     index, found = [each * pieces.lanes for each in index], {}
     for i in pieces.inner[:-1]:
@@ -164,7 +165,7 @@ class _Layout:
         self.alone = len(pieces.inner) < 2 or sides[self.first] % self.lanes == 0
         # Of a warp's words. What has no place yet counts as 0, and words that differ in it alone as one.
         self.walk = _walk(pieces, sides)
-        self.at = [0] * min(_BANKS, pieces.pieces * pieces.words)
+        self.at = [0] * min(_BANKS, pieces.number * pieces.words)
 
     def moved(self, index: Sequence[int], step: int) -> list[int]:
         return [at + each * step for at, each in zip(self.at, index, strict=True)]
@@ -297,7 +298,7 @@ def boxes_of(box: Box, problem: PermuteProblem) -> int:
 
 def ends(box: Box) -> int:
     """Return the elements, a power of two, among which are those that no whole word has."""
-    return 2 * box.pieces.lanes << (box.pieces.pieces - 1).bit_length() if box.pieces.skewed else 1
+    return 2 * box.pieces.lanes << (box.pieces.number - 1).bit_length() if box.pieces.skewed else 1
 
 
 def illegal(config: Config, problem: PermuteProblem, device: Device) -> str | None:
@@ -429,7 +430,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "far": box.rows[last] if inner else 1, "row_step": x[last] if inner else 0,
         "run": box.run, "run_step": x[last] if pieces.more and last in box.runs else 0,
         "read_digits": tuple(read) or ((2 * _MOST, _magic(2 * _MOST), 1, 0),),
-        "pieces": pieces.pieces, "words": pieces.words, "word_magic": _magic(pieces.words, 31),
+        "pieces": pieces.number, "words": pieces.words, "word_magic": _magic(pieces.words, 31),
         "piece_size": pieces.size, "row_size": out[last] if inner else 1,
         "line": shape[last] if pieces.more else sides[last],
         "piece_magics": piece[0], "piece_places": piece[1], "piece_x_steps": piece[2],
@@ -441,7 +442,7 @@ def work(call: PermuteCall, config: Config, processors: int, early: bool) -> Wor
         "READ": box.read, "CUT": index.get(last, -1) if pieces.more else -1,
         "SPLIT": index[inner[0]] - 1 if box.jump else -1, "LANES": lanes,
         "SLANTED": pieces.more > 0, "SKEWED": pieces.skewed, "WHOLE": pieces.size % lanes == 0,
-        "SHARED": shared(box), "SEVERAL": pieces.pieces > 1, "ENDS": ends(box),
+        "SHARED": shared(box), "SEVERAL": pieces.number > 1, "ENDS": ends(box),
         "WIDE": max(problem.spans) >= grids.WIDE_FROM, "FLIP_LAST": call.flip[1], "WAIT": early,
         "BLOCK_X": power_of_two(box.extent), "BLOCK": power_of_two(pieces.elements),
     }  # fmt: skip
