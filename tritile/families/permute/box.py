@@ -212,11 +212,11 @@ def permute_box(
     row = box * 0
     if SLANTED:
         row = tl.minimum(box % box_dims[0][0] * box_dims[0][3], box_dims[0][4])
-    rows = line - row  # to the end of the line
+    rows = tl.minimum(line - row, far)  # of the line that follow, as far as a box reads
     if WAIT:
         gdc_launch_dependents()
         gdc_wait()
-    end = before + reach + (tl.minimum(rows, far) - 1).to(tl.int64) * row_step + READ
+    end = before + reach + (rows - 1).to(tl.int64) * row_step + READ
     if (before >= x_ptr.to(tl.int64) // SIZE % READ) & (end <= span):
         gather_box(
             x_ptr, out_ptr, row, rows, run, run_step, read_digits,
