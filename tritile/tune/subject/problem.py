@@ -68,7 +68,7 @@ def steps(config: Config, op: str) -> list[Config]:
 class ProblemSpace:
     """Search the legal configs of a problem on a device, in the order of the model's predictions.
 
-    `known` are configs that may be good, as from the table. An opening begins with the legal ones of them.
+    `known` are configs that may be good, as from the table. The legal ones of them come first.
     `configs` and `opening` raise UnsupportedError, with the reason, where no config is legal.
     """
 
@@ -82,7 +82,7 @@ class ProblemSpace:
 
     @functools.cached_property
     def _ranked(self) -> list[Config]:
-        return model.ranked(self.problem, self.device)
+        return list(dict.fromkeys([*self.known, *model.ranked(self.problem, self.device)]))
 
     def opening(self, count: int) -> list[Config]:
         """Return the known configs, then each family's likeliest in turn, over varied tiles."""
