@@ -121,7 +121,8 @@ class Formula:
     - `traits(problem)`: sizes and alignments of rows, as numbers from -1 to 1 or so, by which a correction
       varies. Sizes beyond those that are drawn count as the nearest that is drawn.
     - `inputs`: how many parts and traits there are.
-    - `beyond(config, problem)`: true where no such config is timed at such sizes, and the formula errs.
+    - `beyond(config, problem)`: true where no such config is timed at such sizes, and the formula errs. None
+      where there are no such configs.
     """
 
     constants: type[Any]
@@ -132,7 +133,7 @@ class Formula:
     begin: Callable[[Any], Any]
     traits: Callable[[Any], list[float]]
     inputs: int
-    beyond: Callable[[Config, Any], bool] = lambda config, problem: False
+    beyond: Callable[[Config, Any], bool] | None = None
 
     def us(self, shape: Any, facts: Any, constants: Any) -> Any:
         """Return predicted microseconds. Members of each may be numbers, tensors or arrays."""
