@@ -41,7 +41,7 @@ from tritile.core.settings import current_mode, uses_aten
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, UnsupportedError
 from tritile.families.registry import FAMILIES
-from tritile.families.space import illegal
+from tritile.families.space import contenders, illegal
 from tritile.families.work import workspace_bytes
 from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
@@ -177,8 +177,6 @@ def plan_for(
     since = perf_counter()
     warn_untested()
     plan = _chosen(*key)
-    if plan is not None and allows_torch:
-        plan = _or_aten(plan, key[2])
     if plan is not None:
         _memo[key] = plan
         facts = {"problem": problem.label, "config": str(plan.config), "source": plan.source}
@@ -199,14 +197,31 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
 
 
 def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan | None:
-    """Return the plan of the first source that has one; None where mode "tune" is to measure."""
+    """Return the plan of the first source that has one, or by torch's kernel where that is faster.
+
+    None where mode "tune" is to measure.
+    """
     if mode == "off":
         return by_model(problem, device)
-    plan = _pinned(problem, device, mode) or _measured(problem, device, mode)
-    if plan is not None:
+    plan, known = _pinned(problem, device, mode), list[Trial]()
+    if plan is None or allows_torch:  # the store is opened once for both
+        known = trials(problem, device, *[TORCH] * allows_torch)
+    plan = plan or _fastest(known, problem, device)
+    if plan is None and mode != "tune":
+        plan = _unmeasured(problem, device, mode, allows_torch)
+    if plan is None or not allows_torch:
         return plan
-    if mode == "tune":
-        return None
+    return _or_aten(plan, mode, [trial for trial in known if trial.config == aten.CONFIG])
+
+
+def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Plan:
+    """Return the plan of the first source that has one, where nothing was measured here of just this problem.
+
+    A batch-invariant call may take what was measured without batch invariance.
+    """
+    for other in _with_free(problem)[1:]:
+        if plan := _fastest(trials(other, device), problem, device):
+            return plan
     plan = (_by_rule(problem, device) if allows_torch else None) or tabled(problem, device)
     if mode == "strict":
         if plan is None or not plan.current:
@@ -234,24 +249,21 @@ def _with_free(problem: Tiled) -> tuple[Tiled, ...]:
     return problem, replace(problem, invariant=False)
 
 
-def trials(problem: Tiled, device: Device) -> list[Trial]:
-    first, *more = (kernel.digest for kernel in FAMILIES[problem.op].values())
-    return store_of(device).trials(first, problem, *more)
+def trials(problem: Tiled, device: Device, *more: str) -> list[Trial]:
+    """Return what was measured here of a problem with tritile's kernels, and with those of more digests."""
+    first, *others = (kernel.digest for kernel in FAMILIES[problem.op].values())
+    return store_of(device).trials(first, problem, *others, *more)
 
 
-def _measured(problem: Tiled, device: Device, mode: str) -> Plan | None:
-    """Return the fastest legal config of those that were measured here, None where there is none.
-
-    A batch-invariant call may take what was measured without batch invariance, except in mode "tune".
-    """
-    for measured in (problem,) if mode == "tune" else _with_free(problem):
-        works = (trial for trial in trials(measured, device) if trial.works)
-        legal = [trial for trial in works if illegal(trial.config, problem, device) is None]
-        best = best_of(legal)
-        if best is not None:
-            why = f"the fastest of {len(legal)} measured on this GPU"
-            return Plan(problem, best.config, "exact", device, best.us, why)
-    return None
+def _fastest(measured: list[Trial], problem: Tiled, device: Device) -> Plan | None:
+    """Return the plan by the fastest legal config of trials, None where there is none."""
+    works = (trial for trial in measured if trial.works)
+    legal = [trial for trial in works if illegal(trial.config, problem, device) is None]
+    best = best_of(legal)
+    if best is None:
+        return None
+    why = f"the fastest of {len(legal)} measured on this GPU"
+    return Plan(problem, best.config, "exact", device, best.us, why)
 
 
 def _of_table(table: Table, problem: Tiled, device: Device, source: str, why: str) -> Plan | None:
@@ -288,10 +300,10 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
 
 def _by_rule(problem: Tiled, device: Device) -> Plan | None:
     """Return the plan by torch's kernel of a kind of products that it makes where nothing is measured."""
-    if not isinstance(problem, Product) or aten.illegal(problem) or gpu_tables.pinned(device) is not None:
+    if not isinstance(problem, Product) or gpu_tables.pinned(device) is not None:
         return None
     kind = aten.kind_of(problem)
-    if not gpu_tables.is_by_aten(kind, device):
+    if not gpu_tables.is_by_aten(kind, device) or aten.illegal(problem) is not None:
         return None
     why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
     return Plan(problem, aten.CONFIG, "table", device, None, why)
@@ -305,31 +317,31 @@ class _TorchTime(NamedTuple):
     error: float = 0.0  # the share by which a predicted time may be off
 
 
-def _or_aten(plan: Plan, mode: str) -> Plan | None:
+def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     """Return the plan with torch's time, or one by torch's kernel where that is faster.
 
-    A pinned table keeps torch's kernel out, and mode "off" its time too. None where mode "tune" is to time
+    `measured`: trials of torch. A pinned table keeps torch's kernel out. None where mode "tune" is to time
     torch first: once, as a timing that fails is remembered too.
     """
     problem, device = plan.problem, plan.device
-    if mode == "off" or plan.config == aten.CONFIG or not isinstance(problem, Product | QuantizedProblem):
+    if plan.config == aten.CONFIG or not isinstance(problem, Product | QuantizedProblem):
         return plan
     pinned = gpu_tables.pinned(device)
-    torchs = _torch_measured(plan, pinned)
+    torchs = _torch_measured(plan, pinned, measured)
     if torchs is None and mode == "tune" and pinned is None:
-        return plan if store_of(device).trials(TORCH, problem) else None
+        return plan if measured else None
     torchs = torchs or _torch_predicted(problem, plan)
     if torchs is None:
         return plan
-    may_run = pinned is None and aten.illegal(problem) is None
-    if not may_run or plan.us is None or plan.us < torchs.margin * torchs.us:
+    is_slower = plan.us is not None and plan.us >= torchs.margin * torchs.us
+    if not is_slower or pinned is not None or aten.illegal(problem) is not None:
         return replace(plan, other_us=torchs.us, other=torchs.where, other_error=torchs.error)
     ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torchs.where}"
     return Plan(problem, aten.CONFIG, torchs.source, device, torchs.us, why, other_us=plan.us, other=ours)
 
 
-def _torch_measured(plan: Plan, pinned: Table | None) -> _TorchTime | None:
-    trial = store_of(plan.device).best(TORCH, plan.problem)
+def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> _TorchTime | None:
+    trial = best_of(measured)
     if trial is not None and trial.us:
         return _TorchTime(trial.us, "exact", "measured on this GPU")
     tables: tuple[Table, ...] = ()
@@ -408,6 +420,8 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
 def _or_other_family(plan: Plan) -> Plan:
     """Return a portfolio's plan, or that of a family that portfolios leave out, if faster by its margin."""
     problem, device, us = plan.problem, plan.device, plan.us
+    if all(FAMILIES[problem.op][name].margin is None for name in contenders(problem)):
+        return plan
     found = gpu_tables.portfolio(class_of(problem), device)
     in_portfolio = found[0].families if found is not None else ()
     config = next(iter(model.outside_portfolios(problem, device, in_portfolio)), None)

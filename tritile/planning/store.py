@@ -281,19 +281,25 @@ class Store:
 
     def trials(self, kernel: str, problem: Problem, *more: str) -> list[Trial]:
         """Return all trials of this problem, with this kernel or one of `more`, on this very device."""
+        digests, new = (kernel, *more), dict[str, Row]()
+
+        def selected(connection: sqlite3.Connection) -> list[Row]:
+            values = (*self._environment(kernel), *more, problem_key(problem))
+            kernels = f"kernel IN ({', '.join('?' for _ in digests)})"
+            query = f"{_SELECT} WHERE {_ON_DEVICE} AND {kernels} AND problem = ? ORDER BY trials.id"
+            return connection.execute(query, values).fetchall()
+
         try:
-            environment, text = self._environment(kernel), problem_key(problem)
+            rows = self._use(selected, list[Row]())
+            if self.unwritten:
+                here, text = self._environment(kernel)[:-1], problem_key(problem)
+                new = {
+                    config: row
+                    for (place, of, config), (_, row) in list(self.unwritten.items())
+                    if of == text and place[:-1] == here and place[-1] in digests
+                }
         except (ValueError, TypeError):  # nothing of this form is ever remembered
             return []
-        kernels = f"kernel IN ({', '.join('?' for _ in (kernel, *more))})"
-        query = f"{_SELECT} WHERE {_ON_DEVICE} AND {kernels} AND problem = ? ORDER BY trials.id"
-        rows = self._selected(query, (*environment, *more, text))
-        digests, here = (kernel, *more), environment[:-1]
-        new = {
-            config: row
-            for (place, of, config), (_, row) in list(self.unwritten.items())
-            if of == text and place[:-1] == here and place[-1] in digests
-        }
         return self._valid([row for row in rows if row[2] not in new] + list(new.values()), trial_from)
 
     def best(self, kernel: str, problem: Problem) -> Trial | None:
