@@ -17,7 +17,7 @@ import torch
 
 from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
-from tritile.core.epilogue import Epilogue
+from tritile.core.epilogue import BARE, Epilogue
 from tritile.core.problem import (
     FP8_DTYPES,
     ITEMSIZE,
@@ -46,6 +46,8 @@ _TILES: Final = np.array(
 _SIDES: Final = np.array([64, 128, 192, 256])[:, None]  # of a tile whose other side is any multiple of 8
 _STEPS: Final = np.arange(16, 257, 8)
 _EDGE: Final = 24  # a tile of so many columns takes twice as long for each as one of very many
+_AREAS: Final = _SIDES * _STEPS
+_SLOWER: Final = 1 + _EDGE / _STEPS
 _FULL_WAVES: Final = 20  # beyond so many, the last one hardly counts
 # Only the scale of these matters: the network learns the rest.
 _PRODUCTS_PER_US: Final = 8e8  # of one byte
@@ -54,6 +56,7 @@ _START_US: Final = 2.5
 _DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 _PRECISIONS: Final = ("ieee", "tf32")
 _LARGEST: Final = 1e6  # number of a network
+_IN_ONE: Final = BARE, Epilogue(bias="row")  # of one launch; the first one of batches too
 _LONG: Final = 512, 1e9  # K and operations from which a product takes several times as long as its epilogue
 _LEAST_INT8_ROWS: Final = 17  # of a, for torch
 MOST_GROUPS: Final = 1023  # of torch's grouped products
@@ -95,8 +98,7 @@ def illegal(problem: Tiled) -> str | None:
         return f"torch has no single call for {problem.label}"
     if "strided" in problem.layouts or problem.out_layout != "row":
         return "torch would copy an operand or the result"
-    in_one = (Epilogue(),) if problem.batch > 1 else (Epilogue(), Epilogue(bias="row"))
-    if problem.epilogue not in in_one and not _is_long(problem):
+    if problem.epilogue not in _IN_ONE[: 1 if problem.batch > 1 else 2] and not _is_long(problem):
         return "torch takes another launch for the epilogue"
     if problem.dtype not in _DTYPES:
         return f"torch's products of {problem.dtype} are not offered"
@@ -218,14 +220,15 @@ def features(problem: MatmulProblem, device: Device) -> tuple[Any, float]:
     moved = batch * (m * k + n * k) * size + area * ITEMSIZE[problem.out_dtype]
     compute, memory = area * k * size / _PRODUCTS_PER_US, moved / _BYTES_PER_US
     floor = max(compute, memory) + _START_US
-    tiles = -(-m // _TILES[0]) * -(-n // _TILES[1]) * batch
+    sides = np.array([[m], [n]])
+    tiles = (-(-sides // _TILES)).prod(0) * batch
     waves = tiles / processors
     full = np.where(waves < _FULL_WAVES, np.ceil(waves) / waves, 1.0)
     covered = tiles * _TILES[0] * _TILES[1] / area
-    best = []  # share of the SMs' time that goes into the result, by the tile width that suits best
-    for x, y in ((m, n), (n, m)):
-        rounds = np.ceil(-(-x // _SIDES) * -(-y // _STEPS) * batch / processors)
-        best.append((area / (rounds * processors * _SIDES * _STEPS) / (1 + _EDGE / _STEPS)).max(1))
+    # Share of the SMs' time that goes into the result, by the tile width that suits best.
+    sides = sides[:, :, None]
+    rounds = np.ceil(-(-sides // _SIDES) * -(-sides[::-1] // _STEPS) * batch / processors)
+    best = (area / (rounds * processors * _AREAS) / _SLOWER).max(2)
     logs = [m, n, k, area, area * k, moved, min(m, n), max(m, n), compute, memory, floor]
     logs += [math.gcd(stride, 256) for stride in leading_strides(problem)]
     rest = [m % 64 / 64, m % 128 / 128, n % 64 / 64, n % 128 / 128, m % 8 == 0, problem.b_layout == "row"]

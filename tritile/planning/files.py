@@ -27,7 +27,7 @@ T = TypeVar("T")
 def state_of(file: Path | Traversable) -> tuple[int, ...]:
     """Return what differs once a file has changed or another took its place, () without a file."""
     try:
-        facts = Path(str(file)).stat()
+        facts = (file if isinstance(file, Path) else Path(str(file))).stat()
     except (OSError, ValueError):
         return ()
     return facts.st_ino, facts.st_mtime_ns, facts.st_size
