@@ -1,6 +1,5 @@
 """Sort the committed lines into the kinds of problem that docs/benchmarks.md and README.md show."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,6 +22,10 @@ EXTENTS = ("m", "n", "k")
 THIN = 128  # the largest extent of a thin permutation
 HEAD = "suite | dtype | layout | problems: | geometric mean: | under 1: | worst: | at"
 SPAN_HEAD = "figure | least: | most: | geometric mean: | problems:"
+SEARCHES_HEAD = (
+    "problem | searches, s: | configs timed | winners, slower than the fastest: | predicted, slower:"
+    " | fastest, us: | torch, us:"
+)
 LOSSES_HEAD = f"GPU | {HEAD} | instead"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
 Case = tuple[Kind, float, str]  # its row, torch's time by tritile's, and its sizes
@@ -33,7 +36,6 @@ WIDE = "Unpack the weight once (`QuantizedWeight.dequantize`) and call torch, if
 # What a suite's name and a dtype begin with, then what to use; the first that fits counts.
 ADVICE = (
     ("drawn, aligned", "", TUNE),
-    ("invariance, untuned", "", TUNE),
     ("one weight", "", TUNE),
     (
         "model",
@@ -125,29 +127,30 @@ def summary(cases: list[Line], wanted: str) -> Iterator[Cells]:
         yield name, count, mean, worst
 
 
-def invariance() -> list[Line]:
-    """Return the newest lines of batch-invariant products that hold times."""
-    lines = (line for line in read(RESULTS / "invariance.jsonl") if "cost" in line)
-    return latest(lines, ("weight", *EXTENTS))
+def invariance() -> list[float]:
+    """Return times within batch invariance by those without, of the newest line of rows."""
+    line = next(line for line in reversed(read(RESULTS / "rows.jsonl")) if "invariant_ratio_torch" in line)
+    pairs = zip(line["ratio_torch"], line["invariant_ratio_torch"], strict=True)
+    return [outside / within for outside, within in pairs]
 
 
-def tuned() -> set[tuple[int, ...]]:
-    """Return M, N and K of the plain bf16 products in NT that the shipped table holds."""
-    path = HERE.parent / "tritile" / "tables" / f"{DEVICE.slug}.json"
-    problems = [entry["problem"] for entry in json.loads(path.read_text())["entries"]]
-    wanted = {"op": "matmul", "dtype": "bfloat16", "a_layout": "row", "b_layout": "column", "batch": 1}
-    plain = (p for p in problems if wanted.items() <= p.items() and not p.keys() & {"epilogue", "invariant"})
-    return {tuple(problem[extent] for extent in EXTENTS) for problem in plain}
+def searches() -> list[Line]:
+    """Return the newest run of searches."""
+    lines = read(RESULTS / "searches.jsonl")
+    return latest((line for line in lines if line["env"]["seed"] == lines[-1]["env"]["seed"]), ("problem",))
 
 
-def by_table() -> Iterator[Case]:
-    """Yield the cases of one weight by 19 numbers of rows; the kind says whether the table has the size."""
-    known = tuned()
-    for line in invariance():
-        sizes = tuple(line[extent] for extent in EXTENTS)
-        if line["weight"] == "bfloat16":
-            kind = f"invariance, {'tuned' if sizes in known else 'untuned'}", "bfloat16", "NT"
-            yield kind, line["torch_us"] / line["default_us"], "x".join(map(str, sizes))
+def of_searches(lines: Iterable[Line]) -> Iterator[Cells]:
+    """Yield a row for each problem, then one of all."""
+
+    def percent(values: Iterable[float | None]) -> str:
+        return ", ".join("failed" if value is None else f"{value:.1%}" for value in values)
+
+    for line in lines:
+        seconds = ", ".join(f"{each:.1f}" for each in line["seconds"])
+        times = f"{line['best_us']:.1f}", f"{line['torch_us']:.1f}" if line["torch_us"] else ""
+        shares = percent(line["regrets"]), percent([line["predicted_regret"]])
+        yield line["problem"], seconds, f"{line['tried'][0]} of {line['space']}", *shares, *times
 
 
 def by_kind(cases: Iterable[Case]) -> dict[Kind, list[tuple[float, str]]]:
@@ -158,10 +161,10 @@ def by_kind(cases: Iterable[Case]) -> dict[Kind, list[tuple[float, str]]]:
     return kinds
 
 
-def rows(lines: Iterable[Line], more: Iterable[Case] = ()) -> list[Cells]:
-    """Return a row for each kind of some lines, and of further cases behind them."""
+def rows(lines: Iterable[Line]) -> list[Cells]:
+    """Return a row for each kind of some lines."""
     own = by_kind((kind_of(line), line["ratio_torch"], sizes_label(line)) for line in lines)
-    return [(*kind, *spread(found)) for of in (own, by_kind(more)) for kind, found in sorted(of.items())]
+    return [(*kind, *spread(found)) for kind, found in sorted(own.items())]
 
 
 def permutations(cases: Iterable[Line], large_gbps: float) -> Iterator[Cells]:
@@ -192,8 +195,6 @@ def _of_gpu(folder: Path) -> Iterator[Case]:
             yield kind, ratio, f"{m}x{line['size']}x{line['size']}"
     for line in drawn.latest_models(read(folder / "models.jsonl")):
         yield (f"models, {line['process']} process", line["mode"], line["what"]), line["ratio"], line["model"]
-    if folder == RESULTS:
-        yield from by_table()
 
 
 def losses(results: Path) -> Iterator[Cells]:

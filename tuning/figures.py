@@ -77,7 +77,7 @@ def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> s
         pick=lambda condition: kinds.picked(cases, condition),
         span=lambda values: " | ".join(span(values)),
         ladder=read(HERE / "ladder" / f"{DEVICE.slug}.json"),
-        autotune=read(RESULTS / "autotune.json"), study=read(RESULTS / "study.json"),
+        autotune=read(RESULTS / "autotune.json"),
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ Row counts from 1 to 4096 are drawn by a seed that nobody chose, that of `tritil
 processes make the same calls, one after the other: the first begins with nothing compiled and nothing
 remembered, the second finds what the first compiled, and remembers nothing. A call is timed with the host's
 clock to the end of its product; a second call of each size follows. Then each size is timed beside torch on
-the GPU. A line of each process is appended to `rows.jsonl`.
+the GPU, as it is called and within `tritile.batch_invariant()`. A line of each process is appended to
+`rows.jsonl`.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,14 @@ def on_the_gpu(rows: list[int], size: int) -> dict[str, list[float]]:
 
     cases = [Case("rows", "matmul", "bfloat16", "NT", m=m, n=size, k=size) for m in rows]
     found = [bench.measured(case) for case in cases]
+    invariant = [bench.measured(replace(case.problem, invariant=True)) for case in cases]
     times = {
         "ratio_torch": [one.torch_us / one.tritile_us for one in found],
         "tritile_us": [one.tritile_us for one in found],
         "torch_us": [one.torch_us for one in found],
         "spread": [one.spread for one in found],
         "torch_spread": [one.spreads["torch"] for one in found],
+        "invariant_ratio_torch": [one.torch_us / one.tritile_us for one in invariant],
     }
     return {name: [round(each, 4) for each in values] for name, values in times.items()}
 

@@ -32,12 +32,6 @@ def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
     assert "".join(line for line in lines if not line.startswith(left_out)) == figures.page(stores=[small])
 
 
-def test_sizes_that_are_not_in_the_table_count_as_untuned():
-    found = {at: kind[0] for kind, _, at in kinds.by_table()}
-    assert found["64x4096x4096"] == "invariance, tuned"
-    assert found["65x4096x4096"] == "invariance, untuned"
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "dtype"),
     [
@@ -57,7 +51,7 @@ def test_permutations_count_where_they_belong(kind, shape, dtype):
 
 def test_every_kind_that_loses_is_listed_with_what_to_use_instead():
     """Gather the kinds from the other tables of the page, and look for each in this one."""
-    shown = kinds.rows(of_cases(stored([kinds.RESULTS], print)), kinds.by_table())
+    shown = kinds.rows(of_cases(stored([kinds.RESULTS], print)))
     here = [row[1:] for row in kinds.losses(kinds.HERE / "results") if row[0] == "nvidia-h200"]
     losing = {row[:3]: row for row in here if not row[0].startswith(("one weight", "models"))}
     assert losing.keys() >= {row[:3] for row in shown if float(row[4]) < 0.995}

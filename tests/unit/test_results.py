@@ -90,7 +90,7 @@ def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
     lines = [old, new, transposed(), transposed(copy_gbps=None), HOST]
     for part in (lines[:1], [], lines[1:]):
         append(path, part)
-    of_scripts = [{"op": op, "m": 1} for op in ("invariance", "models", "rows")]  # which are passed over
+    of_scripts = [{"op": op, "m": 1} for op in ("models", "rows", "searches")]  # which are passed over
     with path.open("a") as file:
         file.writelines(json.dumps(each) + "\n" for each in of_scripts)
     assert read(path, pytest.fail) == lines

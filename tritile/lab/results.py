@@ -43,7 +43,7 @@ Log = Callable[[str], None]
 
 HOST: Final = "host"  # the op and the suite of host times
 BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
-_OF_SCRIPTS: Final = ("invariance", "models", "rows")  # ops of lines that are not read here
+_OF_SCRIPTS: Final = ("models", "rows", "searches")  # ops of lines that are not read here
 _NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
 _SIZES: Final = {
     "matmul": ("precision", "layout", "batch", "m", "n", "k"),
@@ -186,7 +186,7 @@ def append(path: Path, results: Iterable[Result]) -> None:
 def read(path: Path, log: Log) -> list[Result]:
     """Read the results of a file, in order. Invalid lines are skipped, and logged in one message.
 
-    Lines of batch invariance's costs, of whole models and of first calls have no case and are skipped
+    Lines of whole models, of first calls and of searches have no case and are skipped
     silently. Raises FileError if the file cannot be read.
     """
     try:
