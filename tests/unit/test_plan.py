@@ -1,11 +1,14 @@
 """`tritile.plan` of every operation, by itself or by name, and of decorated kernels."""
 
+import json
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 import tritile
+from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
@@ -67,6 +70,22 @@ def test_a_call_is_planned_by_the_operation_and_by_its_name(name):
     assert label in (None, found.problem.label)
     assert found.device == H200
     assert found.config.family in repr(found)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 512), (2048, 2056, 511), (64, 64, 64)])
+def test_a_precision_that_nobody_names_is_that_of_the_gpu_in_question(m, n, k, device, cuda_matmul):
+    a, b = (torch.empty(*shape, device=device) for shape in ((m, k), (k, n)))
+    for target, wanted in (("h200", "fp16x3" if m > 64 else "ieee"), ("a100", "ieee")):
+        found = tritile.plan("matmul", a, b, device=target)
+        assert found.problem.precision == wanted
+        told = run("explain", f"{m}x{n}x{k}", "--dtype", "fp32", "--target", target, "--json").stdout
+        assert wanted == "ieee" or json.loads(told)["config"] == found.config.to_dict()
+    for named in ("ieee", "tf32"):
+        assert tritile.plan("matmul", a, b, precision=named, device="h200").problem.precision == named
+        cuda_matmul.fp32_precision = named
+        assert tritile.plan("matmul", a, b, device="h200").problem.precision == named
+        cuda_matmul.fp32_precision = "none"
 
 
 def test_a_call_that_launches_nothing_has_no_plan():

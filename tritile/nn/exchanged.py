@@ -20,7 +20,6 @@ from tritile.core.forgetting import new_memo
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
-from tritile.families import numerics
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
 from tritile.ops.memo import IN_FP32, default_precision, may_be_kept
@@ -65,9 +64,7 @@ def _problems(
     calls: list[tuple[str, tuple[Any, ...]]] = [("linear", (x, weight, bias))]
     calls += [("matmul", (grad, weight))] * call.grad_input + [("matmul", (grad.mT, x))] * call.grad_weight
     for name, tensors in calls:
-        problem = call_of("convert", name, tensors, {})[0].problem
-        if default_precision() == "none":
-            problem = numerics.unnamed(problem, device)
+        problem = call_of("convert", name, tensors, {}, device)[0].problem
         assert isinstance(problem, MatmulProblem)
         yield problem
 

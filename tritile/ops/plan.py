@@ -15,6 +15,7 @@ from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, ShapeError
+from tritile.families import numerics
 from tritile.ops.aten import torch_call_of
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
@@ -22,6 +23,7 @@ from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_bias_alone,
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
+from tritile.ops.memo import default_precision
 from tritile.ops.permute import contiguous, copied, permute, transpose
 from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
@@ -37,8 +39,13 @@ _FUNCTIONS: Final = (
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
 
 
-def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
+def call_of(
+    who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gpu: Device | None = None
+) -> tuple[Call, bool]:
     """Return the call of an operation, itself or by name, and if torch's own kernel may make it.
+
+    `gpu`: where it is to run, by default where the tensors are, or the current one of meta tensors. A
+    precision that nobody names depends on it.
 
     The result is allocated. Raises InvalidValueError for what is no operation, and for wrong arguments what
     the call itself raises.
@@ -64,6 +71,10 @@ def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         shapes = " and ".join(str(tuple(each.shape)) for each in request.tensors[:2] if each is not None)
         raise ShapeError(f"{who}: {request.op} of {shapes} launches no kernel")
     call = request.call(result, how)
+    gpu = gpu or (devices.current_gpu() if request.first.is_meta else None)
+    if gpu is not None and getattr(request, "precision", "") is None and default_precision() == "none":
+        how = getattr(numerics.unnamed(call.problem, gpu), "precision", how)
+        call = request.call(result, how)
     return call, uses_aten() and torch_call_of(request, call.problem, how, out) is not None
 
 
@@ -141,12 +152,13 @@ def plan(
         InvalidValueError: `what` is something else, an argument of the call is missing, or no GPU is known.
         NotTunedError: nothing is measured, in mode "strict".
     """
+    gpu = None if device is None else gpu_of("plan", device)
     if isinstance(what, Plannable):
-        return what.planned(args, kwargs, None if device is None else gpu_of("plan", device))
+        return what.planned(args, kwargs, gpu)
     if isinstance(what, Tiled):
         problem, here, only, torchs = what, devices.current_gpu(), None, uses_aten()
     else:
-        call, torchs = call_of("plan", what, args, kwargs)
+        call, torchs = call_of("plan", what, args, kwargs, gpu)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             if not INTERPRETING or is_torch_only(problem):
@@ -154,7 +166,7 @@ def plan(
             found = plans.interpreted(problem)
             return replace(found, config=only) if only else found
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
-    gpu = here if device is None else gpu_of("plan", device)
+    gpu = gpu or here
     if gpu is None:
         raise InvalidValueError("plan: there is no GPU here: name one with device=tritile.target_device(...)")
     if only is not None:
