@@ -28,7 +28,8 @@ from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.traffic import Tiling, Traffic, bytes_text
 from tritile.ops.plan import IN_PLACE, plan
-from tritile.planning import model
+from tritile.planning import gpu_tables, model
+from tritile.planning.classes import class_of
 from tritile.planning.plans import trials
 from tritile.runtime.ahead import Resources, check_fits, compiled_for, resources
 
@@ -67,6 +68,7 @@ class Occupancy:
 class Cost:
     """What a config costs. Predictions err by some 10% in the median: smaller differences say nothing.
 
+    - `predicted_us`: as the plan of a call predicts it; by the model for a config outside the portfolio.
     - `measured_us`: None where neither tuning on this GPU nor its table has measured the config.
     - `tiled`: bytes that loads (`read`) and stores (`written`) of its tiles request from global memory. Of a
       permutation whole 32-byte sectors count. Divide by `problem.itemsize` for elements.
@@ -350,14 +352,19 @@ def explain(
     measured = {trial.config: trial.time for trial in legal}
     if chosen.us is not None and chosen.source in ("exact", "table"):
         measured.setdefault(chosen.config, chosen.us)
+    found = gpu_tables.portfolio(class_of(problem), gpu)
+    times = {each: us for us, each in found[0].ranked(problem, gpu, len(found[0].configs))} if found else {}
+    if own not in times:  # then the model predicts all of them
+        times = {}
     # The next best, no two with the same tile: first by measured, then by predicted times.
     by_tile: dict[tuple[int, ...], Config] = {}
     fastest = sorted(measured, key=lambda each: (measured[each], each.key))
-    for each in (own, *fastest, *model.ranked(problem, gpu)):
+    for each in (own, *fastest, *(times or model.ranked(problem, gpu))):
         by_tile.setdefault(model.shape_of(each), each)
 
     def cost(config: Config) -> Cost:
-        parts, predicted = parts_us(problem, config, gpu), model.predict_us(config, problem, gpu)
+        parts = parts_us(problem, config, gpu)
+        predicted = times[config] if config in times else model.predict_us(config, problem, gpu)
         us, longest = measured.get(config), next(iter(parts))
         bound = longest if (us or predicted) < _UNEXPLAINED * parts[longest] else LATENCY
         tiled, tiling = traffic.tiled(problem, config, gpu), traffic.tiling(problem, config, gpu)
