@@ -16,7 +16,8 @@ HOPPER = target_device("nvidia-h200")
 @pytest.fixture
 def call(monkeypatch):
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
-    a, b, out = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
+    shapes = (64, 65536), (65536, 64), (64, 64)  # faster by tritile, says the table
+    a, b, out = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
     plans.forget()
     return matmul_call(a, b, out, "ieee")
 
