@@ -35,8 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning")
 CONVERT = importlib.import_module("tritile.nn.convert")  # the package has the function of this name
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 H200, HERE = "nvidia-h200", target_device("nvidia-h200")
-WINS = Comparison(1.5, True, "predicted", 1000.0)
-LOSES = Comparison(0.9, False, "predicted", 1000.0, "torch is as fast, or faster")
+WINS = Comparison(1.5, True, "predicted", 6000.0)
+LOSES = Comparison(0.9, False, "predicted", 6000.0, "torch is as fast, or faster")
 
 
 @pytest.fixture(autouse=True)
@@ -560,7 +560,10 @@ TORCHS = Comparison(0.5, False, "predicted", 1000.0, by_torch=True)
         ([WINS, LOSES, LOSES], 1.1, True),
         ([Comparison(1.03, True, "measured", 500.0), LOSES, LOSES], 2.83 / 3, False),
         ([Comparison(1.2, False, "predicted", 500.0)] * 2, 1.2, False),  # near, and not sure
-        ([Comparison(1.5, True, "predicted", 20.0)] * 2, 1.5, False),  # the host would be slower
+        # What is gained has to exceed what the host takes longer.
+        ([Comparison(1.5, True, "predicted", 20.0)] * 2, 1.5, False),
+        ([Comparison(1.06, True, "measured", 1000.0)] * 3, 1.06, False),
+        ([Comparison(1.06, True, "measured", 4000.0)] * 3, 1.06, True),
         ([Comparison(1.5, True, "predicted", 20.0)], 1.5, True),  # without gradients it is not
     ],
 )

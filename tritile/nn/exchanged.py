@@ -30,9 +30,9 @@ from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH
 
-# torch's time for the products of a training step from which tritile is called for them: autograd calls its
-# operators through Python, which takes the host longer than torch's by up to so many microseconds.
-TRAINING_US: Final = 150.0
+# What the products of a training step have to gain for tritile to be called for them: autograd calls its
+# operators through Python, which takes the host so many microseconds longer (24 layers of ViT on an H200).
+TRAINING_US: Final = 500.0
 _NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
 # How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
@@ -149,8 +149,11 @@ def judged(
     # A predicted win that is not sure counts as none.
     sure = [ratio if each.wins else min(ratio, 1.0) for ratio, each in zip(ratios, found, strict=True)]
     source = "predicted" if any(each.source == "predicted" for each in timed) else "measured"
-    us = None if any(each.torch_us is None for each in timed) else sum(each.torch_us or 0.0 for each in timed)
-    wins = sum(sure) / len(sure) >= _NOISE and (us is None or us >= TRAINING_US)
+    us = gained = None
+    if all(each.torch_us is not None for each in timed):
+        us = sum(each.torch_us or 0.0 for each in timed)
+        gained = sum((one.torch_us or 0.0) * (1 - 1 / ratio) for one, ratio in zip(found, sure, strict=True))
+    wins = sum(sure) / len(sure) >= _NOISE and (gained is None or gained >= TRAINING_US)
     return _of_ratio(sum(ratios) / len(ratios), wins, source, us)
 
 
