@@ -6,8 +6,8 @@ fastest. Sizes whose space would take long are left out. A line of each is appen
 
 - `seconds`, `tried`: of each search, and how many configs it timed; of the whole space `whole_s`, `space`;
 - `regrets`: by how much the winner of each search is slower than the fastest config; `predicted_regret`: that
-  of the config by which a call is made where nothing is measured. Times are those of the whole space. A search
-  goes beyond it, by steps from config to config: what it found there counts by its own time;
+  of the config by which a call is made where nothing is measured. Times are those of the whole space. A
+  search goes beyond it, by steps from config to config: what it found there counts by its own time;
 - `best_us`, `torch_us`: of the fastest config, and of torch, null where it has no single call for this.
 """
 
