@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,29 @@ def test_merge_adds_another_stores_trials(tmp_path):
     remember(other, MatmulProblem(1, 512, 512, 512, "float16", "float16"))
     zipped.write_bytes(gzip.compress(other.path.read_bytes()))
     assert "1 trials" in run("merge", zipped, "--target", "h200").output
+
+
+def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path):
+    other = replace(H200, triton="3.0.0")
+    remember(Store(other, tmp_path / "other"))
+    store_of(H200).add(
+        "0" * 16,
+        *Store(other, tmp_path / "other").trials(families.FAMILIES["matmul"]["tile"].digest, PROBLEM),
+    )
+    why = "trials that do not count: 1 of another version of their kernels"
+    assert why in run("show", "--target", "h200").output
+    merged = " ".join(
+        run("merge", tmp_path / "other" / "nvidia-h200.sqlite3", "--target", "h200").output.split()
+    )
+    both = f"{why}; 1 of triton 3.0.0, here {H200.triton}"
+    assert "1 trials added" in merged
+    assert both in merged
+    assert refused("export", "--target", "h200", "--output", tmp_path / "t.json").endswith(
+        f"counts here; {both}"
+    )
+    remember(store_of(H200))
+    assert both in " ".join(run("show", "--target", "h200").output.split())
+    assert exported(tmp_path / "t.json").exit_code == 0
 
 
 def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch):

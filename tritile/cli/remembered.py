@@ -1,6 +1,7 @@
 """tritile show, export and merge: what is remembered."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,8 @@ def show(
     Remembered trials that count today are listed: each problem's best, or all of them.
     """
     device = device_of(target)
-    store, remembered = store_of(device), [trial for _, trial in _current(device)]
+    store, (found, others) = store_of(device), _sorted_out(device)
+    remembered = [trial for _, trial in found]
     remembered = remembered if trials else _bests(remembered)
     tables = [
         {"from": where, "gpu": made.device["name"], "triton": made.triton, "entries": len(made.entries)}
@@ -71,20 +73,35 @@ def show(
     if lines:
         print_table(lines, "remembered")
     console.print(f"{len(remembered)} remembered, of {device.name}, in {store.path}")
+    if others:
+        console.print(others)
+
+
+def _sorted_out(device: Device) -> tuple[list[tuple[str, Trial]], str]:
+    """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
+
+    Each comes with its kernel's digest. The text tells how many others there are, and what they are of; it is
+    "" where there are none.
+    """
+    found, others = [], Counter[str]()
+    for facts, trial in store_of(device).all_trials():
+        own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
+        differs = [
+            name for name, value in facts.items() if name != "kernel" and value != getattr(device, name)
+        ]
+        if differs:
+            name = differs[0]
+            others[f"of {name} {facts[name]}, here {getattr(device, name)}"] += 1
+        elif own is not None and facts["kernel"] != own.digest:
+            others["of another version of their kernels"] += 1
+        elif trial.config != aten.CONFIG:
+            found.append((facts["kernel"], trial))
+    reasons = "; ".join(f"{count} {why}" for why, count in others.most_common())
+    return found, f"trials that do not count: {reasons}" if others else ""
 
 
 def _current(device: Device) -> list[tuple[str, Trial]]:
-    """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
-
-    Each comes with its kernel's digest.
-    """
-    found = []
-    for facts, trial in store_of(device).all_trials():
-        own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
-        same = all(value == getattr(device, name) for name, value in facts.items() if name != "kernel")
-        if same and trial.config != aten.CONFIG and (own is None or facts["kernel"] == own.digest):
-            found.append((facts["kernel"], trial))
-    return found
+    return _sorted_out(device)[0]
 
 
 def _bests(trials: Iterable[Trial]) -> list[Trial]:
@@ -151,9 +168,10 @@ def export(
                 f"{device.name} would stand in their place: --replace writes them"
             )
     if not made.entries and not made.portfolios:
-        decorated = ", ".join(sorted(_winners(device)))
+        decorated, (_, others) = ", ".join(sorted(_winners(device))), _sorted_out(device)
         advice = f" but of decorated kernels: --kernel writes {decorated}" if decorated else ""
-        raise InvalidValueError(f"nothing is remembered of {device.name}{advice or ': tune it first'}")
+        advice = advice or (f" that counts here; {others}" if others else ": tune it first")
+        raise InvalidValueError(f"nothing is remembered of {device.name}{advice}")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
     console.print(f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}")
@@ -188,8 +206,11 @@ def merge(
     """Add the trials of other stores to this one; where both have one, the newer stays."""
     for path in files:
         rows_of(path)  # one that cannot be read is reported before anything is added
-    store = store_of(device_of(target))
+    device = device_of(target)
+    store = store_of(device)
     for path in files:
         with shared.working(str(path)):
             count = store.merge(path)
         console.print(f"{path}: {count} trials added to {store.path}")
+    if others := _sorted_out(device)[1]:
+        console.print(others)
