@@ -109,3 +109,21 @@ def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, reques
         assert cache_dir() == cache_dir()
     assert cache_dir().is_absolute()
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("choose", "name"),
+    [(lambda: tritile.mode("tune"), "TRITILE_MODE"), (tritile.batch_invariant, "TRITILE_BATCH_INVARIANT")],
+)
+def test_a_statement_that_sets_nothing_warns_and_a_with_and_a_decorator_do_not(choose, name, recwarn):
+    before = rules()
+    with pytest.warns(UserWarning, match=f"{name} stays as it is: write `with`") as told:
+        choose()
+    assert rules() == before
+    assert told[0].filename == __file__
+    recwarn.clear()
+    inside = choose()(rules)
+    with choose():
+        assert inside() == rules() != before
+    assert [inside(), rules()] == [inside(), before]
+    assert not recwarn.list

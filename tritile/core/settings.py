@@ -81,14 +81,28 @@ _DEFAULT: Final = _RULES["cached", False, True]
 may_lower = True
 
 
-@contextlib.contextmanager
-def _choosing(*choices: tuple[_Setting[Any], Any]) -> Iterator[None]:
-    tokens = [(setting.chosen, setting.chosen.set(value)) for setting, value in choices]
-    try:
-        yield
-    finally:
-        for variable, token in tokens:
+class _Choosing(contextlib.ContextDecorator):
+    """Choose settings inside a `with`, or in the calls of a decorated function; warn where it is neither."""
+
+    def __init__(self, *choices: tuple[_Setting[Any], Any]) -> None:
+        self._choices, self._tokens, self._is_used = choices, list[list[Any]](), False
+
+    def _recreate_cm(self) -> "_Choosing":
+        self._is_used = True
+        return _Choosing(*self._choices)
+
+    def __enter__(self) -> None:
+        self._is_used = True
+        self._tokens.append([(each.chosen, each.chosen.set(value)) for each, value in self._choices])
+
+    def __exit__(self, *_: object) -> None:
+        for variable, token in self._tokens.pop():
             variable.reset(token)
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            names = " and ".join(setting.variable for setting, _ in self._choices)
+            warnings.warn(f"{names} stays as it is: write `with` before the call that sets it", stacklevel=2)
 
 
 def requested_mode() -> Mode | None:
@@ -128,13 +142,14 @@ def under(found: Rules) -> Iterator[None]:
     if rules() == found:
         yield
     else:
-        with _choosing((_MODE, found.mode), (_INVARIANT, found.invariant), (_ATEN, found.aten)):
+        with _Choosing((_MODE, found.mode), (_INVARIANT, found.invariant), (_ATEN, found.aten)):
             yield
 
 
-@contextlib.contextmanager
-def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[None]:
-    """Choose, for the calls inside the `with`, how configs are picked, and from which backends.
+def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
+    """Choose, for the calls inside a `with`, how configs are picked, and from which backends.
+
+    It decorates functions, too. Written as a statement it changes nothing, and a warning says so.
 
     name: one of the modes below; None leaves the mode as it is.
 
@@ -161,12 +176,10 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> Iterator[N
         choices.append((_ATEN, _ATEN.checked(backends, "backends")))
     if name in ("off", "strict") or backends is not None:
         may_lower = False
-    with _choosing(*choices):
-        yield
+    return _Choosing(*choices)
 
 
-@contextlib.contextmanager
-def batch_invariant(on: bool = True) -> Iterator[None]:
+def batch_invariant(on: bool = True) -> _Choosing:
     """Make the products inside the `with` batch-invariant: what a row gives is the same in any company.
 
     An element of a result then depends, bit for bit, on its row of the first operand, its column of the
@@ -189,8 +202,7 @@ def batch_invariant(on: bool = True) -> Iterator[None]:
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
     may_lower = may_lower and not on
-    with _choosing((_INVARIANT, on)):
-        yield
+    return _Choosing((_INVARIANT, on))
 
 
 def tune_budget_s(default: float) -> float:
