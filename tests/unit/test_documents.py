@@ -24,7 +24,7 @@ from tests.commands import commands, run
 from tritile import cli
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
-from tritile.planning import gpu_tables
+from tritile.planning import gpu_tables, kernel_table, table
 from tritile.planning.classes import MEASURED
 
 ROOT = Path(tritile.__file__).parents[1]
@@ -154,6 +154,12 @@ def test_each_file_names_one_version():
     assert f"\n## {tritile.__version__}" in PAGES["CHANGELOG.md"].read_text()
     assert f"at {tritile.__version__}" in README.read_text()
     assert f"version {tritile.__version__}" in PAGES["stability.md"].read_text()
+
+
+def test_the_page_on_stability_names_the_formats_that_are_written():
+    of_kernels = kernel_table.FORMAT.split()[-1]
+    wanted = f"| tables | format {table.FORMAT}, and format {of_kernels} of decorated kernels"
+    assert wanted in PAGES["stability.md"].read_text()
 
 
 def test_the_page_on_tuning_says_which_portfolios_ship():
