@@ -411,7 +411,7 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
         ("TRITILE_MODE", "fsat", "wanted one of cached, tune, strict, off"),
         ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
         ("TRITILE_TUNE_BUDGET", "long", "wanted seconds, above 0"),
-        ("TRITILE_TABLE", "no/such/table.json", "no/such/table.json is not there"),
+        ("TRITILE_TABLE", "no/such/table.json", "TRITILE_TABLE: no/such/table.json is not there"),
     ],
 )
 def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told):

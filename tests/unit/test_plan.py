@@ -88,6 +88,14 @@ def test_a_precision_that_nobody_names_is_that_of_the_gpu_in_question(m, n, k, d
         cuda_matmul.fp32_precision = "none"
 
 
+def test_a_name_that_is_nearly_an_operations_gets_a_hint():
+    for name, meant in (("matmull", "matmul"), ("transposed", "transpose")):
+        with pytest.raises(InvalidValueError, match=rf"what is '{name}' \(did you mean {meant}\?\): wanted"):
+            tritile.plan(name, A, B, device=H200)
+    with pytest.raises(InvalidValueError, match="what is 'conv2d': wanted"):
+        tritile.plan("conv2d", A, B, device=H200)
+
+
 def test_a_call_that_launches_nothing_has_no_plan():
     with pytest.raises(InvalidValueError, match="input is contiguous"):
         tritile.plan("contiguous", A, device=H200)

@@ -1,5 +1,6 @@
 """`tritile.plan`: what a call would run, and why, without running it."""
 
+import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +55,9 @@ def call_of(
     function = OPERATIONS.get(name)
     if function is None or what not in (name, function):
         expected = f"tritile.{', '.join(OPERATIONS)}, or its name; a problem; or a kernel of tritile.autotune"
-        raise InvalidValueError(f"{who}: what is {what!r}: wanted {expected}")
+        near = difflib.get_close_matches(name, OPERATIONS, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InvalidValueError(f"{who}: what is {what!r}{hint}: wanted {expected}")
     check_memory(who, *args, *kwargs.values())
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)

@@ -19,6 +19,7 @@ from typing import Final
 
 from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
+from tritile.errors import InvalidValueError
 from tritile.planning.aten import OTHER, AtenTimes, versions
 from tritile.planning.files import opened, state_of
 from tritile.planning.kernel_table import is_kernel_table
@@ -40,7 +41,10 @@ def pinned(device: Device) -> Table | None:
     Raises InvalidValueError where the file holds no table.
     """
     path = table_path()
-    return None if path is None or is_kernel_table(path) else _of_just(device, path)
+    try:
+        return None if path is None or is_kernel_table(path) else _of_just(device, path)
+    except InvalidValueError as error:
+        raise type(error)(f"TRITILE_TABLE: {error}") from error
 
 
 def calibrated(device: Device) -> Table | None:
