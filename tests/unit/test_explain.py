@@ -65,6 +65,13 @@ def test_bytes_roofline_and_waves_by_hand(square):
     assert (square.waves, square.idle) == (1, pytest.approx(1 - 64 / square.at_once))
     more = replace(square, tiling=traffic.Tiling(265, 265, 1.0), at_once=132)
     assert (more.waves, more.idle) == (3, pytest.approx(131 / 132))
+    took = replace(square, predicted_us=8.0, measured_us=None)
+    assert took.verdict == (
+        "64 programs on 132 SMs: 52% of them idle; 8.0 us predicted, where multiplying alone takes 2.0"
+    )
+    told = replace(more, measured_us=7.54).verdict
+    assert told.startswith("265 programs in 3 waves of 132: 99% of the last one idles; 7.5 us measured")
+    assert f"in short                {took.verdict}\n" in repr(took)
     ragged = traffic.tiling(MatmulProblem(2, 129, 100, 65, "bfloat16", "bfloat16"), TILE, H200)
     assert (ragged.tiles, ragged.filled) == (4, pytest.approx(129 / 256 * 100 / 128 * 65 / 128))
 

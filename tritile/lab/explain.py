@@ -146,12 +146,27 @@ class Explanation(Tabular, Cost):
             return memory
         return max(memory, self.problem.core.flops / (self.peak_tflops * 1e6))
 
+    @property
+    def verdict(self) -> str:
+        """How much of the GPU works, how long that takes, and the roof, in a line."""
+        programs, processors = self.tiling.programs, self.device.processors
+        if programs < processors:
+            share = f"{programs} programs on {processors} SMs: {1 - programs / processors:.0%} of them idle"
+        else:
+            waves = f"{self.waves} wave{'s' * (self.waves > 1)} of {self.at_once}"
+            share = f"{programs} programs in {waves}: {self.idle:.0%} of the last one idles"
+        us, how = (
+            (self.predicted_us, "predicted") if self.measured_us is None else (self.measured_us, "measured")
+        )
+        by = "multiplying" if self.ridge is not None and self.intensity >= self.ridge else "memory"
+        return f"{share}; {us:.1f} us {how}, where {by} alone takes {self.roof_us:.1f}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the same by name, as JSON holds it: bytes and microseconds."""
         configs = [asdict(each) | {"config": each.config.to_dict()} for each in self.alternatives]
         found: dict[str, Any] = asdict(self) | {"config": self.config.to_dict(), "alternatives": configs}
         found |= {"problem": problem_to_dict(self.problem), "device": self.device.name}
-        names = ("waves", "idle", "intensity", "ridge", "peak_tflops", "roof_us")
+        names = ("verdict", "waves", "idle", "intensity", "ridge", "peak_tflops", "roof_us")
         return found | {name: getattr(self, name) for name in names}
 
     @property
@@ -176,6 +191,7 @@ class Explanation(Tabular, Cost):
         if us is not None:
             measured = f"{us:.1f} us, {us / self.predicted_us:.2f} of the prediction"
         rows = [
+            ("in short", self.verdict),
             ("bytes without tiles", bytes_text(self.untiled.total)),
             ("bytes with these tiles", f"{bytes_text(self.tiled.total)}, a reuse of {self.reuse:.3g}"),
             ("unique bytes", f"{bytes_text(self.unique.total)}: inputs once, output once"),
