@@ -25,9 +25,10 @@ from tritile.cli import doctor, shared
 from tritile.cli import tune as tune_module
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import KernelProblem, MatmulProblem
+from tritile.core.settings import cache_dir
 from tritile.families import registry as families
-from tritile.planning import aten, plans, table
+from tritile.planning import aten, gpu_tables, plans, table
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune.measure.engine import Tuned
@@ -368,6 +369,34 @@ def test_merge_adds_another_stores_trials(tmp_path):
     remember(other, MatmulProblem(1, 512, 512, 512, "float16", "float16"))
     zipped.write_bytes(gzip.compress(other.path.read_bytes()))
     assert "1 trials" in run("merge", zipped, "--target", "h200").output
+
+
+def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
+    a100, kernel = target_device("a100"), KernelProblem("softmax", (("n", 64),), (("x", "float32"),))
+    other = replace(kernel, kernel="relu")
+    for device in (H200, a100):
+        remember(Store(device))
+        for each in (kernel, other):
+            Store(device).add("digest", Trial(each, Config.of(B=16), 5.0))
+    gpu_tables.calibrated_path(H200).write_text("{}")
+
+    def left(device):
+        return [trial.problem for _, trial in Store(device).all_trials()]
+
+    assert "stays: --yes deletes it" in refused("clear", "--target", "h200")
+    assert "leave --kernel and --target away" in refused("clear", "--all", "--target", "h200", "--yes")
+    assert left(H200) == [PROBLEM, kernel, other]
+    assert (
+        "1 trials of NVIDIA H200" in run("clear", "--kernel", "softmax", "--target", "h200", "--yes").output
+    )
+    assert (left(H200), left(a100)) == ([PROBLEM, other], [PROBLEM, kernel, other])
+    told = " ".join(run("clear", "--target", "h200", "--yes").output.split())
+    assert told == "2 trials and the calibrated portfolios of NVIDIA H200 deleted"
+    assert (left(H200), len(left(a100))) == ([], 3)
+    assert not gpu_tables.calibrated_path(H200).exists()
+    assert run("clear", "--all", "--yes").exit_code == 0
+    assert (left(a100), [*cache_dir().glob("*.sqlite3")]) == ([], [])
+    assert run("clear", "--target", "a100", "--yes").output.startswith("0 trials")
 
 
 def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path):

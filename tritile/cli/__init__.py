@@ -31,10 +31,11 @@ COMMANDS: Final = {
     "export": "Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to "
     "pin.",
     "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
+    "clear": "Forget what was measured on this GPU (or --target): of all problems, or of one kernel.",
     "report": "Write results as one HTML page that needs no network, or its chart as a picture.",
     "tune": "Measure configs for problems on this GPU and remember the best.",
 }
-_MODULES: Final = {"show": "remembered", "export": "remembered", "merge": "remembered"}
+_MODULES: Final = dict.fromkeys(("show", "export", "merge", "clear"), "remembered")
 _LISTING: Final = "tritile.cli.listing"  # set while help lists the commands
 
 

@@ -1,6 +1,7 @@
-"""tritile show, export and merge: what is remembered."""
+"""tritile show, export, merge and clear: what is remembered."""
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from tritile.cli import shared
 from tritile.cli.shared import app, console, device_of, number, print_json, print_table
 from tritile.core.device import Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
+from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.planning import aten, gpu_tables, kernel_table, table
@@ -214,3 +216,40 @@ def merge(
         console.print(f"{path}: {count} trials added to {store.path}")
     if others := _sorted_out(device)[1]:
         console.print(others)
+
+
+@app.command()
+def clear(
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="Only what is remembered of this decorated kernel, named as `tritile show` does."),
+    ] = None,
+    target: shared.Target = None,
+    every: Annotated[bool, typer.Option("--all", help="What is remembered of every GPU.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forget what was measured on this GPU (or --target): of all problems, or of one kernel.
+
+    Tables that ship, or that you exported, stay. Without --yes it asks first.
+    """
+    if every and (kernel or target):
+        raise InvalidValueError("--all is for every GPU and kernel: leave --kernel and --target away")
+    if every:
+        files = sorted(path for path in cache_dir().glob("*.sqlite3*") if path.is_file())
+        files += sorted(cache_dir().glob("*.portfolios.json"))
+        what = f"{len(files)} files in {cache_dir()}"
+    else:
+        store, portfolios = store_of(device := device_of(target)), gpu_tables.calibrated_path(device)
+        what = f"what is remembered of {', '.join(kernel) if kernel else 'all problems'} on {device.name}"
+    if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what}?"))):
+        raise InvalidValueError(f"{what} stays: --yes deletes it")
+    if every:
+        for path in files:
+            path.unlink(missing_ok=True)
+        console.print(f"{what} deleted")
+        return
+    count = sum(map(store.clear, kernel)) if kernel else store.clear()
+    more = not kernel and portfolios.exists()
+    if more:
+        portfolios.unlink()
+    console.print(f"{count} trials{' and the calibrated portfolios' * more} of {device.name} deleted")
