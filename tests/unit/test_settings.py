@@ -1,5 +1,7 @@
 """Modes, backends, batch invariance, budgets and folders: of a `with`, and of the environment."""
 
+import gc
+import sys
 import threading
 
 import pytest
@@ -127,3 +129,20 @@ def test_a_statement_that_sets_nothing_warns_and_a_with_and_a_decorator_do_not(c
         assert inside() == rules() != before
     assert [inside(), rules()] == [inside(), before]
     assert not recwarn.list
+
+
+@pytest.mark.filterwarnings("error:.*stays as it is")
+def test_a_with_inside_torch_compile_counts_and_nothing_fails_as_it_goes(monkeypatch):
+    inside, failures = [], []
+    monkeypatch.setattr(sys, "unraisablehook", failures.append)
+
+    def seen():
+        with tritile.mode("off"), tritile.batch_invariant():
+            inside.append(rules())
+            return X + 1
+
+    before = rules()
+    assert torch.equal(torch.compile(seen, backend="eager")(), X + 1)
+    gc.collect()
+    assert [(each.mode, each.invariant) for each in inside] == [("off", True)]
+    assert (rules(), failures) == (before, [])

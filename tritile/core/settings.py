@@ -84,8 +84,11 @@ may_lower = True
 class _Choosing(contextlib.ContextDecorator):
     """Choose settings inside a `with`, or in the calls of a decorated function; warn where it is neither."""
 
+    _is_used = True  # of one that torch's compiler makes without `__init__`
+
     def __init__(self, *choices: tuple[_Setting[Any], Any]) -> None:
-        self._choices, self._tokens, self._is_used = choices, list[list[Any]](), False
+        self._choices, self._is_used = choices, False
+        self._tokens: list[list[Any]] = []
 
     def _recreate_cm(self) -> "_Choosing":
         self._is_used = True
