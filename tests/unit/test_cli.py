@@ -26,7 +26,6 @@ from tritile.cli import tune as tune_module
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
-from tritile.core.settings import cache_dir
 from tritile.families import registry as families
 from tritile.planning import aten, gpu_tables, plans, table
 from tritile.planning.store import Store, store_of
@@ -383,20 +382,21 @@ def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
     def left(device):
         return [trial.problem for _, trial in Store(device).all_trials()]
 
-    assert "stays: --yes deletes it" in refused("clear", "--target", "h200")
-    assert "leave --kernel and --target away" in refused("clear", "--all", "--target", "h200", "--yes")
+    assert "stay: --yes deletes them" in refused("clear", "--target", "h200")
+    assert "leave --target away" in refused("clear", "--all", "--target", "h200", "--yes")
     assert left(H200) == [PROBLEM, kernel, other]
-    assert (
-        "1 trials of NVIDIA H200" in run("clear", "--kernel", "softmax", "--target", "h200", "--yes").output
-    )
+    told = " ".join(run("clear", "--kernel", "softmax", "--target", "h200", "--yes").output.split())
+    assert told == "the trials of softmax of NVIDIA H200 deleted: 1 trials"
     assert (left(H200), left(a100)) == ([PROBLEM, other], [PROBLEM, kernel, other])
+    assert gpu_tables.calibrated_path(H200).exists()
     told = " ".join(run("clear", "--target", "h200", "--yes").output.split())
-    assert told == "2 trials and the calibrated portfolios of NVIDIA H200 deleted"
+    assert told == "the trials and portfolios of NVIDIA H200 deleted: 2 trials"
     assert (left(H200), len(left(a100))) == ([], 3)
     assert not gpu_tables.calibrated_path(H200).exists()
-    assert run("clear", "--all", "--yes").exit_code == 0
-    assert (left(a100), [*cache_dir().glob("*.sqlite3")]) == ([], [])
-    assert run("clear", "--target", "a100", "--yes").output.startswith("0 trials")
+    assert run("clear", "--all", "--kernel", "relu", "--yes").output.endswith("deleted: 1 trials\n")
+    assert left(a100) == [PROBLEM, kernel]
+    assert run("clear", "--all", "--yes").output.endswith("deleted: 2 trials\n")
+    assert left(a100) == []
 
 
 def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path):

@@ -140,7 +140,7 @@ def test_every_command_works_from_the_wheel(installed, tmp_path):
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=32"),
         ("export", "--output", "b.json", *H200): (0, "1 entries"),
-        ("clear", "--yes", *H200): (0, "2 trials of NVIDIA H200 deleted"),
+        ("clear", "--yes", *H200): (0, "of NVIDIA H200 deleted: 2 trials"),
         ("report", LINES, "--output", "b.svg"): (0, "b.svg: "),
     }
     assert {words[0] for words in wanted} == set(COMMANDS)

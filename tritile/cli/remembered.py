@@ -11,13 +11,13 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, device_of, number, print_json, print_table
-from tritile.core.device import Device
+from tritile.core.device import HOST, Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError
 from tritile.families import registry as families
 from tritile.planning import aten, gpu_tables, kernel_table, table
-from tritile.planning.store import moment, rows_of, store_of
+from tritile.planning.store import Store, moment, rows_of, store_of
 from tritile.planning.table import completed, from_store
 from tritile.planning.trial import Trial, rank
 
@@ -102,10 +102,6 @@ def _sorted_out(device: Device) -> tuple[list[tuple[str, Trial]], str]:
     return found, f"trials that do not count: {reasons}" if others else ""
 
 
-def _current(device: Device) -> list[tuple[str, Trial]]:
-    return _sorted_out(device)[0]
-
-
 def _bests(trials: Iterable[Trial]) -> list[Trial]:
     """The best trial of each problem, by its text: to Python those of 1 and 1.0 are equal."""
     best: dict[str, Trial] = {}
@@ -117,7 +113,7 @@ def _bests(trials: Iterable[Trial]) -> list[Trial]:
 def _winners(device: Device) -> dict[str, dict[str, list[Trial]]]:
     """The trials of decorated kernels that work, by name and digest, the newest digest last."""
     found: dict[str, dict[str, list[Trial]]] = {}
-    for digest, trial in sorted(_current(device), key=lambda pair: moment(pair[1].measured_utc)):
+    for digest, trial in sorted(_sorted_out(device)[0], key=lambda pair: moment(pair[1].measured_utc)):
         if isinstance(trial.problem, KernelProblem) and trial.works:
             digests = found.setdefault(trial.problem.kernel, {})
             digests[digest] = [*digests.pop(digest, []), trial]
@@ -222,7 +218,9 @@ def merge(
 def clear(
     kernel: Annotated[
         list[str] | None,
-        typer.Option(help="Only what is remembered of this decorated kernel, named as `tritile show` does."),
+        typer.Option(
+            help="Only the trials of this decorated kernel, named as `tritile show` does. May repeat."
+        ),
     ] = None,
     target: shared.Target = None,
     every: Annotated[bool, typer.Option("--all", help="What is remembered of every GPU.")] = False,
@@ -232,24 +230,23 @@ def clear(
 
     Tables that ship, or that you exported, stay. Without --yes it asks first.
     """
-    if every and (kernel or target):
-        raise InvalidValueError("--all is for every GPU and kernel: leave --kernel and --target away")
+    if every and target:
+        raise InvalidValueError("--all is for every GPU: leave --target away")
     if every:
-        files = sorted(path for path in cache_dir().glob("*.sqlite3*") if path.is_file())
-        files += sorted(cache_dir().glob("*.portfolios.json"))
-        what = f"{len(files)} files in {cache_dir()}"
+        names = [path.stem for path in sorted(cache_dir().glob("*.sqlite3"))]
+        stores = [Store(dataclasses.replace(HOST, name=name)) for name in names]
+        portfolios, where = [*cache_dir().glob("*.portfolios.json")], f"in {cache_dir()}"
     else:
-        store, portfolios = store_of(device := device_of(target)), gpu_tables.calibrated_path(device)
-        what = f"what is remembered of {', '.join(kernel) if kernel else 'all problems'} on {device.name}"
-    if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what}?"))):
-        raise InvalidValueError(f"{what} stays: --yes deletes it")
-    if every:
-        for path in files:
-            path.unlink(missing_ok=True)
-        console.print(f"{what} deleted")
-        return
-    count = sum(map(store.clear, kernel)) if kernel else store.clear()
-    more = not kernel and portfolios.exists()
-    if more:
-        portfolios.unlink()
-    console.print(f"{count} trials{' and the calibrated portfolios' * more} of {device.name} deleted")
+        device = device_of(target)
+        stores, portfolios, where = (
+            [store_of(device)],
+            [gpu_tables.calibrated_path(device)],
+            f"of {device.name}",
+        )
+    what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and portfolios"
+    if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what} {where}?"))):
+        raise InvalidValueError(f"{what} {where} stay: --yes deletes them")
+    count = sum(store.clear(name) for store in stores for name in kernel or (None,))
+    for path in () if kernel else portfolios:
+        path.unlink(missing_ok=True)
+    console.print(f"{what} {where} deleted: {count} trials")

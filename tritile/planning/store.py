@@ -345,23 +345,17 @@ class Store:
         pairs = [(environment, row_of(trial)) for environment, trial in self.of_file(other)]
         return self._use(lambda connection: _put(connection, pairs, _IF_NEWER), 0, write=True)
 
-    def clear(self, kernel: str = "") -> int:
-        """Forget all trials of this GPU model, or those of a decorated kernel; return how many."""
-
-        def ours(op: str, problem: str) -> bool:
-            return not kernel or (op == "kernel" and json.loads(problem)["kernel"] == kernel)
+    def clear(self, kernel: str | None = None) -> int:
+        """Forget all trials of this GPU model, or those of one decorated kernel; return how many."""
+        name = "" if kernel is None else f'"kernel":{json.dumps(kernel)}'  # as in the key of its problems
 
         def deleted(connection: sqlite3.Connection) -> int:
             with connection:
-                rows = connection.execute("SELECT id, op, problem FROM trials").fetchall()
-                found = [(number,) for number, op, problem in rows if ours(op, problem)]
-                connection.executemany("DELETE FROM trials WHERE id = ?", found)
-            return len(found)
+                return connection.execute("DELETE FROM trials WHERE instr(problem, ?)", (name,)).rowcount
 
-        for key, (_, row) in list(self.unwritten.items()):
-            if ours(row[1], row[0]):
-                self.unwritten.pop(key)
-        return self._use(deleted, 0, write=self.path.exists())
+        for key in [key for key in self.unwritten if name in key[1]]:
+            self.unwritten.pop(key)
+        return self._use(deleted, 0, write=True) if self.path.exists() else 0
 
     def _environment(self, kernel: str) -> Row:
         facts = vars(self.device) | {"kernel": kernel}
