@@ -300,3 +300,11 @@ def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be
         assert found.predicted_us == plan.us
         assert all(each.predicted_us >= plan.us for each in found.alternatives), case.problem.label
     assert seen >= 9
+
+
+def test_what_was_measured_on_another_gpu_is_no_time_of_this_one(uncompiled):
+    problem = MatmulProblem(1, 4096, 4096, 4096, "bfloat16", "bfloat16")
+    there, here = (tritile.explain(problem, device=gpu) for gpu in ("h200", "h100"))
+    assert (there.source, here.source, there.config) == ("table", "table", here.config)
+    assert (there.measured_us is None, here.measured_us) == (False, None)
+    assert (" us measured, " in there.verdict, " us predicted, " in here.verdict) == (True, True)

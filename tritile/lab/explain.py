@@ -366,8 +366,9 @@ def explain(
 
     legal = (t for t in trials(problem, gpu) if t.works and illegal(t.config, problem, gpu) is None)
     measured = {trial.config: trial.time for trial in legal}
-    if chosen.us is not None and chosen.source in ("exact", "table"):
-        measured.setdefault(chosen.config, chosen.us)
+    tabled = (each.find(problem) for each in gpu_tables.shipped(gpu) if each.device["name"] == gpu.name)
+    if chosen.us is not None and (chosen.source == "exact" or (chosen.source == "table" and any(tabled))):
+        measured.setdefault(chosen.config, chosen.us)  # a table of another GPU says nothing of this one
     found = gpu_tables.portfolio(class_of(problem), gpu)
     times = {each: us for us, each in found[0].ranked(problem, gpu, len(found[0].configs))} if found else {}
     if own not in times:  # then the model predicts all of them
