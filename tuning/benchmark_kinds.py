@@ -31,7 +31,6 @@ Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
 Case = tuple[Kind, float, str]  # its row, torch's time by tritile's, and its sizes
 
 TUNE = "Tune the sizes that you use (`tritile tune`), or call torch."
-FP32 = 'Call torch, or take `precision="fp16x3"`, whose error is near fp32\'s.'
 WIDE = "Unpack the weight once (`QuantizedWeight.dequantize`) and call torch, if memory allows."
 # What a suite's name and a dtype begin with, then what to use; the first that fits counts.
 ADVICE = (
@@ -43,8 +42,6 @@ ADVICE = (
         "Convert it in mode `tune`, which measures (`tritile tune --model`), or keep torch's layers.",
     ),
     ("fp64", "float64", "Call torch."),
-    ("ragged", "float32", FP32),
-    ("square", "float32", FP32),
     ("grouped", "float8", "Call `torch._scaled_grouped_mm`."),
     ("grouped", "", "Call `torch._grouped_mm`."),
     ("scaled", "", "Call `torch._scaled_mm`."),
