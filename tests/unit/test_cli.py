@@ -318,6 +318,47 @@ def test_show_lists_the_best_of_each_problem():
     assert "2 remembered" in run("show", "--target", "nvidia-h200", "--trials").output
 
 
+def test_show_sums_up_decorated_kernels_by_source_and_lists_one_of_them_alone(monkeypatch):
+    monkeypatch.setattr(shared.console, "width", 200)
+    store, small, large = store_of(H200), Config.of(B=16), Config.of(B=32)
+
+    def add(source, kernel, n, times, day):
+        problem = KernelProblem(kernel, (("n", n),), (("x", "float32"),))
+        for config, us in times.items():
+            failure = None if us else "hung: no answer"
+            date = f"2026-01-0{day}T00:00:00+00:00"
+            store.add(source * 16, Trial(problem, config, us, failure=failure, measured_utc=date))
+
+    remember(store)
+    add("a", "softmax", 64, {small: 5.0, large: 4.0}, 1)
+    add("a", "softmax", 128, {small: 5.0, large: 4.0}, 2)
+    add("a", "softmax", 256, {small: 6.0, large: 7.0}, 1)
+    add("b", "softmax", 64, {small: 9.0}, 3)  # an edited kernel, or another of that name
+    add("c", "Model.relu", 64, {small: None}, 1)
+    lines = [" ".join(line.split()) for line in run("show", "--target", "h200").output.splitlines()]
+    assert "Model.relu cccccccc 1 1 none works 0 2026-01-01" in lines
+    assert "softmax aaaaaaaa 3 2 B=32 num_warps=4 num_stages=3 2 2026-01-02" in lines
+    assert "softmax bbbbbbbb 1 1 B=16 num_warps=4 num_stages=3 1 2026-01-03" in lines
+    assert "softmax n=64 (source aaaaaaaa) 4.0 B=32 num_warps=4 num_stages=3 2026-01-01" in lines
+    assert "softmax n=64 (source bbbbbbbb) 9.0 B=16 num_warps=4 num_stages=3 2026-01-03" in lines
+    assert any(PROBLEM.label in line for line in lines)
+
+    found = json.loads(run("show", "--target", "h200", "--kernel", "softmax", "--json").output)
+    assert [(each["source"], each["problems"], each["wins"]) for each in found["kernels"]] == [
+        ("a" * 16, 3, 2),
+        ("b" * 16, 1, 1),
+    ]
+    assert [(each["source"][0], each["us"]) for each in found["remembered"]] == [
+        ("a", 4.0), ("a", 4.0), ("a", 6.0), ("b", 9.0),
+    ]  # fmt: skip
+    only = run("show", "--target", "h200", "--kernel", "Model.relu", "--trials").output
+    assert "hung" in only
+    assert "1 remembered" in only
+    assert "portfolios" not in only
+    missing = refused("show", "--target", "h200", "--kernel", "nosuch")
+    assert "nothing is remembered of nosuch on NVIDIA H200: there is Model.relu, softmax" in missing
+
+
 def exported(path, *options):
     return run("export", "--output", path, "--target", "nvidia-h200", *options)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, device_of, number, print_json, print_table
+from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.core.settings import cache_dir
@@ -26,6 +27,10 @@ _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "
 
 @app.command()
 def show(
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this decorated kernel, by its qualified name. May be repeated."),
+    ] = None,
     target: shared.Target = None,
     trials: Annotated[bool, typer.Option(help="Every trial, not only the best of each problem.")] = False,
     as_json: shared.Json = False,
@@ -33,23 +38,32 @@ def show(
     """Show what is remembered of this GPU (or --target), and the tables and portfolios that it runs by.
 
     Remembered trials that count today are listed: each problem's best, or all of them.
+
+    A kernel decorated with tritile.autotune has a line of its own for each source that was measured. It shows
+    how many problems and configs were measured, and the config that wins most of the problems.
     """
     device = device_of(target)
     store, (found, others) = store_of(device), _sorted_out(device)
-    remembered = [trial for _, trial in found]
-    remembered = remembered if trials else _bests(remembered)
+    decorated = _decorated(found)
+    if kernel:
+        _check_names(kernel, decorated, device)
+        decorated = {name: decorated[name] for name in dict.fromkeys(kernel)}
+        found = [pair for pair in found if getattr(pair[1].problem, "kernel", None) in kernel]
+    kernels = [_summary(name, *source) for name, sources in decorated.items() for source in sources.items()]
+    remembered = found if trials else _bests(found)
     tables = [
         {"from": where, "gpu": made.device["name"], "triton": made.triton, "entries": len(made.entries)}
         | {"portfolios": shared.portfolios(made)}
-        for made, where in gpu_tables.serving(device)
+        for made, where in ([] if kernel else gpu_tables.serving(device))
     ]
     if as_json:
         listed = [
-            {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict()}
+            {"problem": problem_to_dict(trial.problem), "config": trial.config.to_dict(), "source": digest}
             | {name: getattr(trial, name) for name in _FACTS}
-            for trial in remembered
+            for digest, trial in remembered
         ]
-        return print_json({"gpu": device.name, "store": store.path, "remembered": listed, "tables": tables})
+        facts = {"gpu": device.name, "store": store.path, "kernels": kernels}
+        return print_json(facts | {"remembered": listed, "tables": tables})
     rows: dict[str, dict[str, Any]] = {}  # of each class, from the first table that has its portfolio
     for each in tables:
         by = f", by triton {each['triton']}" if each["triton"] else ""
@@ -61,16 +75,20 @@ def show(
     if rows:
         print_table(list(rows.values()), "portfolios", ("from",))
         console.print("loss: how much slower than the fastest config picks are, median and 95%")
-    if not tables:
+    if not (tables or kernel):
         console.print(f"no table serves {device.name}")
+    if kernels:
+        print_table([_cells(each) for each in kernels], "decorated kernels")
+    several = {name for name, sources in decorated.items() if len(sources) > 1}
     lines = [
         {
-            "problem": trial.problem.label,
+            "problem": trial.problem.label
+            + (f" (source {digest[:8]})" if getattr(trial.problem, "kernel", None) in several else ""),
             "us": number(trial.us, ".1f") if trial.us else trial.failure or "",
             "config": str(trial.config),
             "measured": trial.measured_utc[:10],
         }
-        for trial in remembered
+        for digest, trial in remembered
     ]
     if lines:
         print_table(lines, "remembered")
@@ -102,22 +120,66 @@ def _sorted_out(device: Device) -> tuple[list[tuple[str, Trial]], str]:
     return found, f"trials that do not count: {reasons}" if others else ""
 
 
-def _bests(trials: Iterable[Trial]) -> list[Trial]:
-    """The best trial of each problem, by its text: to Python those of 1 and 1.0 are equal."""
-    best: dict[str, Trial] = {}
-    for trial in sorted(trials, key=rank):
-        best.setdefault(problem_key(trial.problem), trial)
+def _bests(trials: Iterable[tuple[str, Trial]]) -> list[tuple[str, Trial]]:
+    """The best trial of each problem, by its text: to Python those of 1 and 1.0 are equal.
+
+    One problem of two decorated kernels, or of two versions of one, is two problems.
+    """
+    best: dict[tuple[str, str], tuple[str, Trial]] = {}
+    for digest, trial in sorted(trials, key=lambda pair: rank(pair[1])):
+        source = digest if isinstance(trial.problem, KernelProblem) else ""
+        best.setdefault((source, problem_key(trial.problem)), (digest, trial))
     return list(best.values())
+
+
+def _decorated(trials: Iterable[tuple[str, Trial]]) -> dict[str, dict[str, list[Trial]]]:
+    """The trials of decorated kernels, by name and digest, the newest digest last."""
+    found: dict[str, dict[str, list[Trial]]] = {}
+    for digest, trial in sorted(trials, key=lambda pair: moment(pair[1].measured_utc)):
+        if isinstance(trial.problem, KernelProblem):
+            digests = found.setdefault(trial.problem.kernel, {})
+            digests[digest] = [*digests.pop(digest, []), trial]
+    return dict(sorted(found.items()))
 
 
 def _winners(device: Device) -> dict[str, dict[str, list[Trial]]]:
     """The trials of decorated kernels that work, by name and digest, the newest digest last."""
-    found: dict[str, dict[str, list[Trial]]] = {}
-    for digest, trial in sorted(_sorted_out(device)[0], key=lambda pair: moment(pair[1].measured_utc)):
-        if isinstance(trial.problem, KernelProblem) and trial.works:
-            digests = found.setdefault(trial.problem.kernel, {})
-            digests[digest] = [*digests.pop(digest, []), trial]
-    return found
+    return _decorated(pair for pair in _sorted_out(device)[0] if pair[1].works)
+
+
+def _summary(name: str, digest: str, trials: Sequence[Trial]) -> dict[str, Any]:
+    """What is remembered of one source of a decorated kernel, for JSON; the newest trial is the last."""
+    won = Counter(trial.config for _, trial in _bests((digest, trial) for trial in trials) if trial.works)
+    winner, wins = won.most_common(1)[0] if won else (None, 0)
+    return {
+        "kernel": name,
+        "source": digest,
+        "problems": len({problem_key(trial.problem) for trial in trials}),
+        "configs": len({trial.config for trial in trials}),
+        "winner": winner and winner.to_dict(),
+        "wins": wins,
+        "measured_utc": trials[-1].measured_utc,
+    }
+
+
+def _cells(summary: dict[str, Any]) -> dict[str, Any]:
+    wins, problems, winner = summary["wins"], summary["problems"], summary["winner"]
+    return {
+        "kernel": summary["kernel"],
+        "source": summary["source"][:8],
+        "problems": number(problems),
+        "configs": number(summary["configs"]),
+        "winner": str(Config.from_dict(winner)) if winner else "none works",
+        "wins": number(wins),
+        "measured": summary["measured_utc"][:10],
+    }
+
+
+def _check_names(names: Iterable[str], there: Collection[str], device: Device) -> None:
+    """Raise InvalidValueError for names of which nothing is remembered; `there` is what is."""
+    if missing := [name for name in names if name not in there]:
+        advice = f"there is {', '.join(sorted(there))}" if there else 'call it once in mode "tune"'
+        raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {advice}")
 
 
 @app.command()
@@ -178,15 +240,12 @@ def export(
 def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
     """Write the winners of decorated kernels to a new file, or into one of their format."""
     winners = _winners(device)
-    missing = [name for name in names if name not in winners]
-    if missing:
-        there = f"there is {', '.join(sorted(winners))}" if winners else 'call it once in mode "tune"'
-        raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {there}")
+    _check_names(names, winners, device)
     made = kernel_table.read(path) if path.exists() else kernel_table.KernelTable(path, {})
     lines = []
     for name in dict.fromkeys(names):
         *others, (digest, trials) = winners[name].items()
-        count = made.add(device, digest, _bests(trials))
+        count = made.add(device, digest, [trial for _, trial in _bests((digest, trial) for trial in trials)])
         left_out = f"; {len(others)} other sources left out" if others else ""
         lines.append(f"{name}: {count} problems of {device.name} written to {path}{left_out}")
     made.write()
