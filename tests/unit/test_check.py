@@ -184,6 +184,11 @@ def test_what_cannot_be_checked_is_refused():
         tritile.check(decorated(), 8, make=lambda n: {"x": torch.zeros(n)}, grid=(1,))
 
 
+def test_nothing_is_compiled_for_a_gpu_while_triton_interprets():
+    with pytest.raises(TuningError, match="TRITON_INTERPRET is set"):
+        tritile.check(decorated(), *arguments(8), device="h200")
+
+
 class Shop:
     """Stands for the processes that compile and check; a config fails as its block says."""
 

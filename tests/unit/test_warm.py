@@ -1,24 +1,38 @@
 """`tritile.warm`: which kernels are compiled ahead of calls, by the keys that Triton makes of them."""
 
 import contextlib
+import functools
 import random
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import triton
+import triton.language as tl
 from triton import knobs
 
 import tritile
+from tests.unit.helpers_for_fork_servers import QuickWorkers
 from tests.unit.test_plan import BLOCKS, _double, meta
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
-from tritile.errors import InvalidValueError, NotCompiledError, NotTunedError, TuningError, UnsupportedError
+from tritile.errors import (
+    InvalidValueError,
+    IsolationWarning,
+    NotCompiledError,
+    NotTunedError,
+    TuningError,
+    UnsupportedError,
+)
 from tritile.families.common.descriptors import copied
+from tritile.lab import check as checking
 from tritile.lab import warm as asked
 from tritile.planning import gpu_tables, plans
 from tritile.runtime.ahead import compiles_for, compiling_for
+from tritile.tune.measure.shipping import stood_in
 
 H200 = target_device("nvidia-h200")
 
@@ -223,3 +237,134 @@ def test_a_decorated_kernel_is_compiled_with_its_planned_config(tmp_path, monkey
     ):
         with pytest.raises(InvalidValueError, match=wanted):
             tritile.warm(kernel, torch.zeros(40), torch.zeros(40), 40, **words)
+
+
+# --- tritile.check with device=: all configs of a decorated kernel compiled ahead ---
+
+
+@triton.jit
+def _multiply(
+    a, b, c, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        at = start + k
+        total = tl.dot(
+            tl.load(a + m[:, None] * K + at[None, :]),
+            tl.load(b + at[:, None] * BLOCK_N + n[None, :]),
+            total,
+        )
+    tl.store(c + m[:, None] * BLOCK_N + n[None, :], total.to(c.dtype.element_ty))
+
+
+def block(m, n, k, **options):
+    return triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, **options)
+
+
+FITS = block(64, 64, 32)
+SPILLS = block(128, 256, 32, num_stages=2)
+TOO_LARGE = block(128, 256, 64, num_warps=8, num_stages=6)
+REFUSED = block(48, 64, 32)
+FEW_REGISTERS = block(128, 256, 32, num_stages=2, maxnreg=64)
+FACTORS = meta(128, 256), meta(256, 256), meta(128, 256)
+
+
+@pytest.fixture
+def quick(server, monkeypatch, tmp_path):
+    """Compile in processes that start at once, into a cache of the test's own."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(checking, "Workers", functools.partial(QuickWorkers, 2, server=server))
+
+
+def test_all_configs_are_compiled_for_a_gpu_that_is_not_here(quick, tmp_path):
+    """What is reported is what Triton's own kernels, compiled here, and the assembler say."""
+    configs = [FITS, SPILLS, TOO_LARGE, REFUSED, FEW_REGISTERS]
+    kernel = tritile.autotune(configs, ["K"])(_multiply)
+    found = tritile.check(kernel, *FACTORS, 256, device="h200")
+    assert not found
+    assert (found.on, found.calls, found.right, found.wrong) == (H200, ("_multiply K=256",), (), ())
+    assert [each.config for each in found.compiled] == [FITS, SPILLS]
+    assert [each.config for each in found.failed] == [TOO_LARGE, REFUSED, FEW_REGISTERS]
+    assert [each.config for each in found.spilling] == [SPILLS]
+
+    by_config = {str(each.config): each for each in found.configs}
+    call = kernel.call((*FACTORS, 256), {}, H200)
+    call = call.having(stood_in(call.tensors))
+    for config in (FITS, SPILLS, TOO_LARGE):
+        own, compiled = by_config[str(config)], call.compiled(config)
+        (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(tmp_path / "kernel.cubin")]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert own.shared == compiled.metadata.shared
+        assert f"REG:{own.registers} " in usage
+        assert (own.spills > 0) == ("STACK:0 " not in usage)
+    too_large, refused, few = found.failed
+    assert too_large.shared > H200.shared_memory
+    assert too_large.reason.endswith(
+        f"compiled to {too_large.shared} bytes of shared memory, of {H200.shared_memory}"
+    )
+    assert "power of 2" in refused.reason
+    assert "ptxas" in few.reason
+    assert "egister" in few.reason
+    assert refused[-3:] == few[-3:] == (None, None, None)
+
+    text = repr(found)
+    assert "2 compiled, 3 failed, 1 spill; compiled for _multiply K=256, answers were not checked" in text
+    assert f"{by_config[str(SPILLS)].spills} bytes spilled" in text
+    # Calls find there what was compiled.
+    with tritile.mode("strict"):
+        assert tritile.warm(tritile.autotune([FITS], ["K"])(_multiply), *FACTORS, 256, device=H200) == 1
+        with pytest.raises(NotCompiledError):
+            tritile.warm(tritile.autotune([FITS], ["K"])(_multiply), *FACTORS, 250, device=H200)
+
+
+def test_configs_are_compiled_for_every_call_that_make_makes(quick):
+    """K - 1 is not divisible by 16, and takes another kernel; what is listed is the most that any takes."""
+
+    def make(k):
+        return {"a": meta(64, k), "b": meta(k, 64), "c": meta(64, 64), "K": k}
+
+    kernel = tritile.autotune([FITS], ["K"])(_multiply)
+    both = tritile.check(kernel, 256, make=make, device=H200)
+    assert both
+    assert both.calls == ("_multiply K=256", "_multiply K=255")
+    each = [tritile.check(kernel, **make(k), device=H200).configs[0] for k in (256, 255)]
+    assert each[0][-3:] != each[1][-3:]
+    assert both.configs[0][-3:] == tuple(map(max, *(one[-3:] for one in each)))
+
+
+def test_a_space_is_compiled_whole_and_a_call_that_cannot_be_sent_in_this_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    lock = threading.Lock()
+    space = tritile.Space({"BLOCK": (16, 24, 32)})
+
+    def holding(names):
+        with lock:
+            return {"BLOCK": names["n"]}
+
+    listed = [triton.Config({"BLOCK": b}, pre_hook=lambda named: holding(named)) for b in (16, 24)]
+    monkeypatch.setattr(checking, "Workers", lambda: pytest.fail("a lock was sent"))
+    with pytest.warns(IsolationWarning, match="is compiled in this process"):
+        found = tritile.check(tritile.autotune(listed, ["n"])(_double), meta(40), meta(40), 40, device=H200)
+    assert [each.outcome for each in found.configs] == ["compiled", "failed"]
+    monkeypatch.setattr(checking, "described", lambda call: (_ for _ in ()).throw(UnsupportedError("no")))
+    with pytest.warns(IsolationWarning):
+        found = tritile.check(
+            tritile.autotune(space, ["n"])(_double), meta(40), meta(40), 40, device="gfx942"
+        )
+    assert [(each.config.kwargs["BLOCK"], each.outcome) for each in found.configs] == [
+        (16, "compiled"), (24, "failed"), (32, "compiled"),
+    ]  # fmt: skip
+    assert found.compiled[0].registers > 0
+
+
+def test_a_check_ahead_needs_no_grid_or_reference_but_arguments_that_fit():
+    kernel = tritile.autotune(BLOCKS, ["n"])(_double)
+    for words, wanted in (
+        ({"device": "h2000"}, "check: device is 'h2000'"),
+        ({"device": H200, "m": 4}, "unexpected keyword argument 'm'"),
+        ({}, "no reference"),
+    ):
+        with pytest.raises(InvalidValueError, match=wanted):
+            tritile.check(kernel, meta(40), meta(40), 40, **words)

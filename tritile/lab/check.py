@@ -1,13 +1,18 @@
-"""`tritile.check`: run every config of a kernel against a reference."""
+"""`tritile.check`: run every config of a kernel against a reference, or compile it for a GPU elsewhere."""
 
+import re
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import torch
 import triton
+from triton import knobs
 
+from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.markup import Tabular
 from tritile.errors import (
@@ -15,44 +20,57 @@ from tritile.errors import (
     IsolationWarning,
     TuningError,
     UnsupportedError,
+    brief,
     callers_level,
 )
+from tritile.ops.plan import gpu_of
+from tritile.runtime.ahead import Resources, resources
 from tritile.tune.arguments import check_arguments, check_grid, identified
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import KernelCall, checked_here, elsewhere
 from tritile.tune.measure.outputs import OUTSIDE, WRONG
+from tritile.tune.measure.shipping import Shipment, StandIn, described, stood_in, unpack
+from tritile.tune.measure.workers import Workers
 
-Outcome = Literal["right", "wrong", "failed"]
-Results = Iterator[tuple[triton.Config, float | TuningError | None]]
+Outcome = Literal["right", "wrong", "failed", "compiled"]
+Result = float | Resources | TuningError | None
+Results = Iterator[tuple[triton.Config, Result]]
 
 
 class CheckedConfig(NamedTuple):
-    """How a config did: "right", "wrong", or "failed", where it does not compile or run.
+    """How a config did: "right", "wrong", or "failed", where it does not compile, fit the GPU, or run.
 
-    `error`: the largest relative error of the calls that were right. `reason`: why it is wrong or failed,
-    with the first wrong element; "" where it is right.
+    With `device=` those that compile and fit are "compiled", and were not run. `error`: the largest relative
+    error of the calls that were right. `reason`: why it is wrong or failed, with the first wrong element; ""
+    otherwise. `registers` and `spills` (in bytes) are of a thread, `shared` is bytes of shared memory of a
+    block: the most that a call takes. Without `device=`, and where nothing was compiled, they are None.
     """
 
     config: triton.Config
     outcome: Outcome
     error: float | None
     reason: str = ""
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class CheckResult(Tabular):
     """Which configs of a kernel were right on every call. It is true where all were, and one at least.
 
-    `calls` names the calls, by the kernel and the values of its key. `on` is where they ran.
+    With `device=` it is true where all configs compile and fit that GPU, whether or not they spill. `calls`
+    names the calls, by the kernel and the values of its key. `on` is where they ran, or would run.
     """
 
     kernel: str
     on: Device
     calls: tuple[str, ...]
     configs: tuple[CheckedConfig, ...]
+    is_ahead: bool = False  # `device=` was given: configs were compiled, and not run
 
     def __bool__(self) -> bool:
-        return bool(self.configs) and len(self.right) == len(self.configs)
+        return bool(self.configs) and not self.wrong and not self.failed
 
     def _of(self, outcome: Outcome) -> tuple[CheckedConfig, ...]:
         return tuple(each for each in self.configs if each.outcome == outcome)
@@ -69,16 +87,39 @@ class CheckResult(Tabular):
 
     @property
     def failed(self) -> tuple[CheckedConfig, ...]:
-        """The configs that did not compile or run."""
+        """The configs that did not compile, fit the GPU, or run."""
         return self._of("failed")
 
     @property
+    def compiled(self) -> tuple[CheckedConfig, ...]:
+        """With `device=`, the configs that compile and fit that GPU. Their answers were not checked."""
+        return self._of("compiled")
+
+    @property
+    def spilling(self) -> tuple[CheckedConfig, ...]:
+        """With `device=`, the configs that spill registers, whether or not they fit."""
+        return tuple(each for each in self.configs if each.spills)
+
+    @property
     def _title(self) -> str:
+        at = "; ".join(self.calls)
+        if self.is_ahead:
+            counts = f"{len(self.compiled)} compiled, {len(self.failed)} failed, {len(self.spilling)} spill"
+            return f"{self.kernel} on {self.on.name}: {counts}; compiled for {at}, answers were not checked"
         counts = f"{len(self.right)} right, {len(self.wrong)} wrong, {len(self.failed)} failed"
-        return f"{self.kernel} on {self.on.name}: {counts}; checked at {'; '.join(self.calls)}"
+        return f"{self.kernel} on {self.on.name}: {counts}; checked at {at}"
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
+        if self.is_ahead:
+            units = "registers", "bytes spilled", "bytes shared"
+
+            def taken(each: CheckedConfig) -> Iterator[str]:
+                for value, unit in zip((each.registers, each.spills, each.shared), units, strict=True):
+                    yield "" if value is None else f"{value} {unit}"
+
+            ordered = sorted(self.configs, key=lambda each: (each.outcome != "failed", not each.spills))
+            return [(each.outcome, str(each.config), *taken(each), each.reason) for each in ordered]
         return [
             (each.outcome, str(each.config), each.reason or f"relative error {each.error or 0.0:.2g}")
             for each in (*self.wrong, *self.failed, *self.right)
@@ -121,17 +162,83 @@ def _elsewhere(call: KernelCall, configs: list[triton.Config]) -> Results:
                 yield config, error
 
 
+def _taken(call: KernelCall, config: Config | triton.Config) -> Resources:
+    """Compile a config of a call on `StandIn`s, and read what its kernel takes. Raises TuningError."""
+    try:
+        kernel = call.compiled(config)
+    except Exception as error:  # a compiler may raise anything, and all of it means "refused"
+        said = re.search(r"^ptxas (?:fatal|error)\s*:\s*(.+)", str(error), re.MULTILINE)
+        raise TuningError(f"ptxas: {said[1]}"[:200] if said else brief(error)) from error
+    try:
+        return resources(kernel)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TuningError(f"what its kernel takes cannot be read: {brief(error)}") from error
+
+
+def _taken_there(shipment: Shipment, config: Config, cache: str) -> Resources:
+    """Do the same in a process that compiles, with the caller's cache."""
+    with knobs.cache.scope():
+        knobs.cache.dir = cache
+        return _taken(unpack(shipment, StandIn), config)
+
+
+def _ahead(call: KernelCall, configs: list[triton.Config]) -> Results:
+    """Compile for the call's GPU, in parallel processes; here where the call cannot be sent there."""
+    named = identified(configs)
+    # None of these is compiled, and each may hold what cannot be sent.
+    call = replace(call, reference=None, pre_hook=None).having({"grid": None})
+    try:
+        shipment = described(replace(call, configs=named))
+    except UnsupportedError as why:
+        text = f"{call.problem.label} is compiled in this process, which a config may crash: {why}"
+        warnings.warn(text, IsolationWarning, stacklevel=callers_level())
+        call = call.having(stood_in(call.tensors))
+        for config in configs:
+            try:
+                yield config, _taken(call, config)
+            except TuningError as error:
+                yield config, error
+        return
+    with Workers() as pool:
+        cache = str(knobs.cache.dir)
+        compiles = [(c, pool.submit(_taken_there, shipment, own, cache)) for own, c in named.items()]
+        for config, future in compiles:
+            try:
+                yield config, future.result()
+            except TuningError as error:
+                yield config, error
+
+
+def _judged(
+    config: triton.Config, result: Result, before: CheckedConfig | None, label: str, device: Device
+) -> CheckedConfig:
+    """Return how a config did at a call, and at those `before`, which it passed."""
+    if isinstance(result, Resources):
+        new = result.registers, result.spills, result.shared
+        old = (before.registers or 0, before.spills or 0, before.shared or 0) if before else new
+        excess = Resources(0, 0, result.shared).excess(device)  # spills are slow, and run
+        reason = f"at {label}: {excess}" if excess else ""
+        return CheckedConfig(config, "failed" if excess else "compiled", None, reason, *map(max, new, old))
+    if isinstance(result, TuningError):
+        is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
+        return CheckedConfig(config, "wrong" if is_wrong else "failed", None, f"at {label}: {result}")
+    errors = [each for each in (result, before and before.error) if each is not None]
+    return CheckedConfig(config, "right", max(errors, default=None))
+
+
 def check(
     kernel: Autotuner,
     *args: Any,
     grid: Any = None,
     make: Callable[..., Sequence[Any] | Mapping[str, Any]] | None = None,
+    device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> CheckResult:
     """Run every config of a kernel against its reference, and say which are right, wrong, or failed.
 
         tritile.check(softmax, x, out, 5, 300, grid=grid)
         tritile.check(softmax, 64, 512, make=make, grid=grid)  # make(m, n) -> (x, out, m, n)
+        tritile.check(softmax, x, out, 5, 300, device="h200")  # which configs spill or do not fit there?
 
     A config is checked on copies of the arguments, with outputs poisoned (NaN, or wrong integers) and guards
     around every tensor, which lie at its first and behind its last element. It is wrong where an output
@@ -141,6 +248,11 @@ def check(
 
     A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`.
 
+    With `device=` nothing runs: every config is compiled for that GPU, which need not be here, in parallel
+    processes and into Triton's cache (TRITON_CACHE_DIR). The result lists the registers, spills and shared
+    memory of each, which ones do not compile or fit, and why. Answers are not checked, so that neither `grid`
+    nor a reference is needed, and tensors may be in host memory or meta tensors.
+
     Args:
         kernel: a kernel that `tritile.autotune` decorates, with a `reference`. Of a list of configs those are
             checked that its pruning leaves for the call; of a `tritile.Space`, which may have thousands, all.
@@ -148,18 +260,24 @@ def check(
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes given and with each one less, of which one at
             least is no multiple of a tile.
+        device: only compile, for this GPU, as `tritile.plan` takes it.
 
     Returns:
-        A `CheckResult`, true where every config was right, which prints as a table.
+        A `CheckResult`, true where every config was right, or with `device=` compiles and fits. It prints as
+        a table.
 
     Raises:
         InvalidValueError: an argument is missing or does not fit, there is no reference or no grid, or
-            tensors are in host memory without TRITON_INTERPRET=1.
+            tensors are in host memory without `device` or TRITON_INTERPRET=1.
+        TuningError: `device` is given, and TRITON_INTERPRET is set.
         Exception: what the reference or `make` raises.
     """
     if not isinstance(kernel, Autotuner):
         raise InvalidValueError(f"check: {kernel!r} is no kernel that tritile.autotune decorates")
-    if kernel.reference is None:
+    target = None if device is None else gpu_of("check", device)
+    if target is not None and (kernel.interpreted or knobs.runtime.interpret):
+        raise TuningError("check: TRITON_INTERPRET is set, so nothing can be compiled: unset it")
+    if target is None and kernel.reference is None:
         raise InvalidValueError("check: there is no reference: tritile.autotune takes reference=")
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
@@ -175,26 +293,23 @@ def check(
         by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
         in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
-        check_grid("check", named["grid"])
+        if target is None:
+            check_grid("check", named["grid"])
         check_arguments(kernel.fn, kernel.space or kernel.configs, in_order, named)
-        device = kernel.device_of(in_order, named)
-        if device == HOST and not kernel.interpreted:
-            wanted = "wanted them on a GPU, or TRITON_INTERPRET=1 in the environment"
-            raise InvalidValueError(f"check: tensors are in host memory, where no kernel runs: {wanted}")
-        call = kernel.call(in_order, named, device)
+        on = target or kernel.device_of(in_order, named)
+        if on == HOST and not kernel.interpreted:
+            raise InvalidValueError(
+                "check: tensors are in host memory, where no kernel runs: wanted them on a GPU, "
+                "TRITON_INTERPRET=1 in the environment, or device= to only compile for a GPU"
+            )
+        call = kernel.call(in_order, named, on)
         labels.append(call.problem.label.strip())
         configs = list(call.configs.values())
         if kernel.space is not None:
             configs = [config.to_triton() for config in kernel.space.configs()]
-        left = [c for c in configs if str(c) not in found or found[str(c)].outcome == "right"]
-        for config, result in _here(call, left) if device == HOST else _elsewhere(call, left):
-            if isinstance(result, TuningError):
-                is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
-                reason = f"at {labels[-1]}: {result}"
-                one = CheckedConfig(config, "wrong" if is_wrong else "failed", None, reason)
-            else:
-                before = found.get(str(config))
-                errors = [each for each in (result, before and before.error) if each is not None]
-                one = CheckedConfig(config, "right", max(errors, default=None))
-            found[str(config)] = one
-    return CheckResult(kernel.base_fn.__qualname__, device, tuple(labels), tuple(found.values()))
+        run = _ahead if target is not None else _here if on == HOST else _elsewhere
+        left = [c for c in configs if str(c) not in found or found[str(c)].outcome in ("right", "compiled")]
+        for config, result in run(call, left):
+            found[str(config)] = _judged(config, result, found.get(str(config)), labels[-1], on)
+    name = kernel.base_fn.__qualname__
+    return CheckResult(name, on, tuple(labels), tuple(found.values()), target is not None)

@@ -216,7 +216,9 @@ def warm(
     Args:
         what: the operation or its name, followed by the arguments of the call, or a problem alone, as
             `tritile.plan` takes them; or a kernel that `tritile.autotune` decorates, followed by its
-            arguments. Such a kernel is compiled in this process: not while another thread launches kernels.
+            arguments. Such a kernel is compiled with the config that the call would run, in this process: not
+            while another thread launches kernels. `tritile.check(kernel, ..., device=)` compiles all its
+            configs, in processes of their own, and lists which ones spill or do not fit.
         any_rows: compile for any number of rows (M) of a product, with the N and K of this call: each config
             of its class's portfolio, and configs that are remembered. For a class without a portfolio (plain
             float32, say), and other operations, only the kernel of this call. A result of one column is

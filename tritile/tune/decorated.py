@@ -120,11 +120,14 @@ class KernelCall:
         else:
             _zero(self.named, self.reset_to_zero)
 
-    def compile(self, config: Config | triton.Config) -> None:
-        """Compile into Triton's cache, without a GPU. Raises what the compiler raises, or TuningError."""
+    def compiled(self, config: Config | triton.Config) -> Any:
+        """Return Triton's kernel, compiled into its cache without a GPU. Raises what the compiler raises."""
         with compiling_for(self.device):
-            kernel = self.launch(config, grid=(1,), warmup=True)
-        check_fits(kernel, self.device)
+            return self.launch(config, grid=(1,), warmup=True)
+
+    def compile(self, config: Config | triton.Config) -> None:
+        """Compile as `compiled` does. Raises TuningError, too, where the GPU has too little shared memory."""
+        check_fits(self.compiled(config), self.device)
 
 
 def _zero(named: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -225,9 +225,17 @@ class StandIn:
         return getattr(self.__dict__["_like"], name)
 
 
+def described(value: Any) -> Shipment:
+    """Pack a value without the memory of its tensors, which may be meta tensors, to compile it elsewhere.
+
+    `unpack(shipment, StandIn)` takes it. Raises UnsupportedError as `pack` does.
+    """
+    return _pickled(value, host_too=True)[0]
+
+
 def stood_in(value: Any) -> Any:
     """Return a copy of a value with `StandIn`s for its tensors. Raises UnsupportedError as `pack` does."""
-    return unpack(_pickled(value, host_too=True)[0], StandIn)
+    return unpack(described(value), StandIn)
 
 
 class Memory:
