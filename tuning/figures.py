@@ -1,6 +1,6 @@
-"""Write docs/benchmarks.md from the committed lines, and print the table of README.md.
+"""Write docs/benchmarks.md and a picture from the committed lines, and print the table of README.md.
 
-Run `python tuning/figures.py` when lines change, and paste the table into README.md. A test compares both.
+Run `python tuning/figures.py` when lines change, and paste the table into README.md. Tests compare all three.
 The page's text, and which lines its tables show, are in pages/benchmarks.md, a template of jinja.
 """
 
@@ -13,6 +13,7 @@ import jinja2
 
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
+import plots
 from benchmark_kinds import DEVICE, HERE, RESULTS
 from benchmark_tables import Cells, measured_on, read, span, table
 from tritile.core.config import Config
@@ -88,8 +89,9 @@ def readme_table() -> str:
 
 
 def main() -> None:
-    """Write docs/benchmarks.md, then print the table of README.md."""
+    """Write docs/benchmarks.md and the picture, then print the table of README.md."""
     PAGE.write_text(page())
+    plots.PICTURE.write_text(plots.picture())
     print(readme_table(), end="")
 
 

@@ -182,7 +182,11 @@ def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     assert unreadable(visit(path), 800) == []
 
 
-@pytest.mark.parametrize("name", ["tiling", "speedups"])
+def test_words_of_the_picture_of_rates_lie_apart(visit):
+    assert unreadable(visit(ROOT / "tuning" / "pictures" / "tflops_vs_size.svg"), 760) == []
+
+
+@pytest.mark.parametrize("name", ["tiling", "speedups", "tflops_vs_size"])
 def test_committed_pictures_follow_the_scheme(visit, name):
     for dark in (False, True):
         shown = visit(ROOT / "tuning" / "pictures" / f"{name}.svg", dark=dark)

@@ -12,6 +12,7 @@ import benchmark_drawn
 import benchmark_kinds as kinds
 import figures
 import models
+import plots
 from tritile.lab.results import of_cases, stored
 
 README = Path(kinds.HERE).parent / "README.md"
@@ -30,6 +31,28 @@ def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
     left_out = tuple(f"| {path.name} |" for path in others)
     lines = figures.PAGE.read_text().splitlines(keepends=True)
     assert "".join(line for line in lines if not line.startswith(left_out)) == figures.page(stores=[small])
+
+
+def test_the_picture_of_rates_is_what_the_command_draws():
+    assert plots.PICTURE.read_text() == plots.picture()
+
+
+def test_a_drawn_product_is_a_dot_of_each_side_and_an_octave_with_few_has_no_median():
+    more = {"suite": "unseen", "precision": "ieee", "m": 64}
+    lines = [drawn("one", 8, 2.0, tflops=rate, **more) for rate in (8.0, 2.0, 4.0)]
+    lines += [drawn("one", 9, 0.5, tflops=6.0, **more), {"op": "permute"}]
+    found = {(one.who, one.kind): one for one in plots.untuned(lines)}
+    size = pytest.approx(32.0)
+    assert found["tritile", "aligned"].line == [(size, 4.0)]
+    assert found["torch", "aligned"].dots == [(size, 4.0), (size, 1.0), (size, 2.0)]
+    assert found["torch", "ragged"].dots == [(pytest.approx(33.28, 0.01), 12.0)]
+    assert found["torch", "ragged"].line == []
+
+
+def test_labels_of_lines_lie_apart_and_inside():
+    ends = [(90.0, 12.0), (100.0, 14.0), (95.0, 200.0), (97.0, 198.0), (5.0, 100.0)]
+    found = plots.labels(ends, 10, 200, 100)
+    assert found == [(106, 16), (106, 32), (106, 200), (106, 184), (5, 122)]
 
 
 @pytest.mark.parametrize(
