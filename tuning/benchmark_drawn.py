@@ -11,8 +11,13 @@ from statistics import geometric_mean as geomean
 from benchmark_tables import Cells, Line, latest, measured_on, read, spread, table
 from tritile.lab.results import sizes_label
 
-KINDS = ("aligned products", "some, beside max-autotune", "ragged products", "permutations, by a copy")
-OWN = ", by tritile's own kernels"
+KINDS = (
+    "aligned products",
+    "aligned products, compared with max-autotune",
+    "ragged products",
+    "permutations, compared with a copy",
+)
+OWN = ", tritile's own kernels"
 DRAWS = 3  # the newest draws that are shown
 
 
@@ -68,7 +73,7 @@ def unseen(lines: list[Line]) -> Iterator[str]:
         rest = [line["ratio_torch"] for line in of if line.get("config", {}).get("family") != "aten"]
         if len(rest) < len(of):
             share = f"{1 - len(rest) / len(of):.0%} of the {kind}"
-            yield f"torch's own kernel made {share}; the mean of the others is {geomean(rest):.3f}."
+            yield f"torch's own kernel ran {share}; the geometric mean of the others is {geomean(rest):.3f}."
     yield table("of | draw | sizes: | geometric mean: | 5%: | under 1: | worst: | at", made)
 
 

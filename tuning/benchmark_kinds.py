@@ -26,6 +26,8 @@ SEARCHES_HEAD = (
     "problem | searches, s: | configs timed | winners, slower than the fastest: | predicted, slower:"
     " | fastest, us: | torch, us:"
 )
+ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | speed-up: | worst: | at"
+EVEN = 0.05  # a geometric mean within this of 1 counts as equal
 LOSSES_HEAD = f"GPU | {HEAD} | instead"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
 Case = tuple[Kind, float, str]  # its row, torch's time by tritile's, and its sizes
@@ -122,6 +124,26 @@ def summary(cases: list[Line], wanted: str) -> Iterator[Cells]:
         ratios = ((line["ratio_torch"], line["label"]) for line in picked(cases, condition))
         count, mean, _, worst, _ = spread(ratios)
         yield name, count, mean, worst
+
+
+def answers(results: Path, wanted: str) -> Iterator[Cells]:
+    """Yield whether tritile is faster for each line of text, a name and which lines count, on each GPU."""
+    folders = sorted((path for path in results.iterdir() if path.is_dir()), reverse=True)
+    of_gpus = [[told(line) for line in of_cases(stored([folder], print))] for folder in folders]
+    for text in wanted.strip().splitlines():
+        name, condition = text.split(" | ")
+        for cases in of_gpus:
+            if found := picked(cases, condition):
+                mean = geomean(line["ratio_torch"] for line in found)
+                count, shown, _, *worst = spread((line["ratio_torch"], line["label"]) for line in found)
+                yield name, found[0]["env"]["gpu"].split()[1], answer(mean), count, shown, *worst
+
+
+def answer(mean: float) -> str:
+    """Return in words how fast tritile is, by the geometric mean of its speed-ups."""
+    if abs(mean - 1) <= EVEN:
+        return "about as fast"
+    return "yes" if mean > 1 else "no"
 
 
 def invariance() -> list[float]:

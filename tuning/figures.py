@@ -1,9 +1,13 @@
-"""Write docs/benchmarks.md and a picture from the committed lines, and print the table of README.md.
+"""Write docs/benchmarks.md, docs/index.md and a picture from committed lines; print the table of README.md.
 
-Run `python tuning/figures.py` when lines change, and paste the table into README.md. Tests compare all three.
-The page's text, and which lines its tables show, are in pages/benchmarks.md, a template of jinja.
+Run `python tuning/figures.py` when lines or shipped tables change, and paste the table into README.md. Tests
+compare them all. The pages' text, and which lines their tables show, are in pages/, as templates of jinja.
 """
 
+import contextlib
+import io
+import os
+import re
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,17 +18,21 @@ import jinja2
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 import plots
+import tritile
 from benchmark_kinds import DEVICE, HERE, RESULTS
-from benchmark_tables import Cells, measured_on, read, span, table
+from benchmark_tables import Cells, Line, measured_on, read, span, table
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
+from tritile.lab.drawn import nothing_remembered
+from tritile.lab.environment import environ
 from tritile.lab.results import of_cases, stored
 from tritile.planning import model
 from tritile.planning.store import Store
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
-TEMPLATE: Final = HERE / "pages" / "benchmarks.md"
+INDEX: Final = HERE.parent / "docs" / "index.md"
+TEMPLATES: Final = HERE / "pages"
 STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
 README_HEAD: Final = "on one H200 | problems: | torch's time / tritile's: | worst:"
 README_ROWS: Final = """
@@ -65,15 +73,49 @@ def predictions(stores: Iterable[Path]) -> Iterator[Cells]:
             yield path.name, kind, *(f"{statistics.median(values):.0%}" for values in of_both)
 
 
+def environment(cases: list[Line]) -> jinja2.Environment:
+    """Return what renders the pages."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["spans"] = lambda text: table(kinds.SPAN_HEAD, kinds.spans(cases, text)) + "\n"
+    return made
+
+
+def printed(page: str) -> str:
+    """Return what the snippets of a page print, without settings. Tensors have no data, so no kernel runs."""
+    snippets = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    tritile.forget()
+    unset: dict[str, None] = dict.fromkeys(name for name in os.environ if name.startswith("TRITILE_"))
+    with environ(**unset), nothing_remembered(), contextlib.redirect_stdout(io.StringIO()) as out:
+        exec("\n".join(snippets).replace('"cuda"', '"meta"'), {})
+    tritile.forget()
+    return out.getvalue().rstrip("\n")
+
+
+def index() -> str:
+    """Return the first page of the documents."""
+    cases = [kinds.told(line) for line in of_cases(stored([RESULTS], print))]
+
+    def speedup(condition: str) -> dict[str, str]:
+        ((_, count, mean, worst),) = kinds.summary(cases, f"all | {condition}")
+        return {"count": count, "mean": mean, "worst": worst}
+
+    output = printed((TEMPLATES / "index.md").read_text())
+    return environment(cases).get_template("index.md").render(speedup=speedup, output=output)
+
+
 def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> str:
-    """Return the whole page."""
+    """Return docs/benchmarks.md."""
     lines = stored([RESULTS], print)
     cases = [kinds.told(line) for line in of_cases(lines)]
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    environment.filters["spans"] = lambda text: table(kinds.SPAN_HEAD, kinds.spans(cases, text)) + "\n"
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment(cases).get_template("benchmarks.md").render(
         drawn=drawn, kinds=kinds, results=results, lines=lines, cases=cases,
         table=table, measured_on=measured_on, median=statistics.median,
+        answers=README_ROWS,
         predictions=lambda: predictions(stores),
         pick=lambda condition: kinds.picked(cases, condition),
         span=lambda values: " | ".join(span(values)),
@@ -89,8 +131,9 @@ def readme_table() -> str:
 
 
 def main() -> None:
-    """Write docs/benchmarks.md and the picture, then print the table of README.md."""
+    """Write the pages and the picture, then print the table of README.md."""
     PAGE.write_text(page())
+    INDEX.write_text(index())
     plots.PICTURE.write_text(plots.picture())
     print(readme_table(), end="")
 

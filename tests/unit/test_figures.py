@@ -33,6 +33,21 @@ def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
     assert "".join(line for line in lines if not line.startswith(left_out)) == figures.page(stores=[small])
 
 
+def test_the_first_page_is_what_the_command_writes():
+    assert figures.INDEX.read_text() == figures.index()
+
+
+def test_answers_are_of_each_gpu_with_such_problems_in_its_words(tmp_path):
+    wanted = "all | op == 'matmul'\nnone | op == 'grouped'"
+    for name in ("nvidia-h100-80gb-hbm3", "nvidia-h200"):
+        (tmp_path / name).symlink_to(kinds.RESULTS.parent / name)
+    rows = list(kinds.answers(tmp_path, wanted))
+    assert [row[:2] for row in rows] == [("all", "H200"), ("all", "H100"), ("none", "H200")]
+    assert [kinds.answer(mean) for mean in (0.94, 0.96, 1.04, 1.06)] == [
+        "no", "about as fast", "about as fast", "yes"
+    ]  # fmt: skip
+
+
 def test_the_picture_of_rates_is_what_the_command_draws():
     assert plots.PICTURE.read_text() == plots.picture()
 
@@ -103,7 +118,7 @@ def test_the_last_three_draws_are_shown_together_and_one_by_one(tmp_path):
     for row in (
         "| aligned products | last 3 together | 3 | 2.00 | 1.00 | 0 | 1.00 | 1x8x64 |",
         "| aligned products | third | 1 | 2.00 | 2.00 | 0 | 2.00 | 1x8x64 |",
-        "| some, beside max-autotune | fourth | 1 | 0.50 | 0.50 | 1 | 0.50 | 1x8x64 |",
+        "| aligned products, compared with max-autotune | fourth | 1 | 0.50 | 0.50 | 1 | 0.50 | 1x8x64 |",
         "| ragged products | fourth | 1 | 3.00 | 3.00 | 0 | 3.00 | 1x12x64 |",
     ):
         assert row in text
