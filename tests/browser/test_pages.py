@@ -1,5 +1,10 @@
 """Pages in a browser: that on tilings counts as `tritile.explain` does, the report filters, pictures fit."""
 
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,3 +197,50 @@ def test_committed_pictures_follow_the_scheme(visit, name):
         shown = visit(ROOT / "tuning" / "pictures" / f"{name}.svg", dark=dark)
         filtered = shown.evaluate("getComputedStyle(document.documentElement).filter")
         assert filtered.startswith("invert") == dark
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    path = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", path]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    return path
+
+
+CLIPPED = """() => [...document.querySelectorAll("pre > code")]
+    .filter(each => each.scrollWidth > each.clientWidth)
+    .map(each => each.textContent.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_of_the_site_clips_code_or_needs_sideways_scrolling(browser, site, width):
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    shown, wrong = context.new_page(), {}
+    pages = [path for path in site.rglob("*.html") if site / "files" not in path.parents]
+    assert site / "api" / "choice.html" in pages
+    for path in pages:
+        shown.goto(path.as_uri(), wait_until="domcontentloaded")
+        found = shown.evaluate(CLIPPED)
+        if shown.evaluate("document.documentElement.scrollWidth") > width:
+            found.append("the page itself")
+        wrong |= {path.name: found} if found else {}
+    context.close()
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "pages"),
+    [
+        ("speed", ("benchmarks.html", "api/measuring.html")),
+        ("clear cache", ("api/own_kernels.html", "command_line.html")),
+    ],
+)
+def test_the_search_of_the_site_finds_the_pages_that_answer(site, words, pages):
+    sections = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    found = {
+        section["location"].partition("#")[0]
+        for section in sections
+        if set(words.split()) <= {*re.findall(r"\w+", f"{section['title']} {section['text']}".lower())}
+    }
+    assert found.issuperset(pages)
