@@ -1,7 +1,7 @@
 """Draw tuning/pictures/tflops_vs_size.svg: TFLOP/s of tritile and torch by size, from the committed lines.
 
-`python tuning/figures.py` writes it. The upper panel has tuned square products of one GPU. Below is a
-panel for each GPU with drawn products: dots are products, and a line joins the medians of each octave.
+`python tuning/figures.py` writes it. Each GPU has two panels: square products above, and drawn products
+below, where a dot is a product and a line joins the medians of each octave.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Final
 
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
-from benchmark_kinds import HERE, RESULTS
+from benchmark_kinds import HERE
 from benchmark_tables import Line, read
 from tritile.lab.results import of_cases, stored
 
@@ -26,7 +26,8 @@ TUNED: Final = {
 }
 DASHED: Final = {"aligned": "", "ragged": " dashed", "odd": " dashed"}
 FEWEST: Final = 3  # products of an octave whose median is drawn
-WIDTH: Final = 760
+WIDTH: Final = 840
+_HIGH: Final = 230
 _SPACE: Final = 118  # pixels right of a panel, for labels
 _GAP: Final = 16  # pixels between the baselines of two labels, at least
 _LONGEST: Final = 90  # pixels of a label of an odd size
@@ -195,35 +196,39 @@ def _gpu(lines: Sequence[Line]) -> str:
     return name.split()[1]
 
 
+def _row(top: float, panels: Sequence[tuple[str, Sequence[Series]]], title: str, *, is_log: bool) -> str:
+    """Return a panel for each GPU, with the same axes."""
+    everything = [one for _, all_series in panels for one in all_series]
+    (low, high), (least, most) = _range(everything, 0), _range(everything, 1)
+    bounds = (10.0 ** math.floor(math.log10(least)), max(1000, most * 1.05)) if is_log else (0, most * 1.05)
+    wide, body = WIDTH / len(panels), ""
+    for i, (gpu, all_series) in enumerate(panels):
+        box = i * wide + 46, top, wide - 46 - _SPACE, _HIGH
+        panel = Panel(*box, (low * 0.9, high * 1.1), bounds, is_log=is_log)
+        count = sum(len(one.dots) for one in all_series if one.who == "tritile")
+        body += _panel(panel, title.format(gpu=gpu, count=count), all_series)
+    return body
+
+
 def picture(results: Path = HERE / "results") -> str:
     """Return the whole picture as SVG, with a light and a dark scheme."""
-    cases = [kinds.told(line) for line in of_cases(stored([RESULTS], print))]
-    squares = [*tuned(cases)]
-    (low, high), (_, most) = _range(squares, 0), _range(squares, 1)
-    upper = Panel(46, 60, WIDTH - 46 - _SPACE, 230, (low * 0.9, high * 1.05), (0, most * 1.05), is_log=False)
-    body = _panel(upper, f"Square sizes on the {_gpu(cases)}, tuned (bfloat16, NN)", squares)
-    body += _text("axis", (6, upper.top + upper.height + 40), "M = N = K")
-
-    draws = []
+    squares, draws = [], []
     for folder in sorted(results.iterdir(), reverse=True):
+        cases = [kinds.told(line) for line in of_cases(stored([folder], print))]
+        if found := [*tuned(cases)]:
+            squares.append((_gpu(cases), found))
         if lines := [x for found in drawn.draws(read(folder / "unseen.jsonl")).values() for x in found]:
             draws.append((_gpu(lines), [*untuned(lines)]))
-    everything = [one for _, all_series in draws for one in all_series]
-    (low, high), (least, most) = _range(everything, 0), _range(everything, 1)
-    floor, wide = 10.0 ** math.floor(math.log10(least)), WIDTH / len(draws)
-    bottom = upper.top + upper.height + 110
-    for i, (gpu, all_series) in enumerate(draws):
-        box = i * wide + 46, bottom, wide - 46 - _SPACE, 230
-        panel = Panel(*box, (low * 0.9, high * 1.1), (floor, max(1000, most * 1.05)), is_log=True)
-        count = sum(len(one.dots) for one in all_series if one.who == "tritile")
-        body += _panel(panel, f"{count} random sizes on the {gpu}, untuned", all_series)
+    body = _row(60, squares, "Square sizes on the {gpu} (NN)", is_log=False)
+    body += _row(60 + _HIGH + 92, draws, "{count} random sizes on the {gpu}", is_log=True)
     notes = (
-        "Geometric mean of M, N and K. A dot is a bfloat16 product; a line joins the medians of each octave.",
-        "Aligned: N and K are multiples of 8. Ragged: they are not. Odd: M, N, K are odd and nearly equal.",
+        "bfloat16, by the geometric mean of M, N and K. Aligned: N and K are multiples of 8; ragged: not.",
+        "Odd: M, N and K are odd and nearly equal. A dot is a product, a line joins an octave's medians.",
+        "The tables that come with tritile have most of the square sizes, and none of the random ones.",
     )
-    below = bottom + 230 + 40
+    below = 60 + 2 * _HIGH + 92 + 44
     body += "".join(_text("axis", (6, below + 18 * i), words) for i, words in enumerate(notes))
-    height = below + 34
+    height = below + 18 * len(notes) - 2
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     label = "TFLOP/s of tritile and torch by the size of a matrix product"
     return (
