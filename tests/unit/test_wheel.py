@@ -1,16 +1,21 @@
-"""The wheel where no checkout is near: its size, every command, and commands without extras."""
+"""The source distribution and the wheel: what they contain, and that a wheel works without a checkout."""
 
+import ast
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
+from packaging.utils import canonicalize_name
 
 import tritile
 from tests.unit.test_cli import remember
@@ -25,16 +30,18 @@ ROOT = Path(tritile.__file__).parents[1]
 LINES = ROOT / "tuning" / "results" / "nvidia-h200" / "transpose.jsonl"
 H200 = ("--target", "nvidia-h200")
 MOST_BYTES = 1_500_000
-# Of each command line that comes in: its exit status and what it prints.
+IMPORTED_AS = {"vl_convert": "vl_convert_python"}  # where a distribution and its module have different names
+BUILD_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+# For each command line, or Python file, on stdin: the exit status and what it prints.
 RUNS = """
-import contextlib, io, json, sys
+import contextlib, io, json, runpy, sys
 from tritile.__main__ import main
 found = []
 for words in json.load(sys.stdin):
     sys.argv, said, status = ["tritile", *words], io.StringIO(), 0
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            main()
+            runpy.run_path(words[0]) if words[0].endswith(".py") else main()
         except SystemExit as end:
             status = end.code or 0
     found.append((status, " ".join(said.getvalue().split())))
@@ -43,66 +50,90 @@ json.dump({"where": tritile.__file__, "found": found}, sys.stdout)
 """
 
 
-def pip(*words):
-    """Run pip with what is installed here, and without a network."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(*words, **options):
+    """Run a command and return what it prints."""
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pip(*words):
+    """Run pip without a network."""
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words)
+
+
+def build_wheel(source, folder):
+    """Build with the setuptools that is installed here, and return the wheel."""
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, source)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Copy what a wheel is built of: a build writes beside it."""
-    copy = tmp_path_factory.mktemp("source")
-    shutil.copytree(ROOT / "tritile", copy / "tritile", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    return copy
+    """A copy of the checkout without git's folder or anything that a build left behind."""
+    copy = tmp_path_factory.mktemp("source") / "tritile"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "site")
+    return shutil.copytree(ROOT, copy, ignore=left_out)
 
 
 @pytest.fixture(scope="module")
-def wheel(source, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
-    (found,) = folder.glob("*.whl")
+def sdist(source, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-c", BUILD_SDIST, folder, cwd=source)
+    (found,) = folder.glob("*.tar.gz")
     return found
 
 
 @pytest.fixture(scope="module")
+def wheel(source, sdist, tmp_path_factory):  # after the source distribution: a build writes into the source
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        return Metadata.from_email(files.read("tritile-0.1.0.dist-info/METADATA"), validate=True)
+
+
+@pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("installed")
-    zipfile.ZipFile(wheel).extractall(folder)
-    return folder
+    """The `bin` of an environment in which pip has installed the wheel, and nothing else."""
+    environment = tmp_path_factory.mktemp("installed")
+    venv.create(environment, symlinks=True)
+    pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    return environment / "bin"
 
 
-def wrong(wanted, installed, tmp_path, hidden=()):
-    """Return what commands of the installed wheel, run in one process, say other than wanted.
+@pytest.fixture
+def packages(tmp_path):
+    """A function: an environ whose PYTHONPATH has the installed packages except tritile and `hidden`."""
 
-    `wanted` has an exit status and a part of what is printed for each command. The process has links to all
-    installed packages but tritile and the hidden ones.
+    def link(hidden=()):
+        around = tmp_path / "packages"
+        around.mkdir()
+        places = [Path(place) for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
+        for each in (each for place in places for each in place.iterdir()):
+            left_out = "tritile" in each.name or each.name.partition(".")[0] in hidden
+            if not (left_out or each.suffix == ".pth" or (around / each.name).is_symlink()):
+                (around / each.name).symlink_to(each)
+        return os.environ | {"PYTHONPATH": str(around), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300"}
+
+    return link
+
+
+def wrong(expected, installed, environ, here):
+    """Return what the installed wheel prints where it is not as `expected`, all run in one process.
+
+    `expected` maps command lines, or files of Python, to an exit status and a part of what is printed.
     """
-    around, here = tmp_path / "packages", tmp_path / "here"
-    around.mkdir()
-    here.mkdir(exist_ok=True)
-    places = [Path(place) for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
-    for each in (each for place in places for each in place.iterdir()):
-        left_out = "tritile" in each.name or each.name.partition(".")[0] in hidden
-        if not (left_out or each.suffix == ".pth" or (around / each.name).is_symlink()):
-            (around / each.name).symlink_to(each)
-    path = f"{installed}{os.pathsep}{around}"
-    environ = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300"}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", RUNS],  # no site-packages, where a tritile may be
-        input=json.dumps([list(map(str, words)) for words in wanted]),
-        capture_output=True, text=True, env=environ, cwd=here, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert Path(answer["where"]).is_relative_to(installed)
-    found = dict(zip(wanted, answer["found"], strict=True))
+    lines = json.dumps([list(map(str, words)) for words in expected])
+    answer = json.loads(run(installed / "python", "-c", RUNS, input=lines, env=environ, cwd=here))
+    assert Path(answer["where"]).is_relative_to(installed.parent)
+    found = dict(zip(expected, answer["found"], strict=True))
     return {
         words: found[words]
-        for words, (status, said) in wanted.items()
+        for words, (status, said) in expected.items()
         if found[words][0] != status or said not in found[words][1]
     }
 
@@ -116,19 +147,60 @@ def recorded(folder):
     return store.path
 
 
-def test_the_wheel_is_small_and_holds_what_commands_read(wheel, installed):
+def files_of(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_wheel_is_small_and_contains_the_package_alone(source, wheel):
+    assert wheel.name == "tritile-0.1.0-py3-none-any.whl"
     assert wheel.stat().st_size < MOST_BYTES
-    suites = installed / "tritile" / "suites"
-    assert {path.name for path in suites.iterdir()} == {path.name for path in SHIPPED.glob("*.toml")}
-    assert {path.name for path in installed.iterdir()} == {"tritile", "tritile-0.1.0.dist-info"}
-    scripts = (installed / "tritile-0.1.0.dist-info" / "entry_points.txt").read_text()
-    assert scripts == "[console_scripts]\ntritile = tritile.__main__:main\n"
+    shipped = {f"tritile/{name}" for name in files_of(source / "tritile")}
+    assert {f"tritile/suites/{path.name}" for path in SHIPPED.glob("*.toml")} < shipped
+    about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")
+    with zipfile.ZipFile(wheel) as files:
+        assert {*files.namelist()} == shipped | {f"tritile-0.1.0.dist-info/{name}" for name in about}
 
 
-def test_every_command_works_from_the_wheel(installed, tmp_path):
-    (tmp_path / "other").mkdir()
+def test_a_wheel_of_the_source_distribution_is_the_same(source, sdist, wheel, tmp_path):
+    with tarfile.open(sdist) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "pyproject.toml"} < names
+    again = build_wheel(sdist, tmp_path)
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:  # RECORD has a digest of each file
+        first, second = (sorted(each.read("tritile-0.1.0.dist-info/RECORD").split()) for each in (one, other))
+    assert first == second
+
+
+def test_metadata_declares_what_the_package_imports_in_ranges_that_contain_the_pins(metadata):
+    assert str(metadata.version) == tritile.__version__
+    assert str(metadata.requires_python) == ">=3.11"
+    assert metadata.license_expression == "MIT"
+    assert metadata.description == (ROOT / "README.md").read_text()
+    declared = {
+        (str(each.marker or ""), canonicalize_name(each.name).replace("-", "_")): each.specifier
+        for each in metadata.requires_dist
+    }
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = {canonicalize_name(name).replace("-", "_"): version for name, version in pins.items()}
+    assert {name for (_, name), ranges in declared.items() if pins[name] not in ranges} == set()
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "tritile").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"tritile"}
+    needed = {IMPORTED_AS.get(name, name) for name in modules}
+    assert needed == {name for marker, name in declared if marker in ("", 'extra == "report"')}
+
+
+def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, tmp_path):
+    here, environ = tmp_path / "here", packages()
+    for folder in (here, tmp_path / "other"):
+        folder.mkdir()
+    snippets = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    (here / "readme.py").write_text("\n".join(snippets))
     store = recorded(tmp_path / "other")
-    wanted = {
+    expected = {
+        ("readme.py",): (0, "matmul"),
         ("tune", "--suite", "llm", "--only", "nothing"): (2, "no case has that in its name"),
         ("bench", "--suite", "quick"): (2, "no GPU here"),
         ("report",): (2, "no results here: name files"),
@@ -143,21 +215,25 @@ def test_every_command_works_from_the_wheel(installed, tmp_path):
         ("clear", "--yes", *H200): (0, "of NVIDIA H200 deleted: 2 trials"),
         ("report", LINES, "--output", "b.svg"): (0, "b.svg: "),
     }
-    assert {words[0] for words in wanted} == set(COMMANDS)
-    assert wrong(wanted, installed, tmp_path) == {}
+    assert snippets
+    assert {words[0] for words in expected} == {"readme.py", *COMMANDS}
+    assert wrong(expected, installed, environ, here) == {}
+    said = run(installed / "tritile", "--version", env=environ, cwd=here)
+    assert said == f"tritile {tritile.__version__}\n"
 
 
-def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, tmp_path):
-    (tmp_path / "here").mkdir()
+def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, packages, tmp_path):
     recorded(tmp_path)  # this user's own
-    wanted = {
+    (tmp_path / "here").mkdir()
+    environ = packages(hidden={name for names in EXTRAS.values() for name in names})
+    expected = {
         ("doctor",): (0, "missing altair"),
         ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
         ("export", "--output", "c.json", *H200): (0, "1 entries"),
         ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
         ("report", LINES): (1, "tritile[report]"),
     }
-    assert wrong(wanted, installed, tmp_path, {name for names in EXTRAS.values() for name in names}) == {}
+    assert wrong(expected, installed, environ, tmp_path / "here") == {}
 
 
 def test_an_editable_install_is_a_path_which_type_checkers_follow(source, tmp_path):
