@@ -1,12 +1,12 @@
 "use strict";
-// Step through a tiled matrix product C = A B: what each tile loads, what is masked, and in which order tiles are made.
+// Step through a tiled matrix product C = A B: what each tile loads, what is masked, and the order of tiles.
 (() => {
   const root = document.getElementById("tiling");
   if (!root) return;
   const FIELDS = [ // name, label, default, most
     ["m", "M", 1000, 1e6], ["n", "N", 1200, 1e6], ["k", "K", 800, 1e6],
     ["block_m", "BLOCK_M", 128, 1024], ["block_n", "BLOCK_N", 128, 1024], ["block_k", "BLOCK_K", 64, 1024],
-    ["group_m", "GROUP_M", 4, 1e6], ["itemsize", "bytes an element", 2, 16], ["at_once", "programs at once", 132, 1e5],
+    ["group_m", "GROUP_M", 4, 1e6], ["itemsize", "bytes per element", 2, 16], ["at_once", "concurrent programs", 132, 1e5],
   ];
   const COLOR = { a: "#3b82f6", b: "#d98c1f", c: "#1aa37a", masked: "#e0457b" };
   const number = (value) => value.toLocaleString("en-US");
@@ -18,7 +18,7 @@
   };
   const span = (first, count) => (count === 1 ? number(first) : `${number(first)} to ${number(first + count - 1)}`);
 
-  // Return how sizes s are cut up, and the bytes that loads request in all.
+  // Return the grid of tiles for sizes s, and the total bytes that loads request.
   function cutUp(s) {
     const rows = Math.ceil(s.m / s.block_m), columns = Math.ceil(s.n / s.block_n), steps = Math.ceil(s.k / s.block_k);
     const covered = rows * s.block_m * columns * s.block_n * steps * s.block_k;
@@ -31,14 +31,14 @@
     };
   }
 
-  // Return [row, column] of a tile: tiles go down bands of `group` rows of tiles, column by column.
+  // Return [row, column] of a tile. Tiles go column by column through bands of `group` rows of tiles.
   function place(s, index, group = s.group_m) {
     const { rows, columns } = cutUp(s), first = Math.floor(index / (group * columns)) * group;
     const high = Math.min(rows - first, group), within = index % (group * columns);
     return [first + (within % high), Math.floor(within / high)];
   }
 
-  // Return the blocks of A, B and C of a tile at a step; `rows` x `columns` of each lie inside its matrix.
+  // Return a tile's blocks of A, B and C at a step; `rows` x `columns` of each lie inside its matrix.
   function blocks(s, index, step, group = s.group_m) {
     const [row, column] = place(s, index, group), top = row * s.block_m, left = column * s.block_n, k = step * s.block_k;
     const cut = (top, left, height, width, rows, columns) =>
@@ -51,7 +51,7 @@
   }
   const inside = (block) => block.rows * block.columns;
 
-  // Count the different blocks of A and of B that the programs running with a tile load at one step.
+  // Count the distinct blocks of A and of B that a tile and the tiles concurrent with it load in one step.
   function shared(s, index, group = s.group_m) {
     const first = Math.floor(index / s.at_once) * s.at_once, end = Math.min(first + s.at_once, cutUp(s).tiles);
     const rows = new Set(), columns = new Set();
@@ -63,7 +63,7 @@
     return { loads: 2 * (end - first), a: rows.size, b: columns.size };
   }
 
-  // The page: a form, two sliders, a drawing, and facts.
+  // The page: a form, two sliders, a drawing and facts.
   root.innerHTML = `
     <style>
       #tiling form { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr)); gap: .5rem; font-size: .75rem }
@@ -93,7 +93,7 @@
 
   function draw(s, p, index, step) {
     const wide = Math.max(320, Math.min(720, svg.clientWidth || 720)), gap = 40, room = wide - gap, sides = [p.rows * s.block_m, p.columns * s.block_n, p.steps * s.block_k];
-    const [m, n, k] = sides.map((side) => Math.max(side, Math.max(...sides) / 7)); // none is too thin to see
+    const [m, n, k] = sides.map((side) => Math.max(side, Math.max(...sides) / 7)); // wide enough to see
     const scale = Math.min(room / (k + n), 480 / (k + m));
     const down = (m * scale) / sides[0], across = (n * scale) / sides[1], along = (k * scale) / sides[2];
     const x = k * scale + gap, y = 24 + k * scale + gap, now = blocks(s, index, step);
@@ -111,9 +111,9 @@
       if (height * tall >= 4) for (let r = height; r < rows; r += height) lines += `M${left} ${top + r * tall}h${columns * broad}`;
       if (width * broad >= 4) for (let c = width; c < columns; c += width) lines += `M${left + c * broad} ${top}v${rows * tall}`;
       made += `<path d="${lines}" stroke="currentColor" opacity=".2"/>`;
-      if (name === "a") made += part(block.top, 0, block.rows, block.left, `${fill} opacity=".3"`); // loaded before
+      if (name === "a") made += part(block.top, 0, block.rows, block.left, `${fill} opacity=".3"`); // already loaded
       if (name === "b") made += part(0, block.left, block.top, block.columns, `${fill} opacity=".3"`);
-      if (name === "c") { // tiles made before: whole bands, whole columns of this band, and a part of one
+      if (name === "c") { // tiles already computed: whole bands, then whole columns of this band, then part of a column
         const first = Math.floor(index / (s.group_m * p.columns)) * s.group_m, within = index % (s.group_m * p.columns);
         const high = Math.min(p.rows - first, s.group_m), whole = Math.floor(within / high);
         for (const [r, c, h, w] of [[0, 0, first, p.columns], [first, 0, high, whole], [first, whole, within % high, 1]])
@@ -136,28 +136,28 @@
     slider.tile.max = p.tiles - 1;
     slider.step.max = p.steps - 1;
     const index = Number(slider.tile.value), step = Number(slider.step.value), now = blocks(s, index, step);
-    const [row, column] = place(s, index), loaded = inside(now.a) + inside(now.b), asked = s.block_k * (s.block_m + s.block_n);
+    const [row, column] = place(s, index), loaded = inside(now.a) + inside(now.b), requested = s.block_k * (s.block_m + s.block_n);
     const wave = shared(s, index), plain = shared(s, index, 1), done = Math.min(s.k, (step + 1) * s.block_k);
-    const soFar = (now.c.rows + now.c.columns) * done * s.itemsize, alone = 2 * inside(now.c) * done * s.itemsize;
+    const soFar = (now.c.rows + now.c.columns) * done * s.itemsize, soFarUntiled = 2 * inside(now.c) * done * s.itemsize;
     draw(s, p, index, step);
-    status.textContent = `Tile ${number(index)} of 0 to ${number(p.tiles - 1)}: row ${number(row)}, column ${number(column)}. ` +
+    status.textContent = `Tile ${number(index)} (0 to ${number(p.tiles - 1)}): row ${number(row)}, column ${number(column)}. ` +
       `Step ${number(step + 1)} of ${number(p.steps)} loads k = ${span(now.a.left, now.a.columns)}.` +
-      (loaded < asked ? " Hatched: past the edge, zero-filled, and of C not stored." : "");
+      (loaded < requested ? " Hatched: past the edge, so zero-filled in A and B and not stored in C." : "");
     const facts = [
-      ["tiles", "Tiles", p.tiles, number], ["steps", "K iterations a tile", p.steps, number],
-      ["untiled", "Loads request, without tiles", p.untiled, bytes], ["tiled", "Loads request, with these tiles", p.tiled, bytes],
-      ["unique", "A and B once", p.unique, bytes], ["masked", "Multiply-adds past an edge", p.masked, (share) => `${(100 * share).toFixed(1)}%`],
-      ["loaded", "This step loads", loaded * s.itemsize, bytes], ["filled", "Zero-filled at this step", 1 - loaded / asked, (share) => `${Math.floor(100 * share)}%`],
-      ["so_far", "This tile so far", soFar, bytes], ["alone", "Without tiles so far", alone, bytes],
-      ["wave", `Blocks that ${number(wave.loads / 2)} programs at once load`, wave.loads, number],
-      ["different", "Different ones among them", wave.a + wave.b, (count) => `${number(count)}: ${number(wave.a)} of A, ${number(wave.b)} of B`],
-      ["plain", "Different ones with GROUP_M = 1", plain.a + plain.b, (count) => `${number(count)}: ${number(plain.a)} of A, ${number(plain.b)} of B`],
+      ["tiles", "Tiles", p.tiles, number], ["steps", "K iterations per tile", p.steps, number],
+      ["untiled", "Requested without tiles", p.untiled, bytes], ["tiled", "Requested with these tiles", p.tiled, bytes],
+      ["unique", "A and B, each read once", p.unique, bytes], ["masked", "Multiply-adds past an edge", p.masked, (share) => `${(100 * share).toFixed(1)}%`],
+      ["loaded", "This step loads", loaded * s.itemsize, bytes], ["filled", "Zero-filled in this step", 1 - loaded / requested, (share) => `${Math.floor(100 * share)}%`],
+      ["so_far", "Loaded for this tile so far", soFar, bytes], ["so_far_untiled", "Without tiles it would be", soFarUntiled, bytes],
+      ["wave", `Blocks loaded by ${number(wave.loads / 2)} concurrent programs`, wave.loads, number],
+      ["different", "Distinct blocks among them", wave.a + wave.b, (count) => `${number(count)}: ${number(wave.a)} of A, ${number(wave.b)} of B`],
+      ["plain", "Distinct blocks with GROUP_M = 1", plain.a + plain.b, (count) => `${number(count)}: ${number(plain.a)} of A, ${number(plain.b)} of B`],
     ];
     root.querySelector("dl").innerHTML = facts.map(([name, label, value, write]) =>
       `<div><dt>${label}</dt><dd data-fact="${name}" data-value="${value}">${write(value)}</dd></div>`).join("");
   }
 
-  // Go on or back by one; past a tile's last step comes the first step of the next tile.
+  // Go forward or back by one. After a tile's last step comes the first step of the next tile.
   function go(name, by) {
     const before = slider[name].value;
     slider[name].value = Number(before) + by;
