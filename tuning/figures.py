@@ -1,7 +1,7 @@
-"""Write docs/benchmarks.md, docs/index.md and a picture from committed lines; print the table of README.md.
+"""Write docs/benchmarks.md, docs/index.md, two pictures, and in README.md the demo's output and the table.
 
-Run `python tuning/figures.py` when lines or shipped tables change, and paste the table into README.md. Tests
-compare them all. The pages' text, and which lines their tables show, are in pages/, as templates of jinja.
+Run `python tuning/figures.py` when lines, shipped tables or records of GPU tests change; tests compare them
+all. The pages' text, and which lines their tables show, are in pages/, as templates of jinja.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Final
 
 import jinja2
 
+import badges
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 import plots
@@ -32,6 +33,7 @@ from tritile.planning.store import Store
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 INDEX: Final = HERE.parent / "docs" / "index.md"
+README: Final = HERE.parent / "README.md"
 TEMPLATES: Final = HERE / "pages"
 STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
 README_HEAD: Final = "on one H200 | problems: | torch's time / tritile's: | worst:"
@@ -88,10 +90,11 @@ def environment(cases: list[Line]) -> jinja2.Environment:
 def printed(page: str) -> str:
     """Return what the snippets of a page print, without settings. Tensors have no data, so no kernel runs."""
     snippets = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code = re.sub(r'"cuda"( if torch.cuda.is_available\(\) else "cpu")?', '"meta"', "\n".join(snippets))
     tritile.forget()
     unset: dict[str, None] = dict.fromkeys(name for name in os.environ if name.startswith("TRITILE_"))
     with environ(**unset), nothing_remembered(), contextlib.redirect_stdout(io.StringIO()) as out:
-        exec("\n".join(snippets).replace('"cuda"', '"meta"'), {})
+        exec(code, {})
     tritile.forget()
     return out.getvalue().rstrip("\n")
 
@@ -124,18 +127,24 @@ def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> s
     )  # fmt: skip
 
 
-def readme_table() -> str:
-    """Return the table of README.md."""
+def readme() -> str:
+    """Return README.md with what its demo prints, and with its table."""
+    text = README.read_text()
     cases = [kinds.told(line) for line in of_cases(stored([RESULTS], print))]
-    return table(README_HEAD, kinds.summary(cases, README_ROWS)) + "\n"
+    rows = table(README_HEAD, kinds.summary(cases, README_ROWS)) + "\n"
+    title = rows.partition("\n")[0]
+    text = re.sub(rf"^{re.escape(title)}\n(\|.*\n)*", lambda _: rows, text, flags=re.MULTILINE)
+    output = f"```text\n{printed(text)}\n```\n"
+    return re.sub(r"^```text\n.*?^```\n", lambda _: output, text, flags=re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
-    """Write the pages and the picture, then print the table of README.md."""
+    """Write the pages and the pictures."""
     PAGE.write_text(page())
     INDEX.write_text(index())
+    README.write_text(readme())
     plots.PICTURE.write_text(plots.picture())
-    print(readme_table(), end="")
+    badges.PICTURE.write_text(badges.picture())
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_the_readme_and_the_site_list_every_page_once():
     assert sorted(listed) == sorted(pages)
     linked = README.read_text() + PAGES["api.md"].read_text().replace("(api/", "(docs/api/")
     assert [page for page in (*TOP[1:], *DOCS) if f"({page.relative_to(ROOT)})" not in linked] == []
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text().splitlines()) <= 130
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
@@ -151,7 +151,10 @@ def test_variables_exist_and_the_page_of_the_environment_has_them():
 def test_each_file_names_one_version():
     assert f"\nversion: {tritile.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f'\nversion = "{tritile.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
-    assert f"\n## {tritile.__version__}" in PAGES["CHANGELOG.md"].read_text()
+    (day,) = re.findall(
+        rf"^## {tritile.__version__} \((.*)\)$", PAGES["CHANGELOG.md"].read_text(), re.MULTILINE
+    )
+    assert f"\ndate-released: {day}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"at {tritile.__version__}" in README.read_text()
     assert f"version {tritile.__version__}" in PAGES["stability.md"].read_text()
 
@@ -179,6 +182,8 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in GENERATED])
 def test_measured_figures_stand_in_the_generated_pages_alone(name):
     text = PAGES[name].read_text()
+    if name == "README.md":  # whose output is generated
+        text = re.sub(r"^```text$.*?^```$", "", text, flags=re.M | re.S)
     assert re.findall(r"\d\.\d+ (?:times|of cuBLAS|of torch|ms|us|s)\b|\d (?:TB/s|GB/s|TFLOP/s)", text) == []
 
 

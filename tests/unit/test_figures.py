@@ -4,18 +4,16 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+import badges
 import benchmark_drawn
 import benchmark_kinds as kinds
 import figures
 import models
 import plots
 from tritile.lab.results import of_cases, stored
-
-README = Path(kinds.HERE).parent / "README.md"
 
 
 def test_every_committed_line_is_a_result():
@@ -26,7 +24,7 @@ def test_every_committed_line_is_a_result():
 
 def test_the_readme_and_the_page_of_benchmarks_are_what_the_command_writes():
     """Of the stores of trials take the smallest: predictions of the others take as long as all else."""
-    assert figures.readme_table() in README.read_text()
+    assert figures.README.read_text() == figures.readme()
     small, *others = sorted(figures.STORES, key=lambda path: path.stat().st_size)
     left_out = tuple(f"| {path.name} |" for path in others)
     lines = figures.PAGE.read_text().splitlines(keepends=True)
@@ -50,6 +48,16 @@ def test_answers_are_of_each_gpu_with_such_problems_in_its_words(tmp_path):
 
 def test_the_picture_of_rates_is_what_the_command_draws():
     assert plots.PICTURE.read_text() == plots.picture()
+
+
+def test_the_badges_are_what_the_command_draws_and_count_what_is_not_tested(monkeypatch):
+    assert badges.PICTURE.read_text() == badges.picture()
+    untested = [badges.tested.Pending("matmul/tile", "3.6.0", "0", None)]
+    before = badges.facts()["GPU tests"]
+    monkeypatch.setattr(badges.tested, "pending", lambda: untested)
+    pairs = len(badges.tested.STACKS) * len(badges.tested.digests())
+    assert badges.facts()["GPU tests"].startswith(f"pass for {pairs - 1} of {pairs} kernels")
+    assert before.startswith("pass for ")
 
 
 def test_a_drawn_product_is_a_dot_of_each_side_and_an_octave_with_few_has_no_median():
