@@ -453,6 +453,7 @@ def test_a_pinned_table_leaves_torch_out(served, monkeypatch):
     plan = plans.plan_for(HALF, H200, None, True)
     assert (plan.config, plan.source, plan.other_us, plan.other_error) == (config, "pinned", 40.0, 0.0)
     assert plan.other == "measured for this GPU in the table that is pinned"
+    assert plan.why.endswith("; torch's kernel is faster, but a pinned table keeps it out")
     other = replace(HALF, m=999)
     assert (family(other), plans.plan_for(other, H200, "tune", True)) == ("tile", None)
     assert plans.plan_for(HALF, H200, "tune", True).config == config  # nothing of it is measured

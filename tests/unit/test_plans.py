@@ -122,6 +122,49 @@ def test_a_plan_is_of_the_first_source_that_has_one(there, words):
             assert plan.current == ("old" not in words or source in ("exact", "model"))
 
 
+def test_a_pin_says_what_it_hides_and_hides_nothing_where_it_has_no_time(there, monkeypatch, tmp_path):
+    there("pin, measured")
+    plan = plans.plan_for(PRODUCT, H200, "cached")
+    assert plan.why.endswith(f"; not used is {MEASURED}, 20.0 us measured on this GPU")
+    remember(PINNED, 15.0)
+    plans.forget()
+    assert "not used" not in plans.plan_for(PRODUCT, H200, "cached").why  # it is what runs
+    path = tmp_path / "pinned.json"
+    path.write_text(path.read_text().replace('"us": 9.0', '"us": null'))
+    forget_tables()
+    remember(MEASURED, 12.0)
+    plans.forget()
+    plan = plans.plan_for(PRODUCT, H200, "cached")
+    assert (plan.config, plan.source) == (MEASURED, "exact")
+
+
+def test_a_pinned_portfolio_says_that_it_hides_the_one_measured_here(there):
+    there("pinned portfolio")
+    assert "hides" not in plans.plan_for(PRODUCT, H200, "cached").why
+    write(Table(H200.to_dict(), digests(), (), OWN), gpu_tables.calibrated_path(H200))
+    plans.forget()
+    why = plans.plan_for(PRODUCT, H200, "cached").why
+    assert why.endswith("; the pinned table hides the portfolio that was measured on this machine")
+
+
+def test_a_pinned_shortlist_hides_no_measured_portfolio(there, monkeypatch, tmp_path):
+    there("portfolio")
+    write(Table(H200.to_dict(), digests(), (), {}, OWN), tmp_path / "pinned.json")
+    monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "pinned.json"))
+    plan = plans.plan_for(PRODUCT, H200, "cached")
+    assert (plan.source, plan.config) == ("predicted", PICK)
+    assert "measured for this GPU" in plan.why or "measured on this GPU" in plan.why
+
+
+def test_a_pinned_table_of_predictions_is_refused(there, tmp_path):
+    there("pin")
+    path = tmp_path / "pinned.json"
+    path.write_text(path.read_text().replace("{", '{"measured": false, ', 1))
+    forget_tables()
+    with pytest.raises(InvalidValueError, match=r"TRITILE_TABLE: .*pinned\.json holds predictions"):
+        plans.plan_for(PRODUCT, H200, "cached")
+
+
 def test_a_pinned_file_that_is_not_there_is_an_error(there, monkeypatch):
     there("measured")
     monkeypatch.setenv("TRITILE_TABLE", "/no/such/file")

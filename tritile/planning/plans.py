@@ -203,10 +203,8 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
     """
     if mode == "off":
         return by_model(problem, device)
-    plan, known = _pinned(problem, device, mode), list[Trial]()
-    if plan is None or allows_torch:  # the store is opened once for both
-        known = trials(problem, device, *[TORCH] * allows_torch)
-    plan = plan or _fastest(known, problem, device)
+    known = trials(problem, device, *[TORCH] * allows_torch)  # the store is opened once for both
+    plan = _first(_pinned(problem, device, mode), _fastest(known, problem, device))
     if plan is None and mode != "tune":
         plan = _unmeasured(problem, device, mode, allows_torch)
     if plan is None or not allows_torch:
@@ -284,6 +282,19 @@ def _pinned(problem: Tiled, device: Device, mode: str) -> Plan | None:
     return plan if plan is None or plan.current or mode != "strict" else None
 
 
+def _first(pinned: Plan | None, own: Plan | None) -> Plan | None:
+    """Return the pinned plan, which says what it hides, or the one measured here if the table has no time."""
+    if pinned is None or own is None:
+        return pinned or own
+    if pinned.us is None:
+        return own
+    if own.config == pinned.config:
+        return pinned
+    return replace(
+        pinned, why=f"{pinned.why}; not used is {own.config}, {own.us:.1f} us measured on this GPU"
+    )
+
+
 def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Return what the shipped tables hold; None where they hold nothing that is legal here."""
     for table in gpu_tables.shipped(device):
@@ -334,6 +345,8 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
     if torchs is None:
         return plan
     is_slower = plan.us is not None and plan.us >= torchs.margin * torchs.us
+    if is_slower and pinned is not None:
+        plan = replace(plan, why=f"{plan.why}; torch's kernel is faster, but a pinned table keeps it out")
     if not is_slower or pinned is not None or aten.illegal(problem) is not None:
         return replace(plan, other_us=torchs.us, other=torchs.where, other_error=torchs.error)
     ours, why = f"{plan.config}, {plan.source}", f"torch's kernel, {torchs.where}"
@@ -414,6 +427,9 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         f"{loss.p95:.1%} at the 95th percentile"
     )
     why += "; measured with another version of the kernel" * (not current)
+    pinned, own = gpu_tables.pinned(device), gpu_tables.calibrated(device)
+    if pinned is not None and own is not None and name in pinned.portfolios and name in own.portfolios:
+        why += "; the pinned table hides the portfolio that was measured on this machine"
     return Plan(problem, config, "predicted", device, us, why, current)
 
 

@@ -123,6 +123,8 @@ def _table(data: Any, name: str) -> Table:
         raise FileError(f"{name}: kernels is not valid")
     if not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
         raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: wanted names")
+    if data.get("measured") is False:
+        raise FileError(f"{name} holds predictions, which would hide measurements: export a table on the GPU")
     entries, reasons = sifted(data["entries"], entry_from)
     first: dict[Problem, Entry] = {}
     for entry in entries:
