@@ -197,6 +197,9 @@ def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     return wins
 
 
+_NAME: Final = "tritile.nn.Linear"  # of exchanged layers, as models print
+
+
 class ConvertedLinear(torch.nn.Linear):
     """`torch.nn.Linear`, multiplied by tritile or torch, whichever is faster."""
 
@@ -204,12 +207,18 @@ class ConvertedLinear(torch.nn.Linear):
         weight, bias = self.weight, self.bias
         return (linear if by_tritile(input, weight, bias) else torch_linear)(input, weight, bias)
 
+    def _get_name(self) -> str:
+        return _NAME
+
 
 class AlwaysLinear(torch.nn.Linear):
     """`torch.nn.Linear`, multiplied by tritile at every call."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(input, self.weight, self.bias)
+
+    def _get_name(self) -> str:
+        return _NAME
 
 
 class _Conv1D:

@@ -51,6 +51,9 @@ class Linear(torch.nn.Linear):
         """Return activation(input @ weight^T + bias), (..., N), for an input (..., K)."""
         return linear(input, self.weight, self.bias, activation=self.activation)
 
+    def _get_name(self) -> str:
+        return "tritile.nn.Linear" if type(self) is Linear else super()._get_name()
+
     def extra_repr(self) -> str:
         """Return the sizes, and the activation if there is one."""
         activation = "" if self.activation is None else f", activation={self.activation!r}"

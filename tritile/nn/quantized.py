@@ -129,6 +129,9 @@ class QuantizedLinear(Moved):
         options = (self.bits, self.group_size, self.out_features, self.in_features)
         return recall("linear_quantized", tensors, None, options, computed)
 
+    def _get_name(self) -> str:
+        return "tritile.nn.QuantizedLinear" if type(self) is QuantizedLinear else super()._get_name()
+
     def extra_repr(self) -> str:
         """Return the sizes, and how the weight is quantized."""
         sizes = f"in_features={self.in_features}, out_features={self.out_features}"

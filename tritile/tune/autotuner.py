@@ -115,6 +115,14 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         _TUNERS[id(self)] = self
         count_as_ours(self.base_fn)
 
+    def __repr__(self) -> str:
+        name, key = getattr(self.base_fn, "__qualname__", ""), ", ".join(map(repr, self.keys))
+        if self.space is None:
+            configs = f"{len(self._configs)} configs"
+        else:
+            configs = f"a Space of {math.prod(map(len, self.space.parameters.values()))} combinations"
+        return f"tritile.autotune({name.rpartition('.')[2]}, key=[{key}], {configs})"
+
     # A call.
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
