@@ -30,6 +30,7 @@ help:
 
 # setuptools comes first and is used without build isolation, so that the build is pinned like the rest.
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing tritile and its pinned dependencies into $(VENV) (a few minutes the first time)"
 	@$(PY) -m pip --version >/dev/null 2>&1 || { \
 	    $(PYTHON) -c 'import sys; sys.exit("tritile needs Python 3.11 or later: make PYTHON=..." if sys.version_info < (3, 11) else 0)' \
 	    && $(PYTHON) -m venv --clear $(VENV); }

@@ -1,10 +1,11 @@
 """Run once per GPU: tune every suite, export the table, and show tritile against torch.
 
     python tuning/autotune.py            # every suite; goes on where it stopped
-    python tuning/autotune.py --quick    # a few problems, a first look in under a minute
+    python tuning/autotune.py --quick    # suite quick alone, a first look: takes some minutes
 
-Without a GPU it explains what a ragged product would run on an H200, compiled for it, and has Triton's
-interpreter run the kernels of a product and a transposition, checked against torch: nothing is measured.
+Without a GPU nothing is measured. It explains what a ragged product would run on an H200, has Triton's
+interpreter run the kernels of a product and a transposition, checked against torch, and ends with what calls
+of suite quick would run on an H200, and how long that takes.
 """
 
 import argparse
@@ -57,11 +58,15 @@ def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool)
 
 def demonstrate() -> int:
     """What an H200 would run, and a product and a transposition of odd size in the interpreter, checked."""
-    print("no GPU here: a ragged product as an H200 would run it")
+    print("There is no GPU here. A ragged product, as an H200 would run it:")
     status = run("explain", "4095x4097x4093", "--target", "h200")
-    print("no kernel is measured: Triton's interpreter runs two, and torch checks them", flush=True)
+    print("Triton's interpreter runs two kernels, and torch checks them:", flush=True)
     interpreting = os.environ | {"TRITON_INTERPRET": "1"}  # read as Triton is imported
-    return status or subprocess.run([sys.executable, __file__, "--interpret"], env=interpreting).returncode
+    status = status or subprocess.run([sys.executable, __file__, "--interpret"], env=interpreting).returncode
+    print("What calls of suite quick would run on an H200, and how long that takes:", flush=True)
+    status = status or run("tune", "--suite", "quick", "--target", "h200")
+    print("If this machine has a GPU, `tritile doctor` says what keeps torch from using it.", flush=True)
+    return status
 
 
 def interpret() -> int:

@@ -15,7 +15,6 @@ import typer.testing
 
 from tests.configs import tma, warpgroups
 from tritile.cli import calibrating
-from tritile.cli import tune as command
 from tritile.cli.shared import app
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -185,7 +184,7 @@ def few(timed, hasty, monkeypatch):
 
 def test_the_command_writes_what_plans_then_take(few, tmp_path, monkeypatch):
     gpu = replace(H200, name="NVIDIA X1", arch=90, processors=100)
-    monkeypatch.setattr(command.devices, "current_gpu", lambda: gpu)
+    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: gpu)
     problem = PermuteProblem.transposed(1, 4096, 8192, 2)
     plans.forget()
     assert plans.plan_for(problem, gpu, "cached").source == "model"

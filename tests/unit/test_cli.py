@@ -19,17 +19,23 @@ import typer
 import typer._completion_classes
 from rich.console import Console
 
+import autotune
 from tests.commands import commands, refused, run
 from tritile import cli, errors
-from tritile.cli import doctor, shared
-from tritile.cli import tune as tune_module
+from tritile.cli import bench, findings, ladder, report, shared
+from tritile.cli import tune as tune_options
+from tritile.cli import tuning as tune_module
 from tritile.core.config import Config
-from tritile.core.device import target_device
+from tritile.core.device import SHORT, target_device
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.families import registry as families
+from tritile.lab import drawn
+from tritile.lab.ladder.rungs import LADDERS
 from tritile.planning import aten, gpu_tables, plans, table
+from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
 from tritile.planning.trial import TORCH, Trial
+from tritile.tune import suites
 from tritile.tune.measure.engine import Tuned
 
 H200 = target_device("nvidia-h200")
@@ -64,6 +70,54 @@ def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path
     assert told in done.stdout
 
 
+# Their modules still import torch.
+IMPORTING = {"compile", "show", "export", "merge", "clear"}
+PRINTS_HELP = """
+import sys
+sys.argv = ["tritile", "--help"]
+from tritile import cli
+try:
+    cli.app([{command!r}, "--help"], prog_name="tritile")
+except SystemExit:
+    print({{"torch", "triton"}} & {{*sys.modules}})
+"""
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - IMPORTING))
+def test_help_of_a_command_imports_neither_torch_nor_triton_and_has_examples(command):
+    script = PRINTS_HELP.format(command=command)
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ
+    )
+    assert done.stdout.endswith("set()\n")
+    assert f"tritile {command}" in done.stdout.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS.keys() - IMPORTING))
+def test_examples_of_help_are_taken(name):
+    command = commands()[name]
+    lines = [line.strip() for line in command.epilog.splitlines() if line.startswith("  ")]
+    assert lines
+    for line in lines:
+        program, first, *arguments = shlex.split(line)
+        assert (program, first) == ("tritile", name)
+        command.make_context(name, arguments)
+
+
+def test_help_names_what_the_modules_that_import_torch_define():
+    assert tuple(SHORT) == shared.GPUS
+    assert {"permute" if op == "transpose" else op for op in shared.OPS} == {*suites.OPS}
+    assert list(shared.SUITES) == sorted(path.stem for path in suites.SHIPPED.glob("*.toml"))
+    assert tuple(MEASURED) == tune_options.CLASSES
+    assert tuple(LADDERS) == ladder.OPS
+    here = bench.DRAWN, bench.PRODUCTS, bench.PERMUTATIONS, bench.SEARCHED
+    assert here == (drawn.SUITE, drawn.PRODUCTS, drawn.PERMUTATIONS, drawn.SEARCHED)
+    for name in ("tune", "bench", "compile"):
+        shown = " ".join(run(name, "--help").stdout.split())
+        assert all(suite in shown for suite in shared.SUITES), name
+
+
 def test_a_warning_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr(cli, "app", lambda: warnings.warn("of a\nfile", errors.StoreWarning, stacklevel=1))
     before = warnings.showwarning
@@ -84,23 +138,24 @@ USAGE = {
     "tune 8x8x8 --layout NS": "'NS': matmul takes NN, NT, TN, TT",
     "tune 8x8x8": "there is no GPU here",
     "explain 8x8x8 --target sm_1": "h200 (nvidia-h200), h100 (sm_90), a100 (sm_80)",
-    "tune --suite nosuch": "no suite 'nosuch'",
-    f"{RANK} tune 8x8x8 --calibrate fp8": "are for one process",
+    "tune --suite nosuch": "--suite 'nosuch': expected one of batched, deep",
+    f"{RANK} tune --calibrate fp8": "are for one process",
     f"{RANK} tune 8x8x8 --json": "are for one process",
     "tune 8x8x8 --output t.json": "--output is for --calibrate",
     "tune --calibrate all --output notes.txt/t.json": "notes.txt is not a folder",
-    "tune --calibrate nothing": "'nothing': wanted all or one of halves-nn",
+    "tune --calibrate nothing": "--calibrate 'nothing': expected one of all, halves-nn",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M = 5",
-    "picture 300x200x150 --op conv": "wanted one of matmul, transpose",
+    "picture 300x200x150 --op conv": "--op 'conv': expected one of matmul, grouped",
+    "picture 4x30x20x15 --op grouped": "expected one of matmul, transpose",
     "picture 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
-    "picture 300x200x150 --output tiling.pdf": "wanted a name that ends in .svg",
+    "picture 300x200x150 --output tiling.pdf": "expected a name that ends in .svg",
     "picture 300x200x150 --tile 100000": "tile 100000",
     "picture 300x200x150 --step 0": "step 0",
-    "ladder 0": "n = 0: wanted 1 to 16,384",
-    "ladder 16385": "n = 16385: wanted 1 to 16,384",
-    "ladder 8 --op conv": "op 'conv': wanted one of matmul, transpose",
+    "ladder 0": "n = 0: expected 1 to 16,384",
+    "ladder 16385": "n = 16385: expected 1 to 16,384",
+    "ladder 8 --op conv": "--op 'conv': expected one of matmul, transpose",
     "show": "there is no GPU here: name one, as --target h200",
     "export --target h200": "nothing is remembered",
     "export --output notes.txt/t.json": "cannot be written",
@@ -108,7 +163,18 @@ USAGE = {
     "bench 64x64x64 --output notes.txt": "notes.txt is not a folder",
     "tune --calibrate all --output t.json --sweeps notes.txt": "notes.txt is not a folder",
     "compile 8x8x8": "there is no GPU here: name one",
-    "report --output report.pdf": "wanted a name that ends in .html or .svg",
+    "tune --suite qick": "--suite 'qick': did you mean quick?",
+    "tune 8x8x8 --op transposed": "--op 'transposed': did you mean transpose?",
+    "tune --calibrate permute-3": "--calibrate 'permute-3': did you mean permute-",
+    "tune 8x8x8 --target h20": "--target 'h20': did you mean h200?",
+    "tune --model steps:step --suite quick": "--model does not go with --suite: it measures what",
+    "tune 8x8x8 --calibrate fp8": "--calibrate does not go with SHAPES: it measures sizes of its own",
+    "tune 8x8x8 --target h200 --budget 5": "--target does not go with --budget: nothing is measured",
+    "tune 8x8x8 --sweeps here": "--sweeps is for --calibrate",
+    "tune 8x8x8 --sizes 200": "--sizes is for --calibrate",
+    "bench 8x8x8 --draw 2": "--draw is for --suite unseen",
+    "bench 8x8x8 --output not/there/x.jsonl": "--output not/there/x.jsonl: expected a folder",
+    "report --output report.pdf": "expected a name that ends in .html or .svg",
 }
 FAILURES = {
     "report missing.jsonl": "no such file",
@@ -122,7 +188,7 @@ FAILURES = {
     "TRITILE_TABLE=missing.json compile --target h200": "missing.json",
     "TRITILE_TABLE=empty compile --target h200": "empty is not JSON",
     "export --target h200 --output notes.txt": "notes.txt is not JSON",
-    "tune --suite no/such.toml": "no/such.toml",
+    "tune --suite no/such.toml": "--suite no/such.toml: no such file",
     "tune --suite broken.toml": "broken.toml",
     "tune --suite ./bare.toml": "bare.toml",
     **{
@@ -235,15 +301,44 @@ def prepared(tmp_path, monkeypatch):
 @without_gpu
 @pytest.mark.parametrize("words", TABLES)
 def test_tables_fit_80_columns_and_json_is_all_that_standard_output_has(words, prepared, monkeypatch):
+    monkeypatch.setattr(shared.console, "_force_terminal", True)
     monkeypatch.setattr(shared.console, "width", 80)
     found = run(*shlex.split(words))
     assert found.exit_code == 0, found.output
     assert TABLES[words] in " ".join(found.stdout.split())
     assert "\u2026" not in found.stdout
+    monkeypatch.setattr(shared.console, "_force_terminal", None)
     found = run(*shlex.split(words), "--json")
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)
     assert not shared.console.stderr
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("words", "one_line"),
+    [
+        (
+            "doctor",
+            "-> torch computes calls on the CPU; `tritile compile --target` compiles for a GPU elsewhere",
+        ),
+        ("show --target h200", f"256x256x256 NN float16 7.5 {CONFIG}"),
+        ("ladder 8 --op transpose", "element by element a thread an element: far more of them under way"),
+    ],
+)
+def test_tables_do_not_fold_in_a_pipe(words, one_line, prepared, monkeypatch):
+    monkeypatch.setattr(shared.console, "width", 40)
+    found = run(*shlex.split(words))
+    assert found.exit_code == 0, found.output
+    assert any(one_line in " ".join(line.split()) for line in found.stdout.splitlines()), found.stdout
+
+
+def test_text_and_tables_fold_on_a_terminal_alone():
+    rows = [{"problem": "x" * 60, "config": "y z " * 30}]
+    for terminal, lines in ((False, 3), (True, 5)):
+        to = Console(file=io.StringIO(), width=100, force_terminal=terminal, color_system=None)
+        shared.print_table(rows, "a title of " + "many words " * (1 if terminal else 30), to=to)
+        assert len(to.file.getvalue().splitlines()) == lines, to.file.getvalue()
 
 
 @without_gpu
@@ -298,7 +393,7 @@ def test_tune_for_batch_invariant_calls(tmp_path, monkeypatch):
     tuned = []
     monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(tune_module, "_tune_here", lambda problems, *how: tuned.extend(problems))
+    monkeypatch.setattr(tune_module, "tune_here", lambda problems, *how: tuned.extend(problems))
     (tmp_path / "mixed.toml").write_text(MIXED)
     result = run("tune", "--suite", tmp_path / "mixed.toml")
     assert result.exit_code == 0, result.output
@@ -479,6 +574,7 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
     ("variable", "value", "told"),
     [
         ("TRITILE_MODE", "fsat", "wanted one of cached, tune, strict, off"),
+        ("TRITILE_BACKENDS", "tritn", "TRITILE_BACKENDS is 'tritn'"),
         ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
         ("TRITILE_TUNE_BUDGET", "long", "wanted seconds, above 0"),
         ("TRITILE_TABLE", "no/such/table.json", "TRITILE_TABLE: no/such/table.json is not there"),
@@ -503,12 +599,12 @@ def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, t
 )
 def test_doctor_advises_what_follows_from_a_failure(failure, compilers, told, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name in compilers else None)
+    monkeypatch.setattr(findings.shutil, "which", lambda name: name if name in compilers else None)
 
     def fail(*arguments, **words):
         raise failure
 
-    monkeypatch.setattr(doctor.matmul_op, "matmul", fail)
+    monkeypatch.setattr(findings.matmul_op, "matmul", fail)
     found = run("doctor", "--json")
     assert found.exit_code == 1
     (finding,) = (each for each in json.loads(found.stdout) if each["name"] == "a kernel")
@@ -598,3 +694,85 @@ def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):
     ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environ)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@without_gpu
+def test_tune_for_a_gpu_elsewhere_predicts_and_says_what_to_do(monkeypatch):
+    remember(store_of(H200))
+    found = run("tune", "256x256x256", "999x1001x1003", "--dtype", "fp16", "--target", "h200")
+    assert found.exit_code == 0, found.output
+    known, predicted, counts, now, then = found.stdout.splitlines()
+    assert known.startswith("256x256x256 NN float16: 7.5 us")
+    assert re.match(r"999x1001x1003 NN float16: [\d.]+ us, .* \(predicted\)$", predicted)
+    assert counts == "NVIDIA H200: 1 measured before, 1 predicted"
+    assert now.startswith("nothing was measured now")
+    assert "without --target" in then
+    assert "TRITILE_TABLE" in then
+    assert len(list(store_of(H200).all_trials())) == 1
+    found = run("tune", "999x1001x1003", "--dtype", "fp16", "--target", "h200", "--json")
+    (problem,) = json.loads(found.stdout)["problems"]
+    plan = plans.plan_for(
+        suites.parse_shape("999x1001x1003", "matmul", "float16", "NN").problem, H200, "cached", True
+    )
+    assert (problem["us"], problem["source"]) == (plan.us, plan.source)
+    found = run("tune", "4096x4096x4096", "--target", "h200", env={"TRITILE_BACKENDS": "triton,aten"})
+    assert re.search(
+        r"^NVIDIA H200: 1 measured before, 0 predicted; [\d.]+x torch on the mean$", found.stdout, re.M
+    )
+
+
+@without_gpu
+def test_tune_without_a_gpu_is_one_line_that_names_a_way_on():
+    line = refused("tune", "8x8x8")
+    assert line.startswith("there is no GPU here: nothing was measured. --target h200")
+
+
+def test_tune_for_the_gpu_that_is_here_measures(searches):
+    found = run("tune", SHAPES[0], "--dtype", "fp16", "--target", "h200")
+    assert found.stdout.splitlines()[1].startswith("299x256x256 NN float16: 4.0 us, tile")
+
+
+@pytest.mark.parametrize("words", ["tune 299x256x256 --dtype fp16", "bench 64x64x64"])
+def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(words, searches, monkeypatch):
+    monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: pytest.fail("measures"))
+    monkeypatch.setattr("tritile.lab.bench.Run", lambda *_, **__: pytest.fail("measures"))
+    environ = {"TRITILE_TABLE": "no/such.json"}
+    assert refused(*words.split(), status=1, env=environ).startswith(
+        "TRITILE_TABLE: no/such.json is not there"
+    )
+
+
+def test_report_takes_the_results_of_the_checkout_it_is_started_in(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_CHECKOUT", tmp_path / "installed")
+    monkeypatch.chdir(tmp_path)
+    told = refused("report")
+    assert told.startswith("FILES is missing: name .jsonl files that `tritile bench --output FOLDER` wrote")
+    checkout = tmp_path / "checkout"
+    (checkout / "tritile" / "suites").mkdir(parents=True)
+    (checkout / "tuning" / "results").mkdir(parents=True)
+    committed = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200" / "permute.jsonl"
+    (checkout / "tuning" / "results" / "permute.jsonl").write_bytes(committed.read_bytes())
+    monkeypatch.chdir(checkout / "tritile")
+    found = run("report", "--output", "page.svg")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.startswith("page.svg: ")
+
+
+def test_make_says_that_it_installs_before_it_does(tmp_path):
+    arguments = ["make", "-n", "tune", f"VENV={tmp_path}", "PY=python3"]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
+    )
+    first, *_ = done.stdout.splitlines()
+    line = f"Installing tritile and its pinned dependencies into {tmp_path} (a few minutes the first time)"
+    assert first == f'echo "{line}"'
+    assert "pip install" in done.stdout
+
+
+def test_make_tune_without_a_gpu_ends_with_predicted_times(monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(autotune, "run", lambda *words: ran.append(words) or 0)
+    monkeypatch.setattr(autotune.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    assert autotune.demonstrate() == 0
+    assert ran[-1] == ("tune", "--suite", "quick", "--target", "h200")
+    assert "`tritile doctor`" in capsys.readouterr().out.splitlines()[-1]

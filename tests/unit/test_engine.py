@@ -21,7 +21,7 @@ import pytest
 
 from tests.unit import helpers_for_fork_servers as helpers
 from tests.unit.helpers_for_fork_servers import LONG_S, Fake, QuickWorkers, QuickWorkshop, config
-from tritile.cli.tune import ranks
+from tritile.cli.tuning import ranks
 from tritile.core.device import HOST
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.planning.store import Store

@@ -12,7 +12,7 @@ import torch
 
 import portfolios
 from tests.unit.conftest import forget_tables
-from tritile.cli import doctor
+from tritile.cli import findings
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
@@ -317,13 +317,13 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
     assert plans.likely(PRODUCT, A100, RACED) == []
     assert not gpu_tables.is_calibrated(A100)
-    found = doctor._portfolios(A100)
+    found = findings._portfolios(A100)
     assert found.found.startswith("none: halves-nn, ")
     assert "--calibrate all" in found.advice
     ship(of_first(A100))
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
-    found = doctor._portfolios(A100)
+    found = findings._portfolios(A100)
     assert "measured for this GPU: halves-nt" in found.found
     assert not found.advice
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from tritile.cli import doctor
+from tritile.cli import findings
 from tritile.core import of_torch, of_triton, versions
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
@@ -67,7 +67,7 @@ def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
     plan = plans.plan_for(PROBLEM, H200, "strict")
     assert (plan.source, plan.config) == ("table", TILE)
     assert plan.why.endswith("measured with triton 3.6.0, in use is 3.9.0")
-    found = doctor._gpu(H200)[-1]
+    found = findings._gpu(H200)[-1]
     assert "measured with triton 3.6.0" in found.found
     assert "triton 3.9.0 is in use" in found.advice
 
@@ -75,7 +75,7 @@ def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
 def test_a_table_of_the_triton_in_use_says_nothing_of_it(shipped):
     same = replace(H200, triton="3.6.0")
     assert "triton" not in plans.plan_for(PROBLEM, same, "cached").why
-    assert doctor._gpu(same)[-1].advice == ""
+    assert findings._gpu(same)[-1].advice == ""
 
 
 def test_no_dependency_has_an_upper_bound():

@@ -1,6 +1,7 @@
 """The command line: a module for each command, or for few that belong together.
 
-A command's module is imported when the command is used: help for all of them takes neither torch nor Triton.
+A command's module is imported when the command is used. Help takes neither torch nor Triton: these modules
+import them inside their functions.
 """
 
 import os
@@ -53,7 +54,7 @@ class Commands(TyperGroup):
                 raise InvalidValueError(f"no command {cmd_name!r}: did you mean {' or '.join(near)}?")
             return None
         if ctx.meta.get(_LISTING):
-            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], callback=None)
+            return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name], callback=None)
         module = import_module(f"tritile.cli.{_MODULES.get(cmd_name, cmd_name)}")
         return typer.main.get_group(module.app).commands[cmd_name]  # of those imported so far
 
@@ -82,6 +83,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Tune and measure kernels, and look after what is remembered.",
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -10,18 +10,14 @@ from rich.text import Text
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, number, print_table, progress, say
-from tritile.core import device as devices
-from tritile.lab import bench as benchmark
-from tritile.lab import drawn
-from tritile.lab.environment import environment
-from tritile.lab.results import (
-    Result,
-    baselines_of,
-    dtype_label,
-    of_cases,
-    sizes_label,
-    summary,
-)
+from tritile.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from tritile.lab.results import Result
+
+# Of `lab.drawn`: the suite, how many of its cases are of each kind, and how many products are searched.
+DRAWN: Final = "unseen"
+PRODUCTS, PERMUTATIONS, SEARCHED = 200, 100, 40
 
 _SAME = ("suite", "dtype", "layout")  # columns that move to the title where all rows have one value
 
@@ -31,7 +27,7 @@ def _ratio(value: float | None) -> Text:
     return number(value, ".3f", bad=value is not None and value < 1)
 
 
-def _rate(line: Result) -> str:
+def _rate(line: "Result") -> str:
     """The rate of a result; that of a permutation counts bytes read and written."""
     if line["op"] != "permute":
         return f"{line['tflops']:.1f} TFLOP/s"
@@ -39,8 +35,10 @@ def _rate(line: Result) -> str:
     return f"{line['gbps']:.0f} GB/s" + (f" ({line['gbps'] / copy:.0%} of copy)" if copy else "")
 
 
-def print_results(results: Iterable[Result], to: Console = console) -> None:
+def print_results(results: "Iterable[Result]", to: Console = console) -> None:
     """Print the last result of each case, one a row."""
+    from tritile.lab.results import baselines_of, dtype_label, of_cases, sizes_label
+
     lines = of_cases(results)
     if not lines:
         return to.print("no results")
@@ -56,8 +54,10 @@ def print_results(results: Iterable[Result], to: Console = console) -> None:
     print_table(rows, shared.measured_on(lines), _SAME, to=to)
 
 
-def print_summary(results: Iterable[Result], to: Console = console, baseline: str = "torch") -> None:
+def print_summary(results: "Iterable[Result]", to: Console = console, baseline: str = "torch") -> None:
     """Print counts, geometric means and worst ratios against a baseline."""
+    from tritile.lab.results import of_cases, summary
+
     lines = list(results)
     rows: list[dict[str, str | Text]] = [
         {"suite": row.suite, "dtype": row.dtype, "layout": row.layout}
@@ -70,14 +70,21 @@ def print_summary(results: Iterable[Result], to: Console = console, baseline: st
     print_table(rows, f"{shared.measured_on(of_cases(lines))}, against {baseline}", _SAME, to=to)
 
 
-@app.command()
+@app.command(
+    epilog=shared.examples(
+        "tritile bench 4096x4096x4096 1000x1001x1002 --dtype float16",
+        "tritile bench --suite llm --suite ragged --output results",
+        f"tritile bench --suite {DRAWN} --draw 2",
+    )
+)
 def bench(
     shapes: shared.Shapes = None,
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"A suite by name; may be repeated. {drawn.SUITE}: {drawn.PRODUCTS} products and "
-            f"{drawn.PERMUTATIONS} permutations of sizes drawn by a hash of the code, nothing remembered."
+            help=f"A suite ({', '.join(shared.SUITES)}) or a .toml file of one. May be repeated. {DRAWN}: "
+            f"{PRODUCTS} products and {PERMUTATIONS} permutations of sizes drawn by a hash of the code, "
+            "timed with nothing remembered."
         ),
     ] = None,
     op: shared.Op = "matmul",
@@ -87,27 +94,38 @@ def bench(
         bool,
         typer.Option(
             "--inductor",
-            help="Time torch.compile's max-autotune too: seconds a product. "
-            f"Of suite {drawn.SUITE}, at {drawn.SEARCHED} products.",
+            help="Time torch.compile's max-autotune too, which takes seconds for each product. In suite "
+            f"{DRAWN} it is timed at {SEARCHED} products.",
         ),
     ] = False,
     only: shared.Only = "",
     draw: Annotated[
         list[int] | None,
-        typer.Option(min=1, help=f"Of suite {drawn.SUITE}: which draw, counted from 1; may be repeated."),
+        typer.Option(min=1, help=f"With --suite {DRAWN}: which draw, counted from 1. May be repeated."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder: a .jsonl file for each suite is appended to.")
+        Path | None, typer.Option(help="A folder: results are appended to a .jsonl file for each suite.")
     ] = None,
     as_json: shared.Json = False,
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
     shared.check_output(output, folder=True)
-    named = [name for name in suite or [] if name != drawn.SUITE]
+    named = [name for name in suite or [] if name != DRAWN]
+    if draw and len(named) == len(suite or []):
+        raise InvalidValueError(f"--draw is for --suite {DRAWN}: add that, or leave --draw away")
+
+    from tritile.core import device as devices
+    from tritile.lab import bench as benchmark
+    from tritile.lab import drawn
+    from tritile.lab.environment import environment
+    from tritile.lab.results import baselines_of
+    from tritile.planning import gpu_tables
+
     draws = drawn.draws(draw or [1], only) if len(named) < len(suite or []) else {}
     cases = [] if draws and not (named or shapes) else shared.cases_of(shapes, named, op, dtype, layout, only)
     plain = shared.as_called(cases, devices.current_gpu())
     gpu, env = shared.gpu_here(), environment()
+    gpu_tables.pinned(gpu)  # a TRITILE_TABLE that cannot be read ends it before anything is measured
     with progress() as bar:
         task = bar.add_task("measuring", total=len(plain) + sum(map(len, draws.values())))
         run = benchmark.Run(output, say, lambda label: bar.update(task, advance=1, description=label))

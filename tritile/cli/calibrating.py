@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tritile.cli.shared import console, interruptible, progress, say
+from tritile.cli.shared import console, interruptible, progress, say, unknown
 from tritile.core.device import Device
 from tritile.core.problem import problem_to_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
@@ -27,7 +27,7 @@ def classes_of(names: Sequence[str]) -> list[str]:
     """Return the classes of these names, or all. Raises InvalidValueError for an unknown name."""
     for name in names:
         if name not in (*MEASURED, ALL):
-            raise InvalidValueError(f"--calibrate {name!r}: wanted {ALL} or one of {', '.join(MEASURED)}")
+            raise unknown("--calibrate", name, (ALL, *MEASURED))
     return list(MEASURED) if ALL in names else list(dict.fromkeys(names))
 
 

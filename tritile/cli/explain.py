@@ -1,13 +1,16 @@
 """tritile explain: what a problem costs, what bounds it, and how other configs compare."""
 
-import tritile
 from tritile.cli import shared
 from tritile.cli.shared import app, console
-from tritile.families import numerics
-from tritile.tune import suites
 
 
-@app.command()
+@app.command(
+    epilog=shared.examples(
+        "tritile explain 4096x4096x4096",
+        "tritile explain 8192x8192 --op transpose --dtype float16 --target h200",
+        'tritile explain 8192 8192 8192 --config "tile BLOCK_M=64" --target b200',
+    )
+)
 def explain(
     sizes: shared.Shape,
     op: shared.Op = "matmul",
@@ -21,6 +24,10 @@ def explain(
 
     The kernel is compiled for the GPU that is here, or for a --target; nothing is launched.
     """
+    import tritile
+    from tritile.families import numerics
+    from tritile.tune import suites
+
     shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
     device = shared.device_of(target)
     problem = numerics.unnamed(shape.problem, device)

@@ -1,24 +1,26 @@
 """tritile ladder: tutorial kernels from a naive one up to the library's own, each with what it adds."""
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
 from tritile.cli import shared
-from tritile.cli.shared import app, console, number, print_table, progress
-from tritile.core import device as devices
+from tritile.cli.shared import app, console, number, print_table, progress, unknown
 from tritile.errors import InvalidValueError
-from tritile.lab.environment import environment
-from tritile.lab.ladder import results
-from tritile.lab.ladder.results import Reading
-from tritile.lab.ladder.rungs import ITEMSIZE, LADDERS
-from tritile.lab.traffic import bytes_text
+
+if TYPE_CHECKING:
+    from tritile.lab.ladder.results import Reading
+
+OPS: Final = ("matmul", "transpose")  # of `LADDERS`
 
 
-def _row(reading: Reading, times: list[float], n: int, timed: bool) -> dict[str, str | Text]:
+def _row(reading: "Reading", times: list[float], n: int, timed: bool) -> dict[str, str | Text]:
     """The row of a rung; `times` has those of its ladder, from the first rung up."""
+    from tritile.lab.ladder.rungs import ITEMSIZE
+    from tritile.lab.traffic import bytes_text
+
     product, us = reading.op == "matmul", reading.us
     cells: dict[str, object] = {}
     if timed:
@@ -34,25 +36,34 @@ def _row(reading: Reading, times: list[float], n: int, timed: bool) -> dict[str,
     return {"rung": reading.name, "what is new": idea, **numbers}
 
 
-@app.command()
+@app.command(
+    epilog=shared.examples(
+        "tritile ladder", "tritile ladder 4096 --op transpose", "tritile ladder --target h200"
+    )
+)
 def ladder(
     n: Annotated[int, typer.Argument(help="Rows and columns.")] = 8192,
-    op: Annotated[str, typer.Option(help=f"{', '.join(LADDERS)}. Default: both.")] = "",
+    op: Annotated[str, typer.Option(help=f"One of {', '.join(OPS)}. Default: both.")] = "",
     target: shared.Target = None,
     as_json: shared.Json = False,
 ) -> None:
     """Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.
 
     On a GPU every rung is checked, timed and compared. Without one, or for a --target, its requests to memory
-    are counted by formula, and it is compiled for that GPU.
+    are counted by formula, and it is compiled for that GPU; without either, for an h200.
     """
-    if op and op not in LADDERS:
-        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(LADDERS)}")
+    from tritile.core import device as devices
+    from tritile.lab.environment import environment
+    from tritile.lab.ladder import results
+    from tritile.lab.ladder.rungs import LADDERS
+
+    if op and op not in OPS:
+        raise unknown("--op", op, OPS)
     if not 1 <= n <= results.LARGEST:
-        raise InvalidValueError(f"n = {n}: wanted 1 to {results.LARGEST:,}")
+        raise InvalidValueError(f"n = {n}: expected 1 to {results.LARGEST:,}")
     ops = [op] if op else list(LADDERS)
     here = None if target else devices.current_gpu()
-    device = here or devices.target_device(target or "h200")
+    device = here or shared.device_of(target or "h200")
     rungs = [rung for each in ops for rung in LADDERS[each]]
     with progress() as bar:
         task = bar.add_task("ladder", total=len(rungs))

@@ -7,18 +7,15 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console
-from tritile.core.device import target_device
-from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.explain import config_like
-from tritile.lab.picture import DRAWN
-from tritile.lab.picture import picture as draw
-from tritile.planning import model, plans
-from tritile.tune import suites
 
 
-@app.command()
+@app.command(
+    epilog=shared.examples(
+        "tritile picture 300x200x150 --output tiling.svg",
+        'tritile picture 300x200x150 --config "tile BLOCK_M=64 BLOCK_N=64" --tile 19 --step 5',
+    )
+)
 def picture(
     sizes: shared.Shape,
     op: shared.Op = "matmul",
@@ -28,18 +25,27 @@ def picture(
     target: shared.Target = None,
     output: Annotated[Path, typer.Option(help="What to write (.svg).")] = Path("tiling.svg"),
     tile: Annotated[
-        int | None, typer.Option(help="Which tile, from 0, in the order in which programs take them.")
+        int | None, typer.Option(help="Which tile, counted from 0 in the order in which programs take them.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Which K iteration, from 1.")] = None,
+    step: Annotated[int | None, typer.Option(help="Which K iteration, counted from 1.")] = None,
 ) -> None:
     """Draw one step of a kernel's tiling: the blocks that a tile loads, and the tiles made before.
 
     Drawing needs no GPU: without a --target it is for an h200.
     """
     if op not in ("matmul", "permute"):
-        raise InvalidValueError(f"op {op!r}: wanted one of matmul, transpose")
+        raise InvalidValueError(f"--op {op!r} cannot be drawn: expected one of matmul, transpose")
     shared.check_output(output, ".svg")
-    device = target_device(target or "h200")
+
+    from tritile.core.permutation import PermuteProblem
+    from tritile.core.problem import MatmulProblem
+    from tritile.lab.explain import config_like
+    from tritile.lab.picture import DRAWN
+    from tritile.lab.picture import picture as draw
+    from tritile.planning import model, plans
+    from tritile.tune import suites
+
+    device = shared.device_of(target or "h200")
     problem = suites.parse_shape(shared.joined(sizes), op, dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     with shared.working("drawing"):

@@ -1,4 +1,8 @@
-"""What the commands share: options, tables, progress, stopping, and checks of what they read and write."""
+"""What the commands share: options, tables, progress, stopping, and checks of what they read and write.
+
+Modules of commands import torch, Triton and what needs them inside their functions: help and a shell's
+completion import the modules, and wait for neither.
+"""
 
 import json
 import math
@@ -6,12 +10,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -19,24 +24,67 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tritile.core import device as devices
-from tritile.core.device import Device
-from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import InvalidValueError
-from tritile.families import numerics
-from tritile.planning import table as gpu_table
-from tritile.planning.files import write_whole
-from tritile.tune import suites
+from tritile.errors import FileError, InvalidValueError
 
-app = typer.Typer()  # takes the commands of the modules that are imported
+if TYPE_CHECKING:
+    from tritile.core.device import Device
+    from tritile.core.problem import Tiled
+    from tritile.planning.table import Table as GpuTable
+    from tritile.tune.suites import Case
+
+app = typer.Typer(rich_markup_mode=None)  # takes the commands of the modules that are imported
 console = Console(markup=False, highlight=False, soft_wrap=True)  # brackets in data are no markup
+_UNFOLDED: Final = 1 << 16  # columns: more than any table has
 notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # progress and failures
+
+# What help and messages name, said here as the modules that define them import torch; tests compare both.
+GPUS: Final = ("h200", "h100", "a100", "b200", "l40s", "4090", "mi300x")
+OPS: Final = ("matmul", "grouped", "transpose", "linear_quantized")
+SUITES: Final = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "suites").glob("*.toml")))
 
 _DTYPES: Final = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
     "fp64": "float64", "double": "float64", "fp8": "float8_e4m3fn",
 }  # fmt: skip
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: lines to type."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def unknown(what: str, value: str, choices: Collection[str]) -> InvalidValueError:
+    """Return the error for a value that is none of the choices: it names those that look like it, or all."""
+    near = get_close_matches(value.lower(), choices)
+    advice = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(choices)}"
+    return InvalidValueError(f"{what} {value!r}: {advice}")
+
+
+def typed(context: typer.Context) -> dict[str, str]:
+    """Return the parameters that were typed, by name, as they are typed: "--any-rows"."""
+    found = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            option = next(
+                (each for each in parameter.opts if each.startswith("--")), str(parameter.name).upper()
+            )
+            found[str(parameter.name)] = option
+    return found
+
+
+def refuse_together(named: Mapping[str, str], one: str, others: Iterable[str], why: str) -> None:
+    """Raise InvalidValueError where parameter `one` was typed, and one of the others too."""
+    for other in others if one in named else ():
+        if other in named:
+            raise InvalidValueError(f"{named[one]} does not go with {named[other]}: {why}")
+
+
+def _op_name(op: str) -> str:
+    if op not in (*OPS, "permute"):
+        raise unknown("--op", op, OPS)
+    return "permute" if op == "transpose" else op
 
 
 def _dtype_name(dtype: str) -> str:
@@ -55,44 +103,49 @@ def _json(context: typer.Context, on: bool) -> bool:
 Shapes = Annotated[
     list[str] | None,
     typer.Argument(
-        help="MxNxK or BxMxNxK, as 4096x4096x4096; of op transpose MxN. Spaces stand for x in one."
+        help="MxNxK or BxMxNxK, like 4096x4096x4096; MxN with --op transpose. A single shape may have spaces "
+        "for x."
     ),
 ]
 Shape = Annotated[
-    list[str], typer.Argument(help="MxNxK or BxMxNxK; of op transpose MxN or BxMxN. Spaces stand for x too.")
+    list[str],
+    typer.Argument(help="MxNxK or BxMxNxK; MxN or BxMxN with --op transpose. Spaces may stand for x."),
 ]
 Suite = Annotated[
     list[str] | None,
-    typer.Option("--suite", help="A suite by name, or a .toml file of one; may be repeated."),
+    typer.Option("--suite", help=f"A suite ({', '.join(SUITES)}) or a .toml file of one. May be repeated."),
 ]
 Op = Annotated[
     str,
     typer.Option(
-        help="Of explicit shapes: matmul, grouped (groups x M x N x K), transpose (rows x columns) or "
+        help="For shapes: matmul, grouped (groups x M x N x K), transpose (rows x columns) or "
         "linear_quantized (layout int4/128).",
-        callback=lambda op: "permute" if op == "transpose" else op,
+        callback=_op_name,
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Of explicit shapes: torch's name, or as bf16.", callback=_dtype_name)
+    str, typer.Option(help="For shapes: a dtype by torch's name, or short like bf16.", callback=_dtype_name)
 ]
-Only = Annotated[str, typer.Option(help='Only cases whose name holds this, as "NT bfloat16".')]
+Only = Annotated[str, typer.Option(help='Only cases whose name contains this, like "NT bfloat16".')]
 Layout = Annotated[
     str,
     typer.Option(
-        help="Of explicit shapes: NN, NT, TN or TT.",
+        help="For shapes: NN, NT, TN or TT.",
         callback=lambda layout: layout.upper() if layout.isalpha() else layout,
     ),
 ]
 ConfigText = Annotated[
     str,
-    typer.Option("--config", help='Some parameters of a config, as "tile BLOCK_M=64". Default: a call\'s.'),
+    typer.Option(
+        "--config",
+        help='Parameters of a config, like "tile BLOCK_M=64". Default: the config that a call would use.',
+    ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
-        help=f"A GPU that need not be here: {', '.join(devices.SHORT)}; or as nvidia-h200, sm_90, gfx942.",
-        autocompletion=lambda incomplete: [name for name in devices.SHORT if name.startswith(incomplete)],
+        help=f"A GPU that need not be here: {', '.join(GPUS)}; or a name like nvidia-h200, sm_90, gfx942.",
+        autocompletion=lambda incomplete: [name for name in GPUS if name.startswith(incomplete)],
     ),
 ]
 Json = Annotated[
@@ -133,11 +186,17 @@ def print_table(
         made.add_row(*(Text(c) if isinstance(c := row[name], str) else c for name in names), style=style)
     heading = ", ".join(filter(None, (title, *in_title.values())))
     if heading:
-        to.print(Text(heading, style="bold"), soft_wrap=False)
-    to.print(made, soft_wrap=False)
+        print_folded(Text(heading, style="bold"), to)
+    print_folded(made, to)
 
 
-def portfolios(made: gpu_table.Table) -> dict[str, dict[str, Any]]:
+def print_folded(what: Text | Table, to: Console = console) -> None:
+    """Print text or a table folded to a terminal's width; at its full width into a pipe or a file."""
+    wide = Console(file=to.file, width=_UNFOLDED, markup=False, highlight=False, color_system=None)
+    (to if to.is_terminal else wide).print(what, soft_wrap=False)
+
+
+def portfolios(made: "GpuTable") -> dict[str, dict[str, Any]]:
     """How many configs a table's portfolios have and what their picks lose, by class, for JSON."""
     return {name: {"configs": len(own.configs), **vars(own.loss)} for name, own in made.portfolios.items()}
 
@@ -156,26 +215,37 @@ def joined(sizes: Sequence[str]) -> str:
 
 def cases_of(
     shapes: list[str] | None, names: list[str] | None, op: str, dtype: str, layout: str, only: str = ""
-) -> list[suites.Case]:
+) -> "list[Case]":
     """Return the cases of explicit shapes and of suites whose names hold `only`; by default, suite "quick".
 
     Raises InvalidValueError where there is no such case.
     """
+    from tritile.tune import suites
+
     texts = shapes or []
     if texts and all(text.isdecimal() or text in "xX" for text in texts):
         texts = [" ".join(texts)]  # one shape, written with spaces
     cases = [suites.parse_shape(joined([text]), op, dtype, layout) for text in texts]
     for name in dict.fromkeys(names or ([] if cases else ["quick"])):
-        is_file = name.endswith(".toml")
-        cases += suites.load(Path(name)) if is_file else suites.find([name], suites.SHIPPED)
+        if name.endswith(".toml"):
+            if not Path(name).exists():
+                raise FileError(f"--suite {name}: no such file")
+            cases += suites.load(Path(name))
+        elif name not in SUITES:
+            raise unknown("--suite", name, SUITES)
+        else:
+            cases += suites.find([name], suites.SHIPPED)
     cases = [case for case in cases if only in case.problem.label]
     if only and not cases:
         raise InvalidValueError(f"--only {only!r}: no case has that in its name")
     return cases
 
 
-def as_called(cases: Iterable[suites.Case], device: Device | None) -> list[suites.Case]:
+def as_called(cases: "Iterable[Case]", device: "Device | None") -> "list[Case]":
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
+    from tritile.core.problem import MatmulProblem
+    from tritile.families import numerics
+
     found = list(cases)
     for i, case in enumerate(found):
         if device is not None and case.precision == "ieee" and not is_batch_invariant():
@@ -185,11 +255,13 @@ def as_called(cases: Iterable[suites.Case], device: Device | None) -> list[suite
     return found
 
 
-def problems_of(cases: Iterable[suites.Case], device: Device) -> list[Tiled]:
+def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
     """Return the problems of calls, each once: of batch-invariant ones, where that is set for the process.
 
     Leave out products that no batch-invariant call can ask for, and say so.
     """
+    from tritile.families import numerics
+
     problems = dict.fromkeys(case.problem for case in as_called(cases, device))
     if not is_batch_invariant():
         return list(problems)
@@ -245,37 +317,51 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
         signal.signal(signal.SIGINT, before)
 
 
-def device_of(target: str | None) -> Device:
+def device_of(target: str | None) -> "Device":
     """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    return devices.target_device(target) if target else gpu_here("name one, as --target h200")
+    if not target:
+        return gpu_here("name one, as --target h200")
+    from tritile.core import device as devices
+
+    if devices.known_target(target) is None and get_close_matches(target.lower(), GPUS):
+        raise unknown("--target", target, GPUS)
+    return devices.target_device(target)
 
 
-def gpu_here(advice: str = "nothing can be measured") -> Device:
+def gpu_here(advice: str = "nothing can be measured") -> "Device":
     """Return the current GPU. Raises InvalidValueError where there is none."""
+    from tritile.core import device as devices
+
     device = devices.current_gpu()
     if device is None:
         raise InvalidValueError(f"there is no GPU here: {advice}")
     return device
 
 
-def check_output(path: Path | None, *suffixes: str, folder: bool = False) -> None:
-    """Raise InvalidValueError before any work where a file, or a folder, cannot be written.
+def check_output(path: Path | None, *suffixes: str, folder: bool = False, option: str = "--output") -> None:
+    """Raise InvalidValueError, with the option's name, before any work that could not be written.
 
     `suffixes` are those that a file may have. Folders that are not there are made by `write`.
     """
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:
-        raise InvalidValueError(f"{path}: wanted a name that ends in {' or '.join(suffixes)}")
+        raise InvalidValueError(f"{option} {path}: expected a name that ends in {' or '.join(suffixes)}")
+    if folder and path.suffix in (".json", ".jsonl") and not path.is_dir():
+        raise InvalidValueError(f"{option} {path}: expected a folder, in which files are written")
     if path.is_dir() and not folder:
-        raise InvalidValueError(f"{path} cannot be written: it is a folder")
+        raise InvalidValueError(f"{option} {path} cannot be written: it is a folder")
     place = path.absolute() if folder else path.absolute().parent
     there = next(each for each in (place, *place.parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise InvalidValueError(f"{path} cannot be written: {there} is not a folder that can be written to")
+        raise InvalidValueError(
+            f"{option} {path} cannot be written: {there} is not a folder that can be written to"
+        )
 
 
 def write(path: Path, data: str) -> None:
     """Write a file whole, with the folders that it lies in. Raises OSError."""
+    from tritile.planning.files import write_whole
+
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data)

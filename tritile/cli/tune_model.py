@@ -24,7 +24,7 @@ def step_of(name: str) -> Callable[[], Any]:
     """Return the function that `module:function` names. Raises InvalidValueError where there is none."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise InvalidValueError(f"--model {name!r}: wanted module:function")
+        raise InvalidValueError(f"--model {name!r}: expected module:function, like train:step")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

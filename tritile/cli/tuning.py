@@ -1,0 +1,167 @@
+"""What `tritile tune` does with a list of problems: measure them on this GPU, or predict for another."""
+
+import os
+import re
+import statistics
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from tritile.cli import shared
+from tritile.cli.shared import console, interruptible
+from tritile.core import device as devices
+from tritile.core.device import Device
+from tritile.core.problem import Problem, Tiled
+from tritile.core.settings import uses_aten
+from tritile.errors import InvalidValueError, UnsupportedError
+from tritile.planning import aten, gpu_tables, plans
+from tritile.planning.store import store_of
+from tritile.planning.trial import TORCH, Trial
+from tritile.tune import now
+from tritile.tune.measure.engine import Rules, Tuned, logged
+from tritile.tune.measure.workers import Workshop
+from tritile.tune.subject.problem import is_tuned
+
+
+def ranks() -> tuple[int, int, int, int]:
+    """Return RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE of torchrun, or 0, 1, 0, 1 without it.
+
+    Raises InvalidValueError where they make no sense.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return 0, 1, 0, 1
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    texts = {name: os.environ.get(name, "") for name in names}
+    shown = ", ".join(f"{name}={text}" for name, text in texts.items())
+    rank, size, on_host, of_host = (int(each) if each.isdecimal() else -1 for each in texts.values())
+    if not (0 <= rank < size and 0 <= on_host < of_host):
+        raise InvalidValueError(
+            f"{shown}: expected the variables that torchrun sets, or no WORLD_SIZE for one process"
+        )
+    return rank, size, on_host, of_host
+
+
+def _torch_us(problem: Problem, device: Device) -> float | None:
+    found = store_of(device).best(TORCH, problem)
+    return None if found is None else found.us
+
+
+def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
+    """One line on what was tuned, how it compares with torch, and whether it is remembered."""
+    best = {found.problem: found.best.time for found in done if found.best is not None}
+    text = f"{len(best)} problem{'s' * (len(best) != 1)} in {seconds:.0f} s"
+    ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
+    if ratios:
+        worst = min(ratios, key=ratios.__getitem__)
+        text += f": {statistics.geometric_mean(ratios.values()):.2f}x torch on the mean"
+        text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
+        text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
+    store = store_of(device)
+    lost = f"{len(store.unwritten)} trials are lost: {store.path} cannot be written"
+    return f"{text}; {lost if store.unwritten else f'remembered in {store.path}'}"
+
+
+def tune_here(
+    problems: list[Tiled], device: Device, rank: str, rules: Rules, budget: float | None, force: bool,
+    jobs: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Tune on the current GPU; return how many problems are left. `rank` precedes what a rank prints."""
+    todo = [problem for problem in problems if force or not is_tuned(problem, device)]
+    gpu_tables.pinned(device)  # a TRITILE_TABLE that cannot be read ends it before anything is measured
+    others = f"{len(todo)} of {len(problems)} problems to tune, the others are remembered"
+    console.print(f"{device.name}: {others}")
+    index, store, begun = devices.current_index(), store_of(device), time.monotonic()
+    remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
+
+    def keep(digest: str, trial: Trial) -> None:
+        remember(digest, trial)
+        if trial.failure:
+            reason = re.sub(r"\d+", "..", trial.failure.partition(":")[0])  # bytes, registers
+            failures[textwrap.shorten(reason, 60, placeholder=" ...")] += 1
+
+    with interruptible(budget) as keep_on, shared.progress(not rank) as bar:
+        task = bar.add_task("tuning", total=len(todo))
+        with Workshop(index, jobs) as shop:
+            for found in now.tune(todo, device, shop, keep, rules, force, keep_on):
+                done.append(found)
+                label, best, torch_us = found.problem.label, found.best, _torch_us(found.problem, device)
+                if best is None:
+                    shared.say(f"{rank}{label}: {found.failure}")
+                else:
+                    torchs = f", torch {torch_us:.1f} us" if torch_us else ""
+                    tried = f"({found.trials} configs, {found.seconds:.1f} s)"
+                    console.print(f"{rank}{label}: {best.time:.1f} us{torchs}, {best.config} {tried}")
+                bar.update(task, advance=1, description=label)
+        bar.update(task, description="timing torch")
+        for problem in (found.problem for found in done if found.best is not None):
+            if isinstance(problem, Tiled) and _torch_us(problem, device) is None and keep_on():
+                now.time_torch(problem, device, index or 0)
+    left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - begun
+    if left > sum(found.best is None for found in done):
+        console.print(f"{rank}{left} problems are left: the same command goes on with them")
+    if as_json:
+        listed = [
+            {
+                "problem": found.problem.label,
+                "us": found.best and found.best.time,
+                "torch_us": _torch_us(found.problem, device),
+                "tried": found.trials,
+                "config": found.best and found.best.config.to_dict(),
+                "failure": found.failure,
+            }
+            for found in done
+        ]
+        facts = {"gpu": device.name, "seconds": seconds, "left": left, "store": store.path}
+        shared.print_json(facts | {"problems": listed})
+        return left
+    if failures:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in failures.most_common(4))
+        console.print(f"configs that failed: {reasons}")
+    console.print(f"{rank}{_summary(done, device, seconds)}")
+    return left
+
+
+_MEASURED: Final = "exact", "pinned", "table"  # sources of plans whose reasons are short
+
+
+def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None:
+    """Print what calls run on a GPU that is not here, and how long that is predicted to take."""
+    found, ratios = list[plans.Plan](), dict[str, float]()
+    with shared.progress() as bar:
+        for problem in bar.track(problems, description="predicting"):
+            try:
+                plan = plans.plan_for(problem, device, "cached", uses_aten())
+            except UnsupportedError as error:
+                shared.say(f"{problem.label}: {error}")
+                continue
+            assert plan is not None  # only mode "tune" returns None
+            found.append(plan)
+            by_torch = plan.config == aten.CONFIG
+            if plan.us and plan.other_us:
+                ratios[problem.label] = 1.0 if by_torch else plan.other_us / plan.us
+            if not as_json:
+                us = f"{plan.us:.1f} us" if plan.us else "no time is known"
+                name, config = ("tritile", "") if by_torch else ("torch", f", {plan.config}")
+                other = f", {name} {plan.other_us:.1f} us" if plan.other_us else ""
+                origin = plan.why if by_torch or plan.source in _MEASURED else "predicted"
+                console.print(f"{problem.label}: {us}{other}{config} ({origin})")
+    if as_json:
+        listed = [
+            {"problem": plan.problem.label, "us": plan.us, "other_us": plan.other_us, "source": plan.source}
+            | {"config": plan.config.to_dict()}
+            for plan in found
+        ]
+        return shared.print_json({"gpu": device.name, "problems": listed})
+    measured = sum(plan.source in _MEASURED for plan in found)
+    text = f"{device.name}: {measured} measured before, {len(found) - measured} predicted"
+    if ratios:
+        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x torch on the mean"
+        text += f", of {len(ratios)} compared" if len(ratios) < len(found) else ""
+    console.print(text)
+    console.print("nothing was measured now: calls on such a GPU use these configs as they are")
+    console.print(
+        "to measure there, run this command without --target; `tritile export` then writes the best as a "
+        "table, which TRITILE_TABLE pins on other machines"
+    )
