@@ -22,11 +22,15 @@ from importlib import import_module, reload
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# `tritile --help` and a shell's completion use nothing below, and torch takes a second. What is asked for all
-# the same is imported then, by `__getattr__`.
+# `tritile --help`, the help of a command and a shell's completion use nothing below, and torch takes seconds.
+# A name that is used all the same is imported then, by `__getattr__`. While Python looks for what `-m` names,
+# argv[0] is "-m".
 _argv = getattr(sys, "argv", None) or [""]
-_ONLY_HELP = Path(_argv[0]).stem == "tritile" and (
-    (len(_argv) == 2 and _argv[1] in ("-h", "--help", "--version")) or "_TRITILE_COMPLETE" in os.environ
+_IS_COMMAND = Path(_argv[0]).stem == "tritile" or (_argv[0] == "-m" and "tritile" in sys.orig_argv)
+_ONLY_HELP = _IS_COMMAND and (
+    not {"-h", "--help"}.isdisjoint(_argv[1:])
+    or _argv[1:] in ([], ["--version"])
+    or "_TRITILE_COMPLETE" in os.environ
 )
 
 if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():

@@ -273,7 +273,7 @@ def asked(monkeypatch):
         found.update(calls)
         return set(), []
 
-    monkeypatch.setattr("tritile.cli.compile.compile_calls", compile_calls)
+    monkeypatch.setattr("tritile.lab.warm.compile_calls", compile_calls)
 
     def ask(*options):
         found.clear()
@@ -312,7 +312,7 @@ def test_the_command_takes_linear_layers(asked, biased, activation):
     [
         ((), "name shapes, a --suite, or in TRITILE_TABLE a table of NVIDIA H200"),
         (("--suite", "llm", "--bias"), "for shapes of a floating dtype"),
-        (("8x320x192", "--activation", "sine"), "wanted one of relu"),
+        (("8x320x192", "--activation", "sine"), "expected one of relu"),
         (("8x1x192", "--any-rows"), "one column is made as one row"),
         (("8x320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
         (("8x320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),

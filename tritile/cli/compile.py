@@ -1,21 +1,24 @@
 """Compile kernels ahead, as for the image of a container: `tritile compile`."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
-from triton import knobs
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, progress
-from tritile.core.epilogue import ACTIVATIONS, Epilogue
-from tritile.core.problem import Tiled
 from tritile.errors import InvalidValueError
-from tritile.lab.warm import Calls, calls_of, compile_calls
-from tritile.planning import gpu_tables
+
+ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")  # of `core.epilogue`
 
 
-@app.command("compile")
+@app.command(
+    "compile",
+    epilog=shared.examples(
+        "tritile compile --suite llm --target h200",
+        "tritile compile 1x4096x4096 1x14336x4096 --layout NT --any-rows --target h200",
+    ),
+)
 def compile_(
     shapes: shared.Shapes = None,
     suite: shared.Suite = None,
@@ -43,7 +46,15 @@ def compile_(
     that Triton itself builds at its first use; and AMD GPUs.
     """
     if activation not in ("", *ACTIVATIONS):
-        raise InvalidValueError(f"--activation {activation!r}: wanted one of {', '.join(ACTIVATIONS)}")
+        raise shared.unknown("--activation", activation, ACTIVATIONS)
+
+    from triton import knobs
+
+    from tritile.core.epilogue import Epilogue
+    from tritile.core.problem import Tiled
+    from tritile.lab.warm import Calls, calls_of, compile_calls
+    from tritile.planning import gpu_tables
+
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))
     if epilogue and (suite or not shapes or dtype == "int8"):
         raise InvalidValueError("--bias and --activation are for shapes of a floating dtype")

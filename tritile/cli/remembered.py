@@ -5,27 +5,23 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console, device_of, number, print_json, print_table
-from tritile.core.config import Config
-from tritile.core.device import HOST, Device
-from tritile.core.problem import KernelProblem, problem_key, problem_to_dict
 from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError
-from tritile.families import registry as families
-from tritile.planning import aten, gpu_tables, kernel_table, table
-from tritile.planning.store import Store, moment, rows_of, store_of
-from tritile.planning.table import completed, from_store
-from tritile.planning.trial import Trial, rank
+
+if TYPE_CHECKING:
+    from tritile.core.device import Device
+    from tritile.planning.trial import Trial
 
 _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 
 
-@app.command()
+@app.command(epilog=shared.examples("tritile show", "tritile show --target h200 --json"))
 def show(
     kernel: Annotated[
         list[str] | None,
@@ -42,6 +38,10 @@ def show(
     A kernel decorated with tritile.autotune has a line of its own for each source that was measured. It shows
     how many problems and configs were measured, and the config that wins most of the problems.
     """
+    from tritile.core.problem import problem_to_dict
+    from tritile.planning import gpu_tables
+    from tritile.planning.store import store_of
+
     device = device_of(target)
     store, (found, others) = store_of(device), _sorted_out(device)
     decorated = _decorated(found)
@@ -97,12 +97,16 @@ def show(
         console.print(others)
 
 
-def _sorted_out(device: Device) -> tuple[list[tuple[str, Trial]], str]:
+def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
     """Return the trials of this GPU, these versions and, for tritile's own kernels, this source.
 
     Each comes with its kernel's digest. The text tells how many others there are, and what they are of; it is
     "" where there are none.
     """
+    from tritile.families import registry as families
+    from tritile.planning import aten
+    from tritile.planning.store import store_of
+
     found, others = [], Counter[str]()
     for facts, trial in store_of(device).all_trials():
         own = families.FAMILIES.get(trial.problem.op, {}).get(trial.config.family)
@@ -120,11 +124,14 @@ def _sorted_out(device: Device) -> tuple[list[tuple[str, Trial]], str]:
     return found, f"trials that do not count: {reasons}" if others else ""
 
 
-def _bests(trials: Iterable[tuple[str, Trial]]) -> list[tuple[str, Trial]]:
+def _bests(trials: "Iterable[tuple[str, Trial]]") -> "list[tuple[str, Trial]]":
     """The best trial of each problem, by its text: to Python those of 1 and 1.0 are equal.
 
     One problem of two decorated kernels, or of two versions of one, is two problems.
     """
+    from tritile.core.problem import KernelProblem, problem_key
+    from tritile.planning.trial import rank
+
     best: dict[tuple[str, str], tuple[str, Trial]] = {}
     for digest, trial in sorted(trials, key=lambda pair: rank(pair[1])):
         source = digest if isinstance(trial.problem, KernelProblem) else ""
@@ -132,8 +139,11 @@ def _bests(trials: Iterable[tuple[str, Trial]]) -> list[tuple[str, Trial]]:
     return list(best.values())
 
 
-def _decorated(trials: Iterable[tuple[str, Trial]]) -> dict[str, dict[str, list[Trial]]]:
+def _decorated(trials: "Iterable[tuple[str, Trial]]") -> "dict[str, dict[str, list[Trial]]]":
     """The trials of decorated kernels, by name and digest, the newest digest last."""
+    from tritile.core.problem import KernelProblem
+    from tritile.planning.store import moment
+
     found: dict[str, dict[str, list[Trial]]] = {}
     for digest, trial in sorted(trials, key=lambda pair: moment(pair[1].measured_utc)):
         if isinstance(trial.problem, KernelProblem):
@@ -142,13 +152,15 @@ def _decorated(trials: Iterable[tuple[str, Trial]]) -> dict[str, dict[str, list[
     return dict(sorted(found.items()))
 
 
-def _winners(device: Device) -> dict[str, dict[str, list[Trial]]]:
+def _winners(device: "Device") -> "dict[str, dict[str, list[Trial]]]":
     """The trials of decorated kernels that work, by name and digest, the newest digest last."""
     return _decorated(pair for pair in _sorted_out(device)[0] if pair[1].works)
 
 
-def _summary(name: str, digest: str, trials: Sequence[Trial]) -> dict[str, Any]:
+def _summary(name: str, digest: str, trials: "Sequence[Trial]") -> dict[str, Any]:
     """What is remembered of one source of a decorated kernel, for JSON; the newest trial is the last."""
+    from tritile.core.problem import problem_key
+
     won = Counter(trial.config for _, trial in _bests((digest, trial) for trial in trials) if trial.works)
     winner, wins = won.most_common(1)[0] if won else (None, 0)
     return {
@@ -163,6 +175,8 @@ def _summary(name: str, digest: str, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _cells(summary: dict[str, Any]) -> dict[str, Any]:
+    from tritile.core.config import Config
+
     wins, problems, winner = summary["wins"], summary["problems"], summary["winner"]
     return {
         "kernel": summary["kernel"],
@@ -175,14 +189,18 @@ def _cells(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_names(names: Iterable[str], there: Collection[str], device: Device) -> None:
+def _check_names(names: Iterable[str], there: Collection[str], device: "Device") -> None:
     """Raise InvalidValueError for names of which nothing is remembered; `there` is what is."""
     if missing := [name for name in names if name not in there]:
         advice = f"there is {', '.join(sorted(there))}" if there else 'call it once in mode "tune"'
         raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {advice}")
 
 
-@app.command()
+@app.command(
+    epilog=shared.examples(
+        "tritile export --output my-gpu.json", "tritile export --kernel softmax --output kernels.json"
+    )
+)
 def export(
     output: Annotated[
         Path | None,
@@ -208,6 +226,10 @@ def export(
     With --kernel, the winners of decorated kernels are written instead, to a file of their own. One that lies
     there keeps its other kernels, GPUs and problems.
     """
+    from tritile.families import registry as families
+    from tritile.planning import gpu_tables, table
+    from tritile.planning.store import store_of
+
     shared.check_output(output)
     device = device_of(target)
     path = output or Path("kernels.json" if kernel else f"{device.slug}.json")
@@ -215,13 +237,13 @@ def export(
         if replace:
             raise InvalidValueError("--replace is for tritile's own operations, not for --kernel")
         return _export_kernels(kernel, device, path)
-    made = from_store(store_of(device), device, families.digests())
+    made = table.from_store(store_of(device), device, families.digests())
     own = gpu_tables.calibrated(device)
     if own is not None:
         made = dataclasses.replace(made, portfolios=own.current_portfolios(), aten=own.aten)
     if path.exists() and not replace:
         old = table.read(path)
-        made = completed(made, old)
+        made = table.completed(made, old)
         if old.device["name"] != device.name or len(made.entries) < len(old.entries):
             raise InvalidValueError(
                 f"{path} holds {len(old.entries)} entries of {old.device['name']}; {len(made.entries)} of "
@@ -237,8 +259,10 @@ def export(
     console.print(f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}")
 
 
-def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
+def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
     """Write the winners of decorated kernels to a new file, or into one of their format."""
+    from tritile.planning import kernel_table
+
     winners = _winners(device)
     _check_names(names, winners, device)
     made = kernel_table.read(path) if path.exists() else kernel_table.KernelTable(path, {})
@@ -253,7 +277,7 @@ def _export_kernels(names: Sequence[str], device: Device, path: Path) -> None:
     console.print("\n".join(lines))
 
 
-@app.command()
+@app.command(epilog=shared.examples("tritile merge other/nvidia-h200.sqlite3 --target h200"))
 def merge(
     files: Annotated[
         list[Path], typer.Argument(help="Stores of the same GPU model, or .gz of them, from other machines.")
@@ -261,6 +285,8 @@ def merge(
     target: shared.Target = None,
 ) -> None:
     """Add the trials of other stores to this one; where both have one, the newer stays."""
+    from tritile.planning.store import rows_of, store_of
+
     for path in files:
         rows_of(path)  # one that cannot be read is reported before anything is added
     device = device_of(target)
@@ -273,7 +299,7 @@ def merge(
         console.print(others)
 
 
-@app.command()
+@app.command(epilog=shared.examples("tritile clear", "tritile clear --kernel softmax --target h200 --yes"))
 def clear(
     kernel: Annotated[
         list[str] | None,
@@ -289,6 +315,10 @@ def clear(
 
     Tables that ship, or that you exported, stay. Without --yes it asks first.
     """
+    from tritile.core.device import HOST
+    from tritile.planning import gpu_tables
+    from tritile.planning.store import Store, store_of
+
     if every and target:
         raise InvalidValueError("--all is for every GPU: leave --target away")
     if every:
