@@ -10,6 +10,8 @@ import torch
 
 import tritile
 from tritile.core.call import call_for
+from tritile.core.config import Config
+from tritile.core.device import target_device
 from tritile.core.epilogue import Epilogue
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import (
@@ -292,3 +294,21 @@ def test_shapes_that_people_write(text, op, words, wanted):
 def test_shapes_that_nobody_means(text, op, words):
     with pytest.raises(InvalidValueError, match=r"wanted|takes bfloat16, float16"):
         parse_shape(text, op, **words)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        Config.of(8, 2, "tile", BLOCK_M=64, EVEN=True, KIND="nn"),
+        Config.of(num_ctas=2, maxnreg=128, RATE=0.5),
+    ],
+    ids=str,
+)
+def test_a_config_prints_as_what_makes_it(config):
+    assert eval(repr(config)) == config
+
+
+def test_a_device_prints_in_a_few_words():
+    assert repr(target_device("h200")) == "Device('NVIDIA H200', sm_90, 132 SMs)"
+    assert repr(target_device("mi300x")) == "Device('AMD Instinct MI300X', gfx942, 304 compute units)"

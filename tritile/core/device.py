@@ -34,6 +34,10 @@ class Device:
     triton: str = triton.__version__
     compiler: str = ""
 
+    def __repr__(self) -> str:
+        arch, units = (f"sm_{self.arch}", "SMs") if self.nvidia else (self.arch, "compute units")
+        return f"Device({self.name!r}, {arch}, {self.processors} {units})"
+
     @functools.cached_property
     def slug(self) -> str:
         """The name of this GPU in file names: nvidia-h200."""
