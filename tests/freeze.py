@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     given = parser.parse_args()
     if unknown := set(given.parts) - set(PARTS):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}: wanted {', '.join(PARTS)}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: expected {', '.join(PARTS)}")
     parts, status = given.parts or list(PARTS), 0
     if "answers" in parts and os.environ.get("TRITON_INTERPRET") != "1":  # read as Triton is imported
         words = [sys.executable, __file__, "answers", *["--check"] * given.check]

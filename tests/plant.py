@@ -72,7 +72,7 @@ def main() -> None:
     if unknown := [name for name in given.names if name not in known]:
         parser.error(f"unknown fault {', '.join(unknown)}: see --list")
     if not given.names and not given.all:
-        parser.error("wanted names of faults, --all or --list")
+        parser.error("expected names of faults, --all or --list")
     import torch
 
     missed = 0

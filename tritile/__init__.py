@@ -1,19 +1,19 @@
-"""Matrix products and permutations in Triton, at the hardware's speed for any size.
+"""Matrix products and permutations as Triton kernels, tuned for any size, dtype and layout.
 
     import tritile
-    c = tritile.matmul(a, b)       # as torch.matmul
-    t = tritile.transpose(x)       # as x.mT.contiguous()
-    p = tritile.permute(x, dims)   # as x.permute(dims).contiguous()
+    c = tritile.matmul(a, b)       # like torch.matmul
+    t = tritile.transpose(x)       # like x.mT.contiguous()
+    p = tritile.permute(x, dims)   # like x.permute(dims).contiguous()
 
 Products        matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul
 Copies          permute, transpose, contiguous
 Packed weights  quantize, QuantizedWeight
 In models       nn (layers; convert, restore), torch.ops.tritile
 Settings        mode, batch_invariant
-Choice          plan, Plan, Config, explain, warm, forget, Device, target_device
+Planning        plan, Plan, Config, explain, warm, forget, Device, target_device
 Measuring       tune, bench
-Your kernels    autotune (in place of triton.autotune), Space, check, kernels (tritile's own)
-Errors          TritileError, and below it those of errors, which has the warnings, too
+Your kernels    autotune (replaces triton.autotune), Space, check, kernels (tritile's own)
+Errors          TritileError, the base of every error in errors, which also holds the warnings
 """
 
 import os
@@ -22,9 +22,9 @@ from importlib import import_module, reload
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# `tritile --help`, the help of a command and a shell's completion use nothing below, and torch takes seconds.
-# A name that is used all the same is imported then, by `__getattr__`. While Python looks for what `-m` names,
-# argv[0] is "-m".
+# `tritile --help`, the help of a command and a shell's completion use nothing below, and importing torch
+# takes seconds. A name that is needed after all is imported by `__getattr__`. While Python looks for what
+# `-m` names, argv[0] is "-m".
 _argv = getattr(sys, "argv", None) or [""]
 _IS_COMMAND = Path(_argv[0]).stem == "tritile" or (_argv[0] == "-m" and "tritile" in sys.orig_argv)
 _ONLY_HELP = _IS_COMMAND and (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from tritile.tune.autotuner import autotune
     from tritile.tune.search import Space
 
-# Resolved when asked for (PEP 562): a process that only launches loads no tuner.
+# Imported on first access (PEP 562): a process that only launches kernels does not load the tuner.
 _LAZY = {
     "Space": "tritile.tune.search",
     "autotune": "tritile.tune.autotuner",
@@ -73,7 +73,7 @@ _LAZY = {
     "tune": "tritile.tune",
     "warm": "tritile.lab.warm",
 }
-_MODULES = ("kernels", "tune")  # the package `tune` can be called: it calls `tritile.lab.tune.tune`
+_MODULES = ("kernels", "tune")  # the package `tune` is callable, and calls `tritile.lab.tune.tune`
 
 __all__ = [
     "Config",

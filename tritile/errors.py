@@ -1,6 +1,8 @@
-"""Define errors and warnings. Every error that tritile raises on purpose is a `TritileError`."""
+"""Errors and warnings. Every error that tritile raises on purpose is a `TritileError`."""
 
+import difflib
 import sys
+from collections import abc
 from typing import Final
 
 _INSIDE: Final = ("tritile.", "torch.", "triton.")  # modules whose frames a warning skips
@@ -12,15 +14,15 @@ class TritileError(Exception):
 
 
 class ShapeError(TritileError, ValueError):
-    """Raised where shapes, dimensions or strides do not fit the operation."""
+    """Raised when shapes, dimensions or strides do not fit the operation."""
 
 
 class DtypeError(TritileError, TypeError):
-    """Raised where the operation does not take a dtype, or a combination of dtypes."""
+    """Raised when the operation does not take a dtype, or a combination of dtypes."""
 
 
 class DeviceError(TritileError, ValueError):
-    """Raised where tensors are on different devices, or on one that tritile does not run on."""
+    """Raised when tensors are on different devices, or on one that tritile does not run on."""
 
 
 class UnsupportedError(TritileError, RuntimeError):
@@ -28,61 +30,61 @@ class UnsupportedError(TritileError, RuntimeError):
 
 
 class OverlapError(TritileError, ValueError):
-    """Raised where an output shares memory with an input, or with itself."""
+    """Raised when an output shares memory with an input, or overlaps itself."""
 
 
 class GradientError(TritileError, RuntimeError):
-    """Raised where a tensor requires a gradient that the operation does not compute."""
+    """Raised when a tensor requires a gradient that the operation does not compute."""
 
 
 class NotTunedError(TritileError, LookupError):
-    """Raised in mode `strict` where nothing was measured for a problem."""
+    """Raised in mode "strict" when no measurement covers a problem."""
 
 
 class NotCompiledError(TritileError, LookupError):
-    """Raised in mode `strict` where a kernel is compiled neither in this process nor in Triton's cache."""
+    """Raised in mode "strict" when a kernel is neither in this process nor in Triton's cache."""
 
 
 class InvalidValueError(TritileError, ValueError):
-    """Raised for an invalid setting, config, problem, or entry of a file."""
+    """Raised for an invalid setting, config or problem, or an invalid entry of a file."""
 
 
 class FileError(InvalidValueError):
-    """Raised for a file that cannot be read, or does not hold what was wanted."""
+    """Raised for a file that is missing, cannot be read, or is not of the expected kind."""
 
 
 class TuningError(TritileError, RuntimeError):
-    """Raised where no config of a space compiled, ran and gave the right answer."""
+    """Raised when no config of a problem compiled, ran and gave the right answer."""
 
 
 class StoreWarning(UserWarning):
-    """Issued where remembered results cannot be read or written; calls go on without them."""
+    """Issued when measurements or a table cannot be read or written; calls go on without them."""
 
 
 class SettingWarning(UserWarning):
-    """Issued where a variable of the environment has a value that is left out."""
+    """Issued when an environment variable has an invalid value, which is ignored."""
 
 
 class UntunedWarning(UserWarning):
-    """Issued where a kernel runs with a config that no measurement supports."""
+    """Issued when a kernel runs with a config that no measurement supports."""
 
 
 class UntestedWarning(UserWarning):
-    """Issued where Triton or torch is newer than the newest version that tritile is tested with."""
+    """Issued when Triton or torch is newer than the newest version that tritile is tested with."""
 
 
 class IsolationWarning(UserWarning):
-    """Issued where a kernel cannot run in another process: it is measured in this one."""
+    """Issued when a kernel cannot be measured in a process of its own, and is measured in this one."""
 
 
 class HostWarning(UserWarning):
-    """Issued where tensors are in host memory: torch computes them, and no kernel runs."""
+    """Issued when tensors are in host memory: torch computes the result, and no kernel runs."""
 
 
 def callers_level() -> int:
-    """Return the `stacklevel` of a warning that points at the line that called tritile.
+    """Return the `stacklevel` with which a warning points at the line that called tritile.
 
-    It is counted from the function that calls this one. Frames of torch, Triton and imports are skipped.
+    It is relative to the function that calls this one. Frames of torch, Triton and imports are skipped.
     """
     frame, level = sys._getframe(1), 1
     name = frame.f_globals.get("__name__", "")
@@ -91,6 +93,12 @@ def callers_level() -> int:
         name = frame.f_globals.get("__name__", "")
         level += not name.startswith(_IMPORTING)
     return level
+
+
+def did_you_mean(name: object, names: abc.Iterable[str]) -> str:
+    """Return " (did you mean ...?)" for a misspelt name, "" if none of `names` is close to it."""
+    near = difflib.get_close_matches(name, list(names), 1) if isinstance(name, str) else []
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def brief(error: BaseException) -> str:

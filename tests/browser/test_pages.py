@@ -188,7 +188,7 @@ def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
 
 
 def test_words_of_the_picture_of_rates_lie_apart(visit):
-    assert unreadable(visit(ROOT / "tuning" / "pictures" / "tflops_vs_size.svg"), 760) == []
+    assert unreadable(visit(ROOT / "tuning" / "pictures" / "tflops_vs_size.svg"), 840) == []
 
 
 @pytest.mark.parametrize("name", ["tiling", "speedups", "tflops_vs_size"])

@@ -63,9 +63,9 @@ SHAPES = [
     ("dim0 too large", transpose(f32(2, 3), 2, 0), ("dim0", "2", "-2 to 1")),
     ("dim as text", transpose(f32(2, 3), "0", 1), ("dim0", "'0'", "an integer")),
     ("dim as bool", transpose(f32(2, 3), True, 0), ("dim0", "True", "an integer")),
-    ("dims too few", permute(f32(2, 3), (1,)), ("(1,)", "each of 2 dimensions once")),
-    ("dims twice", permute(f32(2, 3), (1, -1)), ("(1, -1)", "each of 2 dimensions once")),
-    ("dims too large", permute(f32(2, 3), (0, 2)), ("a dimension is 2", "-2 to 1")),
+    ("dims too few", permute(f32(2, 3), (1,)), ("(1,)", "each of the 2 dimensions once")),
+    ("dims twice", permute(f32(2, 3), (1, -1)), ("(1, -1)", "each of the 2 dimensions once")),
+    ("dims too large", permute(f32(2, 3), (0, 2)), ("dims[1] is 2", "-2 to 1")),
     ("dims as text", permute(f32(2, 3), "10"), ("'10'", "a list or tuple of 2 dimensions")),
     ("permuted out", permute(f32(2, 3), (1, 0), out=f32(2, 3)), ("(2, 3)", "(3, 2)")),
     ("inner", linear(X, f32(7, 4)), ("linear", "(3, 5)", "5", "4")),
@@ -109,9 +109,9 @@ DTYPES = [
     ("fp32 out_dtype", matmul(A, B, out_dtype=torch.float64), ("float32", "float64", "bfloat16")),
     ("fp64 out_dtype", matmul(A.double(), B.double(), out_dtype=FLOAT), ("float64", "float32")),
     ("out_dtype as text", matmul(A, B, out_dtype="float16"), ("float16", "float32")),
-    ("out of a dtype there is", matmul(A, B, out=f32(3, 7).half()), ("out is float16", "or out_dtype")),
+    ("out of a dtype there is", matmul(A, B, out=f32(3, 7).half()), ("out is float16", "another out_dtype")),
     ("out of fp8", matmul(*[E5] * 2, out=typed(FLOAT)),
-     ("wanted bfloat16, or out_dtype",), ),
+     ("expected bfloat16, or another out_dtype",), ),
     ("out against out_dtype", matmul(A, B, out=f32(3, 7), out_dtype=torch.float16), ("float32", "float16")),
     ("transpose nested", transpose(torch.nested.nested_tensor([f32(2, 3)])), ("input is", "nested", "dense")),
     ("nested beside a subclass", matmul(torch.ones(2, 3, 4).as_subclass(Mine),
@@ -125,22 +125,24 @@ DTYPES = [
     ("gradient of a complex activation", linear(X.cfloat(), W.cfloat().requires_grad_(), activation="silu"),
      ("'silu' for complex64", "real")),
     ("addmm's activation", addmm(BIAS.cfloat(), X.cfloat(), S.cfloat(), activation="gelu"), ("'gelu' for",)),
-    ("real bias of a complex product", linear(X.cfloat(), W.cfloat(), BIAS), ("float32", "wanted complex64")),
-    ("complex input of a real product", addmm(BIAS.cfloat(), X, f32(5, 7)), ("complex64", "wanted float32")),
+    ("real bias of a complex product", linear(X.cfloat(), W.cfloat(), BIAS),
+     ("float32", "expected complex64")),
+    ("complex input of a real product", addmm(BIAS.cfloat(), X, f32(5, 7)),
+     ("complex64", "expected float32")),
     ("gated complex", gated(X.cfloat(), W.cfloat(), W.cfloat()), ("input is complex64", "float32")),
     ("weight is None", linear(X, None), ("weight is", "NoneType", "torch.Tensor")),
     ("bias is a number", linear(X, W, 1.0), ("bias is", "float", "torch.Tensor")),
     ("bias of whole numbers", linear(X, W, BIAS.int()), ("bias is int32", "float32")),
-    ("bias of fp32 for fp64", linear(X.double(), W.double(), BIAS), ("bias is float32", "wanted float64")),
-    ("scaled out of fp32", scaled(A8, B8, ONE, ONE, out=OUT), ("wanted bfloat16, or out_dtype",)),
+    ("bias of fp32 for fp64", linear(X.double(), W.double(), BIAS), ("bias is float32", "expected float64")),
+    ("scaled out of fp32", scaled(A8, B8, ONE, ONE, out=OUT), ("expected bfloat16, or another out_dtype",)),
     ("input is None", addmm(None, X, f32(5, 7)), ("input is None", "torch.Tensor")),
     ("unread input", addmm(BIAS.int(), X, f32(5, 7), beta=0), ("input is int32", "float32")),
     ("addmm's mat1", addmm(BIAS, [1], f32(5, 7)), ("mat1 is", "list")),
     ("quantised a", scaled(f32(3, 256), f32(256, 7), ONE, ONE), ("a is float32", "float8_e4m3fn", "int8")),
     ("scale is a number", scaled(A8, B8, 1.0, ONE), ("scale_a is", "float", "torch.Tensor")),
-    ("scale of fp16", scaled(A8, B8, ONE, ONE.half()), ("scale_b is float16", "wanted float32")),
+    ("scale of fp16", scaled(A8, B8, ONE, ONE.half()), ("scale_b is float16", "expected float32")),
     ("gated fp8", gated(A8, B8.mT, B8.mT), ("input is float8_e4m3fn", "bfloat16")),
-    ("gated mixture", gated(X, W, W.half()), ("weight_up float16", "wanted the same dtype")),
+    ("gated mixture", gated(X, W, W.half()), ("weight_up float16", "expected the same dtype")),
     ("gated x", gated(X.half(), W, W), ("input is float16", "weight_gate float32", "same dtype")),
     ("scaled out_dtype", scaled(A8, B8, ONE, ONE, out_dtype=FP8), ("float8_e4m3fn", "bfloat16")),
 ]  # fmt: skip
@@ -178,7 +180,7 @@ OVERLAPS = [
      ("out overlaps scale_a",)),
     ("out over weight_up", gated(f32(7, 5), W, BOARD[:7, :5], out=BOARD[:7, 4:11]), ("overlaps weight_up",)),
     ("out over half of bias_up", gated(X, W, W, bias_up=BOARD[:3, :7], out=BOARD[:3, 1:8]),
-     ("out overlaps bias_up", "exactly bias_up's")),
+     ("out overlaps bias_up", "exactly that of bias_up")),
 ]  # fmt: skip
 GRADIENTS = [
     ("a", matmul(f32(3, 5).requires_grad_(), B, out=f32(3, 7)), ("input requires", "no_grad", "detach")),
@@ -219,9 +221,13 @@ XP, PACKED = torch.ones(2, 96, dtype=torch.bfloat16), weight_of(40, 96, torch.bf
 PARTS = PACKED.packed, PACKED.scales.clone().requires_grad_(), PACKED.zeros
 KIND = {"bits": 4, "group_size": 64, "n": 40, "k": 96}
 SHAPES += [
-    ("packed inner", linear(XP[:, :95], PACKED), ("input has shape (2, 95) and ", "wanted input (..., 96)")),
+    (
+        "packed inner",
+        linear(XP[:, :95], PACKED),
+        ("input has shape (2, 95) and ", "expected input (..., 96)"),
+    ),
     ("packed 0-d", linear(XP[0, 0], PACKED), ("input has shape ()",)),
-    ("packed bias", linear(XP, PACKED, f32(39)), ("bias has shape (39,): wanted (40,)",)),
+    ("packed bias", linear(XP, PACKED, f32(39)), ("bias has shape (39,): expected (40,)",)),
 ]
 DTYPES += [
     ("mm by a list", mm(A, [1.0]), ("mm: mat2 is list",)),
@@ -229,11 +235,11 @@ DTYPES += [
     ("words for a weight", linear(XP, PACKED.packed[:, :96]), ("int32",)),
     ("packed bias", linear(XP, PACKED, f32(40).double()), ("bias is float64", "float32, float16, bfloat16")),
 ]
-DEVICES += [("packed", linear(XP, PACKED.to("meta")), ("weight is on meta: wanted cpu",))]
+DEVICES += [("packed", linear(XP, PACKED.to("meta")), ("weight is on meta: expected cpu",))]
 GRADIENTS += [("packed", later(torch.ops.tritile.linear_quantized)(XP, *PARTS, **KIND), ("weight.scales",))]
 UNSUPPORTED = [
     ("packed epilogue", linear(XP, PACKED, activation="relu", residual=XP),
-     ("does not combine with activation, residual",)),
+     ("takes only bias, not activation, residual",)),
 ]  # fmt: skip
 groups, quantize = later(tritile.grouped_matmul), later(tritile.quantize)
 A12, B3 = f32(12, 8), f32(3, 8, 5)
@@ -244,30 +250,30 @@ HALVES = torch.ones(4, 8, dtype=torch.bfloat16)
 SHAPES += [
     ("groups of a vector", groups(A12[0], B3, OFFS), ("two or three dimensions",)),
     ("groups' K", groups(A12, f32(3, 7, 5), OFFS), ("K is 8 in a and 7 in b",)),
-    ("no offs", groups(A12, B3), ("offs is None: wanted offs",)),
-    ("offs of none", groups(B3, B3.mT.contiguous(), OFFS), ("wanted None, as a and b",)),
-    ("offs of another number", groups(A12, B3, OFFS[:2]), ("(2,): wanted (3,)",)),
+    ("no offs", groups(A12, B3), ("offs is None: expected the end",)),
+    ("offs of none", groups(B3, B3.mT.contiguous(), OFFS), ("expected None, as a and b",)),
+    ("offs of another number", groups(A12, B3, OFFS[:2]), ("(2,): expected (3,)",)),
     ("offs in a table", groups(A12, B3, OFFS[None]), ("(1, 3)",)),
     ("offs apart", groups(A12, B3, torch.zeros(6, dtype=torch.int32)[::2]), ("contiguous elements",)),
     ("other batches", groups(B3, f32(2, 5, 4)), ("a has 3 groups and b 2",)),
     ("one scale", OF_FP8(scale_a=ROWS), ("or neither",)),
-    ("short scales", OF_FP8(scale_a=ROWS[1:], scale_b=COLUMNS), ("wanted (12,)",)),
-    ("long scales", OF_FP8(scale_a=ROWS, scale_b=torch.ones(3, 6)), ("wanted (3, 5)",)),
+    ("short scales", OF_FP8(scale_a=ROWS[1:], scale_b=COLUMNS), ("expected (12,)",)),
+    ("long scales", OF_FP8(scale_a=ROWS, scale_b=torch.ones(3, 6)), ("expected (3, 5)",)),
     ("scales in rows", OF_FP8(scale_a=ROWS, scale_b=torch.ones(5, 3).T), ("contiguous",)),
-    ("quantized vector", quantize(HALVES[0], bits=4), ("weight has shape (8,): wanted (N, K)",)),
-    ("quantized nothing", quantize(HALVES[:0], bits=4), ("(0, 8): wanted (N, K), both above 0",)),
+    ("quantized vector", quantize(HALVES[0], bits=4), ("weight has shape (8,): expected (N, K)",)),
+    ("quantized nothing", quantize(HALVES[:0], bits=4), ("(0, 8): expected (N, K), both 1 or more",)),
 ]
 DTYPES += [
-    ("groups mixed", groups(A12, B3.half(), OFFS), ("wanted the same dtype",)),
-    ("groups of float64", groups(A12.double(), B3.double(), OFFS), ("a is float64: wanted one of",)),
-    ("long offs", groups(A12, B3, OFFS.long()), ("offs is int64", ": wanted int32")),
-    ("scales of floats", groups(A12, B3, OFFS, scale_a=ROWS, scale_b=COLUMNS), ("scales are for fp8",)),
-    ("half scales", OF_FP8(scale_a=ROWS.half(), scale_b=COLUMNS), ("wanted float32",)),
+    ("groups mixed", groups(A12, B3.half(), OFFS), ("expected the same dtype",)),
+    ("groups of float64", groups(A12.double(), B3.double(), OFFS), ("a is float64: expected one of",)),
+    ("long offs", groups(A12, B3, OFFS.long()), ("offs is int64", ": expected int32")),
+    ("scales of floats", groups(A12, B3, OFFS, scale_a=ROWS, scale_b=COLUMNS), ("scale_a is for fp8",)),
+    ("half scales", OF_FP8(scale_a=ROWS.half(), scale_b=COLUMNS), ("expected float32",)),
     ("groups' out_dtype", groups(A12, B3, OFFS, out_dtype=torch.int32), ("out_dtype",)),
-    ("groups' out", groups(A12, B3, OFFS, out=A12[:, :5].half()), ("out is float16", "or out_dtype")),
-    ("quantized number", quantize(5, bits=4), ("weight is int '5': wanted a torch.Tensor",)),
-    ("quantized fp64", quantize(HALVES.double(), bits=4), ("float64: wanted bfloat16, float16, float32",)),
-    ("scales to quantize by", quantize(HALVES, bits=4, dtype=FLOAT), ("float32: wanted bfloat16",)),
+    ("groups' out", groups(A12, B3, OFFS, out=A12[:, :5].half()), ("out is float16", "another out_dtype")),
+    ("quantized number", quantize(5, bits=4), ("weight is int '5': expected a torch.Tensor",)),
+    ("quantized fp64", quantize(HALVES.double(), bits=4), ("float64: expected bfloat16, float16, float32",)),
+    ("scales to quantize by", quantize(HALVES, bits=4, dtype=FLOAT), ("float32: expected torch.bfloat16",)),
 ]
 DEVICES += [("offs elsewhere", groups(A12, B3, OFFS.to("meta")), ("meta",))]
 OVERLAPS += [("out in a", groups(A12, B3, OFFS, out=A12[:, :5]), ("out overlaps a",))]
@@ -279,10 +285,10 @@ GRADIENTS += [
 VALUES += [
     ("precision of halves", groups(A12.half(), B3.half(), OFFS, precision="tf32"), ("precision",)),
     ("lowered precision", groups(A12, B3, OFFS, precision="fp16x3"), ("ieee, tf32",)),
-    ("three bits", quantize(HALVES, bits=3), ("bits is 3: wanted one of (4, 8)",)),
-    ("bits as a float", quantize(HALVES, bits=4.0), ("bits is 4.0: wanted one of (4, 8)",)),
-    ("group_size", quantize(HALVES, bits=4, group_size=48), ("group_size is 48: wanted one of",)),
-    ("zero_points", quantize(HALVES, bits=4, zero_points=1), ("zero_points is 1: wanted True or False",)),
+    ("three bits", quantize(HALVES, bits=3), ("bits is 3: expected one of (4, 8)",)),
+    ("bits as a float", quantize(HALVES, bits=4.0), ("bits is 4.0: expected one of (4, 8)",)),
+    ("group_size", quantize(HALVES, bits=4, group_size=48), ("group_size is 48: expected one of",)),
+    ("zero_points", quantize(HALVES, bits=4, zero_points=1), ("zero_points is 1: expected True or False",)),
     ("overflow", quantize(HALVES.float() * 1e38, bits=4, dtype=torch.float16), ("overflow float16",)),
 ]
 UNSUPPORTED += [
@@ -370,7 +376,7 @@ def test_gradients_are_fine_where_none_are_recorded(guard, launches):
 
 @pytest.mark.parametrize("call", [tritile.matmul, tritile.linear])
 def test_nothing_for_a_tensor_under_autocast(call):
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(errors.DtypeError, match="wanted a"):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(errors.DtypeError, match="expected a"):
         call(torch.ones(3, 4), None)
 
 

@@ -78,13 +78,19 @@ def test_the_faster_by_prediction_runs_and_the_plan_says_how_far_the_other_is_be
     assert plan.us == pytest.approx(80)
     assert plan.other_us == 100.0
     lines = repr(plan).splitlines()
-    assert "  source   predicted, 80.0 us: torch's kernel, predicted within 10% at sizes left out" in lines
+    assert (
+        "  source   predicted, 80.0 us: torch's kernel, predicted, typically within 10% on held-out sizes"
+        in lines
+    )
     assert f"  tritile  100.0 us, 1.25 times as long: {CONFIG}, predicted" in lines
     served(times(125.0))
     plan = plans.plan_for(HALF, H200, None, True)
     assert plan.config.family == "tile"
     assert (plan.other_us, plan.other_error) == (pytest.approx(125), pytest.approx(0.1))
-    assert "  torch   125.0 us, 1.25 times as long: predicted within 10% at sizes left out" in repr(plan)
+    assert (
+        "  torch   125.0 us, 1.25 times as long: predicted, typically within 10% on held-out sizes"
+        in repr(plan)
+    )
     assert plans.plan_for(HALF, H200).other_us is None
 
 
@@ -154,13 +160,13 @@ ILLEGAL = [
     ("another launch", HALF, FP32 | {"epilogue": "relu", "k": 511}),
     ("another launch", HALF, FP32 | {"epilogue": "relu", "m": 1}),
     ("another dtype", HALF, {"out_dtype": "float32"}),
-    ("products alone", PermuteProblem.of((64, 64), (1, 64), (64, 1), 2), {}),
+    ("products only", PermuteProblem.of((64, 64), (1, 64), (64, 1), 2), {}),
     ("multiples of 16, not 520 and 1024", FP8, {"n": 520}),
     ("multiples of 16, not 512 and 1000", BLOCKS, {"k": 1000}),
     ("multiples of 8, not 512 and 1028", INT8, {"k": 1028}),
-    ("that are contiguous", FP8, {"b_layout": "row"}),
+    ("contiguous rows of a", FP8, {"b_layout": "row"}),
     ("start on 16 bytes", BLOCKS, {"a_align": 8}),
-    ("matrix by matrix", FP8, {"batch": 2}),
+    ("one matrix at a time", FP8, {"batch": 2}),
     ("float8_e5m2 by float8_e5m2", FP8, {"dtype": "float8_e5m2"}),
     ("for each row and column", FP8, {"epilogue": "scale_a=column scale_b=one"}),
     ("another launch for the epilogue", FP8, {"epilogue": f"{ONE} relu"}),
@@ -168,11 +174,11 @@ ILLEGAL = [
     ("copy the result", FP8, {"out_layout": "column"}),
     ("another launch for scales", INT8, {"epilogue": ONE, "out_dtype": "bfloat16"}),
     ("of 17 rows or more", INT8, {"m": 16}),
-    ("depend on how many rows", BLOCKS, {"invariant": True}),
+    ("depend on the number of rows", BLOCKS, {"invariant": True}),
     ("at most 1023 groups", GROUPS, {"groups": 1024}),
     ("on the host", GROUPS, {"dtype": "float16", "out_dtype": "float16"}),
-    ("and gives bfloat16", FP8_GROUPS, {"out_dtype": "float32"}),
-    ("wants float8_e4m3fn", FP8_GROUPS, {"dtype": "float8_e5m2"}),
+    ("and a bfloat16 result", FP8_GROUPS, {"out_dtype": "float32"}),
+    ("requires float8_e4m3fn", FP8_GROUPS, {"dtype": "float8_e5m2"}),
     ("rows of the result", GROUPS, {"n": 516}),
     ("rows of a, rows or columns", GROUPS, {"a_layout": "column"}),
     ("N and K", FP8_GROUPS, {"n": 520}),
@@ -452,7 +458,7 @@ def test_a_pinned_table_leaves_torch_out(served, monkeypatch):
     monkeypatch.setattr(gpu_tables, "pinned", lambda device: pinned)
     plan = plans.plan_for(HALF, H200, None, True)
     assert (plan.config, plan.source, plan.other_us, plan.other_error) == (config, "pinned", 40.0, 0.0)
-    assert plan.other == "measured for this GPU in the table that is pinned"
+    assert plan.other == "measured on this GPU, in the pinned table"
     assert plan.why.endswith("; torch's kernel is faster, but a pinned table keeps it out")
     other = replace(HALF, m=999)
     assert (family(other), plans.plan_for(other, H200, "tune", True)) == ("tile", None)

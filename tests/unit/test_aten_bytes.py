@@ -301,12 +301,12 @@ def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
     scales = blocks_of(64, 128, 512, (1, 128))
     for x, y, why in (
         (a[:, :500], b[:500], "multiples of 16, not 128 and 500"),
-        (a, b.contiguous(), "columns of b, that are contiguous"),
-        (a, b.to(E5M2), "wants float8_e4m3fn for a and b"),
+        (a, b.contiguous(), "contiguous rows of a and columns of b"),
+        (a, b.to(E5M2), "requires float8_e4m3fn for a and b"),
     ):
         with pytest.raises(UnsupportedError, match=why):
             tritile.scaled_matmul(x, y, *scales)
-    with tritile.batch_invariant(), pytest.raises(UnsupportedError, match="depend on how many rows"):
+    with tritile.batch_invariant(), pytest.raises(UnsupportedError, match="depend on the number of rows"):
         tritile.scaled_matmul(a, b, *scales)
     assert not torch_is.calls
 
@@ -314,7 +314,7 @@ def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
         raise ValueError("scaling is only supported on SM90")
 
     monkeypatch.setattr(torch_kernels, "_SCALED_MM", refused)
-    with pytest.raises(UnsupportedError, match=r"torch refuses it: .*scaling is only"):
+    with pytest.raises(UnsupportedError, match=r"only torch computes this, and it fails: .*scaling is only"):
         tritile.scaled_matmul(a, b, *scales)
 
 
@@ -379,14 +379,14 @@ def test_groups_of_fp8_are_refused_in_words(torch_is):
     a, b = operands("rows", 4, SIZES["rows"], E4M3)
     lain = placed(b, "column")
     for call, why in (
-        (lambda: tritile.grouped_matmul(a, b, offs), "columns of b, that are contiguous"),
-        (lambda: tritile.grouped_matmul(a.t(), a, offs), "groups of fp8 share K: wanted bfloat16"),
+        (lambda: tritile.grouped_matmul(a, b, offs), "contiguous rows of a and columns of b"),
+        (lambda: tritile.grouped_matmul(a.t(), a, offs), "groups share K: expected bfloat16"),
     ):
         with pytest.raises(UnsupportedError, match=why):
             call()
     with tritile.mode(backends="triton"), pytest.raises(UnsupportedError, match="only torch computes"):
         tritile.grouped_matmul(a, lain, offs)
-    with tritile.batch_invariant(), pytest.raises(UnsupportedError, match="depend on how many rows"):
+    with tritile.batch_invariant(), pytest.raises(UnsupportedError, match="depend on the number of rows"):
         tritile.grouped_matmul(a, lain, offs)
     with pytest.raises(GradientError):
         tritile.grouped_matmul(a.requires_grad_(), lain, offs)
@@ -416,7 +416,7 @@ def test_offsets_that_the_host_reads_are_not_captured(torch_is, monkeypatch):
     monkeypatch.setattr(grouped, "capturing", lambda: True)
     assert_groups(tritile.grouped_matmul(*(pair := posed("k", offs, BF16)), offs), *pair, offs)
     a, b = posed("k", offs, FP32)
-    with pytest.raises(UnsupportedError, match="while a CUDA graph is captured: wanted bfloat16"):
+    with pytest.raises(UnsupportedError, match="while a CUDA graph is captured: expected bfloat16"):
         tritile.grouped_matmul(a, b, offs)
     monkeypatch.setattr(ops_aten, "capability", lambda device: (10, 0))  # its empty groups are not zero
     with pytest.raises(UnsupportedError, match="on Hopper"):

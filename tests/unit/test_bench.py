@@ -333,7 +333,7 @@ def test_a_decorated_kernel_is_timed_in_a_process_of_its_own(monkeypatch):
     found = tritile.bench(kernel, meta(40), meta(40), 40, grid=(3,))
     assert (found.tritile_us, found.torch_us, found.ratio, found.config) == (6.0, None, None, BLOCKS[0])
     assert asked == ["_double n=40", "end"]
-    assert "not timed: the kernel has no reference=" in repr(found)
+    assert "not timed, because the kernel has no reference=" in repr(found)
     referred = tritile.autotune(BLOCKS, ["n"], reference=lambda x: {"out": 2 * x})(_double)
     found = tritile.bench(referred, meta(40), meta(40), 40, grid=(3,))
     assert (found.tritile_us, found.torch_us, found.ratio) == (6.0, 9.0, 1.5)

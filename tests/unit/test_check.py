@@ -124,7 +124,7 @@ def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
-        (None, "returned no tensors: wanted right tensors by name"),
+        (None, "returned no tensors: expected right tensors by name"),
         ({}, "returned no tensors"),
         ({"out": 1.0}, "returned dict"),
         (torch.zeros(40), "returned no tensors"),
@@ -161,7 +161,7 @@ def test_a_config_that_does_not_run_fails_and_says_why():
         ({"grid": 3}, "grid is 3"),
         ({"grid": (1, 1, 1, 1)}, "one to three sizes"),
         ({"grid": (1.5,)}, "grid is"),
-        ({"step": 2}, "summed: .*unexpected keyword argument 'step': wanted x, out, n$"),
+        ({"step": 2}, "summed: .*unexpected keyword argument 'step': expected x, out, n$"),
         ({"n": 8}, "summed: multiple values for argument 'n'"),
         ({"BLOCK": 16}, "summed: BLOCK given, but configs set it"),
         ({"num_warps": 8}, "summed: num_warps given, but configs set it"),
@@ -179,7 +179,7 @@ def test_what_cannot_be_checked_is_refused():
     for kernel, wanted in ((summed, "tritile.autotune decorates"), (decorated(reference=None), "reference=")):
         with pytest.raises(InvalidValueError, match=wanted):
             tritile.check(kernel, *arguments(8), grid=(1,))
-    wanted = "summed: missing a required argument: 'out': wanted x, out, n"
+    wanted = "summed: missing a required argument: 'out': expected x, out, n"
     with pytest.raises(InvalidValueError, match=wanted):
         tritile.check(decorated(), 8, make=lambda n: {"x": torch.zeros(n)}, grid=(1,))
 

@@ -145,13 +145,13 @@ USAGE = {
     "tune --calibrate nothing": "--calibrate 'nothing': expected one of all, halves-nn",
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
-    "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M = 5",
+    "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M=5 together with tile",
     "picture 300x200x150 --op conv": "--op 'conv': expected one of matmul, grouped",
     "picture 4x30x20x15 --op grouped": "expected one of matmul, transpose",
     "picture 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
     "picture 300x200x150 --output tiling.pdf": "expected a name that ends in .svg",
-    "picture 300x200x150 --tile 100000": "tile 100000",
-    "picture 300x200x150 --step 0": "step 0",
+    "picture 300x200x150 --tile 100000": "tile is 100000",
+    "picture 300x200x150 --step 0": "step is 0",
     "ladder 0": "n = 0: expected 1 to 16,384",
     "ladder 16385": "n = 16385: expected 1 to 16,384",
     "ladder 8 --op conv": "--op 'conv': expected one of matmul, transpose",
@@ -179,8 +179,8 @@ FAILURES = {
     "report missing.jsonl": "no such file",
     "report notes.txt": "there are no results",
     "report none": "no .jsonl file",
-    "merge missing.sqlite3": "missing.sqlite3 is not there",
-    "merge none": "none is not there, or no regular file",
+    "merge missing.sqlite3": "missing.sqlite3 does not exist",
+    "merge none": "none does not exist, or is not a regular file",
     "merge empty": "empty is not a store",
     "merge other.sqlite3 cut.sqlite3.gz --target h200": "cut.sqlite3.gz is not a store",
     "merge other.sqlite3 --target a100": "trials of NVIDIA H200, not of NVIDIA A100",
@@ -572,11 +572,11 @@ def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path,
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("TRITILE_MODE", "fsat", "wanted one of cached, tune, strict, off"),
+        ("TRITILE_MODE", "fsat", "expected one of cached, tune, strict, off"),
         ("TRITILE_BACKENDS", "tritn", "TRITILE_BACKENDS is 'tritn'"),
         ("TRITILE_BATCH_INVARIANT", "yes", "TRITILE_BATCH_INVARIANT is 'yes'"),
-        ("TRITILE_TUNE_BUDGET", "long", "wanted seconds, above 0"),
-        ("TRITILE_TABLE", "no/such/table.json", "TRITILE_TABLE: no/such/table.json is not there"),
+        ("TRITILE_TUNE_BUDGET", "long", "expected a number of seconds above 0"),
+        ("TRITILE_TABLE", "no/such/table.json", "TRITILE_TABLE: no/such/table.json does not exist"),
     ],
 )
 def test_doctor_names_a_setting_that_is_wrong_and_no_compiler(variable, value, told):
@@ -737,7 +737,7 @@ def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(wo
     monkeypatch.setattr("tritile.lab.bench.Run", lambda *_, **__: pytest.fail("measures"))
     environ = {"TRITILE_TABLE": "no/such.json"}
     assert refused(*words.split(), status=1, env=environ).startswith(
-        "TRITILE_TABLE: no/such.json is not there"
+        "TRITILE_TABLE: no/such.json does not exist"
     )
 
 

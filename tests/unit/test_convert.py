@@ -36,7 +36,7 @@ CONVERT = importlib.import_module("tritile.nn.convert")  # the package has the f
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 H200, HERE = "nvidia-h200", target_device("nvidia-h200")
 WINS = Comparison(1.5, True, "predicted", 6000.0)
-LOSES = Comparison(0.9, False, "predicted", 6000.0, "torch is as fast, or faster")
+LOSES = Comparison(0.9, False, "predicted", 6000.0, "torch is as fast or faster")
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_a_layer_is_exchanged_if_some_of_its_rows_win_and_the_table_says_which()
     assert rows == [(1, "torch", True), (8000, "tritile", True)]
     (row,) = convert(large(768, 50257), rows=8000, device="sm_80").rows
     assert (row.by, row.ratio, row.source) == ("torch", None, "")
-    assert "torch's time at such sizes is not known on NVIDIA A100" in row.why
+    assert "torch's time at this size is not known on NVIDIA A100" in row.why
 
 
 def test_the_table_groups_layers_that_are_alike_and_prints():
@@ -348,7 +348,7 @@ def test_a_recorded_forward_decides(net, monkeypatch):
     assert [call[0] for call in asked if call[1] is frozen.weight] == of_frozen
     assert asked[0][1:] == (net.up.weight, net.up.bias, HERE, None)
     rows = [(row.layers, row.rows, row.dtype, row.training, row.by, row.why) for row in found.rows]
-    autocast = "under autocast torch keeps the weights that it casts"
+    autocast = "under autocast torch caches the weights that it casts"
     assert ("net.up", 6, "float64", True, "tritile", "") in rows
     assert ("frozen", 5, "", False, "torch", autocast) in rows
     assert ("idle", None, "", False, "torch", "forward did not call it") in rows
@@ -499,7 +499,7 @@ def test_the_products_of_a_call_and_of_its_gradients(monkeypatch):
     assert found[0].epilogue
 
 
-NEAR, SLOWER = "not by enough to be sure", "torch is as fast, or faster"
+NEAR, SLOWER = "tritile is ahead, but not by enough to be sure", "torch is as fast or faster"
 ATEN = {"config": aten.CONFIG, "us": 50.0, "other_us": 100.0}
 
 
@@ -524,7 +524,7 @@ def plan(source, torch_us, error=0.0):
         (CALL, ATEN, 0.5, "predicted", SLOWER),
         (CALL, ATEN | {"source": "exact"}, 0.5, "measured", SLOWER),
         (CALL, {"config": aten.CONFIG, "why": "by a rule", "source": "table"}, None, "", "by a rule"),
-        (CALL, {"us": 100.0}, None, "", "torch's time at such sizes is not known on NVIDIA H200"),
+        (CALL, {"us": 100.0}, None, "", "torch's time at this size is not known on NVIDIA H200"),
         # fp16 parts are the default where they are faster, by this rule or as measured.
         (FP32_CALL, plan("model", None), exchanged.PARTS_AHEAD, "predicted", ""),
         (FP32_CALL, plan("exact", 300.0), 3.0, "measured", ""),
@@ -586,7 +586,7 @@ def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monk
     with tritile.mode("tune"):
         assert judged().source == "predicted"  # a GPU that is not here
         assert judged(index=0).source == "measured"
-        assert "float64 ieee, by the table" in judged(LayerCall(8000, FP64), 0).why
+        assert "products of float64 ieee" in judged(LayerCall(8000, FP64), 0).why
     assert done == [("bfloat16", 0, True)]
 
 
@@ -636,7 +636,7 @@ def test_what_cannot_be_quantized_is_left_with_a_reason():
     found = {row.layers: row.why for row in convert(odd, "int4").rows}
     assert [type(module) for module in odd.modules()] == types
     for name, part in {
-        "wide": "its weight is float32: wanted bfloat16, float16",
+        "wide": "its weight is float32, not one of bfloat16, float16",
         "inf": "weight[2, 3] is inf",
         "fused": "its activation 'relu' is not fused",
         "encoder.linear1": "torch.nn.TransformerEncoderLayer reads its weight",
@@ -659,20 +659,20 @@ def test_quantizing_a_root_is_not_restored():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"model": "net"}, "model is a str: wanted a torch.nn.Module"),
-        ({"kind": "fp8"}, "kind is 'fp8': wanted one of linear, int8, int4"),
-        ({}, "wanted one of rows=, "),
-        ({"rows": 8, "always": True}, "wanted one of rows=, "),
-        ({"rows": 8, "forward": lambda: None}, "wanted one of rows=, "),
-        ({"rows": 0}, "rows is 0: wanted a whole number above 0"),
+        ({"model": "net"}, "model is a str: expected a torch.nn.Module"),
+        ({"kind": "fp8"}, "kind is 'fp8': expected one of linear, int8, int4"),
+        ({}, "expected exactly one of rows=, "),
+        ({"rows": 8, "always": True}, "expected exactly one of rows=, "),
+        ({"rows": 8, "forward": lambda: None}, "expected exactly one of rows=, "),
+        ({"rows": 0}, "rows is 0: expected one or more whole numbers above 0"),
         ({"rows": True}, "rows is True"),
         ({"rows": (8, 2.5)}, "rows is "),
         ({"rows": ()}, "rows is "),
         ({"rows": 2.5}, "rows is 2.5"),
-        ({"forward": 8}, "forward is a int: wanted a function"),
-        ({"rows": 8}, "there is no GPU here: name one with device="),
+        ({"forward": 8}, "forward is a int: expected a function"),
+        ({"rows": 8}, "there is no GPU here: pass device="),
         ({"rows": 8, "device": "tpu"}, "device is 'tpu'"),
-        ({"kind": "int8", "rows": 8}, "rows, forward and always are for kind 'linear', not 'int8'"),
+        ({"kind": "int8", "rows": 8}, "kind is 'int8': rows, forward and always are for 'linear' only"),
         ({"kind": "int4", "group_size": 16}, "group_size is 16"),
     ],
 )

@@ -294,13 +294,13 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"key": "N"}, r"key is 'N': wanted a list of names.*scale"),
+        ({"key": "N"}, r"key is 'N': expected a list of names.*scale"),
         ({"restore_value": ["y"]}, r"restore_value names 'y'.*scale"),
         ({"restore_value": ["BLOCK"]}, r"restore_value names 'BLOCK'.*scale"),
         ({"reset_to_zero": ["x", "z"]}, r"reset_to_zero names 'z'.*scale"),
         ({"configs": tritile.Space({"BLOC": (16, 32)})}, r"Space names 'BLOC'.*scale"),
-        ({"configs": 3}, r"configs is 3: wanted a list of triton.Config, or a tritile.Space"),
-        ({"configs": [{"BLOCK": 16}]}, r"configs is \[\{'BLOCK': 16\}\]: wanted a list of triton.Config"),
+        ({"configs": 3}, r"configs is 3: expected a list of triton.Config, or a tritile.Space"),
+        ({"configs": [{"BLOCK": 16}]}, r"configs is \[\{'BLOCK': 16\}\]: expected a list of triton.Config"),
         ({"tolerance": -1.0, "reference": right}, r"tolerance is -1.0"),
         ({"tolerance": math.nan, "reference": right}, r"tolerance is nan"),
         ({"tolerance": True, "reference": right}, r"tolerance is True"),

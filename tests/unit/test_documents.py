@@ -171,8 +171,8 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
         r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
     ):
         shown |= dict.fromkeys(re.findall(r"`([a-z0-9-]+)`", names), cells)
-    told = {"measured": "measured for this GPU"}
-    told["the H200's"] = "measured for NVIDIA H200, which is like it"
+    told = {"measured": "measured on this GPU"}
+    told["the H200's"] = "measured on a similar GPU, NVIDIA H200"
     for name in MEASURED:
         for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
             found = gpu_tables.portfolio(name, tritile.target_device(target))
@@ -317,7 +317,7 @@ def test_the_page_on_kernels_runs_and_all_that_asks_the_registry_knows_the_kerne
     done = subprocess.run(command, capture_output=True, text=True, cwd=stranger, env=env)
     assert done.returncode == 0, done.stderr
     assert "naive BLOCK_K=32 BLOCK_M=32" in done.stdout
-    assert " a thread" in done.stdout  # its registers: it compiled
+    assert " per thread" in done.stdout  # its registers: it compiled
 
 
 # Each script of examples/ at its small size, in this process.

@@ -67,10 +67,10 @@ def test_bytes_roofline_and_waves_by_hand(square):
     assert (more.waves, more.idle) == (3, pytest.approx(131 / 132))
     took = replace(square, predicted_us=8.0, measured_us=None)
     assert took.verdict == (
-        "64 programs on 132 SMs: 52% of them idle; 8.0 us predicted, where multiplying alone takes 2.0"
+        "64 programs on 132 SMs: 52% of the SMs idle; 8.0 us predicted; multiplying alone needs 2.0 us"
     )
     told = replace(more, measured_us=7.54).verdict
-    assert told.startswith("265 programs in 3 waves of 132: 99% of the last one idles; 7.5 us measured")
+    assert told.startswith("265 programs in 3 waves of 132: 99% of the last wave idle; 7.5 us measured")
     assert f"in short                {took.verdict}\n" in repr(took)
     ragged = traffic.tiling(MatmulProblem(2, 129, 100, 65, "bfloat16", "bfloat16"), TILE, H200)
     assert (ragged.tiles, ragged.filled) == (4, pytest.approx(129 / 256 * 100 / 128 * 65 / 128))
@@ -149,7 +149,7 @@ def test_alternatives_have_figures_of_their_own(square, uncompiled):
 
 def test_what_tuning_measured_is_shown_and_comes_first(square, uncompiled, monkeypatch):
     assert square.measured_us is None
-    assert "see `tritile tune`" in repr(square)
+    assert "run `tritile tune`" in repr(square)
     trials = [Trial(SQUARE, TILE, 7.5), Trial(SQUARE, SLOW, 9.0)]
     monkeypatch.setattr(explaining, "trials", lambda problem, device: trials)
     tuned = tritile.explain(SQUARE, device=H200, config=TILE)
@@ -223,7 +223,7 @@ def test_tensors_are_explained_for_the_gpu_that_is_named():
     assert found.problem == tritile.plan(tritile.matmul, a, b, device=H200).problem
     assert tritile.explain(tritile.permute, a, (1, 0), device=H200).problem.op == "permute"
     if not torch.cuda.is_available():
-        with pytest.raises(InvalidValueError, match="name one"):
+        with pytest.raises(InvalidValueError, match="pass device="):
             tritile.explain("matmul", a, b)
 
 
@@ -242,10 +242,13 @@ def test_json_and_notebooks_hold_an_explanation(square):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("tile BLOCK_M=7", r"none has BLOCK_M = 7; there are 16, 32, 64"),
-        ("nonsense", "there are descriptor, tile, warpgroups"),
-        ("WIDTH=3", "no WIDTH; there are .*families are tile, descriptor, warpgroups"),
-        ("tile SPLIT_K=2", "no SPLIT_K; there are BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M, family"),
+        ("tile BLOCK_M=7", r"has BLOCK_M=7 together with tile: expected one of 16, 32, 64"),
+        ("nonsense", "has family=nonsense: expected one of descriptor, tile, warpgroups"),
+        ("WIDTH=3", "no config has WIDTH: expected one of BLOCK_K, .*families tile, descriptor, warpgroups"),
+        (
+            "tile SPLIT_K=2",
+            "no config has SPLIT_K together with tile: expected one of BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M",
+        ),
         ("BLOCK_M=64 BLOCK_M=32", "each name once"),
         ("BLOCK_M=", "NAME=VALUE"),
     ],
@@ -275,7 +278,7 @@ def test_what_cannot_be_explained_is_refused():
     for what, words, fault in (
         ((tritile.transpose, x), {"out": x}, "in place"),
         ((tritile.transpose,), {"input": x, "out": x[:]}, "in place"),
-        (("matmul", x, x), {"config": 7}, "config=7"),
+        (("matmul", x, x), {"config": 7}, "config is 7"),
         ((SQUARE,), {"device": A100, "config": config}, "A100"),
     ):
         with pytest.raises(InvalidValueError, match=fault):
@@ -307,4 +310,4 @@ def test_what_was_measured_on_another_gpu_is_no_time_of_this_one(uncompiled):
     there, here = (tritile.explain(problem, device=gpu) for gpu in ("h200", "h100"))
     assert (there.source, here.source, there.config) == ("table", "table", here.config)
     assert (there.measured_us is None, here.measured_us) == (False, None)
-    assert (" us measured, " in there.verdict, " us predicted, " in here.verdict) == (True, True)
+    assert (" us measured; " in there.verdict, " us predicted; " in here.verdict) == (True, True)

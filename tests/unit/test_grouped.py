@@ -50,7 +50,7 @@ def test_figures_and_what_is_not_explained():
     assert illegal(model.pick(ROWS, H200), ROWS, H200) is None
     fp8 = replace(ROWS, dtype="float8_e4m3fn", scaled=True)
     assert "only torch" in illegal(model.pick(ROWS, H200), fp8, H200)
-    with pytest.raises(UnsupportedError, match="`even`"):
+    with pytest.raises(UnsupportedError, match=r"`problem\.even`"):
         tritile.explain(ROWS, device=H200)
 
 

@@ -71,8 +71,30 @@ def test_what_a_call_takes_is_what_its_type_says():
         (PRECISIONS_OF["float32"], lambda: tritile.matmul(x, x, precision="exact")),
         (get_args(WeightKind), lambda: tritile.nn.convert(torch.nn.Linear(2, 2), "int2")),
     ):
-        with pytest.raises(tritile.errors.InvalidValueError, match=f"wanted one of {', '.join(wanted)}"):
+        with pytest.raises(tritile.errors.InvalidValueError, match=f"expected one of {', '.join(wanted)}"):
             call()
+
+
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant():
+    x, layer = torch.zeros(2, 2), torch.nn.Linear(2, 2)
+    product = tritile.core.problem.MatmulProblem(1, 64, 64, 64, "bfloat16", "bfloat16")
+    for meant, call in (
+        ("gelu_tanh", lambda: tritile.linear(x, x, activation="gelu-tanh")),
+        ("tune", lambda: tritile.mode("tuen")),
+        ("triton,aten", lambda: tritile.mode(backends="triton+aten")),
+        ("fp16x3", lambda: tritile.matmul(x, x, precision="fp16")),
+        ("int8", lambda: tritile.nn.convert(layer, "in8")),
+        ("h200", lambda: tritile.plan("matmul", x, x, device="h20")),
+        ("linear", lambda: tritile.plan("liner", x, x)),
+        ("BLOCK_M", lambda: tritile.explain(product, device="h200", config="tile BLOK_M=64")),
+        ("tile", lambda: tritile.explain(product, device="h200", config="tyle")),
+    ):
+        with pytest.raises(
+            tritile.errors.InvalidValueError, match=rf"\(did you mean '{meant}'\?\): expected"
+        ):
+            call()
+    for other in ("sine", 7, None):
+        assert tritile.errors.did_you_mean(other, ACTIVATIONS) == ""
 
 
 def test_operators_of_torch_take_plain_strings():

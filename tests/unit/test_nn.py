@@ -161,7 +161,7 @@ def test_layers_on_meta_are_filled_by_a_state_dict(kind):
     [
         (lambda: QuantizedLinear(40, 7, bits=3), InvalidValueError, "bits is 3"),
         (lambda: QuantizedLinear(40, 7, dtype=FP32), DtypeError, "float32"),
-        (lambda: QuantizedLinear(0, 7), ShapeError, "wanted 1 or more"),
+        (lambda: QuantizedLinear(0, 7), ShapeError, "expected both 1 or more"),
         (lambda: tritile.nn.Linear(9, 5, activation="tanh"), InvalidValueError, "tanh"),
     ],
     ids=["bits", "dtype", "no columns", "activation"],

@@ -70,9 +70,9 @@ BOX = PermuteProblem.of((12, 30, 50), (50, 600, 1), (1500, 50, 1), 2)
     ("problem", "config", "words", "told"),
     [
         (product("256x256x256"), mover(), {}, "GROUP_M"),
-        (product("256x256x256"), tile(), {"step": 9}, "step 9: wanted one of 1 to 8"),
-        (product("256x256x256"), tile(), {"tile": -1}, "tile -1: wanted one of 0 to 31"),
-        (product("256x256x256"), tile(), {"tile": 32}, "tile 32: wanted one of 0 to 31"),
+        (product("256x256x256"), tile(), {"step": 9}, "step is 9: expected 1 to 8"),
+        (product("256x256x256"), tile(), {"tile": -1}, "tile is -1: expected 0 to 31"),
+        (product("256x256x256"), tile(), {"tile": 32}, "tile is 32: expected 0 to 31"),
         (BOX, mover(), {}, "copies rows"),
         (product("1x256x256"), FEW, {}, "skinny_k"),
     ],
@@ -106,7 +106,7 @@ def test_blocks_lie_where_they_are_in_their_matrices():
         assert width == pytest.approx(max(3, block.columns * across), abs=0.1)
         assert height == pytest.approx(max(3, block.rows * down), abs=0.1)
     assert len(shapes(text, "masked")) == 6
-    assert "past the edge, zero-filled" in text
+    assert "past the edge, so zero-filled" in text
     assert "Step 5 of 5" in text
 
 

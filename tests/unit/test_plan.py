@@ -90,9 +90,11 @@ def test_a_precision_that_nobody_names_is_that_of_the_gpu_in_question(m, n, k, d
 
 def test_a_name_that_is_nearly_an_operations_gets_a_hint():
     for name, meant in (("matmull", "matmul"), ("transposed", "transpose")):
-        with pytest.raises(InvalidValueError, match=rf"what is '{name}' \(did you mean {meant}\?\): wanted"):
+        with pytest.raises(
+            InvalidValueError, match=rf"what is '{name}' \(did you mean '{meant}'\?\): expected"
+        ):
             tritile.plan(name, A, B, device=H200)
-    with pytest.raises(InvalidValueError, match="what is 'conv2d': wanted"):
+    with pytest.raises(InvalidValueError, match="what is 'conv2d': expected"):
         tritile.plan("conv2d", A, B, device=H200)
 
 
@@ -180,7 +182,7 @@ def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
 
 def test_missing_arguments_of_a_kernel_are_named(kernel):
     with pytest.raises(
-        InvalidValueError, match=r"^_double: missing a required argument: 'out': wanted x, out, n$"
+        InvalidValueError, match=r"^_double: missing a required argument: 'out': expected x, out, n$"
     ):
         tritile.plan(kernel, meta(8))
     with pytest.raises(InvalidValueError, match="_double: BLOCK given, but configs set it"):
@@ -190,5 +192,5 @@ def test_missing_arguments_of_a_kernel_are_named(kernel):
 
 
 def test_a_decorated_kernel_is_not_explained(kernel):
-    with pytest.raises(UnsupportedError, match="wanted a product or permutation"):
+    with pytest.raises(UnsupportedError, match="expected a product or permutation"):
         tritile.explain(kernel, meta(8), meta(8), 8, device=H200)

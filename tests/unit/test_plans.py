@@ -279,7 +279,7 @@ def test_plan_raises_what_the_call_would(args, error):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_plan_without_a_gpu():
-    with pytest.raises(InvalidValueError, match="target_device"):
+    with pytest.raises(InvalidValueError, match="pass device="):
         tritile.plan(PRODUCT)
 
 

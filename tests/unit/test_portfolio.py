@@ -271,7 +271,7 @@ def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     portfolio, *_ = gpu_tables.portfolio("halves-nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
-    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "halves-nt", "measured for this GPU"
+    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "halves-nt", "measured on this GPU"
     assert all(text in plan.why for text in told)
     assert plans.plan_for(plan.problem, H200, "off").source == "model"
 
@@ -280,7 +280,7 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
     alike = replace(H200, name="NVIDIA H200 of a name of its own", memory_gbps=4400)
     plan = plans.plan_for(PRODUCT, alike, "cached")
     assert plan.source == "predicted"
-    assert "measured for NVIDIA H200, which is like it" in plan.why
+    assert "measured on a similar GPU, NVIDIA H200" in plan.why
     assert gpu_tables.shipped(alike)[0] is gpu_tables.shipped(H200)[0]
     for other in (
         replace(A100, name="A100 of another name"), replace(alike, processors=114),
@@ -312,7 +312,7 @@ def of_first(device):
 def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     plan = plans.plan_for(PRODUCT, A100, "cached")
     assert (plan.source, plan.config) == ("model", pick(PRODUCT, A100))
-    with pytest.raises(NotTunedError, match="no portfolio of measurements"):
+    with pytest.raises(NotTunedError, match="no measurement covers"):
         plans.plan_for(PRODUCT, A100, "strict")
     assert plans.plan_for(PRODUCT, A100, "tune") is None  # it is to be measured
     assert plans.likely(PRODUCT, A100, RACED) == []
@@ -324,7 +324,7 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
     found = findings._portfolios(A100)
-    assert "measured for this GPU: halves-nt" in found.found
+    assert "measured on this GPU: halves-nt" in found.found
     assert not found.advice
 
 

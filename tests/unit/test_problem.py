@@ -226,7 +226,7 @@ def test_problems_that_cannot_be(problem, changes):
 )
 def test_permutations_that_cannot_be(values):
     for make in (PermuteProblem, PermuteProblem.of):
-        with pytest.raises(InvalidValueError, match="wanted"):
+        with pytest.raises(InvalidValueError, match="expected"):
             make(*values)
 
 
@@ -292,7 +292,7 @@ def test_shapes_that_people_write(text, op, words, wanted):
     ],
 )
 def test_shapes_that_nobody_means(text, op, words):
-    with pytest.raises(InvalidValueError, match=r"wanted|takes bfloat16, float16"):
+    with pytest.raises(InvalidValueError, match=r"expected|takes bfloat16, float16"):
         parse_shape(text, op, **words)
 
 

@@ -140,30 +140,35 @@ def test_moved():
 def test_what_is_not_finite_is_named(value):
     original = torch.ones(20, 40)
     original[17, 3] = value
-    with pytest.raises(InvalidValueError, match=rf"weight\[17, 3\] is {value}: wanted finite numbers"):
+    with pytest.raises(InvalidValueError, match=rf"weight\[17, 3\] is {value}: expected finite numbers"):
         tritile.quantize(original, bits=8)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "error", "match"),
     [
-        ("packed", torch.Tensor.long, DtypeError, "packed is torch.int64: wanted a tensor of int32"),
-        ("scales", torch.Tensor.float, DtypeError, "scales is torch.float32: wanted .* bfloat16 or float16"),
+        ("packed", torch.Tensor.long, DtypeError, "packed is torch.int64: expected a tensor of int32"),
+        (
+            "scales",
+            torch.Tensor.float,
+            DtypeError,
+            "scales is torch.float32: expected .* bfloat16 or float16",
+        ),
         ("zeros", list, DtypeError, "zeros is list"),
         ("shape", lambda _: (20, 300), ShapeError, r"packed has shape \(4, 128\)"),
-        ("shape", lambda _: (20, 0), ShapeError, "shape .* wanted two sizes"),
-        ("scales", lambda t: t.t().contiguous().t(), ShapeError, "wanted .*, contiguous"),
+        ("shape", lambda _: (20, 0), ShapeError, "shape .* expected two sizes"),
+        ("scales", lambda t: t.t().contiguous().t(), ShapeError, "expected .*, contiguous"),
         ("bits", lambda _: 5, InvalidValueError, "bits 5"),
-        ("scales", lambda t: t.to("meta"), DeviceError, "scales is on meta: wanted cpu"),
+        ("scales", lambda t: t.to("meta"), DeviceError, "scales is on meta: expected cpu"),
     ],
 )
 def test_parts_that_do_not_fit(name, change, error, match):
     good = tritile.quantize(values((20, 100), torch.bfloat16), bits=4, group_size=32, zero_points=True)
     with pytest.raises(error, match=match):
         replace(good, **{name: change(getattr(good, name))})
-    with pytest.raises(InvalidValueError, match="wanted bits, group_size"):
+    with pytest.raises(InvalidValueError, match="expected bits, group_size"):
         good.__setstate__({"packed": good.packed})
-    with pytest.raises(DtypeError, match="wanted a floating dtype"):
+    with pytest.raises(DtypeError, match="expected a floating dtype"):
         good.dequantize(torch.int8)
 
 
@@ -208,5 +213,5 @@ def test_a_result_names_its_case(tmp_path):
 
 
 def test_a_product_with_one_is_not_explained():
-    with pytest.raises(UnsupportedError, match="wanted a product or permutation of plain operands"):
+    with pytest.raises(UnsupportedError, match="expected a product or permutation of plain tensors"):
         tritile.explain(PROBLEM, device=H200)

@@ -252,7 +252,7 @@ def test_a_plan_says_that_torch_computes():
     found = tritile.plan(tritile.matmul, torch.ones(5, 7), torch.ones(7, 3), precision="tf32")
     assert (found.source, found.device, found.config) == ("host", HOST, aten.CONFIG)
     assert found.workspace == 0
-    assert "torch computes them" in str(found)
+    assert "where torch computes" in str(found)
     assert "means" not in str(found)
     assert tritile.plan("transpose", torch.ones(5, 5)).source == "host"
 

@@ -257,5 +257,5 @@ def test_words_from_files_are_escaped():
 def test_without_results_nothing_is_drawn():
     with pytest.raises(FileError, match="no results"):
         report.speedups([])
-    with pytest.raises(FileError, match="no results of this GPU"):
+    with pytest.raises(FileError, match="no results for this GPU"):
         report.page([], "NVIDIA H200", "")

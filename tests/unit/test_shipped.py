@@ -272,5 +272,5 @@ def test_a_file_that_took_anothers_place_is_read(tmp_path):
         assert call(kernel, bench) == size
     path.unlink()
     kernel, bench = decorated(mode="strict", table=path)
-    with pytest.warns(StoreWarning, match="is not there"), pytest.raises(NotTunedError):
+    with pytest.warns(StoreWarning, match="does not exist"), pytest.raises(NotTunedError):
         call(kernel, bench)

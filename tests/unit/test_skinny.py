@@ -112,7 +112,7 @@ def test_an_odd_weight_runs_by_it_and_says_why(name):
     plan = plans.plan_for(problem, H200, "cached")
     assert plan.config.family == name
     assert f"by the formula of {name}" in plan.why
-    assert "the portfolio's pick is predicted to take" in plan.why
+    assert "the portfolio's best config is predicted to take" in plan.why
     strict = plans.plan_for(problem, H200, "strict")
     assert (strict.config, strict.source) == (plans.by_portfolio(problem, H200).config, "predicted")
     assert strict.config.family != name

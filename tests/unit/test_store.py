@@ -500,7 +500,7 @@ def of_a_newer_version(path):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [(damage, "not a store") for damage in (*DAMAGE, lambda path: path.touch())]
-    + [(lambda path: None, "is not there"), (of_another_gpu, "H100"), (of_a_newer_version, "newer")],
+    + [(lambda path: None, "does not exist"), (of_another_gpu, "H100"), (of_a_newer_version, "newer")],
 )
 def test_merge_refuses_what_is_no_store_of_this_gpu(tmp_path, damage, text):
     (tmp_path / "b").mkdir()

@@ -150,7 +150,7 @@ def test_files_that_are_too_large_no_text_or_no_files(tmp_path):
         read(path)
     os.mkfifo(pipe)
     for other in (pipe, tmp_path, tmp_path / "missing.json"):
-        with pytest.raises(InvalidValueError, match="is not there, or no regular file"):
+        with pytest.raises(InvalidValueError, match="does not exist, or is not a regular file"):
             read(other)
 
 

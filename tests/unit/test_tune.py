@@ -110,7 +110,7 @@ def test_what_is_remembered_is_not_measured_again(asked, monkeypatch):
     monkeypatch.setattr(tuning, "is_tuned", lambda problem, device: True)
     again = tritile.tune(PROBLEM)
     assert (len(asked), again.how, again.us, again.tried) == (1, "remembered", 10.0, 0)
-    assert "nothing was left to measure" in repr(again)
+    assert "there was nothing left to measure" in repr(again)
 
 
 def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):

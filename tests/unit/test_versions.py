@@ -66,7 +66,7 @@ def test_a_newer_triton_warns_once_and_plans(monkeypatch):
 def test_a_table_of_another_triton_says_so_and_counts_in_mode_strict(shipped):
     plan = plans.plan_for(PROBLEM, H200, "strict")
     assert (plan.source, plan.config) == ("table", TILE)
-    assert plan.why.endswith("measured with triton 3.6.0, in use is 3.9.0")
+    assert plan.why.endswith("measured with Triton 3.6.0, but 3.9.0 is in use")
     found = findings._gpu(H200)[-1]
     assert "measured with triton 3.6.0" in found.found
     assert "triton 3.9.0 is in use" in found.advice

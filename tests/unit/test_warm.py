@@ -195,7 +195,7 @@ X, TURN = torch.empty(8, 8), PermuteProblem.transposed(1, 64, 64, 2)
     ("arguments", "words", "error", "wanted"),
     [
         ((tritile.matmul, X, X), {}, InvalidValueError, "tensors are in host memory"),
-        ((torch.addmm, X), {"device": H200}, InvalidValueError, "wanted tritile.matmul"),
+        ((torch.addmm, X), {"device": H200}, InvalidValueError, "expected one of tritile.matmul"),
         ((tritile.addmm, X), {"device": H200}, InvalidValueError, "missing a required argument: 'mat1'"),
         ((TURN,), {"device": "gpu"}, InvalidValueError, "device is 'gpu'"),
         ((tritile.transpose, X), {"out": X, "device": H200}, InvalidValueError, "leave out= away"),

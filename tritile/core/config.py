@@ -35,19 +35,34 @@ def _check_kwarg(name: Any, value: Any) -> None:
 
 def _check_count(name: str, value: Any, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidValueError(f"{name} = {value!r}: wanted a whole number from {low} to {high}")
+        raise InvalidValueError(f"{name} = {value!r}: expected a whole number from {low} to {high}")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Values of a kernel's tunable parameters, and how Triton is to compile it.
+    """Values for a kernel's tunable parameters, and how Triton compiles it.
 
-    `family` names the kernel among those that solve one kind of problem, as "tile"; it is "" where there is
-    only one, as for a user's own kernel. `kwargs` holds (name, value) pairs sorted by name, so that equal
-    configs compare equal.
+    Configs that launch the same kernel compare equal. Values read from a store or a table are checked here
+    like any other input.
 
-    Raises InvalidValueError for anything that could not be a config: values read from a store or a table are
-    checked here like any other input.
+    Attributes:
+        kwargs: (name, value) pairs sorted by name.
+        num_warps: warps per program, as in `triton.Config`.
+        num_stages: stages of Triton's software pipeline.
+        num_ctas: blocks per cluster.
+        maxnreg: most registers per thread; None leaves that to the compiler.
+        family: which kernel, if there are several for one kind of problem, such as "tile"; "" if there is
+            only one, as for a kernel of your own.
+
+    Raises:
+        InvalidValueError: a field is out of its range.
+
+    Examples:
+        >>> config = tritile.Config.of(BLOCK_M=64, BLOCK_N=128, num_warps=8, family="tile")
+        >>> config["BLOCK_M"]
+        64
+        >>> print(config)
+        tile BLOCK_M=64 BLOCK_N=128 num_warps=8 num_stages=3
     """
 
     kwargs: tuple[tuple[str, int | bool | float | str], ...] = field(default=())
@@ -67,13 +82,13 @@ class Config:
             raise InvalidValueError("config parameters must be sorted by name, each once")
         _check_count("num_warps", self.num_warps, 1, 64)
         if self.num_warps & (self.num_warps - 1):
-            raise InvalidValueError(f"num_warps = {self.num_warps}: wanted a power of two")
+            raise InvalidValueError(f"num_warps = {self.num_warps}: expected a power of two")
         _check_count("num_stages", self.num_stages, 0, 64)
         _check_count("num_ctas", self.num_ctas, 1, 16)
         if self.maxnreg is not None:
             _check_count("maxnreg", self.maxnreg, 8, 512)
         if not isinstance(self.family, str) or not (self.family == "" or self.family.isidentifier()):
-            raise InvalidValueError(f"family = {self.family!r}: wanted a kernel family's name")
+            raise InvalidValueError(f"family = {self.family!r}: expected a kernel family's name")
         object.__setattr__(self, "_values", dict(self.kwargs))
 
     @classmethod
@@ -87,11 +102,11 @@ class Config:
         maxnreg: int | None = None,
         **kwargs: int | bool | float | str,
     ) -> "Config":
-        """Return the config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
+        """Return a config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
         return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, num_ctas, maxnreg, family)
 
     def derived(self, kwargs: Iterable[tuple[str, Any]] | None = None, **changes: Any) -> "Config":
-        """Return this config with other kwargs, sorted by name, and other fields changed. Nothing is checked.
+        """Return this config with other kwargs, sorted by name, and other fields. Nothing is checked.
 
         It is for values that follow from those of this config, which were checked.
         """
@@ -102,7 +117,7 @@ class Config:
         return made
 
     def __eq__(self, other: object) -> bool:
-        """True for a config that launches the same: A=1, A=True and A=1.0 are three."""
+        """True for a config that launches the same kernel: A=1, A=True and A=1.0 are three configs."""
         if not isinstance(other, Config):
             return NotImplemented
         return self is other or self._launched == other._launched
@@ -113,7 +128,7 @@ class Config:
         return types, *(getattr(self, name) for name in _FIELDS)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value of one parameter. Raises KeyError where there is none of that name."""
+        """Return the value of a parameter. Raises KeyError if there is none of that name."""
         return self._values[name]
 
     def __repr__(self) -> str:
@@ -132,7 +147,7 @@ class Config:
         return " ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds and `from_dict` reads back."""
+        """Return a dictionary for JSON, which `from_dict` reads back."""
         return {name: getattr(self, name) for name in _FIELDS} | {"kwargs": dict(self.kwargs)}
 
     @classmethod
@@ -149,14 +164,14 @@ class Config:
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     def to_triton(self) -> triton.Config:
-        """Return the same as a `triton.Config`."""
+        """Return this config as a `triton.Config`."""
         return triton.Config(
             dict(self.kwargs), self.num_warps, self.num_stages, self.num_ctas, maxnreg=self.maxnreg
         )
 
     @classmethod
     def from_triton(cls, config: triton.Config) -> "Config":
-        """Return the same from a `triton.Config`. Raises InvalidValueError if a value is not plain data."""
+        """Return a `triton.Config` as a `Config`. Raises InvalidValueError if a value is not plain data."""
         kwargs = tuple(sorted(config.kwargs.items()))
         return cls(kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg)
 

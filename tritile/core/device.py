@@ -1,4 +1,4 @@
-"""Describe one GPU as a frozen value, `Device`. No other module queries the hardware."""
+"""One GPU as a frozen value, `Device`. No other module queries the hardware."""
 
 import functools
 import subprocess
@@ -14,13 +14,19 @@ from tritile.errors import DeviceError, InvalidValueError
 
 @dataclass(frozen=True)
 class Device:
-    """The facts of a GPU that planning and tuning depend on.
+    """The properties of a GPU that planning and tuning depend on.
 
-    - `arch`: the compute capability times ten, as Triton counts it (90), or AMD's name ("gfx942").
-    - `processors`: SMs, or compute units.
-    - `shared_memory`: the bytes that one block may opt in to.
-    - `clock_ghz`, `memory_gbps`: the maker's peak figures.
-    - `triton`, `compiler`: versions of Triton and its assembler, which change how fast a config is.
+    Attributes:
+        name: name of the GPU, as torch reports it.
+        backend: "cuda" or "hip".
+        arch: the compute capability times ten, as in Triton (90), or AMD's name ("gfx942").
+        processors: number of SMs, or of compute units.
+        l2_bytes: size of the L2 cache.
+        shared_memory: bytes of shared memory that one block may opt in to.
+        clock_ghz: the vendor's peak clock.
+        memory_gbps: the vendor's peak memory bandwidth, in GB/s.
+        triton: version of Triton, which changes how fast a config is.
+        compiler: version of Triton's assembler, likewise.
     """
 
     name: str
@@ -40,36 +46,36 @@ class Device:
 
     @functools.cached_property
     def slug(self) -> str:
-        """The name of this GPU in file names: nvidia-h200."""
+        """The name of this GPU in file names, such as nvidia-h200."""
         return "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-") or "gpu"
 
     @property
     def nvidia(self) -> int:
-        """The compute capability times ten; 0 on a GPU that is not NVIDIA's."""
+        """The compute capability times ten; 0 for a GPU that is not NVIDIA's."""
         return self.arch if self.backend == "cuda" and isinstance(self.arch, int) else 0
 
     @property
     def has_tma(self) -> bool:
-        """True from Hopper on where tensor cores read shared memory: not on consumers' Blackwell, 12.x."""
+        """True for Hopper and later if tensor cores read shared memory: not for consumer Blackwell, 12.x."""
         return 90 <= self.nvidia < 120
 
     @property
     def warp_size(self) -> int:
-        """The threads of a warp."""
+        """The number of threads in a warp."""
         return 64 if str(self.arch).startswith("gfx9") else 32
 
     @property
     def target(self) -> GPUTarget:
-        """The target as Triton's compiler names it."""
+        """This GPU as a target of Triton's compiler."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary that JSON holds."""
+        """Return a dictionary for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Any) -> "Device":
-        """Return the GPU whose facts `to_dict` gave on any machine, with the versions of this one.
+        """Return the GPU that `to_dict` described, on any machine, with this machine's versions.
 
         Raises InvalidValueError for anything else.
         """
@@ -77,7 +83,7 @@ class Device:
         kinds = {"name": str, "backend": str, "arch": int | str, "clock_ghz": int | float}
         kinds |= {"memory_gbps": int | float, "processors": int, "l2_bytes": int, "shared_memory": int}
         if facts.keys() != kinds.keys() or not all(isinstance(v, kinds[k]) for k, v in facts.items()):
-            raise InvalidValueError(f"{str(data)[:200]!r} is not of a GPU: wanted {', '.join(kinds)}")
+            raise InvalidValueError(f"{str(data)[:200]!r} is not of a GPU: expected {', '.join(kinds)}")
         return cls(**facts, compiler=compiler_version(facts["backend"], facts["arch"]))
 
 
@@ -127,9 +133,9 @@ def compiler_version(backend: str, arch: int | str) -> str:
 
 
 def known_target(name: str) -> str | None:
-    """Return the key of `TARGETS` that a name stands for in any case, None for an unknown name.
+    """Return the key of `TARGETS` for a name in any case; None for an unknown name.
 
-    Names are those of `SHORT` and of `TARGETS`, and torch's, with hyphens or spaces: nvidia-h100-80gb-hbm3.
+    Names are those of `SHORT` and `TARGETS`, and torch's with hyphens or spaces: nvidia-h100-80gb-hbm3.
     """
     lowered = name.strip().lower()
     slugs = {device.slug: key for key, device in TARGETS.items()}
@@ -138,18 +144,26 @@ def known_target(name: str) -> str | None:
 
 
 def target_device(name: str) -> Device:
-    """Return the GPU of a name, as "h100" or "sm_90". Raises InvalidValueError, with a list, for another."""
+    """Return a GPU by name, such as "h100" or "sm_90", which need not be in this machine.
+
+    Raises:
+        InvalidValueError: the name is unknown; the message lists those that are known.
+
+    Examples:
+        >>> tritile.target_device("h200").processors
+        132
+    """
     key = known_target(name)
     if key is None:
         names = ", ".join(f"{short} ({key})" for short, key in SHORT.items())
-        raise InvalidValueError(f"unknown GPU {name!r}: wanted one of {names}")
+        raise InvalidValueError(f"unknown GPU {name!r}: expected one of {names}")
     device = TARGETS[key]
     return replace(device, compiler=compiler_version(device.backend, device.arch))
 
 
 @functools.cache
 def gpu(index: int) -> Device:
-    """Return the facts of CUDA or ROCm device `index`. Raises DeviceError where there is no such GPU."""
+    """Return the properties of CUDA or ROCm device `index`. Raises DeviceError if there is no such GPU."""
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         raise DeviceError(f"there is no GPU {index} here: {torch.cuda.device_count()} seen")
     facts = torch.cuda.get_device_properties(index)
@@ -171,17 +185,17 @@ def gpu(index: int) -> Device:
 
 
 def current_gpu() -> Device | None:
-    """Return the facts of the current GPU, or None on a machine without one."""
+    """Return the properties of the current GPU; None on a machine without one."""
     return gpu(torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
 def current_index() -> int | None:
-    """Return the number of the current GPU, or None on a machine without one."""
+    """Return the index of the current GPU; None on a machine without one."""
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
 def use(index: int) -> None:
-    """Make a GPU the current one of this process. Raises DeviceError where there is no such GPU."""
+    """Make a GPU the current one of this process. Raises DeviceError if there is no such GPU."""
     if torch.cuda.is_available():
         gpu(index)
         torch.cuda.set_device(index)

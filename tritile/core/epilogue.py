@@ -48,10 +48,10 @@ class Epilogue:
         good = good and isinstance(self.weighted, bool) and isinstance(self.gated, bool)
         if not good or self.activation not in ("", *ACTIVATIONS):
             raise InvalidValueError(
-                f"{self!r}: wanted spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
+                f"{self!r}: expected spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
             )
         if self.bias_up and not self.gated:
-            raise InvalidValueError(f"{self!r}: wanted bias_up only where gated")
+            raise InvalidValueError(f"{self!r}: expected bias_up only where gated")
 
     def __str__(self) -> str:
         sides = [f"{name}={getattr(self, name)}" for name in SIDES if getattr(self, name)]
@@ -78,7 +78,7 @@ class Epilogue:
                 found["activation"] = word
         epilogue = cls(**found)  # type: ignore[arg-type]
         if str(epilogue) != text:
-            raise InvalidValueError(f"epilogue {text!r}: wanted {str(epilogue)!r}")
+            raise InvalidValueError(f"epilogue {text!r}: expected {str(epilogue)!r}")
         return epilogue
 
     @property

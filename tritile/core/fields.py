@@ -16,7 +16,7 @@ def alignment(*places: int) -> int:
 
 def check(condition: bool, problem: Any, wanted: str) -> None:
     if not condition:
-        raise InvalidValueError(f"{problem!r}: wanted {wanted}")
+        raise InvalidValueError(f"{problem!r}: expected {wanted}")
 
 
 def is_extent(value: Any) -> bool:

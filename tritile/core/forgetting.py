@@ -1,4 +1,4 @@
-"""Keep choices of a process that are forgotten together: plans, launches, configs of decorated kernels."""
+"""Caches of this process that are dropped together: plans, launches, configs of decorated kernels."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -46,7 +46,10 @@ def also_forgets(drop: Callable[[], None]) -> None:
 
 
 def forget() -> None:
-    """Drop every plan and prepared call of this process, so that the next calls read the store again."""
+    """Drop every plan and prepared call of this process, so that the next calls read the store again.
+
+    Call it to use results that another process measured. Nothing is deleted from the store.
+    """
     for memo in _memos:
         memo.clear()
     for drop in _forgetful:

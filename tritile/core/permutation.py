@@ -1,4 +1,4 @@
-"""Describe copies whose dimensions lie in another order."""
+"""Copies that reorder dimensions, as problems."""
 
 import functools
 import math
@@ -61,12 +61,19 @@ def _run(
 
 @dataclass(frozen=True)
 class PermuteProblem:
-    """Describe a copy of elements of `itemsize` bytes from x to out, over one index space.
+    """A copy of elements from x to out, with dimensions reordered, over one index space.
 
-    `shape` has the dimensions of out, outermost first, without those of size 1 and with those merged that
-    stay together. Strides count elements. Alignments are as in `MatmulProblem`.
+    Attributes:
+        shape: dimensions of out, outermost first, without those of size 1, and with those merged that stay
+            together.
+        x_strides: strides of x in that order of dimensions, in elements.
+        out_strides: strides of out, in elements.
+        itemsize: bytes of an element.
+        x_align: as in `MatmulProblem`.
+        out_align: as in `MatmulProblem`.
 
-    Raises InvalidValueError where a field is out of its range.
+    Raises:
+        InvalidValueError: a field is out of its range.
     """
 
     op: ClassVar[str] = "permute"
@@ -116,7 +123,7 @@ class PermuteProblem:
         """Return a batch of contiguous m x n matrices, each transposed."""
         sizes = (batch, m, n)
         if not all(map(is_extent, sizes)):
-            raise InvalidValueError(f"{sizes} matrices: wanted sizes of 1 and more")
+            raise InvalidValueError(f"{sizes} matrices: expected sizes of 1 and more")
         return cls.of((batch, n, m), (m * n, 1, n), (m * n, m, 1), itemsize, widen=False)
 
     @functools.cached_property

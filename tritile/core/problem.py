@@ -1,10 +1,10 @@
-"""Describe one call by all that decides which config is fast for it: a problem.
+"""A problem: everything about one call that decides which config is fast for it.
 
-A problem is a frozen value of sizes, dtypes, layouts and alignments, without tensors. So it can be
-remembered, compared and planned on a machine without the GPU. `sizes` say by how much two problems of one
-class differ, and `kind` is all else that decides a config. `flops` counts multiplications and additions,
-`bytes` what is moved if every input is read once and the output written once. `label` is a short name for a
-table of results. Making one with a field out of its range raises InvalidValueError.
+A problem is a frozen value of sizes, dtypes, layouts and alignments, without tensors, so it can be
+remembered, compared and planned on a machine without the GPU. `sizes` are what differs between problems of
+one class, and `kind` is everything else that decides a config. `flops` counts multiplications and additions,
+`bytes` what moves if every input is read once and the output written once. `label` is a short name for tables
+of results. A field out of its range raises InvalidValueError.
 """
 
 import functools
@@ -140,17 +140,32 @@ _BY_ROWS_FROM: Final = 128  # rows of a
 
 @dataclass(frozen=True)
 class MatmulProblem(_Laid):
-    """Describe `batch` products of an m x k by a k x n matrix.
+    """`batch` products of an m x k matrix a by a k x n matrix b into out.
 
-    - Layouts: "row" is contiguous along the last dimension, "column" along the first, "strided" along
-      neither.
-    - Alignments: the largest power of two, at most 16, in bytes, that divides the address and every stride
-      but the contiguous one.
-    - `epilogue`: what is fused into the store. Its text is taken as well.
-    - `b_dtype`: the dtype of b where it is not that of a, as fp8 types may be mixed.
-    - `block_scales`: "1x128" where each 128 of K have scales of their own, one for each row of a and one for
-      128 columns of b; see BLOCK_SCALES.
-    - `invariant`: sums are made in one way for all m and n; see `tritile.families.numerics`.
+    Attributes:
+        batch: how many products.
+        m: rows of a and out.
+        n: columns of b and out.
+        k: columns of a and rows of b.
+        dtype: dtype of a, and of b unless `b_dtype` is set, by its name in torch, such as "bfloat16".
+        out_dtype: dtype of out.
+        a_layout: "row" if contiguous along the last dimension, "column" along the first, "strided" along
+            neither.
+        b_layout: as for a.
+        out_layout: as for a.
+        a_align: largest power of two, up to 16, in bytes, that divides the address and every stride of a
+            except the contiguous one.
+        b_align: as for a.
+        out_align: as for a.
+        precision: as in `tritile.matmul`.
+        epilogue: what is fused into the store, as an Epilogue or its text.
+        b_dtype: dtype of b if it differs from that of a; only fp8 dtypes may be mixed.
+        block_scales: how many rows of a and columns of b share the scale for each 128 of K: with "1x128" each
+            row of a has one, and each 128 columns of b. "" without such scales. See BLOCK_SCALES.
+        invariant: sums are made in the same order for all m and n; see `tritile.families.numerics`.
+
+    Raises:
+        InvalidValueError: a field is out of its range.
     """
 
     op: ClassVar[str] = "matmul"
@@ -304,14 +319,14 @@ LOADS: Final = ("even", "skewed", "sparse")
 
 
 def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
-    """Return where groups end that share `total`, for measuring, the same at every call.
+    """Return where groups that divide `total` end, for measuring; the same at every call.
 
-    "even": all as large, but for what does not divide; "skewed": in any order, the i-th largest has 1 / i of
-    the largest's share; "sparse": as "even" of every fourth group, the others being empty.
+    "even": all the same size, up to rounding. "skewed": the i-th largest has 1 / i of the largest's share, in
+    random order. "sparse": every fourth group as in "even", and the others empty.
     Raises InvalidValueError for another load.
     """
     if load not in LOADS:
-        raise InvalidValueError(f"load {load!r}: wanted one of {', '.join(LOADS)}")
+        raise InvalidValueError(f"load {load!r}: expected one of {', '.join(LOADS)}")
     weights = [1.0] * groups
     if load == "skewed":
         weights = [1 / (i + 1) for i in range(groups)]
@@ -324,11 +339,29 @@ def ends_of(load: str, groups: int, total: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class GroupedProblem(_Laid):
-    """Describe `groups` products in one call: of rows of a, m in all, by a k x n matrix b for each group.
+    """`groups` products in one call: rows of a, m in all, by a k x n matrix b for each group.
 
-    Which rows belong to a group only the GPU knows. `scaled`: rows of a, and columns of each b, have a scale
-    each. Layouts, alignments and `invariant` are as in `MatmulProblem`; b has an aligned stride over groups
-    too.
+    Only the GPU knows which rows belong to a group.
+
+    Attributes:
+        groups: how many groups.
+        m: rows of a in all groups together.
+        n: columns of each b.
+        k: columns of a and rows of each b.
+        dtype: dtype of a and b.
+        out_dtype: dtype of out.
+        a_layout: as in `MatmulProblem`, like the other layouts.
+        b_layout: as in `MatmulProblem`.
+        out_layout: as in `MatmulProblem`.
+        a_align: as in `MatmulProblem`, like the other alignments.
+        b_align: as in `MatmulProblem`; the stride from group to group counts too.
+        out_align: as in `MatmulProblem`.
+        precision: as in `tritile.grouped_matmul`.
+        scaled: each row of a, and each column of each b, has a scale.
+        invariant: as in `MatmulProblem`.
+
+    Raises:
+        InvalidValueError: a field is out of its range.
     """
 
     op: ClassVar[str] = "grouped"
@@ -427,11 +460,23 @@ def unpacked_row(k: int) -> int:
 
 @dataclass(frozen=True)
 class QuantizedProblem(_Sized):
-    """Describe x @ weight^T + bias: x (m, k) by a weight (n, k) of integers of `bits` bits.
+    """x @ weight^T + bias: x (m, k) by a weight (n, k) of integers.
 
-    `group_size` columns of a row share a scale and, with `zero_points`, a zero point. `dtype` is that of x,
-    the scales, the result and the bias. `x_layout` is "row" or "strided". `x_align` and `invariant` are as in
-    a `MatmulProblem`.
+    Attributes:
+        m: rows of x.
+        n: rows of the weight.
+        k: columns of x and the weight.
+        dtype: dtype of x, the scales, the result and the bias: "bfloat16" or "float16".
+        bits: 4 or 8, for each integer.
+        group_size: how many columns of a row share a scale: 32, 64 or 128.
+        zero_points: each group has a zero point.
+        bias: a bias (n,) is added.
+        x_layout: "row" or "strided".
+        x_align: as `a_align` in `MatmulProblem`.
+        invariant: as in `MatmulProblem`.
+
+    Raises:
+        InvalidValueError: a field is out of its range.
     """
 
     op: ClassVar[str] = "linear_quantized"
@@ -512,7 +557,16 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class KernelProblem:
-    """Describe a call of a kernel that `tritile.autotune` decorates: its name, key values and dtypes."""
+    """A call of a kernel decorated with `tritile.autotune`.
+
+    Attributes:
+        kernel: name of the kernel.
+        key: names and values of its key arguments.
+        dtypes: names and dtypes of its tensors.
+
+    Raises:
+        InvalidValueError: a field is out of its range.
+    """
 
     op: ClassVar[str] = "kernel"
     kernel: str

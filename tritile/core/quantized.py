@@ -100,13 +100,21 @@ def meaning(
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """A weight (N, K) of 4- or 8-bit numbers with a scale for each group: see `tritile.quantize`.
+    """A weight (N, K) of 4- or 8-bit integers with a scale for each group, made by `tritile.quantize`.
 
-    `packed` is int32, `scales` float16 or bfloat16, `zeros` int16 or None, all on one device and laid out as
-    `core.quantized` says. `tritile.linear` takes it with activations of the scales' dtype. torch.save and
-    torch.load keep it, with weights_only too.
+    `tritile.linear` takes it, with activations of the scales' dtype. torch.save and torch.load keep it, also
+    with weights_only=True.
 
-    Raises ShapeError, DtypeError, DeviceError or InvalidValueError for parts that do not fit each other.
+    Attributes:
+        packed: the integers, int32, in the layout that `core.quantized` describes, as are scales and zeros.
+        scales: the scales, float16 or bfloat16.
+        zeros: the zero points, int16; None without them. All parts are on one device.
+        bits: 4 or 8.
+        group_size: how many columns share a scale: 32, 64 or 128.
+        shape: (N, K).
+
+    Raises:
+        ShapeError, DtypeError, DeviceError, InvalidValueError: the parts do not fit each other.
     """
 
     packed: torch.Tensor = field(repr=False)
@@ -120,11 +128,11 @@ class QuantizedWeight:
         if self.bits not in WEIGHT_BITS or self.group_size not in GROUP_SIZES:
             raise InvalidValueError(
                 f"QuantizedWeight: bits {self.bits!r}, group_size {self.group_size!r}: "
-                f"wanted one of {WEIGHT_BITS} and one of {GROUP_SIZES}"
+                f"expected one of {WEIGHT_BITS} and one of {GROUP_SIZES}"
             )
         sizes = self.shape
         if len(sizes) != 2 or any(type(size) is not int or size < 1 for size in sizes):
-            raise ShapeError(f"QuantizedWeight: shape {sizes!r}: wanted two sizes of 1 and more")
+            raise ShapeError(f"QuantizedWeight: shape {sizes!r}: expected two sizes of 1 and more")
         groups = scales_shape(*sizes, self.bits, self.group_size)
         self._check("packed", self.packed, (torch.int32,), words_shape(*sizes, self.bits))
         self._check("scales", self.scales, SCALE_DTYPES, groups)
@@ -135,41 +143,41 @@ class QuantizedWeight:
         if not isinstance(tensor, torch.Tensor) or tensor.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise DtypeError(f"QuantizedWeight: {name} is {kind}: wanted a tensor of {wanted}")
+            raise DtypeError(f"QuantizedWeight: {name} is {kind}: expected a tensor of {wanted}")
         if tuple(tensor.shape) != shape or not tensor.is_contiguous():
             raise ShapeError(
                 f"QuantizedWeight: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}: "
-                f"wanted {shape}, contiguous"
+                f"expected {shape}, contiguous"
             )
         if tensor.device != self.packed.device:
             raise DeviceError(
-                f"QuantizedWeight: {name} is on {tensor.device}: wanted {self.packed.device}, as packed"
+                f"QuantizedWeight: {name} is on {tensor.device}: expected {self.packed.device}, as packed"
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         names = {each.name for each in fields(self)}
         if set(state) != names:
-            raise InvalidValueError(f"QuantizedWeight: {sorted(state)}: wanted {', '.join(sorted(names))}")
+            raise InvalidValueError(f"QuantizedWeight: {sorted(state)}: expected {', '.join(sorted(names))}")
         self.__dict__.update(state)
         self.__post_init__()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the activations it is for, which is that of the scales."""
+        """The dtype of activations to multiply by, which is that of the scales."""
         return self.scales.dtype
 
     @property
     def device(self) -> torch.device:
-        """Return the device of its parts."""
+        """The device of all parts."""
         return self.packed.device
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all parts."""
+        """The size of all parts in bytes."""
         return sum(t.nbytes for t in (self.packed, self.scales, self.zeros) if t is not None)
 
     def to(self, device: torch.device | str | int) -> "QuantizedWeight":
-        """Return the same on another device; itself where it is there already."""
+        """Return the weight on another device, or itself if it is there already."""
         packed, scales = self.packed.to(device), self.scales.to(device)
         zeros = None if self.zeros is None else self.zeros.to(device)
         if packed is self.packed:
@@ -177,14 +185,17 @@ class QuantizedWeight:
         return QuantizedWeight(packed, scales, zeros, self.bits, self.group_size, self.shape)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return the weight (N, K) that the numbers stand for, of a floating dtype (default: the scales').
+        """Return the weight (N, K) that the integers represent, in a floating dtype (default: the scales').
 
-        In float32 and float64 it is exact, in the scales' dtype rounded once: `tritile.linear` multiplies by
-        one or the other, as its config says. Raises DtypeError for a dtype that is not floating.
+        It is exact in float32 and float64, and rounded once in the scales' dtype. `tritile.linear` multiplies
+        by the exact or the rounded weight, depending on its config.
+
+        Raises:
+            DtypeError: `dtype` is not a floating dtype.
         """
         dtype = self.dtype if dtype is None else dtype
         if not dtype.is_floating_point:
-            raise DtypeError(f"dequantize: dtype is {dtype}: wanted a floating dtype")
+            raise DtypeError(f"dequantize: dtype is {dtype}: expected a floating dtype")
         parts = (self.packed, self.scales, self.zeros)
         return meaning(*parts, self.shape, self.bits, self.group_size).to(dtype)
 

@@ -1,4 +1,4 @@
-"""Read settings: how a call chooses its config and sums, what it may measure, where results are kept."""
+"""Settings: how a call chooses its config and sums, what it may measure, and where results are kept."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import platformdirs
 
-from tritile.errors import InvalidValueError, StoreWarning
+from tritile.errors import InvalidValueError, StoreWarning, did_you_mean
 
 Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -24,16 +24,16 @@ _ENVIRON: Final[Mapping[Any, Any]] = os.environ._data  # type: ignore[attr-defin
 
 
 class _Setting(Generic[T]):
-    """A choice among `values`: of the innermost `with`, else of a variable of the environment."""
+    """A choice among `values`, by the innermost `with`, else by an environment variable."""
 
-    def __init__(self, variable: str, values: dict[str, T], default: T, wanted: str) -> None:
-        self.variable, self.values, self.default, self.wanted = variable, values, default, wanted
+    def __init__(self, variable: str, values: dict[str, T], default: T, expected: str) -> None:
+        self.variable, self.values, self.default, self.expected = variable, values, default, expected
         self.chosen: ContextVar[T | None] = ContextVar(variable.lower(), default=None)
         self.name: Any = os.environ.encodekey(variable)
         self.of_raw: dict[Any, T] = {os.environ.encodevalue(text): value for text, value in values.items()}
 
     def get(self) -> T:
-        """Raises InvalidValueError where the variable has another value; an empty one is none."""
+        """Raises InvalidValueError if the variable has another value; an empty one counts as not set."""
         chosen = self.chosen.get()
         if chosen is not None:
             return chosen
@@ -47,7 +47,8 @@ class _Setting(Generic[T]):
     def checked(self, value: Any, origin: str) -> T:
         text = value.replace(", ", ",") if isinstance(value, str) else ""
         if text not in self.values:
-            raise InvalidValueError(f"{origin} is {value!r}: wanted {self.wanted}")
+            hint = did_you_mean(value, self.values)
+            raise InvalidValueError(f"{origin} is {value!r}{hint}: expected {self.expected}")
         return self.values[text]
 
 
@@ -59,12 +60,12 @@ _ATEN: Final = _Setting(
     "TRITILE_BACKENDS",
     {"triton": False, "triton,aten": True, "aten,triton": True},
     True,
-    "one of 'triton' or 'triton,aten'",
+    "'triton' or 'triton,aten'",
 )
 
 
 class Rules(NamedTuple):
-    """What is in force for a call: mode, batch invariance, and if torch's own kernel may make it."""
+    """The settings in force for a call: mode, batch invariance, and whether torch's own kernel may run."""
 
     mode: Mode
     invariant: bool
@@ -82,7 +83,7 @@ may_lower = True
 
 
 class _Choosing(contextlib.ContextDecorator):
-    """Choose settings inside a `with`, or in the calls of a decorated function; warn where it is neither."""
+    """Choose settings inside a `with` or in calls of a decorated function; warn if used as neither."""
 
     _is_used = True  # of one that torch's compiler makes without `__init__`
 
@@ -104,8 +105,9 @@ class _Choosing(contextlib.ContextDecorator):
 
     def __del__(self) -> None:
         if not self._is_used:
-            names = " and ".join(setting.variable for setting, _ in self._choices)
-            warnings.warn(f"{names} stays as it is: write `with` before the call that sets it", stacklevel=2)
+            name = "batch_invariant" if self._choices[0][0] is _INVARIANT else "mode"
+            text = f"tritile.{name}(...) changed nothing: write `with tritile.{name}(...):` around the calls"
+            warnings.warn(text, stacklevel=2)
 
 
 def requested_mode() -> Mode | None:
@@ -130,7 +132,7 @@ def is_batch_invariant() -> bool:
 
 
 def rules() -> Rules:
-    """Return what is in force for a call made now: a key of what is remembered of calls has it."""
+    """Return the settings in force for a call made now, which are part of the key of a remembered call."""
     one, two, three = _NAMES  # every call comes here: no loops
     if not (one in _ENVIRON or two in _ENVIRON or three in _ENVIRON):
         mode, invariant, aten = _CHOSEN
@@ -141,7 +143,7 @@ def rules() -> Rules:
 
 @contextlib.contextmanager
 def under(found: Rules) -> Iterator[None]:
-    """Have what was in force elsewhere, as in another thread, count inside the `with`."""
+    """Apply settings that were in force elsewhere, such as in another thread, inside the `with`."""
     if rules() == found:
         yield
     else:
@@ -150,26 +152,34 @@ def under(found: Rules) -> Iterator[None]:
 
 
 def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
-    """Choose, for the calls inside a `with`, how configs are picked, and from which backends.
+    """Choose, for calls inside a `with`, how configs are chosen and whether torch's kernels may run.
 
-    It decorates functions, too. Written as a statement it changes nothing, and a warning says so.
+    It also works as a decorator. Called as a plain statement it changes nothing, and warns so.
 
-    name: one of the modes below; None leaves the mode as it is.
+    Args:
+        name: one of the modes below. None keeps the current mode.
+        backends: "triton,aten" (the default) runs torch's own kernel where it was measured, or is predicted,
+            to be faster than any of tritile's; "triton" never does. None keeps the current setting. The
+            variable `TRITILE_BACKENDS` sets it for a process.
 
-    cached: what was measured, else a prediction; nothing is ever measured (the default of tritile's own
-        operations).
-    tune: as cached, but a problem met for the first time is measured once and remembered (the default of
-        kernels under `tritile.autotune`).
-    strict: a problem for which nothing measured is remembered raises `NotTunedError`; a first call whose
-        kernels Triton would have to compile raises `NotCompiledError`, before anything is compiled.
-    off: the prediction only; remembered results are not even read.
+    Modes, which `TRITILE_MODE` sets for a process:
 
-    backends: "triton,aten" (the default) takes torch's own kernel where it is predicted, or was measured, to
-        be faster than any of tritile's; "triton" keeps it out. None leaves it as it is. `TRITILE_BACKENDS`
-        sets it for a process.
+    - "cached" uses what was measured, else a prediction, and never measures anything. It is the default of
+      tritile's own operations.
+    - "tune" does the same, but measures each new problem once, and remembers the result. It is the default of
+      kernels decorated with `tritile.autotune`.
+    - "strict" raises `NotTunedError` for a problem that no measurement covers, and `NotCompiledError` before
+      Triton would compile a kernel.
+    - "off" uses the prediction alone, and does not read what was measured.
 
-    Raises InvalidValueError for any other name. It applies to the current thread or task, and to the
-    backward passes of tritile's calls made inside.
+    The choice applies to the current thread or task, and to the backward passes of calls made inside.
+
+    Raises:
+        InvalidValueError: an argument is not one of these values.
+
+    Examples:
+        >>> with tritile.mode("off", backends="triton"):
+        ...     c = tritile.matmul(torch.ones(9, 9, device="cuda"), torch.ones(9, 9, device="cuda"))
     """
     global may_lower
     choices: list[tuple[_Setting[Any], Any]] = []
@@ -183,27 +193,33 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
 
 
 def batch_invariant(on: bool = True) -> _Choosing:
-    """Make the products inside the `with` batch-invariant: what a row gives is the same in any company.
+    """Make products inside a `with` batch-invariant: a row has the same result whatever rows come with it.
 
-    An element of a result then depends, bit for bit, on its row of the first operand, its column of the
-    second, what is added to it and the GPU's model, and not on how many rows came along, on its place among
-    them, on alignment, or on what else the GPU does. This holds for `matmul`, `linear` (with packed weights
-    too), `addmm`, `baddbmm`, `gated_linear`, `scaled_matmul` and `grouped_matmul`, for calls of one dtype,
-    precision, activation and kind of operands, with the same version of tritile and Triton. Sums are then
-    made in one way for every number of rows: see `families.numerics`. Some calls take longer so, those
-    of few rows most. Permutations only move bits, and change nothing.
+    It also works as a decorator. Each element of a result then depends, bit for bit, only on its row of the
+    first operand, its column of the second, what is added to it, and the model of GPU. It does not depend on
+    the number of rows, on the row's place among them, on alignment, or on what else the GPU does. This holds
+    for `matmul`, `linear` (also with quantized weights), `addmm`, `baddbmm`, `gated_linear`, `scaled_matmul`
+    and `grouped_matmul`, between calls with the same dtypes, precision, activation and kinds of operands, in
+    the same versions of tritile and Triton. Sums are made in the same order for any number of rows (see
+    `families.numerics`), so some calls are slower, those with few rows most. Permutations only move bits, and
+    do not change.
 
-    `on`: False leaves it again. `TRITILE_BATCH_INVARIANT=1` sets it for a process. It applies to the current
-    thread or task, and to backward passes as `mode` does.
+    The choice applies to the current thread or task, and to the backward passes of calls made inside.
+    `TRITILE_BATCH_INVARIANT=1` sets it for a process.
 
-    Inside, precision "fp16x3" is refused (UnsupportedError), as its data decide how it is multiplied. So are
-    complex products, which are torch's, and a product in "tf32" on Hopper and later into an `out` that does
-    not lie row by row.
-    Raises InvalidValueError where `on` is neither True nor False.
+    Args:
+        on: False turns it off again.
+
+    Inside, these calls raise UnsupportedError: precision "fp16x3", because the data decide how it multiplies;
+    complex products, because torch computes them; and on Hopper and later, "tf32" into an `out` whose rows
+    are not contiguous.
+
+    Raises:
+        InvalidValueError: `on` is neither True nor False.
     """
     global may_lower
     if not isinstance(on, bool):
-        raise InvalidValueError(f"batch_invariant({on!r}): wanted True or False")
+        raise InvalidValueError(f"batch_invariant: on is {on!r}: expected True or False")
     may_lower = may_lower and not on
     return _Choosing((_INVARIANT, on))
 
@@ -211,7 +227,7 @@ def batch_invariant(on: bool = True) -> _Choosing:
 def tune_budget_s(default: float) -> float:
     """Return the seconds that mode "tune" may search for one problem: `TRITILE_TUNE_BUDGET`, else `default`.
 
-    Raises InvalidValueError where the variable holds anything but a positive number.
+    Raises InvalidValueError if the variable holds anything but a positive number.
     """
     value = os.environ.get("TRITILE_TUNE_BUDGET", str(default))
     try:
@@ -219,14 +235,14 @@ def tune_budget_s(default: float) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds > 0:
-        raise InvalidValueError(f"TRITILE_TUNE_BUDGET is {value!r}: wanted seconds, above 0")
+        raise InvalidValueError(f"TRITILE_TUNE_BUDGET is {value!r}: expected a number of seconds above 0")
     return seconds
 
 
 def table_path() -> Path | None:
-    """Return the file of the table that is pinned: `TRITILE_TABLE`, else none.
+    """Return the path of the pinned table, `TRITILE_TABLE`; None if it is not set.
 
-    Raises InvalidValueError where it is in the home folder of an unknown user.
+    Raises InvalidValueError if the path is in the home folder of an unknown user.
     """
     path = os.environ.get("TRITILE_TABLE")
     try:
@@ -236,9 +252,9 @@ def table_path() -> Path | None:
 
 
 def cache_dir() -> Path:
-    """Return where stores are kept: `TRITILE_CACHE_DIR`, else the user's cache directory of the platform.
+    """Return where stores are kept: `TRITILE_CACHE_DIR`, else the platform's cache directory for the user.
 
-    Where that is in the home folder of an unknown user, a folder for temporary files, with a StoreWarning.
+    If that is in the home folder of an unknown user, return a temporary folder, with a StoreWarning.
     """
     return _folder(*map(os.environ.get, ("TRITILE_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
@@ -251,6 +267,6 @@ def _folder(requested: str | None, *environment: str | None) -> Path:
         return Path(folder).expanduser()
     except RuntimeError:  # an unknown user, or one without a home
         temporary = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
-    text = f"{folder} has no home folder: results are kept in {temporary}; set TRITILE_CACHE_DIR"
+    text = f"no home folder for {folder}: results are kept in {temporary}, unless TRITILE_CACHE_DIR is set"
     warnings.warn(text, StoreWarning, stacklevel=4)
     return temporary

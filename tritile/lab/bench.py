@@ -1,6 +1,6 @@
 """Time tritile against torch and other baselines: `tritile.bench`, and the suites of `tritile bench`.
 
-All sides of a case run in one process, interleaved, in CUDA graphs, on operands that leave L2 cold.
+All backends of a case run in one process, in turns, in CUDA graphs, on operands that are not in the L2 cache.
 """
 
 import statistics
@@ -60,8 +60,8 @@ def _graphs(
 def measured(what: Case | Tiled, inductor: bool = False, log: Log = warnings.warn) -> Measurement:
     """Time tritile, torch and, if `inductor`, torch.compile's search, with the config of a call.
 
-    Torch is the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers wrongly is
-    left out and logged. Raises UnsupportedError where there is no GPU, and what a call would raise.
+    torch's time is that of the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers
+    wrongly is left out and logged. Raises UnsupportedError if there is no GPU, and what the call would raise.
     """
     device = devices.current_gpu()
     if device is None:
@@ -219,13 +219,20 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class BenchResult(Tabular, Measurement):
-    """How long a call takes, and torch's.
+    """How long a call takes, compared with torch. It prints as a table.
 
-    - `tritile_us`, `torch_us`: microseconds on the GPU, medians, on cold operands, by turns; `torch_us` is of
-      the fastest of torch's ways, which `torch_call` names; of a decorated kernel, its reference or None.
-    - `spread`: that of tritile's times, over their median.
-    - `config`, `source`: what ran, and which source gave it, as `tritile.plan` says.
-    - `error`, `torch_error`: relative norms against a reference in float64; None of a decorated kernel.
+    Attributes:
+        problem: what is computed.
+        device: the GPU.
+        tritile_us: median microseconds on the GPU, measured in turns with torch, on operands that are not in
+            the L2 cache.
+        torch_us: the same for the fastest of torch's ways to the result, which `torch_call` names. For a
+            decorated kernel, that of its reference, or None without one.
+        spread: spread of tritile's times, as a share of their median.
+        config: the config that ran.
+        source: where the config comes from, as in `tritile.plan`.
+        error: norm of the result's error relative to a float64 reference; None for a decorated kernel.
+        torch_error: the same for torch's result.
     """
 
     problem: Problem = field(kw_only=True)
@@ -233,7 +240,7 @@ class BenchResult(Tabular, Measurement):
 
     @property
     def ratio(self) -> float | None:
-        """torch's time by tritile's: above 1 tritile is faster; None where torch was not timed."""
+        """torch's time divided by tritile's: above 1, tritile is faster; None if torch was not timed."""
         return None if self.torch_us is None else self.torch_us / self.tritile_us
 
     @property
@@ -244,7 +251,7 @@ class BenchResult(Tabular, Measurement):
                 ("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long: {self.torch_call}")
             )
         elif isinstance(self.problem, KernelProblem):
-            found.append(("torch", "not timed: the kernel has no reference="))
+            found.append(("torch", "not timed, because the kernel has no reference="))
         if self.error is not None and self.torch_error is not None:
             found.append(("error", f"{self.error:.2g}, torch's {self.torch_error:.2g}"))
         return (*found, ("config", str(self.config)), ("source", self.source))
@@ -276,23 +283,26 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwargs: Any) -> BenchResult:
-    """Time a call and torch on the GPU, with the config that the call would run.
+    """Time a call and torch's equivalent on the GPU, with the config that the call would run.
 
-    It is timed as `tritile bench` does: in CUDA graphs, by turns with each of torch's ways, on random
-    operands that leave L2 cold. The answer is checked. Nothing is tuned: see `tritile.tune`.
+    Timing is that of `tritile bench`: in CUDA graphs, in turns with each of torch's ways, on random operands
+    that are not in the L2 cache. The answer is checked. Nothing is tuned; `tritile.tune` does that.
 
     Args:
-        what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`
-            takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
-            arguments and `grid=`, which is timed on copies of its arguments, by turns with its `reference`.
+        what: an operation of tritile, or its name, followed by the arguments of the call, as in
+            `tritile.plan`. Or a problem, without arguments. Or a kernel decorated with `tritile.autotune`,
+            followed by its arguments and `grid=`; it is timed on copies of them, in turns with its
+            `reference`.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
 
     Returns:
         A `BenchResult`, which prints as a table.
 
     Raises:
-        TritileError: as the call itself raises it for its arguments.
-        UnsupportedError: there is no GPU here, a CUDA graph is being captured, or a kernel cannot be sent to
-            another process.
+        TritileError: the same errors as the call itself, for its arguments.
+        UnsupportedError: there is no GPU here, a CUDA graph is being captured, or a decorated kernel cannot
+            be sent to another process.
         TuningError: the answer is wrong, or the config does not run.
     """
     if isinstance(what, Autotuner):

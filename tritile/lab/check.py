@@ -280,7 +280,7 @@ def check(
     if target is None and kernel.reference is None:
         raise InvalidValueError("check: there is no reference: tritile.autotune takes reference=")
     if make is not None and not callable(make):
-        raise InvalidValueError(f"check: make is {make!r}: wanted a function of sizes")
+        raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
     calls: list[Sequence[Any] | Mapping[str, Any]] = [args]
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
@@ -299,7 +299,7 @@ def check(
         on = target or kernel.device_of(in_order, named)
         if on == HOST and not kernel.interpreted:
             raise InvalidValueError(
-                "check: tensors are in host memory, where no kernel runs: wanted them on a GPU, "
+                "check: tensors are in host memory, where no kernel runs: expected them on a GPU, "
                 "TRITON_INTERPRET=1 in the environment, or device= to only compile for a GPU"
             )
         call = kernel.call(in_order, named, on)

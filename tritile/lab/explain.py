@@ -1,6 +1,7 @@
 """`tritile.explain`: what a call costs with a config, what bounds its time, and how other configs compare.
 
-Bytes and times are computed; the kernel is compiled for the GPU, which need not be here. Nothing is launched.
+Bytes and times are computed. The kernel is compiled for the GPU, which need not be in this machine, but it is
+not launched.
 """
 
 import subprocess
@@ -17,7 +18,7 @@ from tritile.core.markup import Tabular
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, Known, MatmulProblem, Tiled, problem_to_dict
 from tritile.core.settings import mode
-from tritile.errors import InvalidValueError, TuningError, UnsupportedError
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError, did_you_mean
 from tritile.families.common import skinny
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
@@ -56,7 +57,7 @@ _SHARED_BYTES: Final = 128  # that shared memory of an SM moves in a clock: 32 b
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many programs of a kernel an SM holds at once, their warps, and what keeps it from more."""
+    """How many programs of a kernel an SM runs at once, their warps, and what limits them."""
 
     programs: int
     warps: int
@@ -66,15 +67,19 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a config costs. Predictions err by some 10% in the median: smaller differences say nothing.
+    """What a config costs. Predictions are typically off by some 10%, so smaller differences mean nothing.
 
-    - `predicted_us`: as the plan of a call predicts it; by the model for a config outside the portfolio.
-    - `measured_us`: None where neither tuning on this GPU nor its table has measured the config.
-    - `tiled`: bytes that loads (`read`) and stores (`written`) of its tiles request from global memory. Of a
-      permutation whole 32-byte sectors count. Divide by `problem.itemsize` for elements.
-    - `tiling`: how many `tiles` and `programs` there are, and which share of them is `filled`.
-    - `parts_us`: microseconds that each unit of the GPU needs by itself, the longest first; `bound`: the one
-      that sets the time, or "latency" where none explains it.
+    Attributes:
+        config: the config.
+        predicted_us: microseconds as the call's plan predicts them; for a config outside of the portfolio, by
+            the model.
+        measured_us: measured microseconds; None if the config was not tuned on this GPU and its table does
+            not have it.
+        tiled: bytes that the tiles' loads (`read`) and stores (`written`) request from global memory. For a
+            permutation these are whole 32-byte sectors. Divide by `problem.itemsize` for elements.
+        tiling: the number of `tiles` and `programs`, and which share of the tiles is `filled`.
+        parts_us: microseconds that each unit of the GPU needs by itself, the longest first.
+        bound: the unit that sets the time, or "latency" if none explains it.
     """
 
     config: Config
@@ -88,13 +93,19 @@ class Cost:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Tabular, Cost):
-    """A call's plan, and what it costs on one device. It prints as a table.
+    """A call's plan, and what it costs on one device. It prints as a table. It has all that `Cost` has, too.
 
-    - `untiled`, `unique`: as `tiled`, element by element, and each byte once.
-    - `at_once`: programs that the whole GPU holds; `waves` follow from it.
-    - `resources`: registers, spills and shared memory of the compiled kernel, None where it does not compile,
-      with the reason in `failure`. `occupancy` follows from them; it is None of AMD GPUs.
-    - `alternatives`: the best configs with other tiles.
+    Attributes:
+        problem: what is computed.
+        source: where the config comes from, as in `tritile.Plan`; "given" if `explain` was passed another.
+        device: the GPU.
+        untiled: bytes that would be requested element by element, without tiles.
+        unique: bytes if each input is read once and the output written once.
+        at_once: how many programs the whole GPU runs at once; `waves` follow from it.
+        resources: registers, spills and shared memory of the compiled kernel; None if it does not compile.
+        occupancy: programs and warps of an SM, which follow from `resources`; None for AMD GPUs.
+        failure: why the kernel does not compile; "" if it does.
+        alternatives: the best configs with other tiles, each as a `Cost`.
     """
 
     problem: Known
@@ -110,37 +121,40 @@ class Explanation(Tabular, Cost):
 
     @property
     def reuse(self) -> float:
-        """The factor by which tiling cuts the requested bytes."""
+        """The factor by which tiling reduces the requested bytes."""
         return self.untiled.total / self.tiled.total
 
     @property
     def waves(self) -> int:
-        """How often the GPU fills up with programs, the last, perhaps partial, wave included."""
+        """How many times the GPU fills up with programs, including the last wave, which may be partial."""
         return -(-self.tiling.programs // self.at_once)
 
     @property
     def idle(self) -> float:
-        """The share of the last wave that has no program."""
+        """The share of the last wave in which no program runs."""
         return self.waves - self.tiling.programs / self.at_once
 
     @property
     def intensity(self) -> float:
-        """Operations for each unique byte; 0 for a permutation."""
+        """Operations per unique byte; 0 for a permutation."""
         return self.problem.flops / self.unique.total if isinstance(self.problem, MatmulProblem) else 0.0
 
     @property
     def peak_tflops(self) -> float | None:
-        """Peak TFLOP/s of the product's dtype; None for a permutation and where it is not known."""
+        """Peak TFLOP/s for the product's dtype; None for a permutation, or if it is not known."""
         return peak_tflops(self.problem, self.device) if isinstance(self.problem, MatmulProblem) else None
 
     @property
     def ridge(self) -> float | None:
-        """The intensity above which multiplying, not device memory, is the roof."""
+        """The intensity above which multiplying, not device memory, limits the time; None if not known."""
         return 1e3 * self.peak_tflops / self.device.memory_gbps if self.peak_tflops else None
 
     @property
     def roof_us(self) -> float:
-        """The least time of any kernel on this GPU: by memory, and by arithmetic where its peak is known."""
+        """The least time of any kernel on this GPU, in microseconds.
+
+        It follows from memory bandwidth and, if the peak rate of the dtype is known, from arithmetic.
+        """
         memory = self.unique.total / (self.device.memory_gbps * 1e3)
         if not (isinstance(self.problem, MatmulProblem) and self.peak_tflops):
             return memory
@@ -148,21 +162,23 @@ class Explanation(Tabular, Cost):
 
     @property
     def verdict(self) -> str:
-        """How much of the GPU works, how long that takes, and the roof, in a line."""
+        """A line that says how much of the GPU is busy, how long the call takes, and what the limit is."""
         programs, processors = self.tiling.programs, self.device.processors
         if programs < processors:
-            share = f"{programs} programs on {processors} SMs: {1 - programs / processors:.0%} of them idle"
+            share = (
+                f"{programs} programs on {processors} SMs: {1 - programs / processors:.0%} of the SMs idle"
+            )
         else:
             waves = f"{self.waves} wave{'s' * (self.waves > 1)} of {self.at_once}"
-            share = f"{programs} programs in {waves}: {self.idle:.0%} of the last one idles"
+            share = f"{programs} programs in {waves}: {self.idle:.0%} of the last wave idle"
         us, how = (
             (self.predicted_us, "predicted") if self.measured_us is None else (self.measured_us, "measured")
         )
-        by = "multiplying" if self.ridge is not None and self.intensity >= self.ridge else "memory"
-        return f"{share}; {us:.1f} us {how}, where {by} alone takes {self.roof_us:.1f}"
+        by = "multiplying" if self.ridge is not None and self.intensity >= self.ridge else "device memory"
+        return f"{share}; {us:.1f} us {how}; {by} alone needs {self.roof_us:.1f} us"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same by name, as JSON holds it: bytes and microseconds."""
+        """Return everything as a dictionary for JSON, in bytes and microseconds."""
         configs = [asdict(each) | {"config": each.config.to_dict()} for each in self.alternatives]
         found: dict[str, Any] = asdict(self) | {"config": self.config.to_dict(), "alternatives": configs}
         found |= {"problem": problem_to_dict(self.problem), "device": self.device.name}
@@ -176,41 +192,44 @@ class Explanation(Tabular, Cost):
     @property
     def _rows(self) -> list[tuple[str, str]]:
         roof, used, us = (
-            f"{self.roof_us:.1f} us: no kernel is faster on this GPU",
+            f"{self.roof_us:.1f} us: no kernel can be faster on this GPU",
             self.resources,
             self.measured_us,
         )
         if self.peak_tflops is not None and self.ridge is not None:
-            by = "memory" if self.intensity < self.ridge else "multiplying"
-            roof += f"; by {by}, at {self.intensity:.1f} op/byte: the ridge is at {self.ridge:.0f}"
+            by = "device memory" if self.intensity < self.ridge else "multiplying"
+            roof += f"; limited by {by}, at {self.intensity:.1f} op/byte with the ridge at {self.ridge:.0f}"
             roof += f" ({self.peak_tflops:.0f} TFLOP/s)"
         elif isinstance(self.problem, MatmulProblem):
-            roof += "; by memory alone: the peak rate of this GPU is not known"
+            roof += "; by device memory only, because the peak rate of this GPU is not known"
         programs = f" by {self.tiling.programs} programs" * (self.tiling.programs > self.tiling.tiles)
-        measured = "never on this GPU: see `tritile tune`"
+        measured = "not on this GPU: run `tritile tune`"
         if us is not None:
-            measured = f"{us:.1f} us, {us / self.predicted_us:.2f} of the prediction"
+            measured = f"{us:.1f} us, {us / self.predicted_us:.2f} times the prediction"
         rows = [
             ("in short", self.verdict),
             ("bytes without tiles", bytes_text(self.untiled.total)),
-            ("bytes with these tiles", f"{bytes_text(self.tiled.total)}, a reuse of {self.reuse:.3g}"),
-            ("unique bytes", f"{bytes_text(self.unique.total)}: inputs once, output once"),
+            ("bytes with these tiles", f"{bytes_text(self.tiled.total)}, {self.reuse:.3g} times fewer"),
+            (
+                "unique bytes",
+                f"{bytes_text(self.unique.total)}: inputs read once, output written once",
+            ),
             ("roof", roof),
             ("tiles", f"{self.tiling.tiles}{programs}, {self.tiling.filled:.1%} filled"),
-            ("waves", f"{self.waves} of {self.at_once} programs; {self.idle:.0%} of the last one is idle"),
+            ("waves", f"{self.waves} of {self.at_once} programs; {self.idle:.0%} of the last wave is idle"),
         ]
         if used is None:
             rows.append(("kernel", self.failure))
         else:
             room = self.device.shared_memory / 1024
-            rows.append(("registers", f"{used.registers} a thread, {used.spills} bytes spilled"))
+            rows.append(("registers", f"{used.registers} per thread, {used.spills} bytes spilled"))
             rows.append(("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"))
         if (fits := self.occupancy) is not None:
             warps = f"{fits.warps} of {fits.most_warps} warps on an SM"
             rows.append(("occupancy", f"{fits.programs} programs, {warps}; limited by {fits.limit}"))
         parts = ", ".join(f"{name} {us:.1f} us" for name, us in self.parts_us.items())
         rows += [
-            ("bound by", f"{self.bound}; each unit by itself: {parts}"),
+            ("bound by", f"{self.bound}; each unit alone: {parts}"),
             ("predicted", f"{self.predicted_us:.1f} us"),
             ("measured", measured),
         ]
@@ -223,7 +242,7 @@ class Explanation(Tabular, Cost):
 
 
 def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
-    """Return the occupancy of a kernel from its resources and its warps per program; None of AMD GPUs."""
+    """Return a kernel's occupancy from its resources and its warps per program; None for AMD GPUs."""
     if device.backend != "cuda":
         return None
     most, blocks = _MOST.get(device.nvidia, _MOST_ELSEWHERE)
@@ -242,10 +261,10 @@ def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
 def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]:
     """Return the microseconds that each unit of the GPU needs by itself, the longest first.
 
-    For a product these are lower bounds, except the L2 cache's. Device memory moves every operand once, and
+    For a product these are lower bounds, except for the L2 cache. Device memory moves every operand once, and
     the busiest SM multiplies whole tiles, both at peak rate. Shared memory is written and read once for each
-    tile of a and b. The L2 cache moves all that tiles request, at a rate fitted on an H200. For a permutation
-    all parts are estimates, by its family's formula.
+    tile of a and b. The L2 cache moves everything that tiles request, at a rate fitted on an H200. For a
+    permutation all parts are estimates by the formula of its family.
     """
     if isinstance(problem, PermuteProblem):
         box = config.family == boxes.BOX
@@ -272,35 +291,38 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
 
 
 def config_like(text: str, problem: Tiled, device: Device) -> Config:
-    """Return the fastest predicted config that has what `text` names: "tile BLOCK_M=128, num_warps=8".
+    """Return the fastest predicted config that matches a text such as "tile BLOCK_M=128, num_warps=8".
 
-    Raises InvalidValueError, listing the values there are, where no config has it, and UnsupportedError where
-    no config is legal at all.
+    Raises InvalidValueError, with the possible values, if no config matches, and UnsupportedError if no
+    config is legal at all.
     """
     options = ("num_warps", "num_stages", "num_ctas")
     found = [
         (each, {"family": each.family, **dict(each.kwargs)} | {name: getattr(each, name) for name in options})
         for each in model.ranked(problem, device)
     ]
-    names = set[str]()
+    names, before = set[str](), ""
     for word in text.replace(",", " ").split():
         name, _, value = word.partition("=") if "=" in word else ("family", "=", word)
         if not (name.isidentifier() and value) or name in names:
-            raise InvalidValueError(f"config {text!r}, at {word!r}: wanted NAME=VALUE, each name once")
+            raise InvalidValueError(f"config {text!r}, at {word!r}: expected NAME=VALUE, each name once")
         names.add(name)
         values = {own[name] for _, own in found if name in own}
         if not values:
-            there = ", ".join(sorted(set[str]().union(*(own for _, own in found))))
-            families = ", ".join(FAMILIES[problem.op])
+            known = set[str]().union(*(own for _, own in found))
+            listed, families = ", ".join(sorted(known)), ", ".join(FAMILIES[problem.op])
             raise InvalidValueError(
-                f"config {text!r}: there is no {name}; there are {there}; families are {families}"
+                f"config {text!r}: no config has {name}{before}{did_you_mean(name, known)}: "
+                f"expected one of {listed}, or one of the families {families}"
             )
         found = [(config, own) for config, own in found if str(own.get(name)) == value]
         if not found:
+            there = list(map(str, sorted(values)))
             raise InvalidValueError(
-                f"config {text!r}: of the configs legal for {problem.label} on {device.name} that have what "
-                f"is named before, none has {name} = {value}; there are {', '.join(map(str, sorted(values)))}"
+                f"config {text!r}: no legal config for {problem.label} on {device.name} has "
+                f"{name}={value}{before}{did_you_mean(value, there)}: expected one of {', '.join(there)}"
             )
+        before = f"{before or ' together with'} {word}"
     return found[0][0]
 
 
@@ -315,39 +337,53 @@ def explain(
 
         print(tritile.explain(tritile.matmul, a, b, config="tile BLOCK_M=64"))
 
-    The kernel is compiled for the GPU, which need not be here; nothing is launched. Times are predicted, and
-    measured ones are those that `tritile.tune` or `tritile tune` found, or the GPU's table has.
+    The kernel is compiled for the GPU, which need not be in this machine, and nothing is launched. Times are
+    predicted. Measured ones come from `tritile.tune`, from `tritile tune`, or from the table of the GPU.
 
     Args:
-        what: an operation, as `tritile.matmul`, or its name, followed by the arguments of the call, which may
-            be on the meta device; or a problem alone.
-        device: the GPU to explain for, as `tritile.plan` takes it. Default: the GPU of the tensors, else the
+        what: an operation, such as `tritile.matmul`, or its name, followed by the arguments of the call,
+            which may be on the meta device. Or a problem, without arguments.
+        args: positional arguments of the call.
+        device: the GPU to explain for, as in `tritile.plan`. Default: the GPU of the tensors, else the
             current one.
-        config: the config to explain, or a text that names some of its parameters, of which the fastest
-            predicted config is taken. Default: the plan's config.
+        config: the config to explain, or text that names some of its parameters, which stands for the fastest
+            predicted config that has them. Default: the plan's config.
+        kwargs: keyword arguments of the call.
+
+    Returns:
+        An `Explanation`, which prints as a table.
 
     Raises:
-        TritileError: as `tritile.plan` raises it.
-        InvalidValueError: the config is not legal for the problem, or the call is in place.
-        UnsupportedError: a product with packed weights, or of groups, whose sizes only the GPU knows; or a
-            decorated kernel, of whose bytes nothing is known.
+        TritileError: the same errors as `tritile.plan`.
+        InvalidValueError: the config is not legal for the problem, the call is in place, or there is no GPU
+            to explain for.
+        UnsupportedError: the call has a quantized weight; or groups, whose sizes only the GPU knows; or it is
+            of a decorated kernel, whose bytes are not known.
+
+    Examples:
+        >>> a = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+        >>> explanation = tritile.explain("matmul", a, a, device="h200", config="tile BLOCK_M=128")
+        >>> explanation.config["BLOCK_M"], round(explanation.intensity)
+        (128, 1365)
     """
     if config is not None and not isinstance(config, str | Config):
-        raise InvalidValueError(f"explain: config={config!r}: wanted a Config, or a text of parameters")
+        raise InvalidValueError(
+            f"explain: config is {config!r}: expected a Config, or text such as 'tile BLOCK_M=64'"
+        )
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     if device is None and not any(tensor.is_cuda for tensor in tensors):
         device = devices.current_gpu()
         if device is None:
-            raise InvalidValueError("explain: there is no GPU here: name one, as device='nvidia-h200'")
+            raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
     with mode(backends="triton"):  # nothing is known of torch's kernels
         chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
     if chosen.why == IN_PLACE:
-        raise InvalidValueError("explain: a call in place has one kernel and one config: leave out= away")
+        raise InvalidValueError("explain: a call in place has only one config: drop out=")
     if not isinstance(problem, Known):
-        hint = ", as its `even`, whose groups have one size" * isinstance(problem, GroupedProblem)
-        wanted = f"wanted a product or permutation of plain operands{hint}"
-        raise UnsupportedError(f"explain: {problem.label}: {wanted}")
+        hint = ", such as `problem.even`, the batch of equal groups" * isinstance(problem, GroupedProblem)
+        expected = f"expected a product or permutation of plain tensors{hint}"
+        raise UnsupportedError(f"explain: {problem.label}: {expected}")
     own = config_like(config, problem, gpu) if isinstance(config, str) else config or chosen.config
     fault = illegal(own, problem, gpu)
     if fault is not None:
@@ -368,7 +404,7 @@ def explain(
     measured = {trial.config: trial.time for trial in legal}
     tabled = (each.find(problem) for each in gpu_tables.shipped(gpu) if each.device["name"] == gpu.name)
     if chosen.us is not None and (chosen.source == "exact" or (chosen.source == "table" and any(tabled))):
-        measured.setdefault(chosen.config, chosen.us)  # a table of another GPU says nothing of this one
+        measured.setdefault(chosen.config, chosen.us)  # a table of another GPU says nothing about this one
     found = gpu_tables.portfolio(class_of(problem), gpu)
     times = {each: us for us, each in found[0].ranked(problem, gpu, len(found[0].configs))} if found else {}
     if own not in times:  # then the model predicts all of them

@@ -1,4 +1,4 @@
-"""One step of a kernel's tiling as an SVG picture: the blocks that a tile loads, and the tiles before it."""
+"""A step of a kernel's tiling as an SVG picture: the blocks that a tile loads, and the tiles before it."""
 
 import math
 import textwrap
@@ -79,10 +79,10 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     if reason is not None:
         raise InvalidValueError(f"{config} cannot run {problem.label} on {device.name}: {reason}")
     if config.family not in DRAWN:
-        raise UnsupportedError(f"{config} has no tiles to draw: families that have are {', '.join(DRAWN)}")
+        raise UnsupportedError(f"{config} has no tiles to draw: expected a config of {', '.join(DRAWN)}")
     if isinstance(problem, PermuteProblem):
         if not problem.is_transposing:
-            raise UnsupportedError(f"{problem.label} copies rows: of permutations transposes are drawn")
+            raise UnsupportedError(f"{problem.label} copies rows: only permutations that transpose are drawn")
         of = traffic.covers(problem, config)
         return Tiling(problem, (of.m, of.n), of.tiles_m, of.tiles_n, config["GROUP_M"], 0)
     work = work_of(call_for(problem), config, device.processors, False)
@@ -240,7 +240,7 @@ def _product(tiling: Tiling, index: int, step: int) -> tuple[str, float, list[Li
     masked = 1 - inside / (height * depth + depth * width)
     if masked or (out.rows, out.columns) != (height, width):
         low += 20
-        drawn += _text("edge", _LEFT, low, "hatched: past the edge, zero-filled; of C not stored")
+        drawn += _text("edge", _LEFT, low, "hatched: past the edge, so zero-filled, or in C not stored")
     zeros = f"; {math.floor(100 * masked + 1e-9)}% zero-filled" if masked else ""
     row = min(problem.k, (step + 1) * depth) * problem.itemsize  # bytes of a row of A, up to this step
     lines = [
@@ -276,7 +276,7 @@ def _transpose(tiling: Tiling, index: int, config: Config, device: Device) -> tu
     drawn += _text("name a-ink", x.x, _TOP - 8, f"x\u2002{_by(problem.m, problem.n)}")
     drawn += _text("name c-ink", out.x, _TOP - 8, f"out\u2002{_by(problem.n, problem.m)}")
     if any(again):
-        drawn += _text("edge", _LEFT, low, "hatched: moved by the tile before, too")
+        drawn += _text("edge", _LEFT, low, "hatched: also moved by the tile before")
     lines = [
         _span("rows", top, height),
         _span("columns", left, width),
@@ -310,9 +310,9 @@ def picture(
     tile = tiling.tiles // 2 if tile is None else tile
     step = (tiling.steps + 1) // 2 if step is None else step
     if not 0 <= tile < tiling.tiles:
-        raise InvalidValueError(f"tile {tile}: wanted one of 0 to {tiling.tiles - 1}")
+        raise InvalidValueError(f"tile is {tile}: expected 0 to {tiling.tiles - 1}")
     if not 1 <= step <= tiling.steps:
-        raise InvalidValueError(f"step {step}: wanted one of 1 to {tiling.steps}")
+        raise InvalidValueError(f"step is {step}: expected 1 to {tiling.steps}")
     if isinstance(tiling.problem, MatmulProblem):
         heading, (drawn, low, lines) = "A matrix product", _product(tiling, tile, step - 1)
     else:

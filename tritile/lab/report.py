@@ -1,6 +1,6 @@
 """Results as one HTML page: a chart of where this GPU gains and loses, and a table of the slowest problems.
 
-altair draws, and its own controls filter. Nothing is loaded from the network.
+altair draws the chart, with its own filters. Nothing is loaded from the network.
 """
 
 import html
@@ -94,7 +94,7 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart |
     `base` draws rows that filters leave; by default all. Raises FileError where there is no row.
     """
     if not rows:
-        raise FileError("there are no results of this GPU: tritile bench --output DIR makes them")
+        raise FileError("there are no results for this GPU: run `tritile bench --output DIR` first")
     base = alt.Chart(alt.InlineData(rows)) if base is None else base
     bands: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -181,7 +181,8 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
     head, title, rest = text.partition("<title>Chart</title>")
     if not title:
         raise UnsupportedError(
-            "this vl-convert-python writes another page: install the version of constraints.txt"
+            "this version of vl-convert-python writes pages that tritile does not know: "
+            "install the version in constraints.txt"
         )
     name = html.escape(f"tritile on {gpu}")
     script, body, rest = rest.rpartition("<body>")

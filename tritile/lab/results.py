@@ -130,7 +130,7 @@ def case_of(line: Mapping[str, Any]) -> Case:
     """Return the case of a result. Raises InvalidValueError if it names none."""
     op = line.get("op")
     if not isinstance(op, str) or op not in _SIZES:
-        raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(_SIZES)}")
+        raise InvalidValueError(f"op = {op!r}: expected one of {', '.join(_SIZES)}")
     found = {name: line.get(name) for name in ("op", "suite", "dtype", *_SIZES[op])}
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
     return Case(**fields, epilogue=line.get("epilogue", ""))
@@ -139,10 +139,10 @@ def case_of(line: Mapping[str, Any]) -> Case:
 def _checked(line: Any) -> Result:
     """Return a value if it is a result, else raise InvalidValueError."""
     if not isinstance(line, dict):
-        raise InvalidValueError("wanted an object")
+        raise InvalidValueError("expected an object")
     env, positive, texts = line.get("env"), ["tritile_us", "torch_us", "ratio_torch"], ["plan_source"]
     if not (isinstance(env, dict) and all(isinstance(env.get(name), str) for name in ENV_FIELDS)):
-        raise InvalidValueError(f"env = {str(env)[:80]}: wanted texts {', '.join(ENV_FIELDS)}")
+        raise InvalidValueError(f"env = {str(env)[:80]}: expected texts {', '.join(ENV_FIELDS)}")
     if line.get("op") == HOST:
         texts = ["call"]
     else:
@@ -156,10 +156,10 @@ def _checked(line: Any) -> Result:
     for name in positive:
         value: Any = line.get(name)
         if not (type(value) in (int, float) and 0 < value <= sys.float_info.max):
-            raise InvalidValueError(f"{name} = {str(value)[:80]}: wanted a number above 0")
+            raise InvalidValueError(f"{name} = {str(value)[:80]}: expected a number above 0")
     for name in texts:
         if not (isinstance(line.get(name), str) and line[name]):
-            raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: wanted a text")
+            raise InvalidValueError(f"{name} = {str(line.get(name))[:80]}: expected a text")
     return line
 
 

@@ -34,14 +34,18 @@ _REMEMBERED: Final = "remembered"
 
 @dataclass(frozen=True, repr=False)
 class TuneResult(Tabular):
-    """What tuning a call found.
+    """What tuning a call found. It prints as a table.
 
-    - `config`: the best config; of a decorated kernel a `triton.Config`.
-    - `us`: its microseconds; None where they were not kept.
-    - `how`: "searched", or "remembered" where nothing was left to measure.
-    - `tried`, `failed`: configs that were measured now, and those of them that failed. `seconds`: how long
-      that took.
-    - `torch_us`: microseconds of torch's call; None where torch has no single call for the problem.
+    Attributes:
+        problem: what is computed.
+        device: the GPU.
+        config: the best config; for a decorated kernel a `triton.Config`.
+        us: its microseconds; None if they were not kept.
+        how: "searched", or "remembered" if there was nothing left to measure.
+        tried: how many configs were measured now.
+        failed: how many of those failed.
+        seconds: how long that took.
+        torch_us: microseconds of torch's call; None if torch has no single call for the problem.
     """
 
     problem: Problem
@@ -56,7 +60,7 @@ class TuneResult(Tabular):
 
     @property
     def ratio(self) -> float | None:
-        """torch's time by tritile's: above 1 tritile is faster; None where either is not known."""
+        """torch's time divided by tritile's: above 1, tritile is faster; None if either is unknown."""
         return self.torch_us / self.us if self.torch_us and self.us else None
 
     @property
@@ -65,7 +69,7 @@ class TuneResult(Tabular):
         found = [
             ("config", str(self.config)),
             ("time", "not kept" if self.us is None else f"{self.us:.1f} us"),
-            (self.how, "nothing was left to measure" if self.how == _REMEMBERED else tried),
+            (self.how, "there was nothing left to measure" if self.how == _REMEMBERED else tried),
         ]
         if self.torch_us is not None and self.ratio is not None:
             found.append(("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long"))
@@ -77,9 +81,9 @@ class TuneResult(Tabular):
 
 
 def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:
-    """Return the GPU of the first tensor on one, else the current GPU, and its number.
+    """Return the GPU of the first tensor on one, else the current GPU, with its number.
 
-    Raises UnsupportedError where there is none, and where nothing may be measured at the moment.
+    Raises UnsupportedError if there is none, or if nothing may be measured at the moment.
     """
     tensors = (value for value in values if isinstance(value, torch.Tensor) and value.is_cuda)
     index = next((tensor.get_device() for tensor in tensors), devices.current_index())
@@ -97,15 +101,17 @@ def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """
     if isinstance(what, Tiled):
         if args or kwargs:
-            raise InvalidValueError(f"{who}: {what.label} is a problem, and takes no arguments")
+            raise InvalidValueError(f"{who}: what is a problem, {what.label}, which takes no arguments")
         problem = what
     else:
         call, _ = call_of(who, what, args, kwargs)
         if fixed(call) is not None:
-            raise InvalidValueError(f"{who}: a call in place has one kernel and one config: leave out= away")
+            raise InvalidValueError(f"{who}: a call in place has only one config: drop out=")
         problem = call.problem
     if is_torch_only(problem):
-        raise UnsupportedError(f"{who}: only torch computes {problem.label}: nothing of tritile's to measure")
+        raise UnsupportedError(
+            f"{who}: only torch computes {problem.label}: there is nothing of tritile's to measure"
+        )
     return problem
 
 
@@ -120,9 +126,9 @@ def _of_kernel(
 ) -> TuneResult:
     device, given = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
     if not kernel.measurable(device):
-        raise UnsupportedError("tune: there is no GPU here to measure, and times of the host tell nothing")
+        raise UnsupportedError("tune: there is no GPU here to measure")
     if given.get("grid") is None:
-        raise InvalidValueError("tune: there is no grid: wanted grid=, as kernel[grid] takes it")
+        raise InvalidValueError("tune: grid is missing: expected grid=, as in kernel[grid]")
     call = kernel.call(args, given, device)
     begun, before = time.perf_counter(), set(store_of(device).trials(call.source, call.problem))
     config = measured(kernel, call, rules, force)
@@ -141,26 +147,28 @@ def tune(
     force: bool = False,
     **kwargs: Any,
 ) -> TuneResult:
-    """Measure the configs of one call on the GPU, remember the best, and tell what was found.
+    """Measure the configs of one call on the GPU, remember the best, and return what was found.
 
-    Calls of these sizes run with it from now on, in every process of this machine that plans them anew.
-    Operands are made up: the arguments' sizes, strides and dtypes count, and those of an operation are not
-    written.
+    From now on, calls of this problem run with it in every process on this machine that plans them anew.
+    Operands are made up: only the sizes, strides and dtypes of the arguments matter, and an operation's
+    tensors are not written.
 
     Args:
-        what: an operation of tritile, or its name, followed by the arguments of the call, as `tritile.plan`
-            takes them; a problem alone; or a kernel that `tritile.autotune` decorates, followed by its
-            arguments and `grid=`.
-        exhaustive: try every config. Default: a search that ends where it expects no more gain.
-        budget: seconds after which no more configs are tried, once one works. Default:
-            `TRITILE_TUNE_BUDGET`, or 15; no limit if `exhaustive`.
+        what: an operation of tritile, or its name, followed by the arguments of the call, as in
+            `tritile.plan`. Or a problem, without arguments. Or a kernel decorated with `tritile.autotune`,
+            followed by its arguments and `grid=`.
+        args: positional arguments of the call.
+        exhaustive: try every config. Default: search, and stop when no further gain is expected.
+        budget: seconds after which no more configs are tried, once one works. Default: `TRITILE_TUNE_BUDGET`,
+            or 15; no limit if `exhaustive`.
         force: measure again what is remembered.
+        kwargs: keyword arguments of the call.
 
     Returns:
         A `TuneResult`, which prints as a table.
 
     Raises:
-        TritileError: as the call itself raises it for its arguments.
+        TritileError: the same errors as the call itself, for its arguments.
         InvalidValueError: an argument does not fit.
         UnsupportedError: there is no GPU here, or a CUDA graph is being captured.
         TuningError: no config works.
@@ -168,7 +176,7 @@ def tune(
     if budget is not None and (
         isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0
     ):
-        raise InvalidValueError(f"tune: budget is {budget!r}: wanted seconds above 0, or None")
+        raise InvalidValueError(f"tune: budget is {budget!r}: expected a number of seconds above 0, or None")
     rules = Rules(problem_s=tune_budget_s(Rules.problem_s))
     if isinstance(what, Autotuner):
         rules = rules_of(what.space)
@@ -189,6 +197,6 @@ def tune(
         now.time_torch(problem, device, gpu)
     torchs, best = store.best(TORCH, problem), best_of(plans.trials(problem, device))
     if best is None:
-        raise TuningError(f"{problem.label}: no config of it is remembered")
+        raise TuningError(f"tune: no config of {problem.label} is remembered")
     forget()  # calls that were prepared with another config are planned anew
     return TuneResult(problem, device, best.config, best.us, how, *counts, torchs.us if torchs else None)

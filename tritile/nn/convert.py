@@ -15,7 +15,7 @@ from tritile.core.markup import Tabular
 from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
-from tritile.errors import InvalidValueError, TritileError, brief
+from tritile.errors import InvalidValueError, TritileError, brief, did_you_mean
 from tritile.nn.exchanged import (
     Comparison,
     LayerCall,
@@ -46,17 +46,21 @@ _BITS: Final[dict[WeightKind, WeightBits]] = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True)
 class ConversionRow:
-    """What became of layers that are alike, at one number of rows.
+    """What became of a group of similar layers, at one number of rows.
 
-    - `layers`: their name in the model, numbers in it as *; `count`: how many they are.
-    - `features`: K and N.
-    - `rows`: rows of the input; None if it did not count, as no call was seen or nothing was compared.
-    - `dtype`: of the input; "" if it did not count. `training`: gradients are computed.
-    - `exchanged`: True if the layers were exchanged.
-    - `by`: who multiplies at these rows, "tritile" or "torch".
-    - `ratio`: torch's time over tritile's, with the products of gradients in training; None if unknown.
-    - `source`: "measured", "predicted", or "" without a ratio.
-    - `why`: why torch multiplies; "" otherwise.
+    Attributes:
+        layers: name of the layers in the model, with * for numbers.
+        features: K and N.
+        count: how many layers these are.
+        rows: rows of the input; None if no call was seen or nothing was compared.
+        dtype: dtype of the input; "" likewise, and under autocast.
+        training: True if gradients are computed.
+        exchanged: True if the layers were exchanged.
+        by: which backend multiplies at this number of rows, "tritile" or "torch".
+        ratio: torch's time divided by tritile's, in training including the products of the gradients; None if
+            unknown.
+        source: "measured", "predicted", or "" without a ratio.
+        why: why torch multiplies; "" if tritile does.
     """
 
     layers: str
@@ -74,11 +78,14 @@ class ConversionRow:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Tabular):
-    """What `convert` did; it prints as a table.
+    """What `convert` did. It prints as a table.
 
-    - `kind`: the argument. `exchanged`: names of the layers that were exchanged.
-    - `device`: name of the GPU that was decided for; "" if nothing was compared.
-    - `rows`: a `ConversionRow` for each kind of layer and number of rows.
+    Attributes:
+        kind: the argument of `convert`.
+        device: name of the GPU that backends were compared for; "" if nothing was compared.
+        exchanged: names of the layers that were exchanged.
+        layers: how many linear layers there are.
+        rows: a `ConversionRow` for each group of similar layers and number of rows.
     """
 
     kind: str
@@ -132,7 +139,7 @@ def recorded(model: torch.nn.Module) -> Iterator[dict[torch.nn.Module, Counter[L
 
 
 def _read_elsewhere(model: torch.nn.Module, kind: WeightKind) -> dict[int, str]:
-    """Return, by the id of a layer, what reads its weight too, so that the layer must stay as it is."""
+    """Return, by a layer's id, what else reads its weight, so that the layer must stay as it is."""
     found: dict[int, str] = {}
     owners: dict[int, dict[str, torch.nn.Module]] = {}
     for name, module in model.named_modules():
@@ -165,18 +172,18 @@ def _unfit(layer: Any, kind: WeightKind, always: bool) -> str:
         return "its forward was replaced"
     parameter = dict(layer.named_parameters(recurse=False)).get("weight")
     if parameter is None or (type(parameter) is not torch.nn.Parameter and not always):
-        return f"its weight is computed, or a {type(layer.weight).__name__}: wanted a plain parameter"
+        return f"its weight is computed or a {type(layer.weight).__name__}, not a plain parameter"
     if parameter.dtype not in _DTYPES[kind]:
-        return f"its weight is {name_of(parameter.dtype)}: wanted {names_of(_DTYPES[kind])}"
+        return f"its weight is {name_of(parameter.dtype)}, not one of {names_of(_DTYPES[kind])}"
     if kind in _BITS and getattr(layer, "activation", None) is not None:
         return f"its activation {layer.activation!r} is not fused with packed weights"
     return ""
 
 
 def _decided(row: ConversionRow, layer: Any, calls: Iterable[LayerCall], gpu: Any) -> Iterator[ConversionRow]:
-    """Yield what becomes of a layer at each of its calls, by comparing tritile with torch."""
+    """Yield what becomes of a layer at each of its calls, from comparing tritile with torch."""
     for call in calls:
-        found, dtype = Comparison(why="under autocast torch keeps the weights that it casts"), ""
+        found, dtype = Comparison(why="under autocast torch caches the weights that it casts"), ""
         if call.dtype is not None:
             dtype = name_of(call.dtype)
             try:
@@ -189,13 +196,13 @@ def _decided(row: ConversionRow, layer: Any, calls: Iterable[LayerCall], gpu: An
 
 
 def _target(model: torch.nn.Module, device: Any) -> tuple[Device, int | None]:
-    """Return the GPU to decide for, and its number if it is here. InvalidValueError if there is none."""
+    """Return the GPU to decide for, and its number if it is here. Raises InvalidValueError without one."""
     if device is not None:
         return gpu_of("convert", device), None
     used = {each.device.index for each in model.parameters() if each.device.type == "cuda"}
     index = min(used) if used else devices.current_index()
     if index is None:
-        raise InvalidValueError("convert: there is no GPU here: name one with device=, as 'nvidia-h200'")
+        raise InvalidValueError("convert: there is no GPU here: pass device=, such as device='h200'")
     return devices.gpu(index), index
 
 
@@ -215,25 +222,27 @@ def _quantize(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: 
 def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> list[int]:
     """Check the arguments of `convert`, and return its rows. Raises InvalidValueError."""
     if not isinstance(model, torch.nn.Module):
-        raise InvalidValueError(f"convert: model is a {type(model).__name__}: wanted a torch.nn.Module")
+        raise InvalidValueError(f"convert: model is a {type(model).__name__}: expected a torch.nn.Module")
     if kind not in get_args(WeightKind):
-        raise InvalidValueError(f"convert: kind is {kind!r}: wanted one of {', '.join(get_args(WeightKind))}")
+        kinds = get_args(WeightKind)
+        hint = did_you_mean(kind, kinds)
+        raise InvalidValueError(f"convert: kind is {kind!r}{hint}: expected one of {', '.join(kinds)}")
     if group_size not in GROUP_SIZES:
-        raise InvalidValueError(f"convert: group_size is {group_size!r}: wanted one of {GROUP_SIZES}")
+        raise InvalidValueError(f"convert: group_size is {group_size!r}: expected one of {GROUP_SIZES}")
     if forward is not None and not callable(forward):
-        wanted = "a function without arguments that calls the model"
-        raise InvalidValueError(f"convert: forward is a {type(forward).__name__}: wanted {wanted}")
+        expected = "a function without arguments that calls the model"
+        raise InvalidValueError(f"convert: forward is a {type(forward).__name__}: expected {expected}")
     sources = [rows is not None, forward is not None, bool(always)]
     if kind != "linear" and any(sources):
-        raise InvalidValueError(f"convert: rows, forward and always are for kind 'linear', not {kind!r}")
+        raise InvalidValueError(f"convert: kind is {kind!r}: rows, forward and always are for 'linear' only")
     if kind == "linear" and sum(sources) != 1:
         raise InvalidValueError(
-            "convert: wanted one of rows=, the numbers of rows that matter; forward=, a function that calls "
-            "the model once; and always=True"
+            "convert: expected exactly one of rows=, the numbers of rows that matter; forward=, a function "
+            "that calls the model once; and always=True"
         )
     numbers = [] if rows is None else list(rows) if isinstance(rows, Iterable) else [rows]
     if not all(type(each) is int and each > 0 for each in numbers) or (rows is not None and not numbers):
-        raise InvalidValueError(f"convert: rows is {rows!r}: wanted a whole number above 0, or several")
+        raise InvalidValueError(f"convert: rows is {rows!r}: expected one or more whole numbers above 0")
     return list(dict.fromkeys(numbers))
 
 
@@ -249,47 +258,56 @@ def convert(
     group_size: GroupSize = 128,
     zero_points: bool = False,
 ) -> Conversion:
-    """Exchange a model's linear layers, in place, for layers that tritile multiplies where it is faster.
+    """Exchange a model's linear layers, in place, for layers that multiply with tritile where it is faster.
 
         print(tritile.nn.convert(model, rows=(1, 2048)))
         print(tritile.nn.convert(model, forward=lambda: model(tokens)))
 
-    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear" one is exchanged if, at one
-    of the numbers of rows at least, tritile's own kernel is planned and faster than torch's by more than
-    predictions err; in mode "tune" both are measured instead. The layer stays the same object, of a subclass
-    of its class, so its parameters (also shared ones), hooks, names, state dict, dtype and training flag
-    stay. At each call it takes whichever is predicted to be faster at that call's rows, so a layer may go on
-    by torch at other rows. Under autocast and for tensors that are not on a GPU it is torch's own; under
-    torch.compile it is `tritile.linear` at any rows. `restore` undoes it.
+    Layers are `torch.nn.Linear`, and `Conv1D` of transformers. With kind "linear", a layer is exchanged if,
+    for at least one of the numbers of rows, tritile's own kernel is planned and is faster than torch's by
+    more than predictions err. In mode "tune" both are measured instead. The layer stays the same object but
+    becomes an instance of a subclass, so that its parameters (also shared ones), hooks, names, state dict,
+    dtype and training flag stay. At each call it runs the backend that is predicted to be faster for that
+    call's rows, so an exchanged layer may still run torch at other numbers of rows. Under autocast, and for
+    tensors that are not on a GPU, it is torch's own; under torch.compile it is `tritile.linear` for any rows.
+    `restore` undoes the exchange.
 
-    With "int8" and "int4" a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer and is
-    not trained. Make optimizers that hold quantized weights anew.
+    With "int8" and "int4", a `torch.nn.Linear` becomes a `QuantizedLinear`, whose weight is a buffer that is
+    not trained. Recreate optimizers that hold such weights.
 
     Args:
-        model: any module, also a linear layer itself.
+        model: any module, also a single linear layer.
         kind: "linear"; or "int8" or "int4", for weights of float16 or bfloat16.
-        rows: for "linear", numbers of rows, all dimensions of a layer's input but the last multiplied.
-            Products of gradients count too for layers in training mode whose model has trainable parameters.
-        forward: for "linear", instead of rows: a function without arguments that calls the model once. Rows
-            and dtypes of each layer's calls, and whether gradients are recorded, are read from this one run.
-        always: for "linear", instead of both: exchange every layer that fits, and multiply by tritile at
+        rows: for "linear", numbers of rows: the product of all dimensions of a layer's input except the last.
+            The products of the gradients count too, for layers in training mode if the model has parameters
+            that are trained.
+        forward: for "linear", instead of rows: a function without arguments that calls the model once. From
+            that run come each layer's rows and dtypes, and whether gradients are recorded.
+        always: for "linear", instead of both: exchange every layer that fits, and multiply with tritile at
             every call. For batch-invariant models and sharded layers.
-        device: GPU to decide for, as `tritile.plan` takes it; nothing is measured then. Default: the GPU of
-            the model's parameters, or the current one.
-        filter: function of a layer's name and the layer; other layers are left out where it returns False.
-        group_size: for "int8" and "int4", number of columns that share a scale: 32, 64 or 128.
-        zero_points: for "int8" and "int4", give each group a zero point.
+        device: GPU to decide for, as in `tritile.plan`; then nothing is measured. Default: the GPU of the
+            model's parameters, or the current one.
+        filter: function of a layer's name and the layer. Layers for which it returns False are left alone.
+        group_size: for "int8" and "int4", how many columns share a scale: 32, 64 or 128.
+        zero_points: for "int8" and "int4", True gives each group a zero point.
 
-    Other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight is computed from
-    other parameters (parametrizations, weight norm) and layers whose forward was replaced are left as they
-    are. So are layers to be quantized whose weight another module holds, such as a head that shares it with
+    Left as they are: other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight
+    is computed from other parameters (parametrizations, weight norm), and layers whose forward was replaced.
+    Layers to be quantized also stay if another module holds their weight, such as a head that shares it with
     an embedding. Layers that were exchanged before are decided anew.
 
     Returns:
-        A table of what was exchanged and why.
+        A `Conversion`, which prints as a table of what was exchanged and why.
 
     Raises:
         InvalidValueError: an argument does not fit, or there is no GPU to decide for. Nothing is changed.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+        >>> len(tritile.nn.convert(model, always=True).exchanged)
+        2
+        >>> tritile.nn.restore(model)
+        2
     """
     numbers = _checked_rows(model, kind, rows, forward, always, group_size)
     gpu = _target(model, device) if kind == "linear" and not always else None
@@ -331,14 +349,15 @@ def convert(
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Undo `convert` of kind "linear" in place; return the number of layers that are torch's own again.
+    """Undo `convert` of kind "linear", in place, and return how many layers are torch's own again.
 
-    Quantized layers stay: their weights are gone.
+    Quantized layers stay, because their original weights are gone.
 
-    Raises InvalidValueError if `model` is not a module.
+    Raises:
+        InvalidValueError: `model` is not a module.
     """
     if not isinstance(model, torch.nn.Module):
-        raise InvalidValueError(f"restore: model is a {type(model).__name__}: wanted a torch.nn.Module")
+        raise InvalidValueError(f"restore: model is a {type(model).__name__}: expected a torch.nn.Module")
     exchanged = [layer for layer in model.modules() if is_exchanged(layer)]
     for layer in exchanged:
         assign(layer, False)

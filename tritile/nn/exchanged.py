@@ -1,6 +1,6 @@
-"""Layers that `tritile.nn.convert` exchanges: torch's own, with each call multiplied by whoever is faster.
+"""The layers that `tritile.nn.convert` makes: torch's own, where each call runs the faster backend.
 
-An exchanged layer is the same object with another class, so parameters, hooks, names and state dict stay.
+An exchanged layer is the same object with another class, so its parameters, hooks, names and state dict stay.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
 # How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
 PARTS_AHEAD: Final = 2.0
-_SLOWER: Final = "torch is as fast, or faster"
+_SLOWER: Final = "torch is as fast or faster"
 
 
 class LayerCall(NamedTuple):
@@ -99,12 +99,12 @@ def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans
 
 
 def _of_ratio(ratio: float, wins: bool, source: str, us: float | None) -> Comparison:
-    near = "not by enough to be sure" if ratio > _NOISE else _SLOWER
+    near = "tritile is ahead, but not by enough to be sure" if ratio > _NOISE else _SLOWER
     return Comparison(ratio, wins, source, us, "" if wins else near)
 
 
 def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
-    unknown = Comparison(why=f"torch's time at such sizes is not known on {device.name}")
+    unknown = Comparison(why=f"torch's time at this size is not known on {device.name}")
     timed = gpu_tables.is_calibrated(device) or store_of(device).best(TORCH, problem) is not None
     if not timed and current_mode() != "tune":
         return unknown  # without a portfolio a plan would rank whole spaces

@@ -1,4 +1,4 @@
-"""Offer `tritile.nn.Linear`: torch's linear layer, multiplied by `tritile.linear`."""
+"""`tritile.nn.Linear`: torch's linear layer, multiplied by `tritile.linear`."""
 
 from typing import Any
 
@@ -10,25 +10,30 @@ from tritile.ops.fused import linear
 
 
 class Linear(torch.nn.Linear):
-    """Multiply by `tritile.linear`; parameters, state dict and initialization are those of `torch.nn.Linear`.
+    """A subclass of `torch.nn.Linear` that multiplies with `tritile.linear`.
 
-    `ColwiseParallel` and `RowwiseParallel` of `torch.distributed.tensor.parallel` shard it as they shard
-    torch's.
+    Parameters, initialization and state dict are those of `torch.nn.Linear`. `ColwiseParallel` and
+    `RowwiseParallel` of `torch.distributed.tensor.parallel` shard it like torch's.
 
     Args:
         in_features: K, the last dimension of the input.
         out_features: N, the last dimension of the result.
-        bias: add a bias (N,).
+        bias: True adds a bias (N,).
         device: device of the parameters.
         dtype: dtype of the parameters and the input: float16, bfloat16, float32, float64, complex64 or
             complex128.
-        activation: applied before the product is stored: "relu", "gelu", "gelu_tanh", "silu", or None; for
-            real dtypes only.
+        activation: applied before the result is stored, for real dtypes only: "relu", "gelu", "gelu_tanh",
+            "silu", or None.
 
-    A call raises what `tritile.linear` raises.
+    A call raises the same errors as `tritile.linear`.
 
     Raises:
         InvalidValueError: the activation is unknown.
+
+    Examples:
+        >>> layer = tritile.nn.Linear(64, 256, device="cuda", activation="gelu")
+        >>> layer(torch.randn(10, 64, device="cuda")).shape
+        torch.Size([10, 256])
     """
 
     activation: Activation | None

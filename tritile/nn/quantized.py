@@ -1,4 +1,4 @@
-"""Offer `tritile.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits."""
+"""`tritile.nn.QuantizedLinear`: a linear layer whose weight has 4 or 8 bits per element."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,25 +15,25 @@ from tritile.ops.request import computed
 
 
 class QuantizedLinear(Moved):
-    """Multiply by a weight that `tritile.quantize` made, unpacked on the way, as a linear layer.
+    """A linear layer with a weight that `tritile.quantize` made, which is unpacked while it is multiplied.
 
     The weight is three buffers, `packed`, `scales` and `zeros` (None without zero points), as in
-    `tritile.QuantizedWeight`. The state dict holds them: a layer of the same sizes, bits and group_size loads
-    it. `.to(device)` moves all of them. `.to(dtype)` with bfloat16 or float16 changes bias and scales, and
-    with them the dtype of the input; with other dtypes it changes only the bias.
+    `tritile.QuantizedWeight`. The state dict holds them, and loads into a layer of the same sizes, bits and
+    group_size. `.to(device)` moves all of them. `.to(dtype)` with bfloat16 or float16 changes bias and
+    scales, and with them the dtype of the input; with other dtypes it changes only the bias.
 
     Args:
         in_features: K, the last dimension of the input.
         out_features: N, the last dimension of the result.
-        bias: add a bias (N,), a parameter, initially zero.
+        bias: True adds a bias (N,), a parameter that is initially zero.
         device: device of weight and bias.
         dtype: dtype of input, result, scales and bias: bfloat16 or float16.
         bits: 4 or 8.
-        group_size: number of columns that share a scale: 32, 64 or 128.
-        zero_points: give each group a zero point.
+        group_size: how many columns share a scale: 32, 64 or 128.
+        zero_points: True gives each group a zero point.
 
-    The weight is initially zero; `from_linear` makes a layer from a trained one. A call raises what
-    `tritile.linear` raises.
+    The weight is initially zero; `from_linear` makes a layer from a trained one. A call raises the same
+    errors as `tritile.linear`.
 
     Raises:
         ShapeError, DtypeError, InvalidValueError: an argument does not fit.
@@ -58,11 +58,11 @@ class QuantizedLinear(Moved):
         if bits not in WEIGHT_BITS or group_size not in GROUP_SIZES:
             raise InvalidValueError(
                 f"QuantizedLinear: bits is {bits!r} and group_size {group_size!r}: "
-                f"wanted one of {WEIGHT_BITS} and one of {GROUP_SIZES}"
+                f"expected bits of {WEIGHT_BITS} and a group_size of {GROUP_SIZES}"
             )
         if in_features < 1 or out_features < 1:
             sizes = f"in_features is {in_features} and out_features {out_features}"
-            raise ShapeError(f"QuantizedLinear: {sizes}: wanted 1 or more")
+            raise ShapeError(f"QuantizedLinear: {sizes}: expected both 1 or more")
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         zero = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
@@ -83,18 +83,23 @@ class QuantizedLinear(Moved):
         group_size: GroupSize = 128,
         zero_points: bool = False,
     ) -> "QuantizedLinear":
-        """Return a layer with the weight of another, quantized, and with its bias itself.
+        """Return a layer with the quantized weight of another layer, and its bias itself.
 
-        Only the sizes of a layer on the meta device count.
+        For a layer on the meta device only the sizes are computed.
 
         Args:
-            layer: a layer with a weight (N, K) of bfloat16 or float16.
+            layer: a layer with a weight (N, K) in bfloat16 or float16.
             bits: as for the class.
             group_size: as for the class.
             zero_points: as for the class.
 
         Raises:
-            TritileError: as `tritile.quantize` raises it.
+            TritileError: the same errors as `tritile.quantize`.
+
+        Examples:
+            >>> layer = torch.nn.Linear(64, 256, device="cuda", dtype=torch.bfloat16)
+            >>> tritile.nn.QuantizedLinear.from_linear(layer, bits=4).weight.shape
+            (256, 64)
         """
         weight, sizes = layer.weight, (layer.in_features, layer.out_features)
         how: dict[str, Any] = {"bits": bits, "group_size": group_size, "zero_points": zero_points}
@@ -116,9 +121,9 @@ class QuantizedLinear(Moved):
 
     @property
     def weight(self) -> QuantizedWeight:
-        """Return the buffers as a `tritile.QuantizedWeight`: a new one at each access, of the same memory.
+        """The buffers as a `tritile.QuantizedWeight`: a new one at each access, in the same memory.
 
-        Keep it where it is used often: its parts are checked each time.
+        Keep it if you use it often, because its parts are checked each time.
         """
         shape = (self.out_features, self.in_features)
         return QuantizedWeight(self.packed, self.scales, self.zeros, self.bits, self.group_size, shape)

@@ -61,7 +61,7 @@ def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None
         if only and not is_as_set:
             raise UnsupportedError(
                 f"{of.op}: precision is {how!r}, but only torch multiplies complex numbers, and its setting "
-                f"torch.backends.cuda.matmul.fp32_precision is {setting!r}: wanted the same, or None"
+                f"torch.backends.cuda.matmul.fp32_precision is {setting!r}: expected that, or None"
             )
         if not is_as_set or (of.precision == "ieee" and not only):
             return None

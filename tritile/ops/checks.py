@@ -19,6 +19,7 @@ from tritile.errors import (
     OverlapError,
     ShapeError,
     UnsupportedError,
+    did_you_mean,
 )
 
 _MAX_OVERLAP_WORK = 100_000  # steps of the exact overlap test; after these, memory counts as overlapping
@@ -35,7 +36,7 @@ def names_of(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def describe(tensor: Any) -> str:
-    """Return dtype, shape and device of a tensor, for a message; of anything else its type and value."""
+    """Return a tensor's dtype, shape and device, for a message; for anything else its type and value."""
     if not isinstance(tensor, torch.Tensor):
         return f"{type(tensor).__name__} {str(tensor)[:60]!r}"
     return f"{name_of(tensor.dtype)} {tuple(tensor.shape)} on {tensor.device}"
@@ -54,20 +55,20 @@ def check_tensor(
     have `rank` dimensions.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted a torch.Tensor")
+        raise DtypeError(f"{op}: {name} is {describe(tensor)}: expected a torch.Tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
-        raise DtypeError(f"{op}: {name} is {kind}: wanted a dense (strided) tensor")
+        raise DtypeError(f"{op}: {name} is {kind}: expected a dense (strided) tensor")
     if tensor.device.type not in ("cuda", "cpu", "meta"):
-        raise DeviceError(f"{op}: {name} is on {tensor.device}: wanted cuda, cpu or meta")
+        raise DeviceError(f"{op}: {name} is on {tensor.device}: expected cuda, cpu or meta")
     if like is not None and tensor.device != like.device:
         raise DeviceError(
-            f"{op}: {name} is on {tensor.device}: wanted {like.device}, the device of the first operand"
+            f"{op}: {name} is on {tensor.device}: expected {like.device}, the device of the first operand"
         )
     if dtypes and tensor.dtype not in dtypes:
-        raise DtypeError(f"{op}: {name} is {describe(tensor)}: wanted {names_of(dtypes)}")
+        raise DtypeError(f"{op}: {name} is {describe(tensor)}: expected {names_of(dtypes)}")
     if rank is not None and tensor.ndim != rank:
-        raise ShapeError(f"{op}: {name} has shape {tuple(tensor.shape)}: wanted {rank} dimensions")
+        raise ShapeError(f"{op}: {name} has shape {tuple(tensor.shape)}: expected {rank} dimensions")
 
 
 def shapes(**tensors: torch.Tensor) -> str:
@@ -81,7 +82,7 @@ def check_same_dtype(op: str, **tensors: torch.Tensor) -> None:
     (name, tensor), (other_name, other) = tensors.items()
     if tensor.dtype != other.dtype:
         kinds = f"{name} is {name_of(tensor.dtype)} and {other_name} {name_of(other.dtype)}"
-        raise DtypeError(f"{op}: {kinds}: wanted the same dtype")
+        raise DtypeError(f"{op}: {kinds}: expected the same dtype")
 
 
 def check_memory(op: str, *tensors: Any) -> None:
@@ -93,7 +94,7 @@ def check_memory(op: str, *tensors: Any) -> None:
         if isinstance(tensor, torch.Tensor) and (is_transformed(tensor) or isinstance(tensor, FakeTensor)):
             raise UnsupportedError(
                 f"{op}: {describe(tensor)} has no memory of its own (traced, or inside vmap or jvp): "
-                "wanted a plain tensor"
+                "expected a plain tensor"
             )
 
 
@@ -134,16 +135,16 @@ def number_of(op: str, name: str, value: Any, like: torch.Tensor) -> complex:
     Raises InvalidValueError for anything else. A bool is no number.
     """
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        raise InvalidValueError(f"{op}: {name} is {value!r}: wanted a number")
+        raise InvalidValueError(f"{op}: {name} is {value!r}: expected a number")
     if isinstance(value, complex):
         if value.imag and not like.is_complex():
-            wanted = f"a real number for {name_of(like.dtype)}"
-            raise InvalidValueError(f"{op}: {name} is {value!r}: wanted {wanted}")
+            expected = f"a real number for {name_of(like.dtype)}"
+            raise InvalidValueError(f"{op}: {name} is {value!r}: expected {expected}")
         return value if like.is_complex() else value.real
     try:
         return float(value)
     except OverflowError as error:
-        raise InvalidValueError(f"{op}: {name} is an integer beyond float64") from error
+        raise InvalidValueError(f"{op}: {name} is an integer beyond the range of float64") from error
 
 
 def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -> str:
@@ -152,11 +153,11 @@ def check_activation(op: str, activation: Any, of: torch.Tensor | None = None) -
     Raise DtypeError where `of`, the first operand of the product, is given and complex.
     """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
-        wanted = ", ".join(ACTIVATIONS)
-        raise InvalidValueError(f"{op}: activation is {activation!r}: wanted one of {wanted}, or None")
+        found = f"activation is {activation!r}{did_you_mean(activation, ACTIVATIONS)}"
+        raise InvalidValueError(f"{op}: {found}: expected one of {', '.join(ACTIVATIONS)}, or None")
     if activation and of is not None and of.is_complex():
         dtype = name_of(of.dtype)
-        raise DtypeError(f"{op}: activation is {activation!r} for {dtype}: wanted None, or a real dtype")
+        raise DtypeError(f"{op}: activation is {activation!r} for {dtype}: expected None, or real operands")
     return activation or ""
 
 
@@ -200,23 +201,24 @@ def check_out(op: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, lik
     check_constant(op, out=out)
     check_may_change(op, out)
     if out.dtype != dtype:
-        hint = "" if op in ("permute", "transpose") else ", or out_dtype for another dtype"
-        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: wanted {name_of(dtype)}{hint}")
+        hint = "" if op in ("permute", "transpose") else ", or another out_dtype"
+        raise DtypeError(f"{op}: out is {name_of(out.dtype)}: expected {name_of(dtype)}{hint}")
     if tuple(out.shape) != tuple(shape):
-        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: wanted {tuple(shape)}")
+        raise ShapeError(f"{op}: out has shape {tuple(out.shape)}: expected {tuple(shape)}")
     if out.is_conj() or out.is_neg():
-        raise DtypeError(f"{op}: out is a lazily conjugated or negated view: wanted plain memory")
+        raise DtypeError(f"{op}: out is a lazily conjugated or negated view: expected a plain tensor")
 
 
 def check_out_memory(op: str, out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
     """Raise OverlapError where elements of out share memory with each other or with an input."""
     if out.numel() and overlaps_itself(out):
         raise OverlapError(
-            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself"
+            f"{op}: out with shape {tuple(out.shape)} and strides {out.stride()} overlaps itself: "
+            "expected memory of its own for each element"
         )
     for name, tensor in inputs.items():
         if tensor is not None and overlap(out, tensor):
-            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own")
+            raise OverlapError(f"{op}: out overlaps {name}: expected memory of its own")
 
 
 def reach(tensor: torch.Tensor) -> int:

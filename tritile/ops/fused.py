@@ -1,4 +1,4 @@
-"""Offer `tritile.linear`, `addmm`, `baddbmm` and `gated_linear`: products with an epilogue, in one launch."""
+"""`tritile.linear`, `addmm`, `baddbmm` and `gated_linear`: products with an epilogue, in one launch."""
 
 from typing import Any, Final
 
@@ -30,31 +30,38 @@ def linear(
     """Return activation(input @ weight^T + bias) + residual, computed in one launch.
 
     Args:
-        input: (..., K), of a floating or complex dtype that `tritile.matmul` takes.
-        weight: (N, K), or (K,) for a result without N; of input's dtype. Or a `tritile.QuantizedWeight` of an
-            (N, K) matrix, made for input's dtype, bfloat16 or float16: then bias must be (N,) or None, and
-            the other arguments None. Where torch multiplies by it, it is unpacked into a workspace of 2 N K
-            bytes that lasts for the call.
+        input: (..., K), in a floating or complex dtype that `tritile.matmul` takes.
+        weight: (N, K), or (K,) for a result without N, in input's dtype. Or a `tritile.QuantizedWeight` of
+            shape (N, K) that was made for input's dtype, bfloat16 or float16. Then bias is (N,) or None, and
+            every other argument None; if torch multiplies by it, it is unpacked into a workspace of 2 N K
+            bytes, which is freed after the call.
         bias: (N,), or any shape that broadcasts to the result's.
-        activation: "relu", "gelu", "gelu_tanh" (gelu's approximation by tanh), "silu", or None.
-        residual: of a shape that broadcasts to the result's; added last.
-        out: tensor to write the result to. It may be residual or bias itself; otherwise it must share no
-            memory with an operand.
-        out_dtype: as for `tritile.matmul`.
-        precision: as for `tritile.matmul`.
+        activation: "relu", "gelu", "gelu_tanh" (the tanh approximation of gelu), "silu", or None.
+        residual: tensor to add last, of a shape that broadcasts to the result's.
+        out: tensor that receives the result. It may be residual or bias itself; otherwise it shares no memory
+            with an operand.
+        out_dtype: as in `tritile.matmul`.
+        precision: as in `tritile.matmul`.
 
-    bias and residual are float16, bfloat16 or float32; where input is float64 or complex, they have its
-    dtype. Sums and the epilogue are computed in float32 (float64 for float64) and rounded once, when stored.
-    Complex products are torch's, bias and residual included, and take no activation.
+    bias and residual are float16, bfloat16 or float32; if input is float64 or complex, they have its dtype.
+    Sums and the epilogue are computed in float32 (float64 for float64) and rounded once, when stored. torch
+    computes complex products with their bias and residual; they take no activation.
 
-    Differentiable with respect to all tensors, as `tritile.matmul` is; with a quantized weight, only with
-    respect to input and bias. Where a gradient is wanted, torch applies the activation after the product.
+    Differentiable with respect to all tensors, like `tritile.matmul`; with a quantized weight, only with
+    respect to input and bias. If a gradient is needed, torch applies the activation after the product.
 
     Returns:
-        The result, (..., N), in out where that is given.
+        The result, (..., N). It is `out` if that was passed.
 
     Raises:
-        TritileError: as `tritile.matmul` raises it.
+        TritileError: the same errors as `tritile.matmul`.
+
+    Examples:
+        >>> x = torch.randn(4, 10, 300, device="cuda", dtype=torch.bfloat16)
+        >>> weight = torch.randn(77, 300, device="cuda", dtype=torch.bfloat16)
+        >>> bias = torch.randn(77, device="cuda")
+        >>> tritile.linear(x, weight, bias, activation="gelu").shape
+        torch.Size([4, 10, 77])
     """
     if isinstance(weight, QuantizedWeight):
         check_bias_alone(activation, residual, out_dtype, precision, out)
@@ -67,21 +74,21 @@ def linear(
 
 
 def check_bias_alone(*others: Any) -> None:
-    """Raise UnsupportedError where `linear` of a QuantizedWeight has one of `NOT_WITH_PACKED`."""
+    """Raise UnsupportedError if `linear` of a QuantizedWeight has one of `NOT_WITH_PACKED`."""
     refused = ", ".join(
         name for name, value in zip(NOT_WITH_PACKED, others, strict=True) if value is not None
     )
     if refused:
-        raise UnsupportedError(f"linear: a QuantizedWeight does not combine with {refused}: wanted bias only")
+        raise UnsupportedError(f"linear: weight is a QuantizedWeight, which takes only bias, not {refused}")
 
 
 def _check_weight(op: str, x: Any, name: str, weight: Any, ranks: tuple[int, ...]) -> None:
-    """Raise a TritileError unless weight is a matrix, or vector, whose rows are as long as those of x."""
+    """Raise a TritileError unless weight is a matrix or vector whose rows are as long as those of x."""
     check_tensor(op, "input", x)
     check_tensor(op, name, weight)
     if weight.ndim not in ranks:
-        wanted = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in ranks)
-        raise ShapeError(f"{op}: {name} has shape {tuple(weight.shape)}: wanted {wanted}")
+        expected = " or ".join("(N, K)" if rank == 2 else "(K,)" for rank in ranks)
+        raise ShapeError(f"{op}: {name} has shape {tuple(weight.shape)}: expected {expected}")
     if x.ndim and x.shape[-1] != weight.shape[-1]:
         label = shapes(**{"input": x, name: weight})
         raise ShapeError(f"{op}: {label}: K is {x.shape[-1]} in input and {weight.shape[-1]} in {name}")
@@ -105,27 +112,33 @@ def addmm(
     out_dtype: torch.dtype | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Return activation(beta * input + alpha * (mat1 @ mat2)), computed in one launch, as `torch.addmm` does.
+    """Return activation(beta * input + alpha * (mat1 @ mat2)), computed in one launch, like `torch.addmm`.
 
     Args:
-        input: of a shape that broadcasts to (M, N) and a dtype that `tritile.linear` takes for bias; not read
-            where beta is 0.
+        input: tensor to add, of a shape that broadcasts to (M, N) and a dtype that `tritile.linear` takes for
+            bias. It is not read if beta is 0.
         mat1: (M, K).
-        mat2: (K, N), of mat1's dtype.
-        beta: number that multiplies input; complex only for complex operands.
-        alpha: number that multiplies the product; complex only for complex operands. Where it is 0, mat1 and
-            mat2 are not read, and have zeros for gradients.
-        activation: as for `tritile.linear`.
-        out: tensor to write the result to. It may be input itself; otherwise it must share no memory with an
+        mat2: (K, N), in mat1's dtype.
+        beta: factor of input; complex only for complex operands.
+        alpha: factor of the product; complex only for complex operands. If it is 0, mat1 and mat2 are not
+            read, and their gradients are zero.
+        activation: as in `tritile.linear`.
+        out: tensor that receives the result. It may be input itself; otherwise it shares no memory with an
             operand.
-        out_dtype: as for `tritile.matmul`.
-        precision: as for `tritile.matmul`.
+        out_dtype: as in `tritile.matmul`.
+        precision: as in `tritile.matmul`.
 
     Returns:
-        The result, (M, N), in out where that is given.
+        The result, (M, N). It is `out` if that was passed.
 
     Raises:
-        TritileError: as `tritile.linear` raises it.
+        TritileError: the same errors as `tritile.linear`.
+
+    Examples:
+        >>> c = torch.zeros(77, device="cuda")
+        >>> a, b = torch.ones(50, 30, device="cuda"), torch.ones(30, 77, device="cuda")
+        >>> tritile.addmm(c, a, b, alpha=0.5)[0, 0].item()
+        15.0
     """
     options = (beta, alpha, activation, out_dtype, precision, type(beta), type(alpha))  # True is 1 in a key
     return recall("addmm", (input, mat1, mat2), out, options, computed)
@@ -143,10 +156,10 @@ def baddbmm(
     out_dtype: torch.dtype | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Return activation(beta * input + alpha * (batch1 @ batch2)) of batches, as `torch.baddbmm` does.
+    """Return activation(beta * input + alpha * (batch1 @ batch2)) of batches, like `torch.baddbmm`.
 
-    Batches are (B, M, K) and (B, K, N), of one dtype, and the result is (B, M, N). input has a shape that
-    broadcasts to it. Other arguments, and what is raised, are as for `tritile.addmm`.
+    batch1 is (B, M, K), batch2 is (B, K, N) in the same dtype, and the result is (B, M, N), to which input
+    broadcasts. Everything else is as in `tritile.addmm`, errors included.
     """
     options = (beta, alpha, activation, out_dtype, precision, type(beta), type(alpha))
     return recall("baddbmm", (input, batch1, batch2), out, options, computed)
@@ -158,7 +171,7 @@ def _weighted_of(op: str, tensors: Tensors, options: Key) -> Product:
     for name, tensor in zip(names, (a, b), strict=True):
         check_tensor(op, name, tensor, rank=2 if op == "addmm" else 3)
     if op == "baddbmm" and a.shape[0] != b.shape[0]:
-        raise ShapeError(f"{op}: {shapes(batch1=a, batch2=b)}: wanted the same batch size")
+        raise ShapeError(f"{op}: {shapes(batch1=a, batch2=b)}: expected the same batch size")
     check_tensor(op, "input", added)
     return product_of(op, tensors, options)
 
@@ -177,29 +190,36 @@ def gated_linear(
 ) -> torch.Tensor:
     """Return activation(input @ weight_gate^T + bias_gate) * (input @ weight_up^T + bias_up), in one launch.
 
-    With "silu" this is SwiGLU, with "gelu" GEGLU, with "relu" ReGLU (Shazeer, arXiv 2002.05202). Both
-    products share each tile of input that is loaded, and neither is stored.
+    With "silu" this is SwiGLU, with "gelu" GEGLU, with "relu" ReGLU (Shazeer, arXiv 2002.05202). Each tile of
+    input is loaded once for both products, and neither product is stored.
 
     Args:
-        input: (..., K), float16, bfloat16, float32 or float64.
-        weight_gate: (N, K), of input's dtype, any strides.
-        weight_up: (N, K), of input's dtype, any strides: the two weights may be halves of one (2 N, K).
-        activation: of the gate, as for `tritile.linear`.
-        bias_gate: (N,), or any shape that broadcasts to the result's, of a dtype that `tritile.linear` adds.
+        input: (..., K), in float16, bfloat16, float32 or float64.
+        weight_gate: (N, K), in input's dtype, with any strides.
+        weight_up: (N, K), in input's dtype, with any strides. The two weights may be halves of one (2 N, K).
+        activation: activation of the gate, as in `tritile.linear`.
+        bias_gate: (N,), or any shape that broadcasts to the result's, in a dtype that `tritile.linear` takes
+            for bias.
         bias_up: the same for the second product.
-        out: tensor to write the result to. It may be one of the biases itself; otherwise it must share no
+        out: tensor that receives the result. It may be one of the biases itself; otherwise it shares no
             memory with an operand.
-        out_dtype: as for `tritile.matmul`.
-        precision: for float32: "ieee" or "tf32", as for `tritile.matmul`.
+        out_dtype: as in `tritile.matmul`.
+        precision: for float32, "ieee" or "tf32", as in `tritile.matmul`.
 
-    Sums and the epilogue are computed in float32 (float64 for float64) and rounded once. Where a gradient is
-    wanted, which needs both products, they are computed one by one.
+    Sums and the epilogue are computed in float32 (float64 for float64) and rounded once, when stored. If a
+    gradient is needed, the two products are computed one after the other, because the gradient needs both.
 
     Returns:
-        The result, (..., N), in out where that is given.
+        The result, (..., N). It is `out` if that was passed.
 
     Raises:
-        TritileError: as `tritile.linear` raises it.
+        TritileError: the same errors as `tritile.linear`.
+
+    Examples:
+        >>> x = torch.randn(10, 300, device="cuda", dtype=torch.bfloat16)
+        >>> gate, up = torch.randn(2, 77, 300, device="cuda", dtype=torch.bfloat16)
+        >>> tritile.gated_linear(x, gate, up).shape
+        torch.Size([10, 77])
     """
     tensors, options = (input, weight_gate, weight_up, bias_gate, bias_up), (activation, out_dtype, precision)
     return recall("gated_linear", tensors, out, options, computed)
@@ -212,8 +232,8 @@ def _gated_of(op: str, tensors: Tensors, options: Key) -> Product:
         _check_weight(op, x, name, weight, (2,))
         check_tensor(op, name, weight, like=x)
     if name_of(x.dtype) not in GATED_DTYPES:
-        raise DtypeError(f"{op}: input is {name_of(x.dtype)}: wanted one of {', '.join(GATED_DTYPES)}")
+        raise DtypeError(f"{op}: input is {name_of(x.dtype)}: expected one of {', '.join(GATED_DTYPES)}")
     check_same_dtype(op, weight_gate=gate, weight_up=up)
     if gate.shape != up.shape:
-        raise ShapeError(f"{op}: {shapes(weight_gate=gate, weight_up=up)}: wanted the same shape")
+        raise ShapeError(f"{op}: {shapes(weight_gate=gate, weight_up=up)}: expected the same shape")
     return product_of(op, tensors, options)

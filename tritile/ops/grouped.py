@@ -1,4 +1,4 @@
-"""Offer `tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
+"""`tritile.grouped_matmul`: products of groups whose sizes only the GPU knows."""
 
 import itertools
 from dataclasses import dataclass
@@ -28,7 +28,6 @@ from tritile.ops.checks import (
     check_tensor,
     describe,
     name_of,
-    names_of,
     shapes,
 )
 from tritile.ops.memo import Key, Tensors, mark_written, recall
@@ -51,50 +50,69 @@ def grouped_matmul(
     out: torch.Tensor | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Multiply many groups in one call, as in mixtures of experts and as `torch._grouped_mm` does.
+    """Multiply many groups in one call, as mixtures of experts do, like `torch._grouped_mm`.
+
+    The ranks of a and b say which dimension the groups divide among them, its size being `total`:
+
+    | a | b | result | |
+    | --- | --- | --- | --- |
+    | (total, K) | (groups, K, N) | (total, N) | rows of a by the b of their group |
+    | (groups, M, K) | (K, total) | (M, total) | the a of each group by its columns of b |
+    | (M, total) | (total, N) | (groups, M, N) | columns of a by rows of b: groups share K |
+    | (groups, M, K) | (groups, K, N) | (groups, M, N) | a plain batch, without offs |
 
     Args:
-        a: (total, K), whose rows belong to groups; (groups, M, K); or (M, total), whose columns belong to
-            groups.
-        b: (groups, K, N); (K, total), whose columns belong to groups; or (total, N), whose rows do. Any
-            strides. a and b have one dtype: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2.
-        offs: (groups,) int32, the end of each group in the dimension that groups share, `total`. None where a
-            and b have three dimensions. At most 1,024 groups. Only the GPU reads it, and the host does not
-            wait for it, unless groups share K: see below.
-        scale_a: float32, for fp8 operands: one for each row of a, contiguous: (total,) where groups share
-            rows, else (groups, M).
-        scale_b: the same for each column of b: (total,) or (groups, N).
-        out_dtype: float16, bfloat16 or float32. Default: a's own; bfloat16 for fp8.
-        out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with an
-            operand.
-        precision: for float32, "ieee" (without `tritile.matmul`'s compensation) or "tf32", with its default;
-            for fp8, "fast" leaves sums to the tensor cores (torch's use_fast_accum).
+        a: as in the table, with any strides.
+        b: as in the table, with any strides. a and b have the same dtype: float16, bfloat16, float32,
+            float8_e4m3fn or float8_e5m2.
+        offs: (groups,) int32, contiguous: where each group ends in the dimension of size `total`; at most
+            1,024 groups. None for a plain batch. Only the GPU reads it, and the host does not wait for it,
+            unless groups share K: see below.
+        scale_a: float32, for fp8 operands, contiguous: one scale for each row of a, (total,) if groups divide
+            rows of a, else (groups, M).
+        scale_b: the same for each column of b: (total,) or (groups, N). Pass both scales or neither.
+        out_dtype: float16, bfloat16 or float32. Default: a's dtype; bfloat16 for fp8.
+        out: tensor that receives the result. It has exactly the result's shape and dtype, any strides, and
+            shares no memory with an operand.
+        precision: for float32, "ieee" (without the compensation of `tritile.matmul`) or "tf32"; None is
+            torch's setting, "ieee" if it was never set. For fp8, "ieee" or "fast", which keeps sums in the
+            tensor cores (torch's use_fast_accum).
 
     Groups may have any size, zero included. Rows or columns of the result past the last offset are zero
-    (torch leaves them unwritten). An offset below an earlier one counts as that one, and one outside of 0 to
-    total as the nearest of these: whatever the offsets, nothing else is read or written. Sums are computed in
-    float32.
+    (torch leaves them unwritten), and so is the product of an empty group that shares K. An offset below the
+    one before it counts as equal to that one; an offset outside of 0 to `total` counts as the nearer of the
+    two. So no offset makes the call read or write anything else. Sums are kept in float32.
 
-    Groups of fp8 are torch's alone, on Hopper: of float8_e4m3fn, to bfloat16, by contiguous rows of a and
-    columns of b that start on 16 bytes, N and K (M and K where groups share columns) multiples of 16, fewer
-    than 1,024 groups. They cannot share K. Those that share K are torch's too, in bfloat16 on Hopper; else
-    they are multiplied one by one, and the host reads offs, which a CUDA graph cannot capture.
+    On a GPU some groups are computed by torch alone:
 
-    Differentiable with respect to a and b, except for fp8, by products of the same groups. The gradient of
-    what each group has a matrix of is one of groups that share K.
+    - fp8, on Hopper: float8_e4m3fn to bfloat16, with contiguous rows of a and columns of b that start on 16
+      bytes, N and K multiples of 16 (M and K if groups divide columns of b), and fewer than 1,024 groups.
+      They cannot share K.
+    - Groups that share K, in bfloat16 on Hopper. Elsewhere they are multiplied one after the other, and the
+      host reads offs, so that a CUDA graph cannot capture the call.
+
+    Differentiable with respect to a and b, except for fp8, by products of the same groups. The gradient of an
+    operand with a matrix for each group is a product of groups that share K.
 
     Returns:
-        A contiguous tensor, or out: (total, N), rows of a by the b of their group; (M, total), the a of each
-            group by its columns of b; (groups, M, N), the columns of a by the rows of b of each group, zero
-            for an empty group; or (groups, M, N), a plain batch, where a and b have three dimensions.
+        A contiguous tensor, or `out` if that was passed.
 
     Raises:
         TritileError: an argument does not fit: ShapeError, DtypeError, DeviceError, OverlapError,
             GradientError, InvalidValueError or UnsupportedError. Nothing is launched.
-        NotTunedError, NotCompiledError: in mode "strict".
-        TuningError: no config works, in mode "tune".
+        NotTunedError: in mode "strict", if no measurement covers the problem.
+        NotCompiledError: in mode "strict", if a kernel would have to be compiled.
+        TuningError: in mode "tune", if no config works.
 
-    Warns once (HostWarning) on host tensors.
+    Warns:
+        HostWarning: once per process, if tensors are in host memory.
+
+    Examples:
+        >>> tokens = torch.randn(10, 64, device="cuda", dtype=torch.bfloat16)
+        >>> experts = torch.randn(3, 64, 32, device="cuda", dtype=torch.bfloat16)
+        >>> ends = torch.tensor([4, 4, 10], dtype=torch.int32, device="cuda")  # 4, 0 and 6 tokens
+        >>> tritile.grouped_matmul(tokens, experts, ends).shape
+        torch.Size([10, 32])
     """
     tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
     return recall(OP, tensors, out, options, computed)
@@ -104,28 +122,28 @@ def _check_offs(a: torch.Tensor, b: torch.Tensor, offs: Any) -> None:
     """Raise a TritileError unless offs is (groups,) int32, contiguous; or None where groups share nothing."""
     if a.ndim == b.ndim == 3:
         if offs is not None:
-            raise ShapeError(f"{OP}: offs is {describe(offs)}: wanted None, as a and b have 3 dimensions")
+            raise ShapeError(f"{OP}: offs is {describe(offs)}: expected None, as a and b have 3 dimensions")
         if a.shape[0] != b.shape[0]:
             raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: a has {a.shape[0]} groups and b {b.shape[0]}")
         return
     if offs is None:
-        raise ShapeError(f"{OP}: {shapes(a=a, b=b)}, and offs is None: wanted offs, the end of each group")
+        raise ShapeError(f"{OP}: {shapes(a=a, b=b)}, and offs is None: expected the end of each group")
     check_tensor(OP, "offs", offs, like=a, dtypes=(torch.int32,))
     groups = next((each.shape[0] for each in (a, b) if each.ndim == 3), None)
     if offs.ndim != 1 or (groups is not None and offs.shape[0] != groups):
-        wanted = "(groups,)" if groups is None else f"({groups},)"
-        raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: wanted {wanted}")
+        expected = "(groups,)" if groups is None else f"({groups},)"
+        raise ShapeError(f"{OP}: offs has shape {tuple(offs.shape)}: expected {expected}")
     if offs.shape[0] > 1 and offs.stride(0) != 1:
-        raise ShapeError(f"{OP}: offs has a stride of {offs.stride(0)}: wanted contiguous elements")
+        raise ShapeError(f"{OP}: offs has a stride of {offs.stride(0)}: expected contiguous elements")
     if offs.shape[0] > MAX_GROUPS:
-        raise UnsupportedError(f"{OP}: offs has {offs.shape[0]} groups: wanted at most {MAX_GROUPS}")
+        raise UnsupportedError(f"{OP}: offs has {offs.shape[0]} groups: expected at most {MAX_GROUPS}")
 
 
 def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) -> None:
-    """Raise a TritileError unless scales are float32, contiguous, one a row and column, both or neither."""
+    """Raise a TritileError unless scales are both None, or contiguous float32, one a row and a column."""
     if (scale_a is None) != (scale_b is None):
         only = "scale_b" if scale_a is None else "scale_a"
-        raise ShapeError(f"{OP}: only {only} is given: wanted scale_a and scale_b, or neither")
+        raise ShapeError(f"{OP}: only {only} is given: expected scale_a and scale_b, or neither")
     if scale_a is None:
         return
     for name, scale, shape in (
@@ -135,7 +153,7 @@ def _check_scales(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any) 
         check_tensor(OP, name, scale, like=a, dtypes=(torch.float32,))
         if tuple(scale.shape) != shape or not scale.is_contiguous():
             found = f"shape {tuple(scale.shape)} and strides {scale.stride()}"
-            raise ShapeError(f"{OP}: {name} has {found}: wanted {shape}, contiguous")
+            raise ShapeError(f"{OP}: {name} has {found}: expected {shape}, contiguous")
 
 
 def _view(name: str, tensor: torch.Tensor) -> View:
@@ -175,8 +193,8 @@ def _sharing_k(
         return made
     if capturing():
         raise UnsupportedError(
-            f"{OP}: groups share K, and the host reads offs, which it cannot while a CUDA graph is captured: "
-            f"wanted bfloat16, on Hopper, and at most {MOST_GROUPS} groups"
+            f"{OP}: groups share K, and the host cannot read offs while a CUDA graph is captured: "
+            f"expected bfloat16, on Hopper, and at most {MOST_GROUPS} groups"
         )
     ends = list(itertools.accumulate((min(max(end, 0), a.shape[1]) for end in offs.tolist()), max))
     made = a.new_empty((len(ends), a.shape[0], b.shape[1]), dtype=dtype)
@@ -222,13 +240,16 @@ class Groups(Request):
         check_same_dtype(OP, a=a, b=b)
         name, is_fp8 = name_of(a.dtype), name_of(a.dtype) in FP8_DTYPES
         if name not in GROUPED_DTYPES:
-            raise DtypeError(f"{OP}: a is {name}: wanted one of {', '.join(GROUPED_DTYPES)}")
+            raise DtypeError(f"{OP}: a is {name}: expected one of {', '.join(GROUPED_DTYPES)}")
         if self.out_dtype is not None and self.out_dtype not in _OUT_DTYPES:
-            raise DtypeError(f"{OP}: out_dtype is {self.out_dtype}: wanted one of {names_of(_OUT_DTYPES)}")
+            expected = ", ".join(map(str, _OUT_DTYPES))
+            raise DtypeError(f"{OP}: out_dtype is {self.out_dtype!r}: expected one of {expected}")
         if scale_a is not None and not is_fp8:
-            raise DtypeError(f"{OP}: scale_a is given for {name}: scales are for fp8 operands")
+            raise DtypeError(f"{OP}: scale_a is for fp8 operands, but a is {name}: expected None")
         if is_fp8 and a.ndim == b.ndim == 2:
-            raise UnsupportedError(f"{OP}: groups of fp8 share K: wanted bfloat16, float16 or float32")
+            raise UnsupportedError(
+                f"{OP}: a is {name}, and groups share K: expected bfloat16, float16 or float32"
+            )
         return self.out_dtype or (torch.bfloat16 if is_fp8 else a.dtype)
 
     def checked(self, out: Any) -> Result:
@@ -239,7 +260,7 @@ class Groups(Request):
         precision = check_precision(OP, a.dtype, self.precision, GROUPED_PRECISIONS)
         check_gpu(OP, a)
         if not {a.ndim, b.ndim} <= {2, 3}:
-            raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: wanted two or three dimensions each")
+            raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: expected two or three dimensions each")
         if a.shape[-1] != b.shape[-2]:
             raise ShapeError(f"{OP}: {shapes(a=a, b=b)}: K is {a.shape[-1]} in a and {b.shape[-2]} in b")
         _check_offs(a, b, offs)
@@ -247,7 +268,9 @@ class Groups(Request):
         m, n = a.shape[-2], b.shape[-1]
         shared = {(2, 3): m, (3, 2): n, (2, 2): a.shape[1]}.get((a.ndim, b.ndim), 0)
         if shared > MAX_RAGGED:
-            raise UnsupportedError(f"{OP}: groups share a dimension of {shared}: wanted at most {MAX_RAGGED}")
+            raise UnsupportedError(
+                f"{OP}: groups divide {shared} rows or columns: expected at most {MAX_RAGGED}"
+            )
         groups = a.shape[0] if offs is None else offs.shape[0]
         shape = (m, n) if self._has_kernel else (groups, m, n)
         check_out(OP, out, shape, dtype, a)
@@ -264,7 +287,7 @@ class Groups(Request):
             return product.call(out, product.checked(None)[2])
         if not self._has_kernel:
             dims = f"a has {a.ndim} dimensions and b {b.ndim}"
-            raise UnsupportedError(f"{OP}: {dims}: such a call is made of others, and has no plan of its own")
+            raise UnsupportedError(f"{OP}: {dims}: such a call has no plan, because it runs other operations")
         return grouped_call(a, b, offs, scale_a, scale_b, out, how)
 
     def compute(self, out: torch.Tensor) -> None:

@@ -61,16 +61,16 @@ class QuantizedLinear(Request):
         if x.dtype != weight.dtype:
             raise DtypeError(
                 f"linear: input is {name_of(x.dtype)}, but weight is quantized for {name_of(weight.dtype)}: "
-                f"wanted {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
+                f"expected {name_of(weight.dtype)}, or a weight from quantize(..., dtype=...)"
             )
         check_tensor("linear", "weight", weight.packed, like=x)
         if x.ndim == 0 or x.shape[-1] != k:
             label = f"input has shape {tuple(x.shape)} and weight {weight.shape}"
-            raise ShapeError(f"linear: {label}: wanted input (..., {k})")
+            raise ShapeError(f"linear: {label}: expected input (..., {k})")
         if bias is not None:
             check_tensor("linear", "bias", bias, like=x, dtypes=HALF)
             if tuple(bias.shape) != (n,):
-                raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: wanted ({n},)")
+                raise ShapeError(f"linear: bias has shape {tuple(bias.shape)}: expected ({n},)")
         return (*x.shape[:-1], n), x.dtype, "ieee"
 
     def call(self, out: torch.Tensor, how: str) -> QuantizedCall:

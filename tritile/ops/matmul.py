@@ -1,4 +1,4 @@
-"""Offer `tritile.matmul`, `mm` and `bmm`: torch's products for any size, stride and layout."""
+"""`tritile.matmul`, `mm` and `bmm`: torch's products for any size, stride and layout."""
 
 from typing import Any
 
@@ -19,52 +19,67 @@ def matmul(
     out_dtype: torch.dtype | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Return the matrix product of two tensors, as `torch.matmul` does.
+    """Return the matrix product of two tensors, like `torch.matmul`.
 
     Args:
-        input: (..., M, K), or (K,). Any strides.
-        other: (..., K, N), or (K,). Any strides. Batch dimensions broadcast without a copy. input and other
-            have one dtype: float16, bfloat16, float32, float64, complex64, complex128, int8 or, on GPUs that
-            have them, float8_e4m3fn and float8_e5m2, which may be mixed. Lazy conjugation and negation are
-            applied on the way.
-        out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with
-            input or other.
-        out_dtype: dtype of the result: float16, bfloat16 or float32, for fp8, 16-bit and fp32 operands.
+        input: (..., M, K) or (K,), with any strides.
+        other: (..., K, N) or (K,), with any strides. Batch dimensions broadcast without a copy. input and
+            other have the same dtype: float16, bfloat16, float32, float64, complex64, complex128, int8 or, on
+            GPUs that support them, float8_e4m3fn and float8_e5m2, which may be mixed. Lazy conjugation and
+            negation are applied.
+        out: tensor that receives the result. It has exactly the result's shape and dtype, any strides, and
+            shares no memory with input or other.
+        out_dtype: dtype of the result: float16, bfloat16 or float32, if the operands are fp8, 16-bit or fp32.
             Default: input's dtype; bfloat16 for fp8; int32 for int8.
-        precision: how to multiply, one of the names below. None: in fp32 what torch is set to (`ieee` or
-            `tf32`), and where nobody set it, "fp16x3" on Hopper for large results, M N >= 2^22 with both
-            sides from 512 and K from 384 to 8448, or M N >= 2^24 with K to 32768, where it is faster and errs
-            less than torch's fp32; "ieee" otherwise, by torch's own kernel where a table says that it is
-            faster.
+        precision: how to multiply, by one of the names below. With None, fp32 follows torch's setting, "ieee"
+            or "tf32". If that was never set, Hopper multiplies large float32 problems in "fp16x3", which is
+            faster there and errs less than torch's fp32: M and N of 512 or more, with either M N >= 2^22 and
+            K from 384 to 8448, or M N >= 2^24 and K up to 32768. Everything else is "ieee", computed by
+            torch's own kernel where a table says that it is faster.
 
-    Precisions of float32: "ieee" multiplies in fp32 and adds with compensation, so that it errs no more than
-    torch's fp32. "fp16x3" computes three products of fp16 parts on tensor cores, with an error within
-    `core.problem.error_bound`; the GPU finds data that do not suit it, and multiplies these in fp32. "tf32"
-    computes one product in TF32, with inputs rounded to 11 bits. Of fp8: "ieee", the default, moves sums to
-    fp32 block by block of K. "fast" leaves them to the tensor cores, which on Hopper keep 14 bits.
+    Precisions of float32:
 
-    Complex products are torch's own, whatever operands, batches and `out` look like, in the precision that
-    torch is set to: for complex64 "ieee" or "tf32", of which the other one is refused by name. There are none
-    in batch-invariant calls, nor where `backends` leave torch out.
+    - "ieee" multiplies in fp32 and sums with compensation, so that its error is at most that of torch's fp32.
+    - "fp16x3" sums three products of fp16 parts on tensor cores, with an error within
+      `core.problem.error_bound`. The GPU detects data that this does not suit, and multiplies them in fp32.
+    - "tf32" computes one product in TF32, which rounds inputs to 11 bits.
 
-    Sums are computed in float32; in float64 for float64, in int32 for int8, where a sum beyond int32 is
-    undefined. Tensors in host memory are computed by torch, in fp64. Tensors on the meta device give a result
-    there, as with every operation.
+    Precisions of fp8:
 
-    Differentiable with respect to input and other, backward and forward, any number of times, by products of
-    the same precision; not in fp8, and not into `out`. torch's compiler, transforms, autocast and subclasses
-    see the operator `torch.ops.tritile.matmul`.
+    - "ieee", the default, moves partial sums to fp32 after each block of K.
+    - "fast" keeps sums in the tensor cores, which hold 14 bits of them on Hopper.
+
+    torch computes all complex products, whatever the operands, batches and `out` look like, in the precision
+    that torch is set to. For complex64, naming the other of "ieee" and "tf32" raises UnsupportedError, and so
+    does any complex product in a batch-invariant call or with `backends="triton"`.
+
+    Sums are kept in float32; in float64 for float64; and in int32 for int8, where a sum that overflows is
+    undefined. Tensors in host memory are multiplied by torch, in fp64. Like every operation, this one takes
+    tensors on the meta device and then returns one.
+
+    Differentiable with respect to input and other, backward and forward, to any order, by products of the
+    same precision. There are no gradients for fp8 or into `out`. torch.compile, torch.func's transforms,
+    autocast and tensor subclasses see the operator `torch.ops.tritile.matmul`.
 
     Returns:
-        The product, (..., M, N) without the dimensions of a vector, in out where that is given.
+        The product, (..., M, N); the dimension of an operand that is a vector is dropped. It is `out` if that
+        was passed.
 
     Raises:
         TritileError: an argument does not fit: ShapeError, DtypeError, DeviceError, OverlapError,
             GradientError, InvalidValueError or UnsupportedError. Nothing is launched.
-        NotTunedError, NotCompiledError: in mode "strict".
-        TuningError: no config works, in mode "tune".
+        NotTunedError: in mode "strict", if no measurement covers the problem.
+        NotCompiledError: in mode "strict", if a kernel would have to be compiled.
+        TuningError: in mode "tune", if no config works.
 
-    Warns once (HostWarning) on host tensors.
+    Warns:
+        HostWarning: once per process, if tensors are in host memory.
+
+    Examples:
+        >>> a = torch.randn(511, 300, device="cuda", dtype=torch.bfloat16)
+        >>> b = torch.randn(300, 77, device="cuda", dtype=torch.bfloat16)
+        >>> tritile.matmul(a, b, out_dtype=torch.float32).shape
+        torch.Size([511, 77])
     """
     tensors, options = (input, other), (out_dtype, precision)
     return recall("matmul", tensors, out, options, computed)
@@ -75,12 +90,12 @@ def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
     for name, tensor in (("input", input), ("mat2", mat2)):
         check_tensor(op, name, tensor, rank=rank)
     if input.shape[-1] != mat2.shape[-2] or input.shape[:-2] != mat2.shape[:-2]:
-        wanted = "(M, K) and (K, N)" if rank == 2 else "(B, M, K) and (B, K, N)"
-        raise ShapeError(f"{op}: {shapes(input=input, mat2=mat2)}: wanted {wanted}")
+        expected = "(M, K) and (K, N)" if rank == 2 else "(B, M, K) and (B, K, N)"
+        raise ShapeError(f"{op}: {shapes(input=input, mat2=mat2)}: expected {expected}")
 
 
 def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
-    """Compute `mm` or `bmm`, whichever is named behind the options of `matmul`."""
+    """Compute `mm` or `bmm`; the last option says which."""
     name = options[-1]
     check_matrices(name, tensors[0], tensors[1], 2 if name == "mm" else 3)
     return computed(op, tensors, out, options, key)
@@ -94,9 +109,9 @@ def mm(
     out_dtype: torch.dtype | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Return the product of two matrices, (M, K) by (K, N), as `torch.mm` does.
+    """Return the product of two matrices, (M, K) by (K, N), like `torch.mm`.
 
-    Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
+    Everything else is as in `tritile.matmul`, errors included. Tensors of other ranks raise ShapeError.
     """
     return recall("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _computed)
 
@@ -109,8 +124,9 @@ def bmm(
     out_dtype: torch.dtype | None = None,
     precision: Precision | None = None,
 ) -> torch.Tensor:
-    """Return the products of two batches of matrices, (B, M, K) by (B, K, N), as `torch.bmm` does.
+    """Return the products of two batches of matrices, (B, M, K) by (B, K, N), like `torch.bmm`.
 
-    Arguments are those of `tritile.matmul`, which also says what is raised. Other shapes raise ShapeError.
+    Everything else is as in `tritile.matmul`, errors included. Tensors of other ranks raise ShapeError, and
+    so do batches of different sizes.
     """
     return recall("matmul", (input, mat2), out, (out_dtype, precision, "bmm"), _computed)

@@ -257,8 +257,8 @@ def check_out_apart(op: str, out: torch.Tensor, tensors: Tensors, reaches: Seque
     """
     for (role, name), tensor, far in zip(TENSORS[op], tensors, reaches, strict=False):
         if far and overlap(out, tensor) and not (role in _ADDED and same_memory(out, tensor)):
-            allowed = f", or exactly {name}'s" if role in _ADDED else ""
-            raise OverlapError(f"{op}: out overlaps {name}: wanted memory of its own{allowed}")
+            allowed = f", or exactly that of {name}" if role in _ADDED else ""
+            raise OverlapError(f"{op}: out overlaps {name}: expected memory of its own{allowed}")
 
 
 def reaches_of(tensors: Tensors, unread: Any = None) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Offer `tritile.permute`, `transpose` and `contiguous`: copies with the dimensions in any order."""
+"""`tritile.permute`, `transpose` and `contiguous`: copies with the dimensions in any order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,9 +77,9 @@ def permute_call(x: torch.Tensor, out: torch.Tensor, dims: Sequence[int]) -> Per
 
 def _check_dimension(op: str, name: str, dim: Any, low: int, high: int, ndim: int) -> None:
     if not isinstance(dim, int) or isinstance(dim, bool):
-        raise ShapeError(f"{op}: {name} is {dim!r}: wanted an integer")
+        raise ShapeError(f"{op}: {name} is {dim!r}: expected an integer")
     if not low <= dim <= high:
-        raise ShapeError(f"{op}: {name} is {dim}: wanted {low} to {high} for {ndim} dimensions")
+        raise ShapeError(f"{op}: {name} is {dim}: expected {low} to {high} for {ndim} dimensions")
 
 
 def dims_of(op: str, ndim: int, options: Key) -> list[int]:
@@ -97,38 +97,47 @@ def dims_of(op: str, ndim: int, options: Key) -> list[int]:
         return order
     dims = options[0]
     if not isinstance(dims, _SEQUENCES):
-        raise ShapeError(f"permute: dims is {dims!r}: wanted a list or tuple of {ndim} dimensions")
+        raise ShapeError(f"permute: dims is {dims!r}: expected a list or tuple of {ndim} dimensions")
     if len(dims) == ndim:
-        for dim in dims:
-            _check_dimension(op, "a dimension", dim, -ndim, ndim - 1, ndim)
+        for place, dim in enumerate(dims):
+            _check_dimension(op, f"dims[{place}]", dim, -ndim, ndim - 1, ndim)
         found = [dim % ndim for dim in dims]
         if sorted(found) == order:
             return found
-    raise ShapeError(f"permute: dims is {tuple(dims)}: wanted each of {ndim} dimensions once")
+    raise ShapeError(f"permute: dims is {tuple(dims)}: expected each of the {ndim} dimensions once")
 
 
 def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return a contiguous copy of input with its dimensions reordered: `input.permute(dims).contiguous()`.
 
     Args:
-        input: any shape and strides, any dense dtype of 1 to 16 bytes an element. Lazy conjugation and
-            negation are applied on the way.
-        dims: for each dimension of the result, the dimension of input; negative ones count from the end.
-        out: tensor to write the result to: exactly its shape and dtype, any strides, no memory shared with
-            input. It may be input itself where two dimensions of one size are exchanged.
+        input: any shape and strides, in any dense dtype of 1 to 16 bytes per element. Lazy conjugation and
+            negation are applied.
+        dims: for each dimension of the result, which dimension of input it is; negative numbers count from
+            the end.
+        out: tensor that receives the result. It has exactly the result's shape and dtype, any strides, and
+            shares no memory with input, except that it may be input itself if two dimensions of the same size
+            are exchanged.
 
     Differentiable, by a copy back. Tensors in host memory are copied by torch.
 
     Returns:
-        The copy, in out where that is given.
+        The copy. It is `out` if that was passed.
 
     Raises:
         TritileError: an argument does not fit: ShapeError, DtypeError, DeviceError, OverlapError,
             GradientError or UnsupportedError. Nothing is launched.
-        NotTunedError, NotCompiledError: in mode "strict".
-        TuningError: no config works, in mode "tune".
+        NotTunedError: in mode "strict", if no measurement covers the problem.
+        NotCompiledError: in mode "strict", if a kernel would have to be compiled.
+        TuningError: in mode "tune", if no config works.
 
-    Warns once (HostWarning) on host tensors.
+    Warns:
+        HostWarning: once per process, if tensors are in host memory.
+
+    Examples:
+        >>> x = torch.randn(8, 3, 50, 60, device="cuda")
+        >>> tritile.permute(x, (0, 2, 3, 1)).shape
+        torch.Size([8, 50, 60, 3])
     """
     return recall("permute", (input,), out, options_of(dims), _computed)
 
@@ -139,9 +148,9 @@ def options_of(dims: Any) -> Key:
 
 
 def contiguous(input: torch.Tensor) -> torch.Tensor:
-    """Return input where it is contiguous, else a contiguous copy of a sliced, expanded or permuted view.
+    """Return input if it is contiguous, else a contiguous copy of the sliced, expanded or permuted view.
 
-    Unlike torch's, the result is never lazily conjugated or negated.
+    Unlike the result of torch's, this one is never lazily conjugated or negated.
 
     Args:
         input: any tensor that `tritile.permute` takes.
@@ -150,13 +159,13 @@ def contiguous(input: torch.Tensor) -> torch.Tensor:
         input itself, or its copy.
 
     Raises:
-        TritileError: as `tritile.permute` raises it, where a copy is needed.
+        TritileError: the same errors as `tritile.permute`, if a copy is needed.
     """
     return permute(input, tuple(range(input.ndim))) if copied(input) else input
 
 
 def copied(input: Any) -> bool:
-    """True if `contiguous` copies its argument. Raise a TritileError where it is no dense tensor."""
+    """True if `contiguous` copies its argument. Raises a TritileError if that is not a dense tensor."""
     if not isinstance(input, torch.Tensor) or input.is_nested or input.layout != torch.strided:
         check_tensor("contiguous", "input", input)
     return not input.is_contiguous() or input.is_conj() or input.is_neg()
@@ -168,16 +177,21 @@ def transpose(
     """Return a contiguous copy with two dimensions exchanged: `input.transpose(dim0, dim1).contiguous()`.
 
     Args:
-        input: as for `tritile.permute`. A vector, or a scalar, is its own transpose.
-        dim0: a dimension to exchange; a negative one counts from the end.
+        input: as in `tritile.permute`. A vector or scalar is its own transpose.
+        dim0: a dimension to exchange; negative numbers count from the end.
         dim1: the other dimension.
-        out: as for `tritile.permute`.
+        out: as in `tritile.permute`.
 
     Returns:
-        The copy, in out where that is given.
+        The copy. It is `out` if that was passed.
 
     Raises:
-        TritileError: as `tritile.permute` raises it.
+        TritileError: the same errors as `tritile.permute`.
+
+    Examples:
+        >>> x = torch.randn(8, 50, 60, device="cuda")
+        >>> tritile.transpose(x).shape
+        torch.Size([8, 60, 50])
     """
     return recall("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
 

@@ -1,6 +1,5 @@
 """`tritile.plan`: what a call would run, and why, without running it."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
-from tritile.errors import InvalidValueError, ShapeError
+from tritile.errors import InvalidValueError, ShapeError, did_you_mean
 from tritile.families import numerics
 from tritile.ops.aten import torch_call_of
 from tritile.ops.checks import check_memory
@@ -32,7 +31,7 @@ from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
 from tritile.planning.plans import KernelPlan, Plan, Plannable
 
-IN_PLACE: Final = "in place: the same config for every problem, never measured"
+IN_PLACE: Final = "in place: such calls always run the same config, which is never measured"
 _FUNCTIONS: Final = (
     matmul, mm, bmm, linear, addmm, baddbmm, gated_linear, grouped_matmul, scaled_matmul,
     permute, transpose, contiguous,
@@ -43,21 +42,24 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function 
 def call_of(
     who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gpu: Device | None = None
 ) -> tuple[Call, bool]:
-    """Return the call of an operation, itself or by name, and if torch's own kernel may make it.
+    """Return the call of an operation, given itself or by name, and whether torch's own kernel may make it.
 
-    `gpu`: where it is to run, by default where the tensors are, or the current one of meta tensors. A
-    precision that nobody names depends on it.
+    `gpu`: where it is to run; by default where the tensors are, or the current GPU for meta tensors. If no
+    precision is named, it depends on the GPU.
 
-    The result is allocated. Raises InvalidValueError for what is no operation, and for wrong arguments what
-    the call itself raises.
+    The result is allocated. Raises InvalidValueError for anything but an operation, and for wrong arguments
+    the same errors as the call itself.
     """
     name = what if isinstance(what, str) else getattr(what, "__name__", "")
     function = OPERATIONS.get(name)
     if function is None or what not in (name, function):
-        expected = f"tritile.{', '.join(OPERATIONS)}, or its name; a problem; or a kernel of tritile.autotune"
-        near = difflib.get_close_matches(name, OPERATIONS, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise InvalidValueError(f"{who}: what is {what!r}{hint}: wanted {expected}")
+        names = ", ".join(OPERATIONS)
+        expected = (
+            f"one of tritile.{names}, or its name; a problem; or a kernel decorated with tritile.autotune"
+        )
+        raise InvalidValueError(
+            f"{who}: what is {what!r}{did_you_mean(name, OPERATIONS)}: expected {expected}"
+        )
     check_memory(who, *args, *kwargs.values())
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
@@ -72,7 +74,7 @@ def call_of(
     result = torch.empty(shape, dtype=dtype, device=request.first.device) if out is None else out
     if result.numel() == 0 or request.is_empty:
         shapes = " and ".join(str(tuple(each.shape)) for each in request.tensors[:2] if each is not None)
-        raise ShapeError(f"{who}: {request.op} of {shapes} launches no kernel")
+        raise ShapeError(f"{who}: {request.op} of {shapes} is empty, and launches no kernel")
     call = request.call(result, how)
     gpu = gpu or (devices.current_gpu() if request.first.is_meta else None)
     if gpu is not None and getattr(request, "precision", "") is None and default_precision() == "none":
@@ -90,7 +92,9 @@ def _request(name: str, arguments: dict[str, Any]) -> Request:
         x = arguments["input"]
         if copied(x):
             return request_of("permute", x, tuple(range(x.ndim)))
-        raise InvalidValueError(f"contiguous of {tuple(x.shape)} launches no kernel: input is contiguous")
+        raise InvalidValueError(
+            f"contiguous of {tuple(x.shape)} launches no kernel, because input is contiguous"
+        )
     if isinstance(arguments.get("weight"), QuantizedWeight):
         check_bias_alone(*(arguments[name] for name in NOT_WITH_PACKED))
         return QuantizedLinear(arguments["input"], arguments["weight"], arguments["bias"])
@@ -98,7 +102,7 @@ def _request(name: str, arguments: dict[str, Any]) -> Request:
 
 
 def gpu_of(who: str, device: Any) -> Device:
-    """Return the GPU that a caller names. Raise InvalidValueError or DeviceError where there is none."""
+    """Return the GPU that a caller names. Raises InvalidValueError or DeviceError if there is none."""
     if isinstance(device, Device):
         return device
     if isinstance(device, str) and devices.known_target(device):
@@ -108,8 +112,9 @@ def gpu_of(who: str, device: Any) -> Device:
     except (RuntimeError, TypeError):
         located = None
     if located is None or located.type != "cuda":
-        expected = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU as torch names it"
-        raise InvalidValueError(f"{who}: device is {device!r}: wanted {expected}")
+        hint = did_you_mean(device, devices.SHORT)
+        expected = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU such as 'cuda:0'"
+        raise InvalidValueError(f"{who}: device is {device!r}{hint}: expected {expected}")
     return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
 
 
@@ -134,26 +139,33 @@ def plan(
     device: Device | torch.device | str | None = None,
     **kwargs: Any,
 ) -> Plan | KernelPlan:
-    """Return what a call would run: the problem, its config, and where the config comes from. Launch nothing.
+    """Return what a call would run: the problem, its config, and where that comes from. Launches nothing.
 
     Args:
-        what: an operation of tritile, as `tritile.matmul`, or its name, as "matmul", followed by the
-            arguments of the call, which may be on the meta device; or a problem, alone; or a kernel that
-            `tritile.autotune` decorates, followed by its arguments, with or without `grid=`.
+        what: an operation of tritile, such as `tritile.matmul`, or its name, such as "matmul", followed by
+            the arguments of the call, which may be on the meta device. Or a problem, without arguments. Or a
+            kernel decorated with `tritile.autotune`, followed by its arguments, with or without `grid=`.
         args: positional arguments of the call.
         device: GPU to plan for: a `tritile.Device`, which need not be in this machine; a name that
-            `tritile.target_device` takes; or a GPU of this machine, as torch names it. Default: the GPU of
-            the tensors; for a problem, and for tensors on the meta device, the current GPU.
+            `tritile.target_device` takes; or a GPU of this machine in torch's form. Default: the GPU of the
+            tensors; for a problem and for meta tensors, the current GPU.
         kwargs: keyword arguments of the call.
 
     Returns:
-        A `tritile.Plan`, of family "aten" where torch's own kernel would run; of a decorated kernel a
-        `KernelPlan`, which has a `problem`, `config` and `source`.
+        A `tritile.Plan`, whose config has the family "aten" if torch's own kernel would run. For a decorated
+        kernel a `KernelPlan`.
 
     Raises:
-        TritileError: as the call itself raises it for its arguments.
-        InvalidValueError: `what` is something else, an argument of the call is missing, or no GPU is known.
-        NotTunedError: nothing is measured, in mode "strict".
+        TritileError: the same errors as the call itself, for its arguments.
+        InvalidValueError: `what` is none of these, an argument of the call is missing, or there is no GPU to
+            plan for.
+        NotTunedError: in mode "strict", if no measurement covers the problem.
+
+    Examples:
+        >>> a = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+        >>> plan = tritile.plan("matmul", a, a, device="h200")
+        >>> plan.problem.label
+        '4096x4096x4096 NN bfloat16'
     """
     gpu = None if device is None else gpu_of("plan", device)
     if isinstance(what, Plannable):
@@ -171,7 +183,7 @@ def plan(
         here = devices.gpu(located.index) if located.type == "cuda" else devices.current_gpu()
     gpu = gpu or here
     if gpu is None:
-        raise InvalidValueError("plan: there is no GPU here: name one with device=tritile.target_device(...)")
+        raise InvalidValueError("plan: there is no GPU here: pass device=, such as device='h200'")
     if only is not None:
         return Plan(problem, only, "model", gpu, None, IN_PLACE)
     chosen = plans.plan_for(problem, gpu, None, torchs) or plans.plan_for(problem, gpu, "cached", torchs)

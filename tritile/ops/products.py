@@ -13,7 +13,7 @@ from tritile.core.permutation import merged
 from tritile.core.precision import explained
 from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, suits
 from tritile.core.settings import is_batch_invariant
-from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError
+from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, did_you_mean
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
 from tritile.ops.checks import (
@@ -26,7 +26,6 @@ from tritile.ops.checks import (
     check_same_dtype,
     check_tensor,
     name_of,
-    names_of,
     number_of,
     shapes,
 )
@@ -74,24 +73,25 @@ def check_precision(
         precision = "ieee" if setting == "none" else setting
     elif not allowed:
         raise InvalidValueError(
-            f"{op}: precision is {precision!r} for {name}: wanted None, or operands of {', '.join(among)}"
+            f"{op}: precision is {precision!r} for {name} operands: expected None, which is the only choice "
+            f"except for {', '.join(among)}"
         )
     elif precision not in allowed:
         raise InvalidValueError(
-            f"{op}: precision is {precision!r}: wanted one of {', '.join(allowed)} for {name} "
-            f"({explained(allowed, name)})"
+            f"{op}: precision is {precision!r}{did_you_mean(precision, allowed)}: "
+            f"expected one of {', '.join(allowed)} for {name} ({explained(allowed, name)})"
         )
     if not is_batch_invariant():
         return precision
     if precision == BY_DATA:
         raise UnsupportedError(
-            f"{op}: precision is {precision!r} in a batch-invariant call, but its result for a row can "
-            "depend on other rows: wanted another precision"
+            f"{op}: precision is {precision!r} in a batch-invariant call, but in that precision a row of the "
+            "result can depend on other rows: expected another precision"
         )
     if dtype.is_complex:
         raise UnsupportedError(
-            f"{op}: operands are {name} in a batch-invariant call, but only torch multiplies "
-            "these, and a row of its result can depend on other rows: wanted real operands"
+            f"{op}: operands are {name} in a batch-invariant call, but only torch multiplies these, and a "
+            "row of its result can depend on other rows: expected real operands"
         )
     return precision
 
@@ -109,7 +109,7 @@ def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Ten
     """Return the shape that torch.matmul gives. Raise ShapeError where it gives none."""
     label = shapes(**dict(zip(names, (a, b), strict=True)))
     if a.ndim == 0 or b.ndim == 0:
-        raise ShapeError(f"{op}: {label}: wanted at least one dimension each")
+        raise ShapeError(f"{op}: {label}: expected at least one dimension each")
     inner = b.shape[0] if b.ndim == 1 else b.shape[-2]
     if a.shape[-1] != inner:
         raise ShapeError(f"{op}: {label}: K is {a.shape[-1]} in {names[0]} and {inner} in {names[1]}")
@@ -129,7 +129,7 @@ def _check_side(op: str, name: str, tensor: Any, like: torch.Tensor, shape: tupl
         fits = False
     if not fits:
         found = tuple(tensor.shape)
-        raise ShapeError(f"{op}: {name} has shape {found}: wanted one that broadcasts to {shape}")
+        raise ShapeError(f"{op}: {name} has shape {found}: expected one that broadcasts to {shape}")
 
 
 # --- The call ---
@@ -265,15 +265,15 @@ class Product(Request):
         if not {name_of(dtype), name_of(self.other.dtype)} <= set(FP8_DTYPES):  # which may be mixed
             check_same_dtype(op, **dict(zip(names, (self.input, self.other), strict=True)))
         if dtype not in _OUT_DTYPES:
-            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: wanted one of {', '.join(MATMUL_DTYPES)}")
+            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: expected one of {', '.join(MATMUL_DTYPES)}")
         is_scaled = bool(self.scales) or "scale_a" in self.sides
         allowed = _FROM_FP8 if is_scaled else _OUT_DTYPES[dtype]
         found = self.out_dtype or (dtype if dtype in allowed else allowed[0])
         if found not in allowed:
-            wanted = f"one of {names_of(allowed)} for {name_of(dtype)}"
-            raise DtypeError(f"{op}: out_dtype is {found}: wanted {wanted}")
+            expected = f"one of {', '.join(map(str, allowed))} for {name_of(dtype)} operands"
+            raise DtypeError(f"{op}: out_dtype is {found!r}: expected {expected}")
         if op != "matmul" and not (found.is_floating_point or found.is_complex):
-            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: wanted a floating or complex dtype")
+            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: expected a floating or complex dtype")
         return found
 
     def checked(self, out: Any) -> Result:

@@ -1,4 +1,4 @@
-"""Offer `tritile.quantize`: a weight as 4- or 8-bit integers, with a scale for each group of columns."""
+"""`tritile.quantize`: a weight as 4- or 8-bit integers, with a scale for each group of columns."""
 
 from typing import Any, Final
 
@@ -16,23 +16,24 @@ _AT_ONCE: Final = 1 << 24  # elements that are quantized at a time, to save memo
 def _checked(
     weight: Any, bits: Any, group_size: Any, zero_points: Any, dtype: torch.dtype | None
 ) -> torch.dtype:
-    """Return the dtype of the scales. Raise a TritileError for arguments that do not fit."""
+    """Return the dtype of the scales. Raises a TritileError for arguments that do not fit."""
     check_tensor("quantize", "weight", weight)
     check_memory("quantize", weight)
     check_constant("quantize", weight=weight)
     if weight.dtype not in _WEIGHTS:
-        raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: wanted {names_of(_WEIGHTS)}")
+        raise DtypeError(f"quantize: weight is {name_of(weight.dtype)}: expected {names_of(_WEIGHTS)}")
     if weight.ndim != 2 or 0 in weight.shape:
-        raise ShapeError(f"quantize: weight has shape {tuple(weight.shape)}: wanted (N, K), both above 0")
+        raise ShapeError(f"quantize: weight has shape {tuple(weight.shape)}: expected (N, K), both 1 or more")
     for name, value, among in (("bits", bits, WEIGHT_BITS), ("group_size", group_size, GROUP_SIZES)):
         if type(value) is not int or value not in among:
-            raise InvalidValueError(f"quantize: {name} is {value!r}: wanted one of {among}")
+            raise InvalidValueError(f"quantize: {name} is {value!r}: expected one of {among}")
     if not isinstance(zero_points, bool):
-        raise InvalidValueError(f"quantize: zero_points is {zero_points!r}: wanted True or False")
+        raise InvalidValueError(f"quantize: zero_points is {zero_points!r}: expected True or False")
     if dtype is None:
         return weight.dtype if weight.dtype in SCALE_DTYPES else torch.bfloat16
     if dtype not in SCALE_DTYPES:
-        raise DtypeError(f"quantize: dtype is {dtype}: wanted {names_of(SCALE_DTYPES)}")
+        expected = " or ".join(map(str, SCALE_DTYPES))
+        raise DtypeError(f"quantize: dtype is {dtype!r}: expected {expected}")
     return dtype
 
 
@@ -79,30 +80,40 @@ def quantize(
     """Quantize a weight to 4- or 8-bit integers with a scale for each group, for `tritile.linear`.
 
     Args:
-        weight: (N, K), bfloat16, float16 or float32, any strides; finite.
+        weight: (N, K), in bfloat16, float16 or float32, with any strides. All elements are finite.
         bits: 4 or 8.
-        group_size: number of columns that share a scale: 32, 64 or 128. The last group of a row may be
-            shorter.
-        zero_points: give each group a zero point of its own, for groups whose values lie to one side of 0.
-            Without zero points the integers are signed.
+        group_size: how many columns share a scale: 32, 64 or 128. The last group of a row may be shorter.
+        zero_points: True gives each group a zero point of its own, which suits groups whose values lie mostly
+            on one side of 0. Without zero points the integers are signed.
         dtype: dtype of the scales, and of the activations to multiply by: bfloat16 or float16. Default:
             weight's own; bfloat16 for float32.
 
-    Each weight w becomes the nearest of its group's values q * scale, so that |w - q * scale| <= scale / 2,
-    apart from the rounding of w / scale to fp32, some 2^-16 of a scale. The scale is the least that covers
-    the group, rounded up to `dtype`: (max - min) / (2^bits - 1), where the values include 0; and without zero
-    points the larger of max / (2^(bits - 1) - 1) and -min / 2^(bits - 1). A scale is read with every group,
-    so that it has 16 bits. Products q * scale are rounded to that dtype once more, by at most half a unit in
-    the last place.
+    Each weight w becomes the nearest value q * scale of its group: |w - q * scale| <= scale / 2, apart from
+    the rounding of w / scale to fp32, which is some 2^-16 of a scale. The scale is the smallest that covers
+    the group, rounded up to `dtype`: (max - min) / (2^bits - 1), where min and max include 0; without zero
+    points, the larger of max / (2^(bits - 1) - 1) and -min / 2^(bits - 1). Scales have 16 bits because one is
+    read with every group. Products q * scale are rounded once more to `dtype`, by at most half a unit in the
+    last place.
 
-    Runs on weight's device, in torch, and waits for it. On the meta device only shapes are computed.
+    torch computes this on weight's device, and the host waits for it. On the meta device only shapes are
+    computed.
 
     Returns:
         A `tritile.QuantizedWeight`.
 
     Raises:
-        ShapeError, DtypeError, GradientError, InvalidValueError: an argument does not fit, or the weight has
-            an infinity or NaN.
+        ShapeError: weight is not a matrix, or is empty.
+        DtypeError: weight is not a tensor, or it or `dtype` is of an unsupported dtype.
+        GradientError: weight requires a gradient. Call it under `torch.no_grad()`, or detach weight.
+        InvalidValueError: another argument does not fit, weight has an infinity or NaN, or its values
+            overflow `dtype`.
+
+    Examples:
+        >>> weight = torch.randn(77, 300, device="cuda", dtype=torch.bfloat16)
+        >>> packed = tritile.quantize(weight, bits=4)
+        >>> x = torch.randn(10, 300, device="cuda", dtype=torch.bfloat16)
+        >>> tritile.linear(x, packed).shape
+        torch.Size([10, 77])
     """
     kind = _checked(weight, bits, group_size, zero_points, dtype)
     n, k = weight.shape
@@ -120,7 +131,7 @@ def quantize(
             row, column = ((~torch.isfinite(rows)).nonzero()[0]).tolist()
             value = float(rows[row, column])
             raise InvalidValueError(
-                f"quantize: weight[{start + row}, {column}] is {value}: wanted finite numbers"
+                f"quantize: weight[{start + row}, {column}] is {value}: expected finite numbers"
             )
         numbers, *of_groups = _rows(rows, bits, group_size, zero_points, kind)
         parts.append((packed(numbers, bits), *of_groups))

@@ -185,7 +185,9 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
                 except (RuntimeError, ValueError) as error:  # torch says what it does not support
                     why = brief(error)
                     if is_torch_only(problem):
-                        raise UnsupportedError(f"{op}: torch refuses it: {why}") from error
+                        raise UnsupportedError(
+                            f"{op}: only torch computes this, and it fails: {why}"
+                        ) from error
                     log("compile", logging.WARNING, problem=problem.label, config="aten", failure=why)
                 result = torch.empty(shape, dtype=dtype, device=of.first.device) if out is None else out
                 call = of.call(result, how)
@@ -236,7 +238,7 @@ def _warn_uncalibrated(device: devices.Device) -> None:
         return
     _warned.add(device.name)
     warnings.warn(
-        f"configs are predicted, as no class of problems was measured on {device.name}: "
+        f"configs are only predicted, because no class of problems was measured on {device.name}: "
         "run `tritile tune --calibrate all`, which takes minutes for each class",
         UntunedWarning,
         stacklevel=callers_level(),
@@ -329,8 +331,8 @@ def on_host(tensor: torch.Tensor) -> bool:
 def warn_of_host() -> None:
     """Warn, once in a process and at the line that called tritile, that no kernel runs."""
     warnings.warn(
-        "tensors are in host memory: torch computes them on the CPU, and no GPU kernel runs. With "
-        "TRITON_INTERPRET=1 in the environment tritile's kernels run in Triton's interpreter",
+        "tensors are in host memory: torch computes the result on the CPU, and no GPU kernel runs. Set "
+        "TRITON_INTERPRET=1 to run tritile's kernels in Triton's interpreter",
         HostWarning,
         stacklevel=callers_level(),
     )

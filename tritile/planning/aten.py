@@ -82,9 +82,9 @@ def illegal(problem: Tiled) -> str | None:
     A caller also has to ask torch's settings: see `tritile.ops.aten`.
     """
     if not isinstance(problem, Product | QuantizedProblem):
-        return "torch's kernel is a candidate for products alone"
+        return "torch's kernel is a candidate for products only"
     if problem.invariant:
-        return "torch's sums depend on how many rows there are"
+        return "torch's sums depend on the number of rows"
     problem = product_of(problem)
     if isinstance(problem, GroupedProblem):
         return _illegal_groups(problem)
@@ -99,10 +99,10 @@ def illegal(problem: Tiled) -> str | None:
     if "strided" in problem.layouts or problem.out_layout != "row":
         return "torch would copy an operand or the result"
     if problem.epilogue not in _IN_ONE[: 1 if problem.batch > 1 else 2] and not _is_long(problem):
-        return "torch takes another launch for the epilogue"
+        return "torch needs another launch for the epilogue"
     if problem.dtype not in _DTYPES:
         return f"torch's products of {problem.dtype} are not offered"
-    return None if problem.out_dtype == problem.dtype else "torch gives another dtype"
+    return None if problem.out_dtype == problem.dtype else "torch returns another dtype"
 
 
 def _is_long(problem: MatmulProblem) -> bool:
@@ -134,56 +134,56 @@ def unpack_us(problem: Product | QuantizedProblem, device: Device) -> float:
 
 
 def _illegal_bytes(problem: Product, multiple: int) -> str | None:
-    """Say how operands of one byte an element have to lie, and which sizes torch wants."""
+    """Say how operands of one byte an element have to lie, and which sizes torch requires."""
     if (problem.a_layout, problem.b_layout) != ("row", "column"):
-        return "torch wants rows of a, and columns of b, that are contiguous"
+        return "torch requires contiguous rows of a and columns of b"
     if min(problem.a_align, problem.b_align) < 16:
-        return "torch wants rows of a, and columns of b, that start on 16 bytes"
+        return "torch requires rows of a and columns of b that start on 16 bytes"
     if problem.n % multiple or problem.k % multiple:
-        return f"torch wants N and K that are multiples of {multiple}, not {problem.n} and {problem.k}"
+        return f"torch requires N and K in multiples of {multiple}, not {problem.n} and {problem.k}"
     return None
 
 
 def _illegal_fp8(problem: MatmulProblem) -> str | None:
     if problem.batch > 1:
-        return "torch multiplies fp8 matrix by matrix"
+        return "torch multiplies fp8 one matrix at a time"
     if problem.dtype == "float8_e5m2" and problem.b_dtype != "float8_e4m3fn":
-        return "torch does not multiply float8_e5m2 by float8_e5m2: wanted float8_e4m3fn for a or b"
+        return "torch does not multiply float8_e5m2 by float8_e5m2: expected float8_e4m3fn for a or b"
     fused = problem.epilogue
     if problem.block_scales:  # what is fused is applied to float32 by torch afterwards
         if (problem.dtype, problem.b_dtype) != ("float8_e4m3fn", ""):
-            return "torch wants float8_e4m3fn for a and b where each 128 of K have scales"
+            return "with a scale for each 128 of K torch requires float8_e4m3fn for a and b"
         return _illegal_bytes(problem, 16)
     scales = fused.scale_a, fused.scale_b
     if scales not in _SCALES and not (scales == ("one", "row") and problem.m == 1):
-        return "torch wants scales for a and b as a whole, or for each row and column"
+        return "torch requires one scale each for a and b, or one for each row and column"
     bare = Epilogue(*scales)
     with_bias = replace(bare, bias="row") if scales[0] and problem.out_dtype != "float32" else bare
     if fused not in (bare, with_bias):
-        return "torch takes another launch for the epilogue"
+        return "torch needs another launch for the epilogue"
     return "torch would copy the result" if problem.out_layout != "row" else _illegal_bytes(problem, 16)
 
 
 def _illegal_int8(problem: MatmulProblem) -> str | None:
     if problem.epilogue or problem.out_dtype != "int32":
-        return "torch takes another launch for scales"
+        return "torch needs another launch for scales"
     if problem.batch > 1 or problem.m < _LEAST_INT8_ROWS:
-        return f"torch wants one matrix of {_LEAST_INT8_ROWS} rows or more"
+        return f"torch requires one matrix of {_LEAST_INT8_ROWS} rows or more"
     return "torch would copy the result" if problem.out_layout != "row" else _illegal_bytes(problem, 8)
 
 
 def _illegal_groups(problem: GroupedProblem) -> str | None:
     if problem.groups > MOST_GROUPS:
-        return f"torch wants at most {MOST_GROUPS} groups"
+        return f"torch requires at most {MOST_GROUPS} groups"
     if problem.dtype == "float8_e4m3fn" and problem.out_dtype == "bfloat16":
         return _illegal_bytes(problem, 16)
     if problem.is_torchs:
-        return "torch wants float8_e4m3fn, and gives bfloat16"
+        return "torch requires float8_e4m3fn operands and a bfloat16 result"
     if (problem.dtype, problem.out_dtype) != ("bfloat16", "bfloat16"):
-        return "torch reads offsets on the host for all but bfloat16 and float8_e4m3fn"
+        return "torch reads offs on the host, except for bfloat16 and float8_e4m3fn"
     aligned = min(problem.a_align, problem.b_align) == 16 and problem.n % 8 == 0
     if problem.a_layout != "row" or problem.b_layout == "strided" or not aligned:
-        return "torch wants rows of a, rows or columns of b, and rows of the result that start on 16 bytes"
+        return "torch requires rows of a, rows or columns of b, and rows of the result that start on 16 bytes"
     return None
 
 
@@ -294,7 +294,7 @@ def aten_times_of(data: Any) -> AtenTimes:
     """Return what `AtenTimes.to_dict` gave. Raises InvalidValueError for anything else."""
     names = [field.name for field in fields(AtenTimes)]
     if not isinstance(data, Mapping) or set(data) != set(names):
-        raise InvalidValueError(f"aten: wanted {', '.join(names)}")
+        raise InvalidValueError(f"aten: expected {', '.join(names)}")
     one, two = LAYERS
     shapes = ((one, 1 + INPUTS), (two, 1 + one), (1, 1 + two))
     try:
@@ -304,9 +304,9 @@ def aten_times_of(data: Any) -> AtenTimes:
     except (TypeError, ValueError) as fault:
         raise InvalidValueError(f"aten: {str(fault)[:200]}") from fault
     if not classes or not all(isinstance(each, str) and each in MEASURED for each in classes):
-        raise InvalidValueError(f"aten: classes {str(classes)[:80]}: wanted some of {', '.join(MEASURED)}")
+        raise InvalidValueError(f"aten: classes {str(classes)[:80]}: expected some of {', '.join(MEASURED)}")
     if not all(isinstance(text, str) for text in (*used, *used.values())):
-        raise InvalidValueError("aten: wanted versions by name")
+        raise InvalidValueError("aten: expected versions by name")
     ranges = rows_from("aten", data["ranges"], 2, INPUTS, _LARGEST)
     error, margin = numbers_from("shares", [data["error"], data["margin"]], 2, 0, _LARGEST)
     (sizes,) = numbers_from("sizes", [data["sizes"]], 1, 1, 1 << 31)

@@ -58,7 +58,7 @@ def read_json(file: Path | Traversable, most: int) -> Any:
     """Return what a JSON file of at most `most` bytes holds. Raises FileError for any other file."""
     try:
         if not file.is_file():  # a pipe or a device may have no end
-            raise FileError(f"{file} is not there, or no regular file")
+            raise FileError(f"{file} does not exist, or is not a regular file")
         with file.open("rb") as opened:
             raw = opened.read(most + 1)
     except OSError as error:
@@ -93,9 +93,9 @@ def _read(kind: str, source: Any, from_dict: Callable[[Any], T], key_of: Callabl
             raise InvalidValueError(f"text of more than {MAX_TEXT} characters")
         made = from_dict(json.loads(source))
         if key_of(made) != source:
-            raise InvalidValueError("it is not spelled as keys are")
+            raise InvalidValueError("it is not in the canonical spelling of a key")
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidValueError(f"{str(source)[:80]!r} is no {kind}: {str(error)[:200]}") from error
+        raise InvalidValueError(f"{str(source)[:80]!r} is not a {kind}: {str(error)[:200]}") from error
     return made
 
 
@@ -118,21 +118,21 @@ def number_from(value: Any, low: float, high: float, whole: bool = False) -> Any
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high
     ):
-        raise InvalidValueError(f"{str(value)[:80]!r}: wanted a number from {low} to {high}")
+        raise InvalidValueError(f"{str(value)[:80]!r}: expected a number from {low} to {high}")
     return value
 
 
 def numbers_from(what: str, values: Any, count: int, low: float, high: float) -> tuple[float, ...]:
     """Return a list of `count` numbers from low to high. Raises InvalidValueError for anything else."""
     if not isinstance(values, list) or len(values) != count or None in values:
-        raise InvalidValueError(f"{str(values)[:80]!r}: wanted {count} {what}")
+        raise InvalidValueError(f"{str(values)[:80]!r}: expected {count} {what}")
     return tuple(float(number_from(value, low, high)) for value in values)
 
 
 def rows_from(what: str, rows: Any, count: int, length: int, most: float) -> tuple[tuple[float, ...], ...]:
     """Return `count` lists of `length` numbers. Raises InvalidValueError for anything else."""
     if not isinstance(rows, list) or len(rows) != count:
-        raise InvalidValueError(f"{what}: wanted {count} rows of numbers")
+        raise InvalidValueError(f"{what}: expected {count} rows of numbers")
     return tuple(numbers_from(f"numbers of {what}", row, length, -most, most) for row in rows)
 
 

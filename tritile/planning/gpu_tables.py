@@ -58,10 +58,10 @@ def calibrated_path(device: Device) -> Path:
 
 
 def shipped(device: Device) -> tuple[Table, ...]:
-    """Return the tables that ship for this GPU model and for those like it, in the order to ask them.
+    """Return the tables shipped for this GPU model and for similar ones, in the order to look them up.
 
-    A GPU is like it that has the same architecture, as many SMs and a memory bandwidth within 1.5 times. The
-    nearest bandwidth is asked first.
+    A similar GPU has the same architecture, as many SMs, and a memory bandwidth within a factor of 1.5. The
+    nearest bandwidth comes first.
     """
     return _shipped(device.name, device.slug, device.arch, device.processors, device.memory_gbps)
 
@@ -88,12 +88,12 @@ def _folder() -> Traversable:
 def serving(device: Device) -> Iterator[tuple[Table, str]]:
     """Yield the tables that serve a GPU in their order, each with words for where it comes from."""
     if fixed := pinned(device):
-        yield fixed, "of the table that is pinned"
+        yield fixed, "measured, in the pinned table"
     if own := calibrated(device):
         yield own, "measured here"
     for table in shipped(device):
         of = table.device["name"]
-        yield table, f"measured for {'this GPU' if of == device.name else f'{of}, which is like it'}"
+        yield table, f"measured on {'this GPU' if of == device.name else f'a similar GPU, {of}'}"
 
 
 def portfolio(name: str | None, device: Device) -> tuple[Portfolio, Table, str] | None:

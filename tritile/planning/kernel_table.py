@@ -39,7 +39,7 @@ def kernel_problem(text: str) -> KernelProblem | None:
 def _winner(item: tuple[str, Any]) -> tuple[str, Entry]:
     text, data = item
     if not isinstance(data, dict) or data.get("us") is None:
-        raise InvalidValueError(f"{str(data)[:80]!r}: wanted config and us")
+        raise InvalidValueError(f"{str(data)[:80]!r}: expected config and us")
     entry = entry_from({"problem": text, "config": data.get("config"), "us": data["us"]})
     if not isinstance(entry.problem, KernelProblem) or max(entry.problem.sizes, default=0) >= _MAX_SIZE:
         raise InvalidValueError(f"{text[:80]!r} is not the key of a decorated kernel's problem")

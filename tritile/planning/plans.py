@@ -1,16 +1,16 @@
-"""Plan a problem: its config comes from the first source that has one, in `_chosen`.
+"""Plan a problem: its config comes from the first of these sources that has one (`_chosen`).
 
 1. The table that `TRITILE_TABLE` pins.
-2. The store: measurements of just this problem on this GPU.
-3. The shipped table: kinds of products that torch's kernel makes by rule, then measurements of just this
-   problem on this GPU model, or one like it.
-4. The portfolio of the problem's class, or a family that portfolios leave out, where its own formula, which
-   was fitted to measurements, predicts it to be faster.
+2. The store: measurements of exactly this problem on this GPU.
+3. The shipped table: kinds of products that it leaves to torch's kernel, then measurements of exactly this
+   problem on this GPU model or a similar one.
+4. The portfolio of the problem's class, or a family that portfolios leave out, if its own formula, which was
+   fitted to measurements, predicts it to be faster.
 5. The model: each family's estimate of its own configs.
 
-Then torch's kernel takes its place where that is faster (`_or_aten`). Mode "off" asks the model alone, mode
-"strict" takes only measurements of the kernels as they are now. In mode "tune" `plan_for` returns None for
-what 1 and 2 do not have: `ops/request.py` has `tune/now.py` measure it.
+torch's kernel then takes its place if it is faster (`_or_aten`). Mode "off" uses only the model, and mode
+"strict" only measurements of the kernels as they are now. In mode "tune" `plan_for` returns None for what 1
+and 2 do not have, and `ops/request.py` has `tune/now.py` measure it.
 """
 
 import logging
@@ -50,6 +50,7 @@ from tritile.planning.store import store_of
 from tritile.planning.table import Table
 from tritile.planning.trial import TORCH, Trial, best_of
 
+_NO_PORTFOLIO: Final = "no portfolio covers this problem"
 _OTHERS: Final = 2  # configs of families that portfolios leave out, which mode "tune" times
 
 
@@ -84,15 +85,20 @@ class _Planned(Tabular):
 
 @dataclass(frozen=True, repr=False)
 class KernelPlan(_Planned):
-    """The config of a call of a kernel that `tritile.autotune` decorates, and why it runs.
+    """The config of a call of a kernel decorated with `tritile.autotune`, and where it comes from.
 
-    - `problem`: the kernel's name, the values of its key and the dtypes of its tensors.
-    - `source`: "exact" (measured here for just this problem), "table" (measured for it on a GPU of this
-      model, and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
-      (by the kernel's own performance model, or the first of its configs: nothing was measured) or
-      "interpreter" (TRITON_INTERPRET is set, and nothing was measured).
-    - `us`: microseconds that were measured; None where the source has none.
-    - `why`: the source in words.
+    It prints as a table.
+
+    Attributes:
+        problem: the kernel's name, the values of its key, and the dtypes of its tensors.
+        config: the `triton.Config` that runs.
+        source: "exact" (measured here for exactly this problem), "table" (measured on a GPU of this model,
+            and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
+            (by the kernel's own performance model, or the first of its configs: nothing was measured) or
+            "interpreter" (TRITON_INTERPRET is set, and nothing was measured).
+        device: the GPU of the plan.
+        us: measured microseconds; None if the source has none.
+        why: the source in words.
     """
 
     problem: KernelProblem
@@ -101,19 +107,23 @@ class KernelPlan(_Planned):
 
 @dataclass(frozen=True, repr=False)
 class Plan(_Planned):
-    """The config of a problem, and why it runs. It prints with what an fp32 precision means.
+    """The config of a problem, and where it comes from. It prints as a table.
 
-    - `source`: "exact" (measured here for just this problem), "pinned" (in the table of TRITILE_TABLE),
-      "table" (shipped with tritile), "predicted" (by a formula, from measurements at other sizes),
-      "model" (estimated by the family's own formula: nothing of its class was measured, or mode "off" asks
-      no measurement, or the call has one config), "host" (tensors are in host memory, where torch computes
-      them) or "interpreter" (the same with TRITON_INTERPRET=1, where kernels are interpreted).
-    - `us`: microseconds that were measured or predicted; None where the source has none.
-    - `why`: the source in words.
-    - `current`: False where a table holds no measurements of the kernel as it is now.
-    - `other_us`: microseconds of the backend that does not run: of torch's kernel where tritile's runs, of
-      tritile's where torch's does; None where they are not known. `other`: where they are from, in words.
-    - `other_error`: the share by which torch's time may be off where it is predicted, 0.0 otherwise.
+    Attributes:
+        problem: what is computed; its `label` is a short name.
+        config: the config that runs. Its family is "aten" for torch's own kernel.
+        source: "exact" (measured here for exactly this problem), "pinned" (in the table of TRITILE_TABLE),
+            "table" (shipped with tritile), "predicted" (by a formula fitted to measurements at other sizes),
+            "model" (by the family's own estimate: no problem of its class was measured, or mode is "off", or
+            the call has only one config), "host" (tensors are in host memory, where torch computes) or
+            "interpreter" (the same with TRITON_INTERPRET=1, where kernels are interpreted).
+        device: the GPU of the plan.
+        us: measured or predicted microseconds; None if the source has none.
+        why: the source in words.
+        current: False if the table's measurements are of another version of the kernel.
+        other_us: microseconds of the backend that does not run, torch's or tritile's; None if unknown.
+        other: where `other_us` comes from, in words.
+        other_error: how far torch's time may be off, as a share of it, if it is predicted; else 0.0.
     """
 
     problem: Tiled
@@ -125,7 +135,7 @@ class Plan(_Planned):
 
     @property
     def workspace(self) -> int:
-        """Return the bytes of workspace that a call allocates while it runs, 0 in the interpreter."""
+        """Bytes of workspace that a call allocates while it runs; 0 in the interpreter."""
         by_torch = self.config == aten.CONFIG and not isinstance(self.problem, QuantizedProblem)
         if self.source == "interpreter" or by_torch:  # torch keeps cuBLAS's own
             return 0
@@ -161,11 +171,12 @@ def forget() -> None:
 def plan_for(
     problem: Tiled, device: Device, mode: str | None = None, allows_torch: bool = False
 ) -> Plan | None:
-    """Return the plan for a problem by the given mode, else the one in force.
+    """Return the plan of a problem in a mode, by default the one in force.
 
-    `allows_torch`: torch's kernel is a candidate too, and a plan says what the other one takes. Return None
-    only in mode "tune", for a problem that is to be measured first. Raises NotTunedError in mode "strict" for
-    a problem without measurements, UnsupportedError for one that only torch computes where it may not.
+    `allows_torch`: torch's kernel is a candidate too, and the plan has the time of the backend that does not
+    run. Return None only in mode "tune", for a problem to measure first. Raises NotTunedError in mode
+    "strict" if no measurement covers the problem, and UnsupportedError if only torch could compute it, but
+    may not.
     """
     if aten.is_torch_only(problem):
         return _torch_only(problem, device, allows_torch)
@@ -187,12 +198,12 @@ def plan_for(
 def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
     fault = aten.illegal(problem)
     if fault is None and not allows_torch:
-        fault = "there is no kernel of tritile's to plan, measure or compile"
+        fault = "tritile has no kernel of its own to plan, measure or compile"
         if not uses_aten():
-            fault = 'backends leave torch out: wanted "triton,aten" in TRITILE_BACKENDS or tritile.mode'
+            fault = 'backends is "triton": expected "triton,aten", in TRITILE_BACKENDS or tritile.mode'
     if fault is not None:
         raise UnsupportedError(f"only torch computes {problem.label}, but {fault}")
-    why = "the one candidate: tritile has no kernel for it"
+    why = "the only candidate, because tritile has no kernel for it"
     return Plan(problem, aten.CONFIG, "model", device, None, why)
 
 
@@ -202,7 +213,7 @@ def _chosen(problem: Tiled, device: Device, mode: str, allows_torch: bool) -> Pl
     None where mode "tune" is to measure.
     """
     if mode == "off":
-        return by_model(problem, device)
+        return by_model(problem, device, "mode is off")
     known = trials(problem, device, *[TORCH] * allows_torch)  # the store is opened once for both
     plan = _first(_pinned(problem, device, mode), _fastest(known, problem, device))
     if plan is None and mode != "tune":
@@ -226,15 +237,14 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
             plan = by_portfolio(problem, device)
         if plan is None or not plan.current:
             raise NotTunedError(
-                f"mode is strict, nothing measured is remembered for {problem.label} on {device.name}, and "
-                "its class has no portfolio of measurements: run `tritile tune` for it, or with --calibrate, "
-                "or use mode cached"
+                f"mode is strict, and no measurement covers {problem.label} on {device.name}: run `tritile "
+                "tune` for this problem, or with --calibrate for its class, or use mode cached"
             )
         return plan
     if plan is not None:
         return plan
     plan = by_portfolio(problem, device)
-    return _or_other_family(plan) if plan is not None else by_model(problem, device)
+    return _or_other_family(plan) if plan is not None else by_model(problem, device, _NO_PORTFOLIO)
 
 
 # --- Measurements of just this problem: the store and the tables ---
@@ -260,7 +270,7 @@ def _fastest(measured: list[Trial], problem: Tiled, device: Device) -> Plan | No
     best = best_of(legal)
     if best is None:
         return None
-    why = f"the fastest of {len(legal)} measured on this GPU"
+    why = f"the fastest of {len(legal)} configs measured on this GPU"
     return Plan(problem, best.config, "exact", device, best.us, why)
 
 
@@ -270,15 +280,15 @@ def _of_table(table: Table, problem: Tiled, device: Device, source: str, why: st
     if entry is None or illegal(entry.config, problem, device) is not None:
         return None
     current = table.is_current(problem.op, entry.config.family)
-    why += ", of another version of the kernel" * (not current)
+    why += ", with another version of the kernel" * (not current)
     if source == "table" and table.triton not in ("", device.triton):
-        why += f"; measured with triton {table.triton}, in use is {device.triton}"
+        why += f"; measured with Triton {table.triton}, but {device.triton} is in use"
     return Plan(problem, entry.config, source, device, entry.us, why, current)
 
 
 def _pinned(problem: Tiled, device: Device, mode: str) -> Plan | None:
     table = gpu_tables.pinned(device)
-    plan = _of_table(table, problem, device, "pinned", "of the table that is pinned") if table else None
+    plan = _of_table(table, problem, device, "pinned", "measured, in the pinned table") if table else None
     return plan if plan is None or plan.current or mode != "strict" else None
 
 
@@ -299,8 +309,8 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Return what the shipped tables hold; None where they hold nothing that is legal here."""
     for table in gpu_tables.shipped(device):
         of = table.device["name"]
-        what = "this GPU" if of == device.name else f"{of}, which is like it,"
-        plan = _of_table(table, problem, device, "table", f"measured for {what} in tritile's table")
+        what = "this GPU" if of == device.name else f"a similar GPU, {of}"
+        plan = _of_table(table, problem, device, "table", f"measured on {what}, in tritile's table")
         if plan is not None:
             return plan
     return None
@@ -316,7 +326,7 @@ def _by_rule(problem: Tiled, device: Device) -> Plan | None:
     kind = aten.kind_of(problem)
     if not gpu_tables.is_by_aten(kind, device) or aten.illegal(problem) is not None:
         return None
-    why = f"torch's kernel makes products of {kind}, by the table of {device.name}"
+    why = f"tritile's table of {device.name} leaves products of {kind} to torch's kernel"
     return Plan(problem, aten.CONFIG, "table", device, None, why)
 
 
@@ -359,13 +369,13 @@ def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> 
         return _TorchTime(trial.us, "exact", "measured on this GPU")
     tables: tuple[Table, ...] = ()
     if plan.source == "pinned" and pinned is not None:
-        tables, where = (pinned,), "the table that is pinned"
+        tables, where = (pinned,), "the pinned table"
     elif plan.source == "table":
         tables, where = gpu_tables.shipped(plan.device), "tritile's table"
     for table in tables:
         entry = table.find(plan.problem) if table.device["name"] == plan.device.name else None
         if entry is not None and entry.torch_us:
-            return _TorchTime(entry.torch_us, plan.source, f"measured for this GPU in {where}")
+            return _TorchTime(entry.torch_us, plan.source, f"measured on this GPU, in {where}")
     return None
 
 
@@ -379,7 +389,7 @@ def _torch_predicted(problem: Product | QuantizedProblem, plan: Plan) -> _TorchT
     times, of_others = found
     us = times.us(product, device) + aten.unpack_us(problem, device)
     margin = of_others * times.margin * (1.0 if plan.source == "predicted" else 1 + times.error)
-    where = f"predicted within {times.error:.0%} at sizes left out"
+    where = f"predicted, typically within {times.error:.0%} on held-out sizes"
     return _TorchTime(us, "predicted", where, margin, of_others * (1 + times.error) - 1)
 
 
@@ -412,7 +422,7 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
         if not configs:
             return None
-        why = f"predicted to be the fastest of a shortlist: {name} was not measured on this GPU"
+        why = f"predicted to be the fastest of a shortlist, because class {name} was not measured on this GPU"
         return _by_model(model.likeliest(configs, problem, device), problem, device, why, False)
     portfolio, table, where = found
     ranked = portfolio.ranked(problem, device, 2)
@@ -423,8 +433,8 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     loss, current = portfolio.loss, table.is_current(problem.op, config.family)
     why = (
         f"predicted to be the fastest of the {len(portfolio.configs)} configs of {portfolio.name}, {where}"
-        f"{behind}; at {loss.sizes} sizes left out picks lost {loss.median:.1%} at the median, "
-        f"{loss.p95:.1%} at the 95th percentile"
+        f"{behind}; on {loss.sizes} held-out sizes this choice was typically {loss.median:.1%} slower than "
+        f"the best (95th percentile: {loss.p95:.1%})"
     )
     why += "; measured with another version of the kernel" * (not current)
     pinned, own = gpu_tables.pinned(device), gpu_tables.calibrated(device)
@@ -446,13 +456,13 @@ def _or_other_family(plan: Plan) -> Plan:
     own, margin = model.predict_us(config, problem, device), FAMILIES[problem.op][config.family].margin
     if margin is None or us < margin * own:
         return plan
-    why = f"by the formula of {config.family}, which was fitted to measurements at other sizes; "
-    why += f"the portfolio's pick is predicted to take {us:.1f} us"
+    why = f"predicted by the formula of {config.family}, which was fitted to measurements at other sizes; "
+    why += f"the portfolio's best config is predicted to take {us:.1f} us"
     return replace(plan, config=config, us=own, why=why, current=False)
 
 
-def by_model(problem: Tiled, device: Device) -> Plan:
-    why = "predicted to be the fastest of all legal configs: mode is off, or no portfolio serves this problem"
+def by_model(problem: Tiled, device: Device, reason: str) -> Plan:
+    why = f"estimated to be the fastest of all legal configs, because {reason}"
     return _by_model(model.pick(problem, device), problem, device, why)
 
 
@@ -464,12 +474,12 @@ def _by_model(config: Config, problem: Tiled, device: Device, why: str, current:
 
 
 def on_host(problem: Tiled) -> Plan:
-    """Return the plan of tensors in host memory: what torch runs for them is no kernel of the portfolio."""
-    return Plan(problem, aten.CONFIG, "host", HOST, None, "tensors are in host memory: torch computes them")
+    """Return the plan for tensors in host memory: torch computes, and none of tritile's kernels runs."""
+    return Plan(problem, aten.CONFIG, "host", HOST, None, "tensors are in host memory, where torch computes")
 
 
 def interpreted(problem: Tiled) -> Plan:
-    """Return a plan for the interpreter: large tiles, as its time goes by the number of tile operations."""
+    """Return a plan for the interpreter: large tiles, as its time grows with their number."""
     family = next(iter(FAMILIES[problem.op].values()))
 
     def block(size: int) -> int:

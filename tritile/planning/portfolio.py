@@ -200,8 +200,8 @@ def portfolio_of(name: str, data: Any) -> Portfolio:
         if "correction" in data:
             correction = correction_of(data["correction"], formula.inputs, len(configs))
     except (LookupError, TypeError) as error:
-        raise InvalidValueError(f"{name!r} is no portfolio: {error!r}") from error
-    _check(1 <= len(set(configs)) == len(configs) <= MOST, f"{name}: wanted 1 to {MOST} configs, each once")
+        raise InvalidValueError(f"{name!r} is not a portfolio: {error!r}") from error
+    _check(1 <= len(set(configs)) == len(configs) <= MOST, f"{name}: expected 1 to {MOST} configs, each once")
     _check(all(each.blend <= _BLEND for each in constants), f"{name}: a blend is above {_BLEND}")
     return Portfolio(name, configs, constants, Loss(int(sizes or 1), *shares), correction)
 
@@ -216,7 +216,7 @@ def _offered(config: Config, op: str) -> Config:
     names = _parameters(op, config.family)
     _check({each for each, _ in config.kwargs} == names, f"{config} is not of {sorted(names)}")
     blocks = [value for _, value in config.kwargs if not isinstance(value, bool)]
-    _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{config}: wanted blocks")
+    _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{config}: expected blocks")
     return config
 
 

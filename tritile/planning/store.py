@@ -119,14 +119,14 @@ def trial_from(row: Sequence[Any]) -> Trial:
     """Return the trial of one row. Raises InvalidValueError for a row that `row_of` cannot have made."""
     problem_text, op, config_text, us, spread, registers, spills, shared, error, failure, measured = row
     if not (isinstance(problem_text, str) and isinstance(config_text, str)):
-        raise InvalidValueError("a problem or a config is no text")
+        raise InvalidValueError("a problem or a config is not text")
     problem, config = problem_from(problem_text), config_from(config_text)
     if problem.op != op:
         raise InvalidValueError(f"{problem_text[:80]!r} is not of {str(op)[:80]!r}")
     if not (failure is None or (isinstance(failure, str) and len(failure) <= MAX_TEXT)):
         raise InvalidValueError(f"{str(failure)[:80]!r} is not a line of text")
     if not isinstance(measured, str) or (us is None and failure is None):
-        raise InvalidValueError("a trial has a time or a failure, and a date")
+        raise InvalidValueError("a trial needs a date, and a time or a failure")
     moment(measured)
     number_from(us, math.ulp(0.0), MAX_US)
     number_from(spread, 0, MAX_US)
@@ -234,7 +234,7 @@ def rows_of(path: Path) -> list[Row]:
     Raises FileError where it cannot be read.
     """
     if not path.is_file():
-        raise FileError(f"{path} is not there, or no regular file")
+        raise FileError(f"{path} does not exist, or is not a regular file")
     try:
         zipped = path.suffix == ".gz"
         where = ":memory:" if zipped else f"{path.absolute().as_uri()}?mode=ro"
@@ -448,7 +448,7 @@ class Store:
         except (*_FAULTS, NotImplementedError) as error:
             raise OSError(f"{reason}; setting it aside failed: {error}") from error
         self._warn(
-            aside.name, f"{self.path}: {reason}; it now lies at {aside.name}, and a fresh store is started"
+            aside.name, f"{self.path}: {reason}; it was renamed to {aside.name}, and a new store is started"
         )
 
 

@@ -112,9 +112,9 @@ def read(file: Path | Traversable) -> Table:
 
 def _table(data: Any, name: str) -> Table:
     if not isinstance(data, dict) or not set(_TOP) <= set(data) or not isinstance(data["entries"], list):
-        raise FileError(f"{name} is not a table: wanted {', '.join(_TOP)}")
+        raise FileError(f"{name} is not a table: expected {', '.join(_TOP)}")
     if data["format"] != FORMAT or isinstance(data["format"], bool):
-        raise FileError(f"{name} has format {str(data['format'])[:80]}: wanted {FORMAT}")
+        raise FileError(f"{name} has format {str(data['format'])[:80]}: expected {FORMAT}")
     device, kernels, by_aten = data["device"], data["kernels"], data.get("by_aten", [])
     is_named = isinstance(device, dict) and isinstance(device.get("name"), str)
     if not is_named or not all(map(_is_fact, device.values())):
@@ -122,7 +122,7 @@ def _table(data: Any, name: str) -> Table:
     if not isinstance(kernels, dict) or not set(map(type, kernels.values())) <= {str}:
         raise FileError(f"{name}: kernels is not valid")
     if not isinstance(by_aten, list) or not set(map(type, by_aten)) <= {str}:
-        raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: wanted names")
+        raise FileError(f"{name}: by_aten is {str(by_aten)[:80]!r}: expected names")
     if data.get("measured") is False:
         raise FileError(f"{name} holds predictions, which would hide measurements: export a table on the GPU")
     entries, reasons = sifted(data["entries"], entry_from)
@@ -134,7 +134,7 @@ def _table(data: Any, name: str) -> Table:
         skipped = f"{len(reasons)} of {len(reasons) + len(first)} entries"
         _warn(f"{name}: skipped {skipped} that are not valid: {reasons[0]}")
     times = data.get("aten", [])
-    good, reasons = sifted(times, aten_times_of) if isinstance(times, list) else ([], ["wanted a list"])
+    good, reasons = sifted(times, aten_times_of) if isinstance(times, list) else ([], ["expected a list"])
     if reasons:
         _warn(f"{name}: {len(reasons)} predictions of torch's times are not used: {reasons[0]}")
     portfolios, shortlists = _portfolios(data, "portfolios", name), _portfolios(data, "shortlists", name)
@@ -153,7 +153,7 @@ def entry_from(data: Any) -> Entry:
     """Return the entry of a dictionary. Raises InvalidValueError for anything else."""
     if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
         raise InvalidValueError(
-            f"{str(data)[:80]!r} is not an entry: wanted problem, config, us and torch_us"
+            f"{str(data)[:80]!r} is not an entry: expected problem, config, us and torch_us"
         )
     times = (number_from(data.get(name), math.ulp(0.0), MAX_US) for name in ("us", "torch_us"))
     return Entry(problem_from(data["problem"]), config_from(data["config"]), *times)
@@ -162,7 +162,7 @@ def entry_from(data: Any) -> Entry:
 def _portfolios(data: dict[str, Any], key: str, name: str) -> dict[str, Portfolio]:
     found = data.get(key, {})
     if not isinstance(found, dict):
-        raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: wanted a dictionary by name")
+        raise InvalidValueError(f"{name}: {key} is {str(found)[:80]!r}: expected a dictionary by name")
     return {each: portfolio_of(each, value) for each, value in found.items()}
 
 

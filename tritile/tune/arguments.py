@@ -77,16 +77,18 @@ def check_options(
 ) -> None:
     """Raise InvalidValueError for options of `autotune` that no kernel takes; warn of deprecated ones."""
     if mode is not None and mode not in MODES:
-        raise InvalidValueError(f"mode is {mode!r}: wanted one of {', '.join(MODES)}, or None")
+        raise InvalidValueError(f"mode is {mode!r}: expected one of {', '.join(MODES)}, or None")
     if isinstance(configs, Space) and prune_configs_by:
         raise InvalidValueError("prune_configs_by is for a list of configs: a Space has `where`")
     listed = isinstance(configs, list | tuple) and all(isinstance(c, triton.Config) for c in configs)
     if not (configs is None or listed or isinstance(configs, Space)):
-        raise InvalidValueError(f"configs is {configs!r}: wanted a list of triton.Config, or a tritile.Space")
+        raise InvalidValueError(
+            f"configs is {configs!r}: expected a list of triton.Config, or a tritile.Space"
+        )
     if tolerance is not None:
         number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
         if not (number and 0 <= tolerance < math.inf):
-            raise InvalidValueError(f"tolerance is {tolerance!r}: wanted a relative error, 0 or above")
+            raise InvalidValueError(f"tolerance is {tolerance!r}: expected a relative error, 0 or above")
         if reference is None:
             raise InvalidValueError("tolerance without a reference: there is no answer to compare with")
     if passed := ", ".join(name for name, value in deprecated.items() if value):
@@ -100,16 +102,16 @@ def check_kernel(
 ) -> None:
     """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel."""
     if not hasattr(fn, "arg_names"):
-        raise InvalidValueError(f"tritile.autotune decorates {fn!r}: wanted a kernel of triton.jit")
+        raise InvalidValueError(f"tritile.autotune decorates {fn!r}: expected a kernel of triton.jit")
     arguments, function = list(fn.arg_names), layers_of(fn)[-1]
     kernel = getattr(function, "__name__", repr(fn))
 
     def check_names(parameter: str, names: Any, offered: Sequence[str]) -> None:
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            text = f"{parameter} is {names!r}: wanted a list of names of arguments of {kernel}"
+            text = f"{parameter} is {names!r}: expected a list of names of arguments of {kernel}"
             raise InvalidValueError(text)
         if unknown := ", ".join(repr(name) for name in names if name not in offered):
-            text = f"wanted arguments of {kernel}, which are {', '.join(offered)}"
+            text = f"expected arguments of {kernel}, which are {', '.join(offered)}"
             raise InvalidValueError(f"{parameter} names {unknown}: {text}")
 
     check_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments)
@@ -127,13 +129,13 @@ def check_kernel(
     if bucket is not None and not (
         isinstance(bucket, Mapping) and all(name in key and callable(f) for name, f in bucket.items())
     ):
-        raise InvalidValueError(f"bucket is {bucket!r}: wanted functions by names of key, {list(key)}")
+        raise InvalidValueError(f"bucket is {bucket!r}: expected functions by names of key, {list(key)}")
 
 
 def _check_reference(reference: Any, passed: Sequence[str], kernel: str) -> None:
     """Raise InvalidValueError where a reference takes an argument that no caller of the kernel passes."""
     if not callable(reference):
-        raise InvalidValueError(f"reference is {reference!r}: wanted a function of arguments of {kernel}")
+        raise InvalidValueError(f"reference is {reference!r}: expected a function of arguments of {kernel}")
     try:
         signature = inspect.signature(reference)
     except (TypeError, ValueError):  # a function in C may have none
@@ -167,7 +169,7 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
         signature.bind(*args, **dict.fromkeys((named - _options()) | (computed & {*signature.parameters})))
     except TypeError as error:
         wanted = ", ".join(name for name in signature.parameters if name not in computed)
-        raise InvalidValueError(f"{function.__name__}: {error}: wanted {wanted}") from None
+        raise InvalidValueError(f"{function.__name__}: {error}: expected {wanted}") from None
 
 
 def check_grid(who: str, grid: Any) -> None:
@@ -175,7 +177,7 @@ def check_grid(who: str, grid: Any) -> None:
     if not callable(grid) and not (listed and all(isinstance(n, Integral) and int(n) >= 0 for n in grid)):
         came = "there is no grid" if grid is None else f"grid is {grid!r}"
         wanted = "a tuple of one to three sizes, or a function that returns one, as kernel[grid] takes it"
-        raise InvalidValueError(f"{who}: {came}: wanted grid=, {wanted}")
+        raise InvalidValueError(f"{who}: {came}: expected grid=, {wanted}")
 
 
 # Tensors.

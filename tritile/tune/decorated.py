@@ -168,7 +168,7 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     tensors = found.values() if isinstance(found, Mapping) else ()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         got = type(found).__name__ if tensors else "no tensors"
-        raise InvalidValueError(f"reference returned {got}: wanted right tensors by name of argument")
+        raise InvalidValueError(f"reference returned {got}: expected right tensors by name of argument")
     answers = {name: tensor.clone() for name, tensor in found.items()}
     for name, tensor in answers.items():
         if not isinstance(named.get(name), torch.Tensor):
@@ -395,7 +395,7 @@ class _InThisProcess:
             self.timings[own] = times
             if not 0 <= times[0] < math.inf:
                 what = "it does not run here, or the benchmark gave"
-                raise TuningError(f"{what} {times}: wanted milliseconds")
+                raise TuningError(f"{what} {times}: expected milliseconds")
         except Exception as error:  # whatever one config raises, the others still deserve their turn
             raise WorkerError(brief(error)) from error
         us = min(max(times[0] * 1e3, _LEAST_US), MAX_US)  # of a clock that is too coarse

@@ -74,7 +74,7 @@ class Listed:
     def __init__(self, configs: Iterable[Config]) -> None:
         self._configs = dict.fromkeys(configs)
         if not self._configs:
-            raise InvalidValueError("no configs are listed: wanted one or more")
+            raise InvalidValueError("no configs are listed: expected one or more")
 
     def configs(self) -> list[Config]:
         return list(self._configs)
@@ -104,12 +104,14 @@ class Space:
         where: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> None:
         if not isinstance(parameters, Mapping) or not parameters:
-            raise InvalidValueError(f"a space of {parameters!r}: wanted values of parameters by name")
+            raise InvalidValueError(f"a space of {parameters!r}: expected values of parameters by name")
         self.parameters = {name: _checked(name, values) for name, values in parameters.items()}
         self.where = where
         count = math.prod(map(len, self.parameters.values()))
         if count > MAX_COMBINATIONS:
-            raise InvalidValueError(f"a space of {count:,} combinations: wanted {MAX_COMBINATIONS:,} at most")
+            raise InvalidValueError(
+                f"a space of {count:,} combinations: expected {MAX_COMBINATIONS:,} at most"
+            )
         if not any(map(self._meets, self._combinations())):
             raise InvalidValueError(f"none of {count:,} combinations meets the condition `where`")
 
@@ -166,10 +168,10 @@ def _checked(name: Any, values: Any) -> tuple[Any, ...]:
         raise InvalidValueError(f"values of {name!r}: {values!r} is not a list of values")
     own = tuple(values)
     if not own:
-        raise InvalidValueError(f"parameter {name!r} has no values: wanted one or more")
+        raise InvalidValueError(f"parameter {name!r} has no values: expected one or more")
     for value in own:
         if name == "family":
-            raise InvalidValueError("parameter 'family' is a name of tritile's own: wanted another")
+            raise InvalidValueError("parameter 'family' is a name of tritile's own: expected another")
         from_parameters({name: value})  # raises for a name or a value that no config takes
     if len(set(own)) < len(own):
         raise InvalidValueError(f"parameter {name!r} has a value twice: {own!r}")

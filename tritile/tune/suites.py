@@ -83,7 +83,7 @@ class Case:
         wanted = _lacking(self)
         if wanted:
             fields = {name: value for name, value in vars(self).items() if value not in ("", ())}
-            raise InvalidValueError(f"case {str(fields)[:300]}: wanted {wanted}")
+            raise InvalidValueError(f"case {str(fields)[:300]}: expected {wanted}")
         _ = self.problem  # checks the sizes
 
     @property
@@ -208,7 +208,7 @@ def _sized(op: str, text: str) -> dict[str, Any]:
     """Return the fields of m, n and k, after a batch if there are four, or of a shape to be transposed."""
     parts = text.lower().split("x")
     if len(parts) not in _TABLE[op].counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
-        raise InvalidValueError(f"shape {text!r}: wanted {_TABLE[op].form}, in whole numbers")
+        raise InvalidValueError(f"shape {text!r}: expected {_TABLE[op].form}, in whole numbers")
     sizes = [int(part) for part in parts]
     if op == "permute":
         axes = tuple(range(len(sizes)))
@@ -221,7 +221,7 @@ def _listed(entry: dict[str, Any], key: str, kind: type) -> list[Any]:
     value = entry.get(key)
     if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
         noun = {str: "words", int: "whole numbers", list: "lists of whole numbers", dict: "entries"}[kind]
-        raise InvalidValueError(f"{key} = {str(value)[:100]}: wanted a list of {noun}, not empty")
+        raise InvalidValueError(f"{key} = {str(value)[:100]}: expected a list of {noun}, not empty")
     return value
 
 
@@ -233,7 +233,7 @@ def _entry_sizes(entry: dict[str, Any], op: str) -> list[dict[str, Any]]:
     if "dims" in entry:
         orders = _listed(entry, "dims", list)
         if len(orders) not in (1, len(found)):
-            raise InvalidValueError(f"dims has {len(orders)} orders: wanted one, or one for each shape")
+            raise InvalidValueError(f"dims has {len(orders)} orders: expected one, or one for each shape")
         orders = orders if len(orders) > 1 else orders * len(found)
         found = [sizes | {"dims": tuple(dims)} for sizes, dims in zip(found, orders, strict=True)]
     return found
@@ -242,7 +242,7 @@ def _entry_sizes(entry: dict[str, Any], op: str) -> list[dict[str, Any]]:
 def _entry_cases(suite: str, entry: Any) -> list[Case]:
     op = entry.get("op") if isinstance(entry, dict) else None
     if op not in OPS:
-        raise InvalidValueError(f"op = {op!r}: wanted one of {', '.join(OPS)}")
+        raise InvalidValueError(f"op = {op!r}: expected one of {', '.join(OPS)}")
     unknown = set(entry) - {"op", "sizes", "dims" if op == "permute" else "m", *_TABLE[op].listed}
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
@@ -260,7 +260,7 @@ def _suite_cases(suite: str, data: dict[str, Any]) -> list[Case]:
     if unknown:
         raise InvalidValueError(f"unknown keys {', '.join(sorted(unknown))}")
     if not isinstance(data.get("description", ""), str):
-        raise InvalidValueError("description: wanted a line of text")
+        raise InvalidValueError("description: expected a line of text")
     cases: list[Case] = []
     for number, entry in enumerate(_listed(data, "cases", dict), start=1):
         try:
@@ -310,7 +310,7 @@ def parse_shape(
     case.
     """
     if op not in OPS:
-        raise InvalidValueError(f"op {op!r}: wanted one of {', '.join(OPS)}")
+        raise InvalidValueError(f"op {op!r}: expected one of {', '.join(OPS)}")
     for name, value in (("dtype", dtype), ("layout", layout)):
         words = _TABLE[op].words.get(name, (value,))
         if value not in words:

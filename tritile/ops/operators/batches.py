@@ -127,7 +127,7 @@ def batched_quantized(
     """Batch by rows: all rows make one product. Raise UnsupportedError for a batch of weights."""
     of_x, *of_parts, of_bias = in_dims[:5]
     if any(dim is not None for dim in of_parts):
-        raise UnsupportedError("linear: vmap gives a batch of quantized weights: wanted one weight for all")
+        raise UnsupportedError("linear: vmap gives a batch of quantized weights: expected one weight for all")
     rows = x.unsqueeze(0) if of_x is None else x.movedim(of_x, 0)
     if of_bias is None:
         return call_overload("linear_quantized", rows, packed, scales, zeros, bias, *options), 0
