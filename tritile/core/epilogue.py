@@ -48,7 +48,8 @@ class Epilogue:
         good = good and isinstance(self.weighted, bool) and isinstance(self.gated, bool)
         if not good or self.activation not in ("", *ACTIVATIONS):
             raise InvalidValueError(
-                f"{self!r}: expected spreads of {', '.join(SPREADS)}, an activation of {', '.join(ACTIVATIONS)}"
+                f"{self!r}: expected spreads among {', '.join(SPREADS)}, "
+                f"and an activation among {', '.join(ACTIVATIONS)}"
             )
         if self.bias_up and not self.gated:
             raise InvalidValueError(f"{self!r}: expected bias_up only where gated")
