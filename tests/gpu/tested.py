@@ -1,8 +1,9 @@
 """Tell which kernels were tested on a GPU as they are, by records that lie beside the tests.
 
 A test counts for the kernel's own digest and for the code of the modules that decide its arguments: those
-that describe the problem, view it as matrices, turn it into work, and launch it. Comments and docstrings do
-not count. Modules that only check arguments are left out, as tests without a GPU cover them.
+that describe the problem, view it as matrices, turn it into work, and launch it. Comments, docstrings, the
+words of errors and how values print do not count. Modules that only check arguments are left out, as tests
+without a GPU cover them.
 """
 
 import ast
@@ -40,7 +41,7 @@ def _text(path: str) -> str:
 
 @functools.cache
 def code_of(source: str) -> str:
-    """Return Python source without comments, docstrings and blank lines, or as it is if it does not parse."""
+    """Return Python source without what does not count and blank lines, or as it is if it does not parse."""
     lines = source.splitlines()
     dropped: set[int] = set()
     try:
@@ -54,7 +55,13 @@ def code_of(source: str) -> str:
     except (SyntaxError, ValueError, tokenize.TokenError):
         return source
     for node in ast.walk(tree):
-        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            before = lines[node.lineno - 1][: node.col_offset]
+            lines[node.lineno - 1] = f"{before}raise {ast.unparse(node.exc.func)}"
+            dropped.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.FunctionDef) and node.name == "__repr__":
+            dropped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             text = node.body[0]
             last = text.end_lineno or text.lineno
             if not (

@@ -301,7 +301,7 @@ def test_shapes_that_nobody_means(text, op, words):
     [
         Config(),
         Config.of(8, 2, "tile", BLOCK_M=64, EVEN=True, KIND="nn"),
-        Config.of(num_ctas=2, maxnreg=128, RATE=0.5),
+        Config.of(RATE=0.5).derived(num_ctas=2, maxnreg=128),
     ],
     ids=str,
 )

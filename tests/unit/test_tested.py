@@ -84,6 +84,12 @@ def test_code_is_told_without_comments_docstrings_and_blank_lines():
     assert tested.code_of(said) == plain
     assert tested.code_of("x = '# no comment'  # one") == "x = '# no comment'"
     assert tested.code_of("def (") == "def ("
+    refused = "if x:\n    raise {}(\n        {}\n    ) from y\nz()"
+    assert tested.code_of(refused.format("E", "1")) == tested.code_of(refused.format("E", "f'{x}'"))
+    assert tested.code_of(refused.format("E", "1")) != tested.code_of(refused.format("F", "1"))
+    shown = "class A:\n    def {}(self):\n        return {}\n    y = 1"
+    assert tested.code_of(shown.format("__repr__", 1)) == tested.code_of(shown.format("__repr__", 2))
+    assert tested.code_of(shown.format("__str__", 1)) != tested.code_of(shown.format("__str__", 2))
     assert tested.code_of('def f():\n    """Doc."""; g()') == 'def f():\n    """Doc."""; g()'
 
 

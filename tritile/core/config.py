@@ -93,17 +93,10 @@ class Config:
 
     @classmethod
     def of(
-        cls,
-        num_warps: int = 4,
-        num_stages: int = 3,
-        family: str = "",
-        *,
-        num_ctas: int = 1,
-        maxnreg: int | None = None,
-        **kwargs: int | bool | float | str,
+        cls, num_warps: int = 4, num_stages: int = 3, family: str = "", **kwargs: int | bool | float | str
     ) -> "Config":
         """Return a config with these parameters: `Config.of(BLOCK_M=64, BLOCK_N=64, num_warps=4)`."""
-        return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, num_ctas, maxnreg, family)
+        return cls(tuple(sorted(kwargs.items())), num_warps, num_stages, family=family)
 
     def derived(self, kwargs: Iterable[tuple[str, Any]] | None = None, **changes: Any) -> "Config":
         """Return this config with other kwargs, sorted by name, and other fields. Nothing is checked.
@@ -132,12 +125,12 @@ class Config:
         return self._values[name]
 
     def __repr__(self) -> str:
-        first = f"family={self.family!r}, " * bool(self.family)
-        words = [f"{name}={value!r}" for name, value in self.kwargs]
+        first = [f"family={self.family!r}"] * bool(self.family)
+        words = [*first, *(f"{name}={value!r}" for name, value in self.kwargs)]
         words += [f"num_warps={self.num_warps}", f"num_stages={self.num_stages}"]
-        words += [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
-        words += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
-        return f"Config.of({first}{', '.join(words)})"
+        rest = [f"num_ctas={self.num_ctas}"] * (self.num_ctas != 1)
+        rest += [f"maxnreg={self.maxnreg}"] * (self.maxnreg is not None)
+        return f"Config.of({', '.join(words)})" + f".derived({', '.join(rest)})" * bool(rest)
 
     def __str__(self) -> str:
         words = [self.family] * bool(self.family) + [f"{name}={value}" for name, value in self.kwargs]

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from tritile.core.of_triton import GPUTarget, assembler
-from tritile.errors import DeviceError, InvalidValueError, did_you_mean
+from tritile.errors import DeviceError, InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,7 @@ def target_device(name: str) -> Device:
     key = known_target(name)
     if key is None:
         names = ", ".join(f"{short} ({key})" for short, key in SHORT.items())
-        hint = did_you_mean(name, [*SHORT, *TARGETS])
-        raise InvalidValueError(f"unknown GPU {name!r}{hint}: expected one of {names}")
+        raise InvalidValueError(f"unknown GPU {name!r}: expected one of {names}")
     device = TARGETS[key]
     return replace(device, compiler=compiler_version(device.backend, device.arch))
 
