@@ -437,9 +437,10 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         f"the best (95th percentile: {loss.p95:.1%})"
     )
     why += "; measured with another version of the kernel" * (not current)
-    pinned, own = gpu_tables.pinned(device), gpu_tables.calibrated(device)
-    if pinned is not None and own is not None and name in pinned.portfolios and name in own.portfolios:
-        why += "; the pinned table hides the portfolio that was measured on this machine"
+    if (pinned := gpu_tables.pinned(device)) is not None and name in pinned.portfolios:
+        own = gpu_tables.calibrated(device)
+        if own is not None and name in own.portfolios:
+            why += "; the pinned table hides the portfolio that was measured on this machine"
     return Plan(problem, config, "predicted", device, us, why, current)
 
 
