@@ -164,7 +164,11 @@ def test_filters_of_the_report_leave_what_they_name(visit, report):
     shown.wait_for_function(f"{count} < {every}")
     labels = points.evaluate_all("every => every.map(each => each.getAttribute('aria-label'))")
     assert 0 < len(labels) < every
+    lines = shown.locator(".rows tbody tr:visible")
+    assert {*lines.evaluate_all("every => every.map(each => each.children[5].textContent)")} == {"NT"}
+    assert 0 < lines.count() <= 40
     shown.locator("select[name='only_op']").select_option(label="permute")  # which have no layout
+    assert lines.count() == 0
     shown.wait_for_function(f"{count} === 0")
 
 

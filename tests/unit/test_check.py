@@ -24,6 +24,7 @@ def config(block, **flags):
 
 GOOD = [config(16), config(32)]
 UNMASKED = config(16, STORES=False)
+FAR = config(1 << 16, STORES=False)  # its stores end 256 KiB past out
 
 
 def right(x, n):
@@ -69,10 +70,11 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     ("fault", "reason", "at"),
     [
         (UNMASKED, "wrote outside the memory", 63),
+        (FAR, "wrote outside the memory", 64),
         (config(16, LOADS=False), "out[0] is nan", 63),
         (config(16, STOPS=True), "out[0] is nan", 64),
     ],
-    ids=["a store's mask", "a load's mask", "an element left out"],
+    ids=["a store's mask", "a store's mask, far past the end", "a load's mask", "an element left out"],
 )
 def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at):
     """Where every tile is whole a missing mask does no harm."""

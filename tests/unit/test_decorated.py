@@ -27,7 +27,7 @@ from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject, measure
 from tritile.tune.measure import workers
 from tritile.tune.measure.engine import Rules, Task
 from tritile.tune.measure.outputs import poison
-from tritile.tune.measure.shipping import GUARD, Memory, StandIn, pack, unpack
+from tritile.tune.measure.shipping import HOST_GUARD, Memory, StandIn, pack, unpack
 from tritile.tune.search import Listed
 
 H200 = target_device("nvidia-h200")
@@ -101,7 +101,7 @@ def test_what_is_packed_comes_back_with_its_memory(tmp_path):
 def test_a_guard_that_is_written_is_found(tmp_path, at):
     (got,), memory = sent([torch.zeros(50)], tmp_path)
     around = torch.empty(0, dtype=torch.uint8).set_(got.untyped_storage())
-    assert around.numel() == 2 * GUARD + 200
+    assert around.numel() == 2 * HOST_GUARD + 200
     assert memory.whole()
     around[at] = 0
     assert not memory.whole()

@@ -13,8 +13,7 @@ from typing import Any, Final
 import altair as alt
 import vl_convert
 
-from tritile.core.config import Config
-from tritile.core.markup import Tabular
+from tritile.core.config import ATEN, Config
 from tritile.errors import FileError, UnsupportedError
 from tritile.lab.results import BASELINES, Result, dtype_label, of_cases, sizes_label
 
@@ -45,6 +44,7 @@ body {{ color-scheme: light dark; background: Canvas; color: CanvasText }}
 h1 {{ font-size: 20px }} caption {{ font-weight: bold; text-align: left }}
 p {{ margin: 2px 0 }} svg {{ max-width: none }}
 .rows {{ overflow-x: auto }} td, th {{ padding: 1px 12px 1px 0; text-align: left; white-space: nowrap }}
+td:nth-child(-n+3), th:nth-child(-n+3) {{ text-align: right }}
 .vega-embed, .chart-wrapper {{ display: flex !important; flex-direction: column; overflow-x: auto }}
 .vega-bindings {{ order: -1; padding: 12px 0 }} .vega-bind {{ display: inline-block; margin-right: 14px }}
 </style>"""
@@ -53,6 +53,22 @@ p {{ margin: 2px 0 }} svg {{ max-width: none }}
 _DARK_STYLE: Final = (
     "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
+
+# The chart's filters, which Vega makes, filter the table below it too.
+_FILTER: Final = f"""
+const lines = [...document.querySelectorAll(".rows tbody tr")];
+function filter() {{
+    const filters = [...document.querySelectorAll(".vega-bindings select")];
+    const chosen = filters.filter((each) => each.value !== "");
+    let left = {_MOST_LOSSES};
+    for (const line of lines) {{
+        const stays = chosen.every((each) => line.dataset[each.name.replace("only_", "")] === each.value);
+        line.hidden = !stays || left-- <= 0;
+    }}
+}}
+document.addEventListener("change", filter);
+filter();
+"""
 
 
 def rows_of(results: Iterable[Result], gpu: str) -> list[Row]:
@@ -67,7 +83,7 @@ def rows_of(results: Iterable[Result], gpu: str) -> list[Row]:
             "type": _type_of(line["dtype"]),
             "problem": sizes_label(line),
             "tritile_us": line["tritile_us"],
-            "config": str(Config.from_dict(line["config"])),
+            "config": _config_of(line),
             "source": line["plan_source"],
         }
         # The page holds its data inside a script element, which no text of a file may end.
@@ -78,6 +94,11 @@ def rows_of(results: Iterable[Result], gpu: str) -> list[Row]:
                 times = {"ratio": line[f"ratio_{name}"], "baseline_us": line[f"{name}_us"]}
                 found.append(own | times | {"baseline": name, "band": band})
     return found
+
+
+def _config_of(line: Result) -> str:
+    config = Config.from_dict(line["config"])
+    return "torch's kernel" if config.family == ATEN else str(config)
 
 
 def _type_of(dtype: str) -> str:
@@ -138,28 +159,19 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart |
     return alt.layer(even.encode(x="one:Q"), points, ticks, texts).properties(width=700, height=alt.Step(40))
 
 
-class _Slowest(Tabular):
-    """The problems that are slowest compared with their baseline, the slowest first."""
-
-    _head = ("times as fast", "tritile us", "baseline us", "problem", "dtype", "layout", "suite", "config")
-    _title = f"Slowest compared with the baseline, {_MOST_LOSSES} at most"
-
-    def __init__(self, rows: list[Row]) -> None:
-        losses = sorted((row for row in rows if row["ratio"] < 1), key=lambda row: row["ratio"])
-        self._losses = losses[:_MOST_LOSSES]
-
-    @property
-    def _rows(self) -> list[tuple[str, ...]]:
-        words = ("problem", "dtype", "layout", "band", "config")
-        return [
-            (
-                f"{row['ratio']:.3f}",
-                f"{row['tritile_us']:.2f}",
-                f"{row['baseline_us']:.2f}",
-                *(row[each] for each in words),
-            )
-            for row in self._losses
-        ]
+def _slowest(rows: list[Row]) -> str:
+    """Return a table of what is slower than its baseline, the slowest first, with the script that filters it."""
+    head = ("times as fast", "tritile us", "baseline us", "problem", "dtype", "layout", "suite", "config")
+    names = "".join(f'<th scope="col">{name}</th>' for name in head)
+    body = ""
+    for row in sorted((row for row in rows if row["ratio"] < 1), key=lambda row: row["ratio"]):
+        times = f"{row['ratio']:.3f}", f"{row['tritile_us']:.2f}", f"{row['baseline_us']:.2f}"
+        cells = (*times, *(row[each] for each in ("problem", "dtype", "layout", "band", "config")))
+        fields = "".join(f' data-{field}="{html.escape(row[field])}"' for field in (*FILTERS, "baseline"))
+        body += f"<tr{fields}>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+    title = f"Slowest compared with the baseline: {_MOST_LOSSES} at most, of what the filters leave"
+    table = f"<caption>{title}</caption><thead><tr>{names}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="rows"><table>{table}</table></div><script>{_FILTER}</script>'
 
 
 def page(rows: list[Row], gpu: str, env: str) -> str:
@@ -189,8 +201,7 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
     style = f"<title>{name}</title>{_STYLE}{_DARK_STYLE}"
     chart, end, rest = rest.rpartition("</body>")
     top = f"<h1>{name}</h1><p>{html.escape(env)}</p>"
-    slowest = f'<div class="rows">{_Slowest(rows)._repr_html_()}</div>'
-    return f"{head}{style}{script}{body}{top}{chart}{slowest}{end}{rest}"
+    return f"{head}{style}{script}{body}{top}{chart}{_slowest(rows)}{end}{rest}"
 
 
 def picture(rows: list[Row]) -> str:

@@ -21,6 +21,8 @@ from tritile.core.of_triton import JITCallable, JITFunction, naming_of
 from tritile.errors import UnsupportedError, brief
 
 GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may write
+# In host memory, where a kernel that the interpreter runs past them may end the process.
+HOST_GUARD: Final = 1 << 20
 _ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
 _PATTERN: Final = 0xFF  # of guards: NaN as a float, -1 as an integer
 NUMBERS: Final = 0xBC  # another pattern: negative floats, which arithmetic changes where it keeps NaN
@@ -246,9 +248,10 @@ class Memory:
         pattern: int = _PATTERN,
     ) -> None:  # fmt: skip
         self._pattern, self._parts = pattern, list[tuple[Block, int, torch.Tensor]]()
+        guard = HOST_GUARD if device == "cpu" else GUARD
         for block, content in zip(blocks, contents, strict=True):
-            ahead = GUARD + block.start % _ALIGNMENT
-            buffer = torch.full((ahead + block.size + GUARD,), pattern, dtype=torch.uint8, device=device)
+            ahead = guard + block.start % _ALIGNMENT
+            buffer = torch.full((ahead + block.size + guard,), pattern, dtype=torch.uint8, device=device)
             buffer[ahead : ahead + block.size] = content
             self._parts.append((block, ahead, buffer))
 
