@@ -28,7 +28,7 @@ SEARCHES_HEAD = (
 )
 ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | speed-up: | worst: | at"
 EVEN = 0.05  # a geometric mean within this of 1 counts as equal
-LOSSES_HEAD = f"GPU | {HEAD} | instead"
+LOSSES_HEAD = f"GPU | instead | {HEAD}"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
 Case = tuple[Kind, float, str]  # its row, torch's time by tritile's, and its sizes
 
@@ -223,4 +223,4 @@ def losses(results: Path) -> Iterator[Cells]:
             mean = geomean(ratio for ratio, _ in found)
             if mean < 1:
                 count, _, *rest = spread(found)
-                yield folder.name, *kind, count, f"{mean:.3f}", *rest, advice(kind)
+                yield folder.name, advice(kind), *kind, count, f"{mean:.3f}", *rest

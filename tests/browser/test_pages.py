@@ -213,7 +213,7 @@ def site(tmp_path_factory):
 
 
 CLIPPED = """() => [...document.querySelectorAll("pre > code")]
-    .filter(each => each.scrollWidth > each.clientWidth)
+    .filter(each => each.scrollWidth > each.clientWidth && getComputedStyle(each).overflowX !== "auto")
     .map(each => each.textContent.slice(0, 80))"""
 
 

@@ -160,7 +160,7 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart |
 
 
 def _slowest(rows: list[Row]) -> str:
-    """Return a table of what is slower than its baseline, the slowest first, with the script that filters it."""
+    """Return a table of what is slower than its baseline, slowest first, with the script that filters it."""
     head = ("times as fast", "tritile us", "baseline us", "problem", "dtype", "layout", "suite", "config")
     names = "".join(f'<th scope="col">{name}</th>' for name in head)
     body = ""
