@@ -4,9 +4,9 @@
   const root = document.getElementById("tiling");
   if (!root) return;
   const FIELDS = [ // name, label, default, most
-    ["m", "M", 1000, 1e6], ["n", "N", 1200, 1e6], ["k", "K", 800, 1e6],
+    ["m", "M", 4000, 1e6], ["n", "N", 4800, 1e6], ["k", "K", 800, 1e6],
     ["block_m", "BLOCK_M", 128, 1024], ["block_n", "BLOCK_N", 128, 1024], ["block_k", "BLOCK_K", 64, 1024],
-    ["group_m", "GROUP_M", 4, 1e6], ["itemsize", "bytes per element", 2, 16], ["at_once", "concurrent programs", 132, 1e5],
+    ["group_m", "GROUP_M", 8, 1e6], ["itemsize", "bytes per element", 2, 16], ["at_once", "concurrent programs", 132, 1e5],
   ];
   const COLOR = { a: "#3b82f6", b: "#d98c1f", c: "#1aa37a", masked: "#e0457b" };
   const number = (value) => value.toLocaleString("en-US");
@@ -101,11 +101,16 @@
       ["a", 0, y, down, along, s.m, s.k, s.block_m, s.block_k], ["b", x, 24, along, across, s.k, s.n, s.block_k, s.block_n],
       ["c", x, y, down, across, s.m, s.n, s.block_m, s.block_n],
     ];
+    const labels = frames.map(([name, left, , , , rows, columns]) => {
+      const text = `${name.toUpperCase()} ${number(rows)} × ${number(columns)}`, room = 8 * text.length; // and some to spare
+      return { text, room, left: Math.max(0, Math.min(left, wide - room)) };
+    });
+    const lift = labels[0].room > labels[2].left ? 16 : 0; // of A's label above C's
     let made = "";
-    for (const [name, left, top, tall, broad, rows, columns, height, width] of frames) {
+    for (const [i, [name, left, top, tall, broad, rows, columns, height, width]] of frames.entries()) {
       const part = (r, c, h, w, style) => rect(left + c * broad, top + r * tall, w * broad, h * tall, style);
       const fill = `fill="${COLOR[name]}"`, block = now[name], hatched = `fill="url(#tiling-masked)" class="masked"`;
-      made += `<text x="${left}" y="${top - 8}">${name.toUpperCase()} ${number(rows)} × ${number(columns)}</text>`;
+      made += `<text x="${labels[i].left}" y="${top - 8 - (name === "a" ? lift : 0)}">${labels[i].text}</text>`;
       made += part(0, 0, rows, columns, `fill="none" stroke="currentColor"`);
       let lines = "";
       if (height * tall >= 4) for (let r = height; r < rows; r += height) lines += `M${left} ${top + r * tall}h${columns * broad}`;
@@ -129,7 +134,7 @@
 
   function show() {
     if (!form.checkValidity()) {
-      status.textContent = "Each field takes a whole number from 1 on.";
+      status.textContent = "Each field takes a whole number of at least 1.";
       return;
     }
     const s = sizes(), p = cutUp(s);

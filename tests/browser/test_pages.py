@@ -114,7 +114,7 @@ def test_what_is_no_size_is_said_and_large_sizes_are_drawn_with_few_elements(pag
     shown = page()
     for value in ("", "0", "-3", "2.5"):
         shown.fill('[name="m"]', value)
-        assert shown.text_content("[role=status]") == "Each field takes a whole number from 1 on."
+        assert shown.text_content("[role=status]") == "Each field takes a whole number of at least 1."
         shown.fill('[name="m"]', "100")
         assert "row 0" in shown.text_content("[role=status]")
     typed(shown, (65536, 65536, 65536, 16, 16, 16, 8, 2, 132))
@@ -130,6 +130,22 @@ def test_the_page_on_tilings_needs_no_sideways_scrolling(page, width):
         "[...document.querySelectorAll('#tiling text')].map(e => e.getBoundingClientRect().height)"
     )
     assert min(heights) > 10
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    "sizes", [(50000, 1200, 800), (1000, 1200, 50000), (1000000, 1000000, 1000000)], ids=str
+)
+def test_labels_of_matrices_lie_apart(page, sizes, width):
+    shown = page(width=width)
+    typed(shown, (*sizes, *CASES[1][3:]))
+    assert unreadable(shown, width) == []
+
+
+def test_the_tiles_shown_first_are_more_than_run_at_once_and_share_blocks(page):
+    shown = page()
+    assert fact(shown, "tiles") > fact(shown, "wave") / 2
+    assert fact(shown, "different") < fact(shown, "plain")
 
 
 @pytest.fixture(scope="module")
