@@ -208,7 +208,7 @@ def test_the_page_of_the_ladder_has_the_committed_ratios():
     product, transpose = PAGES["ladder.md"].read_text().split("## Product")[1].split("## Transpose")
     shown = []
     for op, text in (("matmul", product), ("transpose", transpose)):
-        cell = r"([\d.]*) ?\| "
+        cell = r"([\d.]*) ?\|\s"
         rows = re.findall(rf"^\| ([\w ,.]+) \| {cell}{cell}{cell}{cell}", text, re.MULTILINE)
         shown += [(op, name) for name, *_ in rows]
         times = [steps[op, name] for name, *_ in rows]
