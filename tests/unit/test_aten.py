@@ -241,7 +241,7 @@ def test_measured_times_decide_and_mode_tune_measures_torch_too(served, problem)
     parts = replace(HALF, dtype="float32", out_dtype="float32", precision="fp16x3")
     store.add(TORCH, Trial(parts, aten.CONFIG, 40.0))  # fp16 parts never give way to torch's plain fp32
     plan = plans.plan_for(parts, H200, None, True)
-    assert (plan.config.family, plan.other_us, plan.other) == ("tile", 40.0, "measured on this GPU")
+    assert (plan.config.family, plan.other_us, plan.other) == ("tile", 40.0, f"measured on {H200.name}")
 
 
 def test_what_ships_is_planned_as_it_was_measured():
@@ -458,7 +458,7 @@ def test_a_pinned_table_leaves_torch_out(served, monkeypatch):
     monkeypatch.setattr(gpu_tables, "pinned", lambda device: pinned)
     plan = plans.plan_for(HALF, H200, None, True)
     assert (plan.config, plan.source, plan.other_us, plan.other_error) == (config, "pinned", 40.0, 0.0)
-    assert plan.other == "measured on this GPU, in the pinned table"
+    assert plan.other == f"measured on {H200.name}, in the pinned table"
     assert plan.why.endswith("; torch's kernel is faster, but a pinned table keeps it out")
     other = replace(HALF, m=999)
     assert (family(other), plans.plan_for(other, H200, "tune", True)) == ("tile", None)

@@ -163,18 +163,37 @@ def test_a_config_that_does_not_run_fails_and_says_why():
         ({"grid": 3}, "grid is 3"),
         ({"grid": (1, 1, 1, 1)}, "one to three sizes"),
         ({"grid": (1.5,)}, "grid is"),
-        ({"step": 2}, "summed: .*unexpected keyword argument 'step': expected x, out, n$"),
+        ({"step": 2}, "summed has no argument 'step': expected x, out, n$"),
         ({"n": 8}, "summed: multiple values for argument 'n'"),
         ({"BLOCK": 16}, "summed: BLOCK given, but configs set it"),
         ({"num_warps": 8}, "summed: num_warps given, but configs set it"),
         ({"make": arguments}, "sizes"),
         ({"make": 5}, "make is 5"),
+        ({"dvice": "h200", "grid": None}, r"summed has no argument 'dvice' \(did you mean 'device'\?\)$"),
+        ({"N": 8}, r"summed has no argument 'N' \(did you mean 'n'\?\)$"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_bad_requests_are_refused(words, wanted):
     with pytest.raises(InvalidValueError, match=wanted):
         tritile.check(decorated(), *arguments(8), **{"grid": (1,)} | words)
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda n: list(arguments(n)), 'there is no grid: make has to return .* by name, with "grid" among'),
+        (lambda n: {"x": 1, "grid": (1,)}, "what make returned does not fit: summed: missing a required"),
+        (
+            lambda m, n: arguments(n),
+            r"make is called with the sizes \(8,\): missing a required argument: 'n'",
+        ),
+        (lambda n: None, "make returned NoneType: expected the arguments"),
+    ],
+)
+def test_what_make_does_wrong_is_said_of_make(make, wanted):
+    with pytest.raises(InvalidValueError, match=wanted):
+        tritile.check(decorated(), 8, make=make)
 
 
 def test_what_cannot_be_checked_is_refused():

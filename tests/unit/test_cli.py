@@ -103,6 +103,38 @@ def test_examples_of_help_are_taken(name):
         command.make_context(name, arguments)
 
 
+@pytest.mark.parametrize("name", ["explain", "picture", "show"])
+def test_examples_of_help_that_need_no_gpu_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [line.strip() for line in commands()[name].epilog.splitlines() if line.startswith("  ")]
+    for line in lines:
+        _, *arguments = shlex.split(line)
+        elsewhere = [] if "--target" in arguments or name == "picture" else ["--target", "h200"]
+        found = run(*arguments, *elsewhere)
+        assert found.exit_code == 0, (line, found.output)
+
+
+def test_what_explain_and_picture_cannot_take_is_refused_in_their_own_words():
+    for name in ("explain", "picture"):
+        told = refused(name, "8x8x8", "--op", "grouped", "--target", "h200")
+        assert told == f"--op 'grouped': tritile {name} takes matmul or transpose"
+        shown = run(name, "--help").stdout
+        assert "grouped" not in shown
+        assert "linear_quantized" not in shown
+        told = refused(name, "100x100x0", "--target", "h200")
+        assert told == "100x100x0: sizes must be at least 1"
+
+
+def test_what_clear_is_to_forget_has_to_be_there():
+    problem = KernelProblem("softmax", (("n", 8),), (("x", "float32"),))
+    store_of(H200).add("a" * 16, Trial(problem, CONFIG, 4.0, measured_utc="2026-01-01T00:00:00+00:00"))
+    for where in (("--target", "h200"), ("--all",)):
+        told = refused("clear", "--kernel", "sofmax", "--yes", *where, status=1)
+        assert told.startswith("nothing is remembered of sofmax "), told
+        assert told.endswith("(did you mean 'softmax'?): there is softmax")
+    assert "1 trials" in run("clear", "--kernel", "softmax", "--yes", "--target", "h200").stdout
+
+
 def test_help_names_what_the_modules_that_import_torch_define():
     assert tuple(SHORT) == shared.GPUS
     assert {"permute" if op == "transpose" else op for op in shared.OPS} == {*suites.OPS}
@@ -146,8 +178,8 @@ USAGE = {
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M=5 together with tile",
-    "picture 300x200x150 --op conv": "--op 'conv': expected one of matmul, grouped",
-    "picture 4x30x20x15 --op grouped": "expected one of matmul, transpose",
+    "picture 300x200x150 --op conv": "--op 'conv': expected one of matmul, transpose",
+    "picture 4x30x20x15 --op grouped": "tritile picture takes matmul or transpose",
     "picture 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
     "picture 300x200x150 --output tiling.pdf": "expected a name that ends in .svg",
     "picture 300x200x150 --tile 100000": "tile is 100000",
@@ -164,6 +196,8 @@ USAGE = {
     "compile 8x8x8": "there is no GPU here: name one",
     "tune --suite qick": "--suite 'qick': did you mean quick?",
     "tune 8x8x8 --op transposed": "--op 'transposed': did you mean transpose?",
+    "tune --calibrate halfs": "did you mean halves-nn or halves-nt or halves-odd?",
+    "explain 8x8x8 --target nvidia-h20": "did you mean nvidia-h200?",
     "tune --calibrate permute-3": "--calibrate 'permute-3': did you mean permute-",
     "tune 8x8x8 --target h20": "--target 'h20': did you mean h200?",
     "tune --model steps:step --suite quick": "--model does not go with --suite: it measures what",
@@ -449,7 +483,7 @@ def test_show_sums_up_decorated_kernels_by_source_and_lists_one_of_them_alone(mo
     assert "hung" in only
     assert "1 remembered" in only
     assert "portfolios" not in only
-    missing = refused("show", "--target", "h200", "--kernel", "nosuch")
+    missing = refused("show", "--target", "h200", "--kernel", "nosuch", status=1)
     assert "nothing is remembered of nosuch on NVIDIA H200: there is Model.relu, softmax" in missing
 
 

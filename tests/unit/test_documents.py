@@ -171,12 +171,13 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
         r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
     ):
         shown |= dict.fromkeys(re.findall(r"`([a-z0-9-]+)`", names), cells)
-    told = {"measured": "measured on this GPU"}
-    told["the H200's"] = "measured on a similar GPU, NVIDIA H200"
+    similar = "measured on a similar GPU, NVIDIA H200"
     for name in MEASURED:
         for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):
-            found = gpu_tables.portfolio(name, tritile.target_device(target))
-            assert (found[2] if found else None) == (None if cell == "none" else told[cell]), name
+            gpu = tritile.target_device(target)
+            told = {"none": None, "measured": f"measured on {gpu.name}", "the H200's": similar}
+            found = gpu_tables.portfolio(name, gpu)
+            assert (found[2] if found else None) == told[cell], name
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in GENERATED])

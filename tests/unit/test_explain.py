@@ -242,7 +242,10 @@ def test_json_and_notebooks_hold_an_explanation(square):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("tile BLOCK_M=7", r"has BLOCK_M=7 together with tile: expected one of 16, 32, 64"),
+        (
+            "tile BLOCK_M=7",
+            r"has BLOCK_M=7 together with tile \(did you mean 16\?\): expected one of 16, 32, 64",
+        ),
         ("nonsense", "has family=nonsense: expected one of descriptor, tile, warpgroups"),
         ("WIDTH=3", "no config has WIDTH: expected one of BLOCK_K, .*families tile, descriptor, warpgroups"),
         (
@@ -250,6 +253,9 @@ def test_json_and_notebooks_hold_an_explanation(square):
             "no config has SPLIT_K together with tile: expected one of BLOCK_K, BLOCK_M, BLOCK_N, GROUP_M",
         ),
         ("BLOCK_M=64 BLOCK_M=32", "each name once"),
+        ("BLOCK_M=512", r"BLOCK_M=512 \(did you mean 256\?\): expected"),
+        ("BLOCK_M=13", r"BLOCK_M=13 \(did you mean 16\?\): expected"),
+        ("BLOCK_M=6a", r"has BLOCK_M=6a: expected"),
         ("BLOCK_M=", "NAME=VALUE"),
     ],
 )
@@ -270,7 +276,15 @@ def test_tritiles_own_kernel_is_explained_where_torchs_would_run(uncompiled):
     by_torch = MatmulProblem(1, 1000, 1000, 1000, "bfloat16", "bfloat16")
     with tritile.mode(backends="triton,aten"):
         assert tritile.plan(by_torch, device=H200).config.family == "aten"
-        assert tritile.explain(by_torch, device=H200).config.family != "aten"
+        found = tritile.explain(by_torch, device=H200)
+        assert found.config.family != "aten"
+        assert found.call == tritile.plan(by_torch, device=H200)
+        told = f"runs torch's kernel here: {found.call.us:.1f} us predicted; below is"
+        assert f"{told} the fastest of tritile's\n" in repr(found)
+        assert found.to_dict()["call"]["config"]["family"] == "aten"
+        assert f"{told} the config given\n" in repr(tritile.explain(by_torch, device=H200, config=TILE))
+    with tritile.mode(backends="triton"):
+        assert "torch" not in repr(tritile.explain(by_torch, device=H200))
 
 
 def test_what_cannot_be_explained_is_refused():

@@ -271,7 +271,7 @@ def test_a_plan_says_what_was_predicted_and_how_good_that_is():
     portfolio, *_ = gpu_tables.portfolio("halves-nt", H200)
     (us, config), (second, _) = portfolio.ranked(plan.problem, H200, 2)
     assert (plan.source, plan.config, plan.us) == ("predicted", config, us)
-    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "halves-nt", "measured on this GPU"
+    told = f"{second / us:.3f} times", f"{portfolio.loss.p95:.1%}", "halves-nt", f"measured on {H200.name}"
     assert all(text in plan.why for text in told)
     assert plans.plan_for(plan.problem, H200, "off").source == "model"
 
@@ -324,7 +324,7 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
     assert plans.plan_for(PRODUCT, A100, "strict").source == "predicted"
     assert gpu_tables.is_calibrated(A100)
     found = findings._portfolios(A100)
-    assert "measured on this GPU: halves-nt" in found.found
+    assert f"measured on {A100.name}: halves-nt" in found.found
     assert not found.advice
 
 

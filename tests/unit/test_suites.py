@@ -99,7 +99,7 @@ def test_parse_shape_refuses(text: str, op: str) -> None:
         (GOOD, "sizes"),
         (GOOD + SIZES + "nk = [8]", "unknown keys nk"),
         (GOOD + "sizes = [8]", "sizes = "),
-        (GOOD + 'sizes = ["0x8x8"]', "1 and more"),
+        (GOOD + 'sizes = ["0x8x8"]', "entry 1: 0x8x8: sizes must be at least 1"),
         (GOOD + 'sizes = ["8x8x8", "8x8x8"]', "twice"),
         (GOOD + 'sizes = ["8x8"]', "MxNxK"),
         (GOOD + SIZES + 'm = ["1"]', "m = "),

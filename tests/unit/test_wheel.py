@@ -249,5 +249,5 @@ def test_extras_are_those_of_pyproject():
     for extra, names in EXTRAS.items():
         brought = {re.split("-python|>=", text)[0].replace("-", "_") for text in extras[extra]}
         assert set(names) <= brought
-    assert extra_advice("altair.vegalite") == 'pip install "tritile[report]"'
+    assert extra_advice("altair.vegalite") == f'pip install -e "{ROOT}[report]"'  # this is a checkout
     assert extra_advice("torch") == ""

@@ -13,7 +13,7 @@ from tritile.cli.shared import app, console
 )
 def explain(
     sizes: shared.Shape,
-    op: shared.Op = "matmul",
+    op: shared.SingleOp = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
     config: shared.ConfigText = "",

@@ -7,18 +7,18 @@ import typer
 
 from tritile.cli import shared
 from tritile.cli.shared import app, console
-from tritile.errors import InvalidValueError
 
 
 @app.command(
     epilog=shared.examples(
         "tritile picture 300x200x150 --output tiling.svg",
-        'tritile picture 300x200x150 --config "tile BLOCK_M=64 BLOCK_N=64" --tile 19 --step 5',
+        'tritile picture 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --tile 19 '
+        "--step 5",
     )
 )
 def picture(
     sizes: shared.Shape,
-    op: shared.Op = "matmul",
+    op: shared.SingleOp = "matmul",
     dtype: shared.Dtype = "bfloat16",
     layout: shared.Layout = "NN",
     config: shared.ConfigText = "",
@@ -33,8 +33,6 @@ def picture(
 
     Drawing needs no GPU: without a --target it is for an h200.
     """
-    if op not in ("matmul", "permute"):
-        raise InvalidValueError(f"--op {op!r} cannot be drawn: expected one of matmul, transpose")
     shared.check_output(output, ".svg")
 
     from tritile.core.permutation import PermuteProblem

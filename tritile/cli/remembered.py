@@ -12,7 +12,7 @@ import typer
 from tritile.cli import shared
 from tritile.cli.shared import app, console, device_of, number, print_json, print_table
 from tritile.core.settings import cache_dir
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, NotTunedError, did_you_mean
 
 if TYPE_CHECKING:
     from tritile.core.device import Device
@@ -46,7 +46,7 @@ def show(
     store, (found, others) = store_of(device), _sorted_out(device)
     decorated = _decorated(found)
     if kernel:
-        _check_names(kernel, decorated, device)
+        _check_names(kernel, decorated, f"on {device.name}")
         decorated = {name: decorated[name] for name in dict.fromkeys(kernel)}
         found = [pair for pair in found if getattr(pair[1].problem, "kernel", None) in kernel]
     kernels = [_summary(name, *source) for name, sources in decorated.items() for source in sources.items()]
@@ -189,11 +189,12 @@ def _cells(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_names(names: Iterable[str], there: Collection[str], device: "Device") -> None:
-    """Raise InvalidValueError for names of which nothing is remembered; `there` is what is."""
+def _check_names(names: Iterable[str], there: Collection[str], where: str) -> None:
+    """Raise NotTunedError for names of which nothing is remembered; `there` is what is."""
     if missing := [name for name in names if name not in there]:
         advice = f"there is {', '.join(sorted(there))}" if there else 'call it once in mode "tune"'
-        raise InvalidValueError(f"nothing is remembered of {', '.join(missing)} on {device.name}: {advice}")
+        hint = did_you_mean(missing[0], there)
+        raise NotTunedError(f"nothing is remembered of {', '.join(missing)} {where}{hint}: {advice}")
 
 
 @app.command(
@@ -264,7 +265,7 @@ def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
     from tritile.planning import kernel_table
 
     winners = _winners(device)
-    _check_names(names, winners, device)
+    _check_names(names, winners, f"on {device.name}")
     made = kernel_table.read(path) if path.exists() else kernel_table.KernelTable(path, {})
     lines = []
     for name in dict.fromkeys(names):
@@ -316,14 +317,15 @@ def clear(
     Tables that ship, or that you exported, stay. Without --yes it asks first.
     """
     from tritile.core.device import HOST
+    from tritile.core.problem import KernelProblem
     from tritile.planning import gpu_tables
     from tritile.planning.store import Store, store_of
 
     if every and target:
         raise InvalidValueError("--all is for every GPU: leave --target away")
     if every:
-        names = [path.stem for path in sorted(cache_dir().glob("*.sqlite3"))]
-        stores = [Store(dataclasses.replace(HOST, name=name)) for name in names]
+        gpus = [path.stem for path in sorted(cache_dir().glob("*.sqlite3"))]
+        stores = [Store(dataclasses.replace(HOST, name=name)) for name in gpus]
         portfolios, where = [*cache_dir().glob("*.portfolios.json")], f"in {cache_dir()}"
     else:
         device = device_of(target)
@@ -332,6 +334,10 @@ def clear(
             [gpu_tables.calibrated_path(device)],
             f"of {device.name}",
         )
+    if kernel:
+        problems = [trial.problem for store in stores for _, trial in store.all_trials()]
+        there = {problem.kernel for problem in problems if isinstance(problem, KernelProblem)}
+        _check_names(kernel, there, where.replace("of ", "on "))
     what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and portfolios"
     if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what} {where}?"))):
         raise InvalidValueError(f"{what} {where} stay: --yes deletes them")

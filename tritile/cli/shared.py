@@ -41,6 +41,7 @@ notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # p
 # What help and messages name, said here as the modules that define them import torch; tests compare both.
 GPUS: Final = ("h200", "h100", "a100", "b200", "l40s", "4090", "mi300x")
 OPS: Final = ("matmul", "grouped", "transpose", "linear_quantized")
+SINGLE_OPS: Final = ("matmul", "transpose")  # of which `explain` and `picture` know the tiles
 SUITES: Final = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "suites").glob("*.toml")))
 
 _DTYPES: Final = {
@@ -57,6 +58,10 @@ def examples(*lines: str) -> str:
 def unknown(what: str, value: str, choices: Collection[str]) -> InvalidValueError:
     """Return the error for a value that is none of the choices: it names those that look like it, or all."""
     near = get_close_matches(value.lower(), choices)
+    if not near:  # "halfs" looks like the first word of "halves-nn"
+        words = {choice.partition("-")[0] for choice in choices}
+        first = get_close_matches(value.lower().partition("-")[0], words)
+        near = [choice for choice in choices if choice.partition("-")[0] in first]
     advice = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(choices)}"
     return InvalidValueError(f"{what} {value!r}: {advice}")
 
@@ -85,6 +90,15 @@ def _op_name(op: str) -> str:
     if op not in (*OPS, "permute"):
         raise unknown("--op", op, OPS)
     return "permute" if op == "transpose" else op
+
+
+def _single_op_name(context: typer.Context, op: str) -> str:
+    if op in OPS and op not in SINGLE_OPS:
+        choices = " or ".join(SINGLE_OPS)
+        raise InvalidValueError(f"--op {op!r}: tritile {context.info_name} takes {choices}")
+    if op not in (*SINGLE_OPS, "permute"):
+        raise unknown("--op", op, SINGLE_OPS)
+    return _op_name(op)
 
 
 def _dtype_name(dtype: str) -> str:
@@ -123,6 +137,9 @@ Op = Annotated[
         callback=_op_name,
     ),
 ]
+SingleOp = Annotated[
+    str, typer.Option(help="matmul, or transpose (rows x columns).", callback=_single_op_name)
+]
 Dtype = Annotated[
     str, typer.Option(help="For shapes: a dtype by torch's name, or short like bf16.", callback=_dtype_name)
 ]
@@ -138,7 +155,8 @@ ConfigText = Annotated[
     str,
     typer.Option(
         "--config",
-        help='Parameters of a config, like "tile BLOCK_M=64". Default: the config that a call would use.',
+        help='Parameters of a config, like "tile BLOCK_M=64". Default: the config that a call would use, or '
+        "the fastest of tritile's where a call runs torch's kernel.",
     ),
 ]
 Target = Annotated[
@@ -325,6 +343,9 @@ def device_of(target: str | None) -> "Device":
 
     if devices.known_target(target) is None and get_close_matches(target.lower(), GPUS):
         raise unknown("--target", target, GPUS)
+    near = get_close_matches(target.lower(), devices.SHORT.values(), 1, 0.85)
+    if devices.known_target(target) is None and near:
+        raise InvalidValueError(f"--target {target!r}: did you mean {near[0]}?")
     return devices.target_device(target)
 
 

@@ -32,7 +32,7 @@ from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import aten, plans
 from tritile.runtime import launch
-from tritile.tune.arguments import check_grid, identity
+from tritile.tune.arguments import check_grid, check_keywords, identity
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import REFERENCE, elsewhere
 from tritile.tune.measure import timing
@@ -263,6 +263,7 @@ class BenchResult(Tabular, Measurement):
 
 def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BenchResult:
     """Time a decorated kernel with the config of a call, in a process of its own."""
+    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, ("grid",))
     device, _ = gpu_for("bench", (*args, *kwargs.values()))
     check_grid("bench", kwargs.get("grid"))
     plan = kernel.planned(args, kwargs, device)

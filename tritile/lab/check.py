@@ -1,5 +1,6 @@
 """`tritile.check`: run every config of a kernel against a reference, or compile it for a GPU elsewhere."""
 
+import inspect
 import re
 import subprocess
 import warnings
@@ -25,7 +26,7 @@ from tritile.errors import (
 )
 from tritile.ops.plan import gpu_of
 from tritile.runtime.ahead import Resources, resources
-from tritile.tune.arguments import check_arguments, check_grid, identified
+from tritile.tune.arguments import check_arguments, check_grid, check_keywords, identified
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import KernelCall, checked_here, elsewhere
 from tritile.tune.measure.outputs import OUTSIDE, WRONG
@@ -226,6 +227,20 @@ def _judged(
     return CheckedConfig(config, "right", max(errors, default=None))
 
 
+def _made(make: Callable[..., Any], sizes: tuple[int, ...]) -> Sequence[Any] | Mapping[str, Any]:
+    try:
+        inspect.signature(make).bind(*sizes)
+    except TypeError as error:
+        raise InvalidValueError(f"check: make is called with the sizes {sizes}: {error}") from error
+    except ValueError:  # a function in C may have no signature
+        pass
+    made = make(*sizes)
+    if not isinstance(made, tuple | list | Mapping):
+        expected = "expected the arguments of a call, in a list or by name"
+        raise InvalidValueError(f"check: make returned {type(made).__name__}: {expected}")
+    return made
+
+
 def check(
     kernel: Autotuner,
     *args: Any,
@@ -236,9 +251,9 @@ def check(
 ) -> CheckResult:
     """Run every config of a kernel against its reference, and say which are right, wrong, or failed.
 
-        tritile.check(softmax, x, out, 5, 300, grid=grid)
-        tritile.check(softmax, 64, 512, make=make, grid=grid)  # make(m, n) -> (x, out, m, n)
-        tritile.check(softmax, x, out, 5, 300, device="h200")  # which configs spill or do not fit there?
+        tritile.check(softmax, x, out, 300, grid=grid)
+        tritile.check(softmax, 64, 512, make=make, grid=grid)  # make(m, n) -> (x, out, n)
+        tritile.check(softmax, x, out, 300, device="h200")  # which configs spill or do not fit there?
 
     A config is checked on copies of the arguments, with outputs poisoned (NaN, or wrong integers) and guards
     around every tensor, which lie at its first and behind its last element. It is wrong where an output
@@ -281,12 +296,13 @@ def check(
         raise InvalidValueError("check: there is no reference: tritile.autotune takes reference=")
     if make is not None and not callable(make):
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
+    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, ("grid", "make", "device"))
     calls: list[Sequence[Any] | Mapping[str, Any]] = [args]
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
             raise InvalidValueError(f"check: with make= the arguments are sizes, not {args!r}")
         smaller = tuple(max(1, size - 1) for size in args)  # of two neighbours one is no multiple of a tile
-        calls = [make(*sizes) for sizes in dict.fromkeys((args, smaller))]
+        calls = [_made(make, sizes) for sizes in dict.fromkeys((args, smaller))]
     found: dict[str, CheckedConfig] = {}
     labels: list[str] = []
     for arguments in calls:
@@ -294,8 +310,16 @@ def check(
         in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
         if target is None:
+            if make is not None and named["grid"] is None:
+                hint = 'by name, with "grid" among them, or pass grid='
+                raise InvalidValueError(f"check: there is no grid: make has to return the arguments {hint}")
             check_grid("check", named["grid"])
-        check_arguments(kernel.fn, kernel.space or kernel.configs, in_order, named)
+        try:
+            check_arguments(kernel.fn, kernel.space or kernel.configs, in_order, named)
+        except InvalidValueError as error:
+            if make is None:
+                raise
+            raise InvalidValueError(f"check: what make returned does not fit: {error}") from error
         on = target or kernel.device_of(in_order, named)
         if on == HOST and not kernel.interpreted:
             raise InvalidValueError(

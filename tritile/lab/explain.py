@@ -28,10 +28,10 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.traffic import Tiling, Traffic, bytes_text
-from tritile.ops.plan import IN_PLACE, plan
-from tritile.planning import gpu_tables, model
+from tritile.ops.plan import IN_PLACE, check_what, plan
+from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
-from tritile.planning.plans import trials
+from tritile.planning.plans import Plan, trials
 from tritile.runtime.ahead import Resources, check_fits, compiled_for, resources
 
 MEMORY: Final = "device memory"
@@ -106,6 +106,8 @@ class Explanation(Tabular, Cost):
         occupancy: programs and warps of an SM, which follow from `resources`; None for AMD GPUs.
         failure: why the kernel does not compile; "" if it does.
         alternatives: the best configs with other tiles, each as a `Cost`.
+        call: the plan of a call. If it runs torch's kernel, whose cost is not known, all else is about
+            tritile's.
     """
 
     problem: Known
@@ -118,6 +120,7 @@ class Explanation(Tabular, Cost):
     occupancy: Occupancy | None
     failure: str
     alternatives: tuple[Cost, ...]
+    call: Plan
 
     @property
     def reuse(self) -> float:
@@ -177,11 +180,20 @@ class Explanation(Tabular, Cost):
         by = "multiplying" if self.ridge is not None and self.intensity >= self.ridge else "device memory"
         return f"{share}; {us:.1f} us {how}; {by} alone needs {self.roof_us:.1f} us"
 
+    @property
+    def _by_torch(self) -> str:
+        us, measured = self.call.us, self.call.source in ("exact", "table")
+        time = self.call.why if us is None else f"{us:.1f} us {'measured' if measured else 'predicted'}"
+        below = "the config given" if self.source == "given" else "the fastest of tritile's"
+        return f"runs torch's kernel here: {time}; below is {below}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a dictionary for JSON, in bytes and microseconds."""
         configs = [asdict(each) | {"config": each.config.to_dict()} for each in self.alternatives]
         found: dict[str, Any] = asdict(self) | {"config": self.config.to_dict(), "alternatives": configs}
         found |= {"problem": problem_to_dict(self.problem), "device": self.device.name}
+        call = self.call
+        found["call"] = {"config": call.config.to_dict(), "source": call.source, "us": call.us}
         names = ("verdict", "waves", "idle", "intensity", "ridge", "peak_tflops", "roof_us")
         return found | {name: getattr(self, name) for name in names}
 
@@ -206,7 +218,8 @@ class Explanation(Tabular, Cost):
         measured = "not on this GPU: run `tritile tune`"
         if us is not None:
             measured = f"{us:.1f} us, {us / self.predicted_us:.2f} times the prediction"
-        rows = [
+        rows = [("a call", self._by_torch)] if self.call.config == aten.CONFIG else []
+        rows += [
             ("in short", self.verdict),
             ("bytes without tiles", bytes_text(self.untiled.total)),
             ("bytes with these tiles", f"{bytes_text(self.tiled.total)}, {self.reuse:.3g} times fewer"),
@@ -318,9 +331,14 @@ def config_like(text: str, problem: Tiled, device: Device) -> Config:
         found = [(config, own) for config, own in found if str(own.get(name)) == value]
         if not found:
             there = list(map(str, sorted(values)))
+            hint = did_you_mean(value, there)
+            if all(type(each) is int for each in values):  # digits that look alike say nothing
+                hint = ""
+                if value.isdecimal():
+                    hint = f" (did you mean {min(values, key=lambda each: abs(each - int(value)))}?)"
             raise InvalidValueError(
                 f"config {text!r}: no legal config for {problem.label} on {device.name} has "
-                f"{name}={value}{before}{did_you_mean(value, there)}: expected one of {', '.join(there)}"
+                f"{name}={value}{before}{hint}: expected one of {', '.join(there)}"
             )
         before = f"{before or ' together with'} {word}"
     return found[0][0]
@@ -347,7 +365,8 @@ def explain(
         device: the GPU to explain for, as in `tritile.plan`. Default: the GPU of the tensors, else the
             current one.
         config: the config to explain, or text that names some of its parameters, which stands for the fastest
-            predicted config that has them. Default: the plan's config.
+            predicted config that has them. Default: the plan's config, or the fastest of tritile's if the
+            plan is to run torch's kernel.
         kwargs: keyword arguments of the call.
 
     Returns:
@@ -370,6 +389,7 @@ def explain(
         raise InvalidValueError(
             f"explain: config is {config!r}: expected a Config, or text such as 'tile BLOCK_M=64'"
         )
+    check_what("explain", what, kwargs, ("device", "config"))
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     if device is None and not any(tensor.is_cuda for tensor in tensors):
         device = devices.current_gpu()
@@ -377,6 +397,7 @@ def explain(
             raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
     with mode(backends="triton"):  # nothing is known of torch's kernels
         chosen = plan(what, *args, device=device, **kwargs)
+    call = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
     if chosen.why == IN_PLACE:
         raise InvalidValueError("explain: a call in place has only one config: drop out=")
@@ -428,5 +449,5 @@ def explain(
     return Explanation(
         **vars(mine), problem=problem, source=source, device=gpu, untiled=traffic.untiled(problem),
         unique=traffic.unique(problem), at_once=at_once, resources=used, occupancy=occupied, failure=failure,
-        alternatives=tuple(others),
+        alternatives=tuple(others), call=call,
     )  # fmt: skip

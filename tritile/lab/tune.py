@@ -17,19 +17,21 @@ from tritile.core.markup import Tabular
 from tritile.core.problem import Problem, Tiled
 from tritile.core.settings import tune_budget_s
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
-from tritile.ops.plan import call_of
+from tritile.ops.plan import call_of, check_what
 from tritile.ops.request import fixed
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now
+from tritile.tune.arguments import check_keywords
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import measured, rules_of
 from tritile.tune.measure.engine import Rules, whole
 from tritile.tune.subject.problem import is_tuned
 
 _REMEMBERED: Final = "remembered"
+_OWN: Final = ("exhaustive", "budget", "force")  # keyword arguments of `tune` itself
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,16 +96,20 @@ def gpu_for(who: str, values: Iterable[Any]) -> tuple[Device, int]:
     return devices.gpu(index), index
 
 
-def problem_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tiled:
+def problem_of(
+    who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: Iterable[str] = ()
+) -> Tiled:
     """Return a problem as it is given, or that of an operation's call.
 
-    Raises as `call_of` does, and UnsupportedError for a problem that only torch computes.
+    `own`: names of the caller's own keyword arguments. Raises as `call_of` does, and UnsupportedError for a
+    problem that only torch computes.
     """
     if isinstance(what, Tiled):
         if args or kwargs:
             raise InvalidValueError(f"{who}: what is a problem, {what.label}, which takes no arguments")
         problem = what
     else:
+        check_what(who, what, kwargs, own)
         call, _ = call_of(who, what, args, kwargs)
         if fixed(call) is not None:
             raise InvalidValueError(f"{who}: a call in place has only one config: drop out=")
@@ -124,6 +130,7 @@ def _since(begun: float, before: set[Trial], now: Iterable[Trial]) -> tuple[int,
 def _of_kernel(
     kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any], rules: Rules, force: bool
 ) -> TuneResult:
+    check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, (*_OWN, "grid"))
     device, given = kernel.device_of(args, kwargs), {"warmup": False} | kwargs
     if not kernel.measurable(device):
         raise UnsupportedError("tune: there is no GPU here to measure")
@@ -186,7 +193,7 @@ def tune(
         rules = replace(rules, problem_s=budget)
     if isinstance(what, Autotuner):
         return _of_kernel(what, args, kwargs, rules, force)
-    problem = problem_of("tune", what, args, kwargs)
+    problem = problem_of("tune", what, args, kwargs, _OWN)
     device, gpu = gpu_for("tune", (*args, *kwargs.values()))
     store, begun, before = store_of(device), time.perf_counter(), set(plans.trials(problem, device))
     how = _REMEMBERED if is_tuned(problem, device) and not force else "searched"

@@ -32,12 +32,13 @@ from tritile.errors import (
 from tritile.families import numerics
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, invariant
-from tritile.ops.plan import IN_PLACE, plan
+from tritile.ops.plan import IN_PLACE, check_what, plan
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
 from tritile.runtime.ahead import compiles_for, compiling_for
 from tritile.runtime.compiles import as_mode_asks, compiles_refused
+from tritile.tune.arguments import check_keywords
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.measure.shipping import stood_in
 from tritile.tune.measure.workers import COMPILE_LIMIT_S, Workers
@@ -235,6 +236,10 @@ def warm(
     """
     if isinstance(what, Autotuner) and any_rows:
         raise InvalidValueError("warm: any_rows is for operations: call it for each call of a kernel")
+    if isinstance(what, Autotuner):
+        check_keywords(what.fn, what.space or what.configs, kwargs, ("any_rows", "device", "grid"))
+    else:
+        check_what("warm", what, kwargs, ("any_rows", "device"))
     chosen = plan(what, *args, device=device, **kwargs)
     if chosen.device == HOST:
         raise InvalidValueError(

@@ -98,7 +98,10 @@ def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans
     return found
 
 
-def _of_ratio(ratio: float, wins: bool, source: str, us: float | None) -> Comparison:
+def _of_ratio(ratio: float, wins: bool, source: str, us: float | None, gains: bool = True) -> Comparison:
+    if not (wins or gains):
+        why = f"tritile is ahead, but a training step would gain less than {TRAINING_US / 1e3:g} ms here"
+        return Comparison(ratio, False, source, us, why)
     near = "tritile is ahead, but not by enough to be sure" if ratio > _NOISE else _SLOWER
     return Comparison(ratio, wins, source, us, "" if wins else near)
 
@@ -153,8 +156,8 @@ def judged(
     if all(each.torch_us is not None for each in timed):
         us = sum(each.torch_us or 0.0 for each in timed)
         gained = sum((one.torch_us or 0.0) * (1 - 1 / ratio) for one, ratio in zip(found, sure, strict=True))
-    wins = sum(sure) / len(sure) >= _NOISE and (gained is None or gained >= TRAINING_US)
-    return _of_ratio(sum(ratios) / len(ratios), wins, source, us)
+    is_ahead, gains = sum(sure) / len(sure) >= _NOISE, gained is None or gained >= TRAINING_US
+    return _of_ratio(sum(ratios) / len(ratios), is_ahead and gains, source, us, gains or not is_ahead)
 
 
 _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()

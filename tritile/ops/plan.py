@@ -1,7 +1,7 @@
 """`tritile.plan`: what a call would run, and why, without running it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, overload
 
@@ -37,6 +37,23 @@ _FUNCTIONS: Final = (
     permute, transpose, contiguous,
 )  # fmt: skip
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {function.__name__: function for function in _FUNCTIONS}
+
+
+def check_what(who: str, what: Any, kwargs: Iterable[str], own: Iterable[str] = ()) -> None:
+    """Raise InvalidValueError for a tensor in place of an operation, and for keywords that one does not have.
+
+    `own`: names of the caller's own keyword arguments, one of which may be misspelt.
+    """
+    if isinstance(what, torch.Tensor):
+        expected = f"pass the function, then its arguments: tritile.{who}(tritile.matmul, a, b)"
+        raise InvalidValueError(f"{who}: what is a tensor: {expected}")
+    function = OPERATIONS.get(what if isinstance(what, str) else getattr(what, "__name__", ""))
+    if function is None or what not in (function, function.__name__):
+        return
+    taken = inspect.signature(function).parameters
+    if unknown := [name for name in kwargs if name not in taken]:
+        hint = did_you_mean(unknown[0], [*taken, *own])
+        raise InvalidValueError(f"{who}: {function.__name__} has no argument {unknown[0]!r}{hint}")
 
 
 def call_of(
@@ -112,7 +129,7 @@ def gpu_of(who: str, device: Any) -> Device:
     except (RuntimeError, TypeError):
         located = None
     if located is None or located.type != "cuda":
-        hint = did_you_mean(device, devices.SHORT)
+        hint = did_you_mean(device, [*devices.SHORT, *devices.SHORT.values()])
         expected = f"a tritile.Device, one of {', '.join(devices.SHORT)}, or a GPU such as 'cuda:0'"
         raise InvalidValueError(f"{who}: device is {device!r}{hint}: expected {expected}")
     return devices.gpu((devices.current_index() or 0) if located.index is None else located.index)
@@ -173,6 +190,7 @@ def plan(
     if isinstance(what, Tiled):
         problem, here, only, torchs = what, devices.current_gpu(), None, uses_aten()
     else:
+        check_what("plan", what, kwargs, ("device",))
         call, torchs = call_of("plan", what, args, kwargs, gpu)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:

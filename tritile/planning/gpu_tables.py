@@ -93,7 +93,7 @@ def serving(device: Device) -> Iterator[tuple[Table, str]]:
         yield own, "measured here"
     for table in shipped(device):
         of = table.device["name"]
-        yield table, f"measured on {'this GPU' if of == device.name else f'a similar GPU, {of}'}"
+        yield table, f"measured on {of if of == device.name else f'a similar GPU, {of}'}"
 
 
 def portfolio(name: str | None, device: Device) -> tuple[Portfolio, Table, str] | None:

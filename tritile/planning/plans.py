@@ -143,7 +143,8 @@ class Plan(_Planned):
 
     @property
     def _rows(self) -> tuple[tuple[str, str], ...]:
-        rows = super()._rows
+        (name, config), *more = super()._rows
+        rows = ((name, "torch's kernel (aten)" if self.config == aten.CONFIG else config), *more)
         if self.other_us is not None:
             name = "tritile" if self.config == aten.CONFIG else "torch"
             behind = "" if self.us is None else f", {self.other_us / self.us:.2f} times as long"
@@ -270,7 +271,7 @@ def _fastest(measured: list[Trial], problem: Tiled, device: Device) -> Plan | No
     best = best_of(legal)
     if best is None:
         return None
-    why = f"the fastest of {len(legal)} configs measured on this GPU"
+    why = f"the fastest of {len(legal)} configs measured on {device.name}"
     return Plan(problem, best.config, "exact", device, best.us, why)
 
 
@@ -301,7 +302,7 @@ def _first(pinned: Plan | None, own: Plan | None) -> Plan | None:
     if own.config == pinned.config:
         return pinned
     return replace(
-        pinned, why=f"{pinned.why}; not used is {own.config}, {own.us:.1f} us measured on this GPU"
+        pinned, why=f"{pinned.why}; not used is {own.config}, {own.us:.1f} us measured on {own.device.name}"
     )
 
 
@@ -309,7 +310,7 @@ def tabled(problem: Tiled, device: Device) -> Plan | None:
     """Return what the shipped tables hold; None where they hold nothing that is legal here."""
     for table in gpu_tables.shipped(device):
         of = table.device["name"]
-        what = "this GPU" if of == device.name else f"a similar GPU, {of}"
+        what = of if of == device.name else f"a similar GPU, {of}"
         plan = _of_table(table, problem, device, "table", f"measured on {what}, in tritile's table")
         if plan is not None:
             return plan
@@ -366,7 +367,7 @@ def _or_aten(plan: Plan, mode: str, measured: list[Trial]) -> Plan | None:
 def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> _TorchTime | None:
     trial = best_of(measured)
     if trial is not None and trial.us:
-        return _TorchTime(trial.us, "exact", "measured on this GPU")
+        return _TorchTime(trial.us, "exact", f"measured on {plan.device.name}")
     tables: tuple[Table, ...] = ()
     if plan.source == "pinned" and pinned is not None:
         tables, where = (pinned,), "the pinned table"
@@ -375,7 +376,7 @@ def _torch_measured(plan: Plan, pinned: Table | None, measured: list[Trial]) -> 
     for table in tables:
         entry = table.find(plan.problem) if table.device["name"] == plan.device.name else None
         if entry is not None and entry.torch_us:
-            return _TorchTime(entry.torch_us, plan.source, f"measured on this GPU, in {where}")
+            return _TorchTime(entry.torch_us, plan.source, f"measured on {plan.device.name}, in {where}")
     return None
 
 
@@ -422,7 +423,8 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
         configs = [config for _, config in shortlist.ranked(problem, device, RACED)] if shortlist else []
         if not configs:
             return None
-        why = f"predicted to be the fastest of a shortlist, because class {name} was not measured on this GPU"
+        unmeasured = f"class {name} was not measured on {device.name}"
+        why = f"predicted to be the fastest of a shortlist, because {unmeasured}"
         return _by_model(model.likeliest(configs, problem, device), problem, device, why, False)
     portfolio, table, where = found
     ranked = portfolio.ranked(problem, device, 2)

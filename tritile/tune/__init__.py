@@ -1,4 +1,15 @@
-"""Tuning: which problems are measured, in what order configs are tried, and how they are timed.
+"""Call it, as `tritile.tune`, to measure the configs of one call on the GPU and remember the best.
+
+    tritile.tune(tritile.matmul, a, b)  # an operation, or its name, and the arguments of a call
+    tritile.tune(problem)  # the problem of a plan: tritile.plan(...).problem
+    tritile.tune(softmax, x, out, 300, grid=grid)  # a kernel that tritile.autotune decorates
+
+It takes `exhaustive=True` to try every config, `budget=` for the seconds to stop after, and `force=True` to
+measure again what is remembered. It returns a `TuneResult`, which prints as a table.
+`help(tritile.lab.tune.tune)` says more.
+
+The package has the parts of tuning: which problems are measured, in what order configs are tried, and how
+they are timed.
 
 How `@tritile.autotune` becomes a measured winner:
 
@@ -15,8 +26,6 @@ How a problem of tritile's own gets one:
 
 Both share `search`, which proposes the configs of a space, and `measure`, which compiles them in
 parallel and times them in processes that may be killed.
-
-The package can be called, as `tritile.tune`: see `tritile.lab.tune.tune`.
 """
 
 import sys

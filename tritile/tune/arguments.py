@@ -24,10 +24,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
-from tritile.core.of_triton import JITCallable, backends
+from tritile.core.of_triton import Heuristics, InterpretedFunction, JITCallable, JITFunction, backends
 from tritile.core.settings import MODES
 from tritile.core.source import source_hash
-from tritile.errors import InvalidValueError, callers_level
+from tritile.errors import InvalidValueError, callers_level, did_you_mean
 from tritile.tune.search import Space
 
 DESCRIPTORS: Final = frozenset({TensorDescriptor, GluonDescriptor})  # whose dtype is that of their tensor
@@ -35,6 +35,7 @@ SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype}) 
 _MAX_TEXT: Final = 64  # characters of a value in a `Config`
 _MAX_INT: Final = 2**31
 _LAUNCHING: Final = {"grid", "warmup"}  # keyword arguments of a launch
+_LAYERS: Final = (Heuristics, JITFunction, InterpretedFunction)  # which take arguments of the kernel alone
 _TRITONS: Final = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # options that every backend takes
 
 
@@ -98,9 +99,14 @@ def check_options(
 
 
 def check_kernel(
-    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, bucket: Any
-) -> None:
-    """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel."""
+    fn: Any, configs: Any, key: Any, reset_to_zero: Any, restore_value: Any, reference: Any, bucket: Any,
+    is_whole: bool = True,
+) -> None:  # fmt: skip
+    """Raise InvalidValueError, naming parameter and kernel, where an argument does not fit the kernel.
+
+    `is_whole`: configs run as they are listed. A pruning may edit them, and take names away that it alone
+    reads; so may a layer of the kernel that is not Triton's.
+    """
     if not hasattr(fn, "arg_names"):
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: expected a kernel of triton.jit")
     arguments, function = list(fn.arg_names), layers_of(fn)[-1]
@@ -111,8 +117,9 @@ def check_kernel(
             text = f"{parameter} is {names!r}: expected a list of names of arguments of {kernel}"
             raise InvalidValueError(text)
         if unknown := ", ".join(repr(name) for name in names if name not in offered):
+            hint = did_you_mean(next(name for name in names if name not in offered), offered)
             text = f"expected arguments of {kernel}, which are {', '.join(offered)}"
-            raise InvalidValueError(f"{parameter} names {unknown}: {text}")
+            raise InvalidValueError(f"{parameter} names {unknown}{hint}: {text}")
 
     check_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments)
     if unknown := ", ".join(repr(name) for name in key if name not in arguments):
@@ -123,6 +130,9 @@ def check_kernel(
         check_names(parameter, names or [], [name for name in arguments if name not in constants])
     if isinstance(configs, Space):
         check_names("Space", [n for n in configs.parameters if n not in _options()], arguments)
+    elif configs and is_whole and all(isinstance(layer, _LAYERS) for layer in layers_of(fn)[:-1]):
+        names = {name: None for config in configs for name in config.kwargs}
+        check_names("triton.Config", [n for n in names if n not in _options()], arguments)
     if reference is not None:
         computed = _computed(fn, configs)
         _check_reference(reference, [name for name in arguments if name not in computed], kernel)
@@ -157,6 +167,19 @@ def check_conflicts(
         raise InvalidValueError(f"{function.__name__}: {clash} {text}")
 
 
+def check_keywords(fn: Any, configs: Any, kwargs: Iterable[str], own: Iterable[str]) -> None:
+    """Raise InvalidValueError for keyword arguments that a kernel does not have.
+
+    `own`: names of the caller's own keyword arguments, one of which may be misspelt.
+    """
+    function, computed = layers_of(fn)[-1], _computed(fn, configs)
+    taken = [name for name in inspect.signature(function).parameters if name not in computed]
+    offered = {*taken, *computed, *_LAUNCHING, *_options()}
+    if unknown := [name for name in kwargs if name not in offered]:
+        hint = did_you_mean(unknown[0], [*taken, *own]) or f": expected {', '.join(taken)}"
+        raise InvalidValueError(f"{function.__name__} has no argument {unknown[0]!r}{hint}")
+
+
 def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable[str]) -> None:
     """Raise InvalidValueError where a call's arguments do not fit a kernel that is run with these configs.
 
@@ -164,6 +187,7 @@ def check_arguments(fn: Any, configs: Any, args: Sequence[Any], kwargs: Iterable
     """
     function, computed = layers_of(fn)[-1], _computed(fn, configs)
     signature = inspect.signature(function)
+    check_keywords(fn, configs, kwargs := [*kwargs], ("grid", "device"))
     check_conflicts(function, configs, args, named := {*kwargs} - _LAUNCHING)
     try:
         signature.bind(*args, **dict.fromkeys((named - _options()) | (computed & {*signature.parameters})))

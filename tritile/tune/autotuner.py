@@ -386,7 +386,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         for trial in sorted(store_of(device).trials(self.digest, problem), key=rank):
             config = allowed(trial.config) if trial.works else None
             if config is not None:
-                why = "the fastest of its configs that were measured on this GPU"
+                why = f"the fastest of its configs that were measured on {device.name}"
                 return KernelPlan(problem, config, "exact", device, trial.us, why)
         for table in kernel_tables(self.table):
             entry = table.find(device, self.digest, problem)
@@ -540,14 +540,16 @@ def autotune(
     torch wraps NotTunedError in an error of its own.
 
     Raises InvalidValueError for an unknown mode, and for a space with `prune_configs_by`. The
-    decorator raises it where `reset_to_zero`, `restore_value`, a space or the reference names anything but an
-    argument of the kernel, or `bucket` a name that is not in `key`.
+    decorator raises it where `reset_to_zero`, `restore_value`, a space, a config (without an
+    "early_config_prune") or the reference names anything but an argument of the kernel, or `bucket` a name
+    that is not in `key`.
     """
     deprecated = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph}
     arguments.check_options(configs, prune_configs_by, mode, reference, tolerance, **deprecated)
 
     def decorator(fn: Any) -> Autotuner:
-        arguments.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket)
+        is_whole = not (prune_configs_by or {}).get("early_config_prune")
+        arguments.check_kernel(fn, configs, key, reset_to_zero, restore_value, reference, bucket, is_whole)
         return Autotuner(
             fn, configs, key, mode=mode, bucket=bucket, table=table, prune_configs_by=prune_configs_by,
             reset_to_zero=reset_to_zero, restore_value=restore_value, pre_hook=pre_hook, post_hook=post_hook,

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from tritile.core.config import Config
-from tritile.errors import InvalidValueError
+from tritile.errors import InvalidValueError, did_you_mean
 
 Tried = Mapping[Config, float]  # microseconds of each config measured so far; infinity if it failed
 
@@ -95,7 +95,8 @@ class Space:
         where: tells whether a combination, a dictionary of values by name, is legal. Default: all are.
 
     Raises InvalidValueError where a parameter has no values, has a value twice or one that no config takes,
-    where there are more than a million combinations, or where none meets the condition.
+    where there are more than a million combinations, or where none meets the condition, or where the
+    condition looks up a name that is no parameter.
     """
 
     def __init__(
@@ -160,7 +161,18 @@ class Space:
             yield dict(zip(self.parameters, combination, strict=True))
 
     def _meets(self, values: Mapping[str, Any]) -> bool:
-        return self.where is None or bool(self.where({name: values[name] for name in self.parameters}))
+        if self.where is None:
+            return True
+        try:
+            return bool(self.where({name: values[name] for name in self.parameters}))
+        except KeyError as error:
+            name = error.args[0] if error.args else None
+            if not isinstance(name, str) or name in self.parameters:
+                raise  # of a dictionary of the condition's own
+            expected = f"expected parameters of the space, which are {', '.join(self.parameters)}"
+            raise InvalidValueError(
+                f"where names {name!r}{did_you_mean(name, self.parameters)}: {expected}"
+            ) from error
 
 
 def _checked(name: Any, values: Any) -> tuple[Any, ...]:

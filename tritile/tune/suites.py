@@ -210,6 +210,8 @@ def _sized(op: str, text: str) -> dict[str, Any]:
     if len(parts) not in _TABLE[op].counts or not all(re.fullmatch("[0-9]{1,15}", part) for part in parts):
         raise InvalidValueError(f"shape {text!r}: expected {_TABLE[op].form}, in whole numbers")
     sizes = [int(part) for part in parts]
+    if min(sizes) < 1:
+        raise InvalidValueError(f"{text}: sizes must be at least 1")
     if op == "permute":
         axes = tuple(range(len(sizes)))
         return {"shape": tuple(sizes), "dims": (*axes[:-2], *reversed(axes[-2:]))}
