@@ -97,7 +97,11 @@ def callers_level() -> int:
 
 def did_you_mean(name: object, names: abc.Iterable[str]) -> str:
     """Return " (did you mean ...?)" for a misspelt name, "" if none of `names` is close to it."""
-    near = difflib.get_close_matches(name, list(names), 1) if isinstance(name, str) else []
+    if not isinstance(name, str):
+        return ""
+    known = list(names)
+    near = [each for each in known if each.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, known, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

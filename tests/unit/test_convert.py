@@ -573,6 +573,10 @@ def test_the_ratio_of_a_call_is_the_mean_over_its_products(monkeypatch, products
     found = judged(CALL._replace(grad_input=len(products) > 1, grad_weight=len(products) > 2))
     assert found.ratio == pytest.approx(ratio)
     assert found.wins == win
+    is_ahead = len(products) > 1 and all(each.wins for each in products)
+    gains_too_little = is_ahead and not win
+    assert ("a training step would gain less than 0.5 ms" in found.why) == gains_too_little
+    assert (NEAR in found.why) == (ratio in (1.2,) and not win)
 
 
 def test_mode_tune_measures_on_a_gpu_that_is_here_and_only_what_a_class_has(monkeypatch):

@@ -299,6 +299,10 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
         ({"restore_value": ["BLOCK"]}, r"restore_value names 'BLOCK'.*scale"),
         ({"reset_to_zero": ["x", "z"]}, r"reset_to_zero names 'z'.*scale"),
         ({"configs": tritile.Space({"BLOC": (16, 32)})}, r"Space names 'BLOC'.*scale"),
+        (
+            {"configs": [triton.Config({"BLOCK": 16}), triton.Config({"BLOK": 16})]},
+            r"triton.Config names 'BLOK' \(did you mean 'BLOCK'\?\): expected arguments of scale",
+        ),
         ({"configs": 3}, r"configs is 3: expected a list of triton.Config, or a tritile.Space"),
         ({"configs": [{"BLOCK": 16}]}, r"configs is \[\{'BLOCK': 16\}\]: expected a list of triton.Config"),
         ({"tolerance": -1.0, "reference": right}, r"tolerance is -1.0"),

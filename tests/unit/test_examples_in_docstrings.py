@@ -1,6 +1,7 @@
 """Examples in docstrings of public names run and print what they say, with "cuda" replaced by "cpu"."""
 
 import doctest
+import inspect
 
 import pytest
 import torch
@@ -38,6 +39,16 @@ EXAMPLES = examples()
 def test_what_users_call_first_has_an_example():
     have = {test.name for test in EXAMPLES}
     assert {"matmul", "linear", "grouped_matmul", "permute", "quantize", "plan", "mode", "Config"} <= have
+
+
+def test_help_of_the_package_that_can_be_called_opens_with_how_to_call_it():
+    opening, lines, *_ = tritile.tune.__doc__.split("\n\n")
+    assert opening.startswith("Call it, as `tritile.tune`")
+    assert "tritile.tune(tritile.matmul, a, b)" in lines
+    own = inspect.signature(lab_tune.tune).parameters.values()
+    options = [each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert options
+    assert all(f"`{name}=" in tritile.tune.__doc__ for name in options)
 
 
 @pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning")

@@ -180,6 +180,40 @@ def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
     assert tritile.plan(tritile.matmul, a, a.mT).source == "host"
 
 
+@pytest.mark.parametrize("who", ["plan", "explain", "warm", "tune", "bench"])
+def test_a_tensor_in_place_of_the_function_and_misspelt_keywords_are_named(who, kernel):
+    call, x = getattr(tritile, who), torch.zeros(4, 4)
+    with pytest.raises(InvalidValueError) as caught:
+        call(x)
+    expected = f"pass the function, then its arguments: tritile.{who}(tritile.matmul, a, b)"
+    assert str(caught.value) == f"{who}: what is a tensor: {expected}"
+    own = {"tune": ("bugdet", "budget"), "bench": ("precison", "precision")}
+    wrong, right = own.get(who, ("dvice", "device"))
+    with pytest.raises(InvalidValueError) as caught:
+        call(tritile.matmul, x, x, **{wrong: 1})
+    assert str(caught.value) == f"{who}: matmul has no argument {wrong!r} (did you mean {right!r}?)"
+    if who != "explain":  # which takes no kernel
+        meant = {"N": "n", "gird": "grid"} | ({} if who == "bench" else {wrong: right})
+        for name, meaning in meant.items():
+            with pytest.raises(InvalidValueError) as caught:
+                call(kernel, meta(8), meta(8), **{name: 300})
+            assert str(caught.value) == f"_double has no argument {name!r} (did you mean {meaning!r}?)"
+
+
+def test_a_gpu_nearly_named_gets_a_hint():
+    with pytest.raises(InvalidValueError, match=r"'nvidia-h20' \(did you mean 'nvidia-h200'\?\)"):
+        tritile.plan("matmul", A, B, device="nvidia-h20")
+
+
+def test_a_plan_by_torch_names_its_kernel():
+    a = torch.empty(1024, 1024, device="meta", dtype=torch.bfloat16)
+    with tritile.mode(backends="triton,aten"):
+        plan = tritile.plan(tritile.matmul, a, a, device=H200)
+    assert plan.config.family == "aten"
+    assert "  config   torch's kernel (aten)\n" in repr(plan)
+    assert "num_warps=1" not in repr(plan)
+
+
 def test_missing_arguments_of_a_kernel_are_named(kernel):
     with pytest.raises(
         InvalidValueError, match=r"^_double: missing a required argument: 'out': expected x, out, n$"

@@ -75,6 +75,14 @@ def test_neighbours_in_a_space_are_one_value_away():
     }
 
 
+def test_a_condition_that_names_no_parameter_is_refused_with_a_hint():
+    wanted = r"where names 'BLOK_M' \(did you mean 'BLOCK_M'\?\): expected parameters of the space"
+    with pytest.raises(errors.InvalidValueError, match=wanted):
+        Space(BLOCKS, where=lambda c: c["BLOK_M"] > 16)
+    with pytest.raises(KeyError):  # of a dictionary of the condition's own
+        Space(BLOCKS, where=lambda c: {}[c["BLOCK_M"]])
+
+
 def test_the_opening_of_a_space_is_spread_and_begins_in_the_middle():
     space = Space(BLOCKS)
     opening = space.opening(12)
