@@ -38,7 +38,7 @@ class GradientError(TritileError, RuntimeError):
 
 
 class NotTunedError(TritileError, LookupError):
-    """Raised in mode "strict" when no measurement covers a problem."""
+    """Raised in mode "strict" when no measurement covers a problem, and by commands for an unknown kernel."""
 
 
 class NotCompiledError(TritileError, LookupError):
