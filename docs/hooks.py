@@ -7,7 +7,9 @@ from typing import Any
 from mkdocs.structure.files import File
 
 _LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)")
-_OUTSIDE = re.compile(r"\]\((\.\./[^)#\s]+)")  # whether it leaves docs/ depends on the page's folder
+_OUTSIDE = re.compile(
+    r"\]\((\.\./[^)#\s]+)"
+)  # whether it leaves docs/ depends on the page's folder
 
 
 def _source(page: str, link: str) -> str:
@@ -17,7 +19,9 @@ def _source(page: str, link: str) -> str:
 
 def _from_outside(page: str, found: re.Match[str]) -> str:
     """Return a link of a page from outside docs/: one into docs/ as the site has it, of others the text."""
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(page.removeprefix("files/")), found[2]))
+    path = posixpath.normpath(
+        posixpath.join(posixpath.dirname(page.removeprefix("files/")), found[2])
+    )
     if not path.startswith("docs/"):
         return found[1]
     return f"[{found[1]}]({posixpath.relpath(path.removeprefix('docs/'), posixpath.dirname(page))})"
@@ -31,7 +35,9 @@ def on_files(files: Any, config: Any) -> Any:
             name = f"files/{path.removeprefix('../')}"
             if path.startswith("../") and files.get_file_from_path(name) is None:
                 found = posixpath.join(config.docs_dir, path)
-                files.append(File.generated(config, name, abs_src_path=posixpath.normpath(found)))
+                files.append(
+                    File.generated(config, name, abs_src_path=posixpath.normpath(found))
+                )
     return files
 
 
@@ -45,6 +51,10 @@ def on_page_markdown(text: str, page: Any, config: Any, files: Any) -> str:
         path = _source(here, found[1])
         if not path.startswith("../"):
             return found[0]
-        return "](" + posixpath.relpath(f"files/{path.removeprefix('../')}", posixpath.dirname(here) or ".")
+        return "](" + posixpath.relpath(
+            f"files/{path.removeprefix('../')}", posixpath.dirname(here) or "."
+        )
 
-    return re.sub(r"^```(\w+) .*$", r"```\1", _OUTSIDE.sub(inside, text), flags=re.MULTILINE)
+    return re.sub(
+        r"^```(\w+) .*$", r"```\1", _OUTSIDE.sub(inside, text), flags=re.MULTILINE
+    )

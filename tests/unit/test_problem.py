@@ -292,7 +292,7 @@ def test_shapes_that_people_write(text, op, words, wanted):
     ],
 )
 def test_shapes_that_nobody_means(text, op, words):
-    with pytest.raises(InvalidValueError, match=r"expected|takes bfloat16, float16"):
+    with pytest.raises(InvalidValueError, match=r"expected|at least 1|takes bfloat16, float16"):
         parse_shape(text, op, **words)
 
 
