@@ -305,7 +305,7 @@ def test_all_configs_are_compiled_for_a_gpu_that_is_not_here(quick, tmp_path):
         f"compiled to {too_large.shared} bytes of shared memory, of {H200.shared_memory}"
     )
     assert "power of 2" in refused.reason
-    assert "ptxas" in few.reason
+    assert "ptxas" in few.reason.lower()
     assert "egister" in few.reason
     assert refused[-3:] == few[-3:] == (None, None, None)
 
