@@ -109,6 +109,29 @@ def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_
     assert "wrote outside" in found.wrong[0].reason
 
 
+@triton.jit
+def scaled(x, out, n, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
+    """Copies x, times a factor, with no mask at all."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at) * FACTOR)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dtype, factor):
+    """Each guard times a factor must differ from the other."""
+    configs = [triton.Config({"BLOCK": 64, "FACTOR": factor})]
+    kernel = tritile.autotune(configs, key=["n"], reference=lambda x: {"out": x * factor})(scaled)
+
+    def make(n):
+        x = torch.arange(n).to(dtype) % 32
+        return {"x": x, "out": torch.empty_like(x), "n": n, "grid": (triton.cdiv(n, 64),)}
+
+    found = tritile.check(kernel, 192, make=make)
+    (wrong,) = found.wrong
+    assert "wrote outside" in wrong.reason
+
+
 @pytest.mark.parametrize(("dtype", "filled"), [(torch.float32, "NaN"), (torch.int32, "wrong integers")])
 def test_an_in_place_kernel_that_restores_nothing_is_advised_to(dtype, filled):
     (wrong,) = tritile.check(raised_by([True]), torch.zeros(40, dtype=dtype), 40, grid=(3,)).wrong

@@ -9,7 +9,7 @@ import functools
 import io
 import linecache
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -241,7 +241,10 @@ def stood_in(value: Any) -> Any:
 
 
 class Memory:
-    """Hold the blocks of a call on a device, aligned as they were, each between guards of a byte."""
+    """Hold the blocks of a call on a device, aligned as they were, each between guards.
+
+    Guards of two blocks differ, so that a kernel that copies from one past its end to the other is found.
+    """
 
     def __init__(
         self, blocks: Sequence[Block], contents: Sequence[torch.Tensor], device: str = "cuda",
@@ -251,9 +254,19 @@ class Memory:
         guard = HOST_GUARD if device == "cpu" else GUARD
         for block, content in zip(blocks, contents, strict=True):
             ahead = guard + block.start % _ALIGNMENT
-            buffer = torch.full((ahead + block.size + guard,), pattern, dtype=torch.uint8, device=device)
+            buffer = torch.empty(ahead + block.size + guard, dtype=torch.uint8, device=device)
             buffer[ahead : ahead + block.size] = content
             self._parts.append((block, ahead, buffer))
+        for found, right in self._guards():
+            found.copy_(right)
+
+    def _guards(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each guard, and what it holds unless a kernel wrote to it."""
+        for i, (block, ahead, buffer) in enumerate(self._parts):
+            # Two bytes in turn, of which the lower differs: 16 values with which every float stays NaN.
+            both = buffer.new_tensor([self._pattern - i % 16, self._pattern])
+            for start, guard in ((0, buffer[:ahead]), (ahead + block.size, buffer[ahead + block.size :])):
+                yield guard, both.roll(start).repeat(len(guard) // 2 + 1)[: len(guard)]
 
     def contents(self) -> list[torch.Tensor]:
         return [buffer[ahead : ahead + block.size] for block, ahead, buffer in self._parts]
@@ -267,8 +280,4 @@ class Memory:
 
     def whole(self) -> bool:
         """True if every guard is unchanged."""
-        return all(
-            bool((guard == self._pattern).all())
-            for block, ahead, buffer in self._parts
-            for guard in (buffer[:ahead], buffer[ahead + block.size :])
-        )
+        return all(torch.equal(found, right) for found, right in self._guards())
