@@ -48,7 +48,9 @@ def tune(
     layout: shared.Layout = "NN",
     only: shared.Only = "",
     target: shared.Target = None,
-    budget: Annotated[float | None, typer.Option(min=0.001, help="Stop after so many seconds.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=0.001, help="Stop after so many seconds; with --calibrate, per class.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Measure again what is remembered.")] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Measure every config, not only the likely ones.")

@@ -55,7 +55,7 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
     ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
     if ratios:
         worst = min(ratios, key=ratios.__getitem__)
-        text += f": {statistics.geometric_mean(ratios.values()):.2f}x torch on the mean"
+        text += f": {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch on the mean"
         text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
         text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
     store = store_of(device)
@@ -157,7 +157,7 @@ def tune_elsewhere(problems: list[Tiled], device: Device, as_json: bool) -> None
     measured = sum(plan.source in _MEASURED for plan in found)
     text = f"{device.name}: {measured} measured before, {len(found) - measured} predicted"
     if ratios:
-        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x torch on the mean"
+        text += f"; {statistics.geometric_mean(ratios.values()):.2f}x as fast as torch on the mean"
         text += f", of {len(ratios)} compared" if len(ratios) < len(found) else ""
     console.print(text)
     console.print("nothing was measured now: calls on such a GPU use these configs as they are")

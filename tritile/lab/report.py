@@ -20,6 +20,11 @@ from tritile.lab.results import BASELINES, Result, dtype_label, of_cases, sizes_
 Row = dict[str, Any]
 FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suite": "suite"}
 _MOST_LOSSES: Final = 40
+_LEGEND: Final = (
+    "Each point is a problem. On the dashed line tritile takes as long as the baseline, right of it less. "
+    "A bar is the geometric mean of its suite. At the right stand that mean, and how many problems are at "
+    "least as fast."
+)
 _FONT: Final = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _TYPES: Final = ("bfloat16", "float16", "float32", "float64", "complex", "8-bit", "int16 to int64")
 _RATIOS: Final = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 8, 12, 20, 50]
@@ -200,7 +205,7 @@ def page(rows: list[Row], gpu: str, env: str) -> str:
     script, body, rest = rest.rpartition("<body>")
     style = f"<title>{name}</title>{_STYLE}{_DARK_STYLE}"
     chart, end, rest = rest.rpartition("</body>")
-    top = f"<h1>{name}</h1><p>{html.escape(env)}</p>"
+    top = f"<h1>{name}</h1><p>{html.escape(env)}</p><p>{_LEGEND}</p>"
     return f"{head}{style}{script}{body}{top}{chart}{_slowest(rows)}{end}{rest}"
 
 
