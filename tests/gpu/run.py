@@ -45,6 +45,7 @@ CONCERNS = {
     "test_invariant_gpu.py": ("matmul/", "linear_quantized/"),
     "test_nn_gpu.py": ("matmul/", "linear_quantized/", "nn"),
     "test_operators_gpu.py": (*_TUNED, "ops/operators"),
+    "test_pages_gpu.py": ("cli", "nn", "ops", "tune"),
     "test_parallel_gpu.py": ("matmul/", "ops/operators"),
     "test_permute_gpu.py": ("permute/",),
     "test_quantized_gpu.py": ("linear_quantized/",),
