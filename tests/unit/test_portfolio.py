@@ -1,9 +1,11 @@
 """What is planned at sizes that nobody measured: classes, the formula of a time, portfolios in tables."""
 
 import functools
+import itertools
 import json
 import math
 import random
+import re
 import warnings
 from dataclasses import replace
 
@@ -452,3 +454,14 @@ def test_what_ships_is_what_the_committed_sweeps_come_to(monkeypatch):
     parts = [row for row in swept["parts"][1] if suits(row.problem.m, row.problem.n, row.problem.k)]
     assert len(parts) >= 5  # where fp16 parts are the default, torch took twice as long
     assert all(row.torch_us > PARTS_AHEAD * min(row.times.values()) for row in parts)
+
+
+def test_no_plan_says_that_a_faster_one_comes_next():
+    """One that is dominated may be predicted to be faster: at the least sizes one is."""
+    whys = [
+        plans.by_portfolio(MatmulProblem(1, m, n, k, "int8", "int8"), target_device("nvidia-h200")).why
+        for m, n, k in itertools.product((1, 14, 58, 4096), repeat=3)
+    ]
+    found = [float(ratio) for why in whys for ratio in re.findall(r"predicted to take ([\d.]+) times", why)]
+    assert 0 < len(found) < len(whys)
+    assert min(found) >= 1.0

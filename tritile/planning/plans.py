@@ -431,7 +431,9 @@ def by_portfolio(problem: Tiled, device: Device) -> Plan | None:
     if not ranked:
         return None
     us, config = ranked[0]
-    behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long" if ranked[1:] else ""
+    behind = ""
+    if ranked[1:] and ranked[1][0] >= us:  # one that is dominated may be predicted to be faster
+        behind = f"; the next is predicted to take {ranked[1][0] / us:.3f} times as long"
     loss, current = portfolio.loss, table.is_current(problem.op, config.family)
     why = (
         f"predicted to be the fastest of the {len(portfolio.configs)} configs of {portfolio.name}, {where}"
