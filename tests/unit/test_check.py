@@ -116,7 +116,7 @@ def scaled(x, out, n, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
     tl.store(out + at, tl.load(x + at) * FACTOR)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int8], ids=str)
 @pytest.mark.parametrize("factor", [1, 3])
 def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dtype, factor):
     """Each guard times a factor must differ from the other."""

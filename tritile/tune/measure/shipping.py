@@ -263,8 +263,10 @@ class Memory:
     def _guards(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield each guard, and what it holds unless a kernel wrote to it."""
         for i, (block, ahead, buffer) in enumerate(self._parts):
-            # Two bytes in turn, of which the lower differs: 16 values with which every float stays NaN.
-            both = buffer.new_tensor([self._pattern - i % 16, self._pattern])
+            # Two bytes in turn, of which the lower differs: 16 values with which every float stays NaN. Only
+            # elements of one byte end at an odd one, so that both may differ there.
+            low = self._pattern - i * 7 % 16  # by 7: no guard is the sum of two others
+            both = buffer.new_tensor([low, low if block.size % 2 else self._pattern])
             for start, guard in ((0, buffer[:ahead]), (ahead + block.size, buffer[ahead + block.size :])):
                 yield guard, both.roll(start).repeat(len(guard) // 2 + 1)[: len(guard)]
 
