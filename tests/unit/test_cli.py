@@ -295,6 +295,8 @@ def test_what_takes_more_than_a_line_of_ours(words, status, told, inputs, monkey
         ("64 48 32 --target 'NVIDIA H100 80GB HBM3'", "64x48x32 NN bfloat16 on NVIDIA H100"),
         ("64 48 32 --target 'RTX 4090'", "64x48x32 NN bfloat16 on NVIDIA GeForce RTX 4090"),
         ("64 48 32 --target sm_90", "64x48x32 NN bfloat16 on NVIDIA H100"),
+        ("64 48 32 --target nvidia-h100", "64x48x32 NN bfloat16 on NVIDIA H100"),
+        ("64 48 32 --target 'amd instinct mi300x'", "64x48x32 NN bfloat16 on AMD"),
         ("64x48 --op transpose", "48x64 from (1,0) 2-byte"),
     ],
 )
@@ -310,6 +312,7 @@ TABLES = {
     "doctor": "extra report",
     "show --target h200": "halves-nn",
     "explain 64 48 32 --target H200": "64x48x32",
+    "explain 32x32x32": "on NVIDIA H200",
     "ladder 8 --op transpose": "row by row",
 }
 # Commands that write where --output says.

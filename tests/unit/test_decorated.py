@@ -303,6 +303,10 @@ SPACE = tritile.Space({"BLOCK": (16, 32), "STRAY": (0, 1)})
             {"configs": [triton.Config({"BLOCK": 16}), triton.Config({"BLOK": 16})]},
             r"triton.Config names 'BLOK' \(did you mean 'BLOCK'\?\): expected arguments of scale",
         ),
+        (
+            {"configs": [triton.Config({"BLOCK": 16, "num_warps": 8})]},
+            r"has num_warps among arguments of the kernel.*expected triton.Config.*num_warps=\.\.\.",
+        ),
         ({"configs": 3}, r"configs is 3: expected a list of triton.Config, or a tritile.Space"),
         ({"configs": [{"BLOCK": 16}]}, r"configs is \[\{'BLOCK': 16\}\]: expected a list of triton.Config"),
         ({"tolerance": -1.0, "reference": right}, r"tolerance is -1.0"),

@@ -149,7 +149,7 @@ def test_alternatives_have_figures_of_their_own(square, uncompiled):
 
 def test_what_tuning_measured_is_shown_and_comes_first(square, uncompiled, monkeypatch):
     assert square.measured_us is None
-    assert "run `tritile tune`" in repr(square)
+    assert "not on this GPU: `tritile tune`" in repr(square)
     trials = [Trial(SQUARE, TILE, 7.5), Trial(SQUARE, SLOW, 9.0)]
     monkeypatch.setattr(explaining, "trials", lambda problem, device: trials)
     tuned = tritile.explain(SQUARE, device=H200, config=TILE)

@@ -22,14 +22,15 @@ def explain(
 ) -> None:
     """Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its time.
 
-    The kernel is compiled for the GPU that is here, or for a --target; nothing is launched.
+    The kernel is compiled for a --target, or for the GPU here, or for an H200; nothing is launched.
     """
     import tritile
+    from tritile.core import device as devices
     from tritile.families import numerics
     from tritile.tune import suites
 
     shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
-    device = shared.device_of(target)
+    device = (None if target else devices.current_gpu()) or shared.device_of(target or "h200")
     problem = numerics.unnamed(shape.problem, device)
     with shared.working("compiling"):
         found = tritile.explain(problem, device=device, config=config or None)

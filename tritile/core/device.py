@@ -1,6 +1,7 @@
 """One GPU as a frozen value, `Device`. No other module queries the hardware."""
 
 import functools
+import re
 import subprocess
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -114,6 +115,8 @@ SHORT: Final = {
     "mi300x": "gfx942",
 }
 
+_BRANDS: Final = re.compile(r"^((nvidia|geforce|rtx|amd|instinct)[-_ ]*)+")
+
 # Where tensors are in host memory, and nothing is predicted or timed.
 HOST: Final = Device("host", "cpu", "host", 1, 1 << 20, 1 << 20, 1.0, 1.0)
 
@@ -135,11 +138,12 @@ def compiler_version(backend: str, arch: int | str) -> str:
 def known_target(name: str) -> str | None:
     """Return the key of `TARGETS` for a name in any case; None for an unknown name.
 
-    Names are those of `SHORT` and `TARGETS`, and torch's with hyphens or spaces: nvidia-h100-80gb-hbm3.
+    Names are those of `SHORT`, with the maker's in front or without, those of `TARGETS`, and torch's with
+    hyphens or spaces: nvidia-h100, rtx 4090, sm_90, nvidia-h100-80gb-hbm3.
     """
     lowered = name.strip().lower()
     slugs = {device.slug: key for key, device in TARGETS.items()}
-    key = SHORT.get(lowered.removeprefix("rtx").strip("-_ "), slugs.get(lowered.replace(" ", "-"), lowered))
+    key = SHORT.get(_BRANDS.sub("", lowered), slugs.get(lowered.replace(" ", "-"), lowered))
     return key if key in TARGETS else None
 
 

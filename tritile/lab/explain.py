@@ -215,7 +215,7 @@ class Explanation(Tabular, Cost):
         elif isinstance(self.problem, MatmulProblem):
             roof += "; by device memory only, because the peak rate of this GPU is not known"
         programs = f" by {self.tiling.programs} programs" * (self.tiling.programs > self.tiling.tiles)
-        measured = "not on this GPU: run `tritile tune`"
+        measured = "not on this GPU: `tritile tune`, run there, measures it"
         if us is not None:
             measured = f"{us:.1f} us, {us / self.predicted_us:.2f} times the prediction"
         rows = [("a call", self._by_torch)] if self.call.config == aten.CONFIG else []

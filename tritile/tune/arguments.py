@@ -122,8 +122,9 @@ def check_kernel(
             raise InvalidValueError(f"{parameter} names {unknown}{hint}: {text}")
 
     check_names("key", key, [*arguments, *key] if isinstance(key, list | tuple) else arguments)
-    if unknown := ", ".join(repr(name) for name in key if name not in arguments):
-        text = f"key of {kernel} names {unknown}, which are no arguments: left out"
+    if unknown := [name for name in key if name not in arguments]:
+        named = ", ".join(map(repr, unknown)) + did_you_mean(unknown[0], arguments)
+        text = f"key of {kernel} names {named}, which are no arguments: left out"
         warnings.warn(text, UserWarning, stacklevel=callers_level())
     constants = constants_of(function)
     for parameter, names in (("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
@@ -132,6 +133,11 @@ def check_kernel(
         check_names("Space", [n for n in configs.parameters if n not in _options()], arguments)
     elif configs and is_whole and all(isinstance(layer, _LAYERS) for layer in layers_of(fn)[:-1]):
         names = {name: None for config in configs for name in config.kwargs}
+        if inner := next((name for name in names if name in _TRITONS and name not in arguments), ""):
+            text = f"has {inner} among arguments of the kernel, where it has no effect"
+            raise InvalidValueError(
+                f"triton.Config of {kernel} {text}: expected triton.Config({{...}}, {inner}=...)"
+            )
         check_names("triton.Config", [n for n in names if n not in _options()], arguments)
     if reference is not None:
         computed = _computed(fn, configs)
