@@ -1,5 +1,7 @@
 """The authors' kernels on a GPU: every listed config is right, and so is what tuning chooses."""
 
+import warnings
+
 import pytest
 import torch
 import triton
@@ -8,6 +10,8 @@ from triton.runtime.errors import OutOfResources
 import tritile
 from authors import SUBJECTS
 from tests.launched import needs_memory
+from tests.unit.test_check import outcome_of
+from tritile.errors import IsolationWarning
 from tritile.families.matmul_tile.family import FAMILY
 from tritile.ops.products import matmul_call
 from tritile.runtime.launch import _bound
@@ -173,3 +177,22 @@ def test_tritiles_own_product_is_searched_and_remembered():
         again[grid](**given)
     assert torch.allclose(out, a @ b, rtol=1e-2, atol=1e-2)
     assert again.best_config in kernel.configs_timings
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("", ""),
+        ("reads and drops", "wrong answer: out[192]"),
+        ("destroys", "y is changed"),
+        ("leaves out", "out[199] is not written"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_check_finds_what_a_kernel_does_outside_and_to_its_inputs(fault, reason, dtype):
+    """In a process of its own, where guards alone show it."""
+    with torch.device("cuda"), warnings.catch_warnings():
+        warnings.simplefilter("error", IsolationWarning)
+        found = outcome_of(fault, dtype)
+    assert found.outcome == ("wrong" if fault else "right"), found.reason
+    assert reason in found.reason

@@ -13,6 +13,7 @@ import tritile
 from tritile.core.device import target_device
 from tritile.errors import InvalidValueError, IsolationWarning, TuningError
 from tritile.lab import check as checking
+from tritile.tune import decorated as decorating
 from tritile.tune.autotuner import Autotuner
 
 pytestmark = pytest.mark.interpreted
@@ -47,6 +48,12 @@ def decorated(configs=GOOD, **words):
     return tritile.autotune(configs, **{"key": ["n"], "reference": right} | words)(summed)
 
 
+@pytest.fixture
+def guards_alone(monkeypatch):
+    """Accesses are not seen, as on a GPU."""
+    monkeypatch.setattr(decorating, "_shows_accesses", lambda call: False)
+
+
 def arguments(n):
     return torch.arange(n, dtype=torch.float32), torch.empty(n), n
 
@@ -62,7 +69,7 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
     assert not replace(found, configs=())  # nothing was checked
     assert found.calls == ("summed n=64",)
     assert all(each.error == 0.0 for each in found.right)
-    assert "2 right, 0 wrong, 0 failed" in repr(found)
+    assert "2 right, 0 wrong, 0 failed; out compared at summed n=64" in repr(found)
     assert "<caption>summed on host" in found._repr_html_()
 
 
@@ -72,12 +79,17 @@ def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on(
         (UNMASKED, "wrote outside the memory", 63),
         (FAR, "wrote outside the memory", 64),
         (config(16, LOADS=False), "out[0] is nan", 63),
-        (config(16, STOPS=True), "out[0] is nan", 64),
+        (config(16, STOPS=True), "out[0] is not written", 64),
     ],
     ids=["a store's mask", "a store's mask, far past the end", "a load's mask", "an element left out"],
 )
-def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at):
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at, is_seen, request):
     """Where every tile is whole a missing mask does no harm."""
+    if not is_seen:
+        request.getfixturevalue("guards_alone")
+    elif not fault.kwargs["LOADS"]:
+        reason = "read outside the memory of its arguments: right behind the end of x"
     kernel = decorated([*GOOD, fault])
     assert bool(tritile.check(kernel, *arguments(64), grid=(1,))) is (at == 63)
     found = tritile.check(kernel, 64, make=arguments, grid=(1,))
@@ -87,7 +99,7 @@ def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at):
     assert wrong.config == fault
     assert reason in wrong.reason
     assert wrong.reason in repr(found)
-    assert wrong.reason.startswith(f"at summed n={at}: ")
+    assert wrong.reason.startswith(f"at summed n={at} of make({at}): ")
 
 
 @triton.jit
@@ -103,7 +115,7 @@ def raised_by(masks, **told):
 
 
 @pytest.mark.parametrize("told", ["restore_value", "reset_to_zero"])
-def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_is_nan(told):
+def test_an_in_place_kernel_that_lacks_its_masks_is_found_although_nan_plus_one_is_nan(told, guards_alone):
     found = tritile.check(raised_by((True, False), **{told: ["x"]}), torch.zeros(40), 40, grid=(3,))
     assert [each.outcome for each in found.configs] == ["right", "wrong"]
     assert "wrote outside" in found.wrong[0].reason
@@ -118,7 +130,7 @@ def scaled(x, out, n, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.int8], ids=str)
 @pytest.mark.parametrize("factor", [1, 3])
-def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dtype, factor):
+def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dtype, factor, guards_alone):
     """Each guard times a factor must differ from the other."""
     configs = [triton.Config({"BLOCK": 64, "FACTOR": factor})]
     kernel = tritile.autotune(configs, key=["n"], reference=lambda x: {"out": x * factor})(scaled)
@@ -135,8 +147,123 @@ def test_a_kernel_that_copies_past_both_ends_is_found_although_nan_stays_nan(dty
 @pytest.mark.parametrize(("dtype", "filled"), [(torch.float32, "NaN"), (torch.int32, "wrong integers")])
 def test_an_in_place_kernel_that_restores_nothing_is_advised_to(dtype, filled):
     (wrong,) = tritile.check(raised_by([True]), torch.zeros(40, dtype=dtype), 40, grid=(3,)).wrong
-    advice = f"x was filled with {filled}: if the kernel reads it, name it in restore_value="
-    assert wrong.reason.endswith(advice)
+    assert wrong.reason.endswith("if the kernel reads x, name it in restore_value=")
+
+
+@triton.jit
+def faulty(
+    x, y, out, n,
+    BLOCK: tl.constexpr, FAULT: tl.constexpr,
+):  # fmt: skip
+    """The roots of x: NaN where x is negative."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    root = tl.sqrt(tl.load(x + at, mask=at < n, other=0.0).to(tl.float32))
+    if FAULT == "reads":
+        root += tl.maximum(tl.load(y + at), 0.0) * 0.0
+    if FAULT == "reads and drops":
+        root = tl.where(tl.max(tl.load(y + at), 0) > 1.0, 0.0, root)
+    if FAULT == "adds nothing":
+        tl.atomic_add(y + at, tl.zeros([BLOCK], tl.float32))
+    if FAULT == "reads nowhere":
+        root += tl.load(y + at + (1 << 58), mask=at < n) * 0.0
+    if FAULT == "destroys":
+        tl.store(y + at, 0.0, mask=at < n)
+    tl.store(out + at, root, mask=at < n - (FAULT == "leaves out"))
+
+
+def faulty_arguments(n):
+    x = torch.rand(n)
+    x[-1] = -1.0
+    return {"x": x, "y": torch.rand(n), "out": torch.empty(n), "n": n}
+
+
+def outcome_of(fault, dtype=torch.float32, reference=lambda x, y: {"out": x.sqrt() + 0 * y}):
+    kernel = tritile.autotune([triton.Config({"BLOCK": 64, "FAULT": fault})], ["n"], reference=reference)(
+        faulty
+    )
+    made = {n: v.to(dtype) if isinstance(v, torch.Tensor) else v for n, v in faulty_arguments(200).items()}
+    (found,) = tritile.check(kernel, **made, grid=(4,)).configs
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("reads", "read outside the memory of its arguments: right behind the end of y"),
+        ("reads and drops", "read outside the memory of its arguments: right behind the end of y"),
+        ("adds nothing", "wrote outside the memory of its arguments: right behind the end of y"),
+        ("reads nowhere", "read outside the memory of its arguments"),
+        ("destroys", "y is changed, which the reference reads and does not return"),
+        ("leaves out", "out[199] is not written"),
+    ],
+)
+def test_a_fault_that_no_answer_shows_is_found_in_the_interpreter(fault, reason):
+    found = outcome_of(fault)
+    assert found.outcome == "wrong"
+    assert reason in found.reason
+
+
+def test_what_no_fault_is_is_right():
+    """A tensor that the reference does not read is scratch, and NaN may be right."""
+    assert outcome_of("").outcome == "right"
+    assert outcome_of("destroys", reference=lambda x: {"out": x.sqrt()}).outcome == "right"
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"), [("reads and drops", "wrong"), ("destroys", "wrong"), ("", "right")]
+)
+def test_guards_of_large_numbers_show_what_a_maximum_takes_from_them(fault, outcome, guards_alone):
+    assert outcome_of(fault).outcome == outcome
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_an_element_that_is_not_written_is_found_where_nan_is_right(dtype):
+    assert "out[199] is not written" in outcome_of("leaves out", dtype).reason
+    assert outcome_of("", dtype).outcome == "right"
+
+
+@triton.jit
+def copied(at, out, n, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    x = tl.load(at).to(tl.pointer_type(tl.float32))
+    tl.store(out + place, tl.load(x + place, mask=place < n), mask=place < n)
+
+
+def test_a_kernel_may_have_the_address_of_other_memory_as_a_number():
+    elsewhere = torch.arange(40, dtype=torch.float32)
+
+    kernel = tritile.autotune([triton.Config({"BLOCK": 64})], ["n"], reference=lambda: {"out": elsewhere})(
+        copied
+    )
+    addresses = torch.tensor([elsewhere.data_ptr()])
+    assert tritile.check(kernel, addresses, torch.empty(40), 40, grid=(1,))
+
+
+@triton.jit
+def turned(x, out, m, n, BLOCK: tl.constexpr):
+    """Takes m for n."""
+    i = tl.arange(0, BLOCK)[:, None]
+    j = tl.arange(0, BLOCK)[None, :]
+    inside = (i < m) & (j < n)
+    tl.store(out + j * n + i, tl.load(x + i * n + j, mask=inside), mask=inside)
+
+
+def test_equal_sizes_are_followed_by_different_ones():
+    kernel = tritile.autotune([triton.Config({"BLOCK": 64})], ["m"], reference=lambda x: {"out": x.t()})(
+        turned
+    )
+    found = tritile.check(
+        kernel, 64, 64, make=lambda m, n: (torch.randn(m, n), torch.empty(n, m), m, n), grid=(1,)
+    )
+    assert found.calls == ("turned m=64 of make(64, 64)", "turned m=63 of make(63, 62)")
+    assert found.compared == ("out",)
+    assert [each.outcome for each in found.configs] == ["wrong"]
+
+
+def test_bf16_in_the_interpreter_has_a_hint():
+    kernel = raised_by([True], restore_value=["x"])
+    (found,) = tritile.check(kernel, torch.zeros(40, dtype=torch.bfloat16), 40, grid=(3,)).configs
+    assert "Triton's interpreter has no arithmetic of bf16" in found.reason
 
 
 def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
@@ -149,10 +276,10 @@ def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
-        (None, "returned no tensors: expected right tensors by name"),
+        (None, "returned NoneType: expected a dict of right tensors by name"),
         ({}, "returned no tensors"),
         ({"out": 1.0}, "returned dict"),
-        (torch.zeros(40), "returned no tensors"),
+        (torch.zeros(40), "returned Tensor: expected a dict"),
         ({"y": torch.zeros(40)}, "'y'"),
         ({"out": torch.zeros(3)}, "shape"),
     ],

@@ -1,4 +1,4 @@
-"""Names of torch and Triton that these do not document: in two adapters, and nowhere else in tritile."""
+"""Names of torch and Triton that these do not document: in three adapters, and nowhere else in tritile."""
 
 import ast
 import functools
@@ -13,11 +13,11 @@ import torch.distributed.tensor
 from triton.compiler import CompiledKernel
 
 import tritile
-from tritile.core import of_torch, of_triton
+from tritile.core import of_interpreter, of_torch, of_triton
 
 PACKAGE = Path(tritile.__file__).parent
 ROOT = PACKAGE.parent
-ADAPTERS = {Path(adapter.__file__) for adapter in (of_torch, of_triton)}
+ADAPTERS = {Path(adapter.__file__) for adapter in (of_interpreter, of_torch, of_triton)}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PARTS_OF_TRITON = {"runtime", "compiler", "backends"}
 UNDOCUMENTED = re.compile(

@@ -6,6 +6,7 @@ Kernels run on host tensors, so the command line is given the interpreter as its
 import json
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -255,9 +256,18 @@ def test_a_bad_file_is_left_out_with_one_warning(name, how, tmp_path, monkeypatc
         for n in (64, 48, 32):
             assert call(kernel, bench, n) == 16
     found = [str(each.message) for each in found if each.category is StoreWarning]
-    # What TRITILE_TABLE names counts as of decorated kernels if it begins so.
-    assert len(found) == (how == "table" or "tritile kernels" in (text or "")[:64])
-    assert all("t.json is no table of kernels" in each for each in found)
+    (message,) = found
+    assert "t.json is no table of kernels" in message
+    assert message.count("t.json") == 1
+
+
+def test_a_table_of_operations_that_is_pinned_is_none_of_kernels(monkeypatch):
+    path = Path(tritile.__file__).parent / "tables" / "nvidia-h200.json"
+    monkeypatch.setenv("TRITILE_TABLE", str(path))
+    kernel, bench = decorated(mode="cached")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StoreWarning)
+        assert call(kernel, bench, 64) == 16
 
 
 def test_a_file_that_took_anothers_place_is_read(tmp_path):

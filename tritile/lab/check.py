@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import triton
@@ -28,14 +28,16 @@ from tritile.ops.plan import gpu_of
 from tritile.runtime.ahead import Resources, resources
 from tritile.tune.arguments import check_arguments, check_grid, check_keywords, identified
 from tritile.tune.autotuner import Autotuner
-from tritile.tune.decorated import KernelCall, checked_here, elsewhere
-from tritile.tune.measure.outputs import OUTSIDE, WRONG
+from tritile.tune.decorated import KernelCall, checked_here, elsewhere, referred
+from tritile.tune.measure.outputs import OUTSIDE, READ_OUTSIDE, WRONG
 from tritile.tune.measure.shipping import Shipment, StandIn, described, stood_in, unpack
 from tritile.tune.measure.workers import Workers
 
 Outcome = Literal["right", "wrong", "failed", "compiled"]
 Result = float | Resources | TuningError | None
 Results = Iterator[tuple[triton.Config, Result]]
+_MISCOMPUTED: Final = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+_ADVICE: Final = "Triton's interpreter has no arithmetic of bf16 and fp8: check in fp16 or fp32, or on a GPU"
 
 
 class CheckedConfig(NamedTuple):
@@ -61,7 +63,8 @@ class CheckResult(Tabular):
     """Which configs of a kernel were right on every call. It is true where all were, and one at least.
 
     With `device=` it is true where all configs compile and fit that GPU, whether or not they spill. `calls`
-    names the calls, by the kernel and the values of its key. `on` is where they ran, or would run.
+    names the calls, by the kernel, the values of its key, and the sizes that `make` was given. `on` is where
+    they ran, or would run. `compared` are the names of the tensors that the reference returned.
     """
 
     kernel: str
@@ -69,6 +72,7 @@ class CheckResult(Tabular):
     calls: tuple[str, ...]
     configs: tuple[CheckedConfig, ...]
     is_ahead: bool = False  # `device=` was given: configs were compiled, and not run
+    compared: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.configs) and not self.wrong and not self.failed
@@ -83,7 +87,7 @@ class CheckResult(Tabular):
 
     @property
     def wrong(self) -> tuple[CheckedConfig, ...]:
-        """The configs that gave a wrong answer, or wrote outside their memory."""
+        """The configs that gave a wrong answer, or used memory outside their tensors."""
         return self._of("wrong")
 
     @property
@@ -108,7 +112,7 @@ class CheckResult(Tabular):
             counts = f"{len(self.compiled)} compiled, {len(self.failed)} failed, {len(self.spilling)} spill"
             return f"{self.kernel} on {self.on.name}: {counts}; compiled for {at}, answers were not checked"
         counts = f"{len(self.right)} right, {len(self.wrong)} wrong, {len(self.failed)} failed"
-        return f"{self.kernel} on {self.on.name}: {counts}; checked at {at}"
+        return f"{self.kernel} on {self.on.name}: {counts}; {' and '.join(self.compared)} compared at {at}"
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
@@ -120,11 +124,19 @@ class CheckResult(Tabular):
                     yield "" if value is None else f"{value} {unit}"
 
             ordered = sorted(self.configs, key=lambda each: (each.outcome != "failed", not each.spills))
-            return [(each.outcome, str(each.config), *taken(each), each.reason) for each in ordered]
+            return [(each.outcome, _words(each.config), *taken(each), each.reason) for each in ordered]
         return [
-            (each.outcome, str(each.config), each.reason or f"relative error {each.error or 0.0:.2g}")
+            (each.outcome, _words(each.config), each.reason or f"relative error {each.error or 0.0:.2g}")
             for each in (*self.wrong, *self.failed, *self.right)
         ]
+
+
+def _words(config: triton.Config) -> str:
+    """Return a config without the options that are at their defaults, if its values are plain data."""
+    try:
+        return str(Config.from_triton(config))
+    except InvalidValueError:
+        return str(config)
 
 
 def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
@@ -138,6 +150,8 @@ def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
                 results[key] = checked_here(call, config)
             except TuningError as wrong:
                 results[key] = wrong
+                if call.device == HOST and _MISCOMPUTED & {dtype for _, dtype in call.problem.dtypes}:
+                    results[key] = TuningError(f"{wrong}; {_ADVICE}")
         yield config, results[key]
 
 
@@ -221,7 +235,7 @@ def _judged(
         reason = f"at {label}: {excess}" if excess else ""
         return CheckedConfig(config, "failed" if excess else "compiled", None, reason, *map(max, new, old))
     if isinstance(result, TuningError):
-        is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
+        is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE, READ_OUTSIDE))
         return CheckedConfig(config, "wrong" if is_wrong else "failed", None, f"at {label}: {result}")
     errors = [each for each in (result, before and before.error) if each is not None]
     return CheckedConfig(config, "right", max(errors, default=None))
@@ -257,9 +271,10 @@ def check(
 
     A config is checked on copies of the arguments, with outputs poisoned (NaN, or wrong integers) and guards
     around every tensor, which lie at its first and behind its last element. It is wrong where an output
-    differs or is not written whole, and where a guard is written. Tensors on a GPU are checked in a process
-    of their own, which a config may hang or crash. With TRITON_INTERPRET=1 tensors in host memory are checked
-    in Triton's interpreter.
+    differs or is not written whole, where a tensor that the reference reads and does not return is changed,
+    and where a guard is written. Tensors on a GPU are checked in a process of their own, which a config may
+    hang or crash. With TRITON_INTERPRET=1 tensors in host memory are checked in Triton's interpreter, where
+    a config is wrong, too, that reads outside its tensors.
 
     A missing mask goes unnoticed where sizes are multiples of the tile. Other sizes come from `make`.
 
@@ -274,7 +289,7 @@ def check(
         grid: the grid of the launch, as `kernel[grid]` takes it. A function is given all arguments by name.
         make: called with sizes; returns the arguments of a call, in their order or by name, "grid" included
             if it depends on sizes. It is called with the sizes given and with each one less, of which one at
-            least is no multiple of a tile.
+            least is no multiple of a tile; equal sizes are made different.
         device: only compile, for this GPU, as `tritile.plan` takes it.
 
     Returns:
@@ -298,14 +313,20 @@ def check(
         raise InvalidValueError(f"check: make is {make!r}: expected a function of sizes")
     check_keywords(kernel.fn, kernel.space or kernel.configs, kwargs, ("grid", "make", "device"))
     calls: list[Sequence[Any] | Mapping[str, Any]] = [args]
+    made: dict[tuple[Any, ...], None] = {}
     if make is not None:
         if not all(type(size) is int and size > 0 for size in args):
-            raise InvalidValueError(f"check: with make= the arguments are sizes, not {args!r}")
-        smaller = tuple(max(1, size - 1) for size in args)  # of two neighbours one is no multiple of a tile
-        calls = [_made(make, sizes) for sizes in dict.fromkeys((args, smaller))]
+            given = ", ".join(str(arg) if isinstance(arg, int) else type(arg).__name__ for arg in args)
+            raise InvalidValueError(f"check: with make= the arguments are sizes of 1 or more, not {given}")
+        # Of two neighbours one is no multiple of a tile. Equal sizes become different ones, as a kernel that
+        # takes one for the other is right where they are equal.
+        smaller = tuple(max(1, size - 1 - args[:i].count(size)) for i, size in enumerate(args))
+        made = dict.fromkeys((args, smaller))
+        calls = [_made(make, sizes) for sizes in made]
     found: dict[str, CheckedConfig] = {}
     labels: list[str] = []
-    for arguments in calls:
+    compared: dict[str, None] = {}
+    for arguments, sizes in zip(calls, made or [()], strict=True):
         by_name = dict(arguments) if isinstance(arguments, Mapping) else {}
         in_order = () if by_name else tuple(arguments)
         named = {"warmup": False, "grid": grid} | kwargs | by_name
@@ -327,7 +348,9 @@ def check(
                 "TRITON_INTERPRET=1 in the environment, or device= to only compile for a GPU"
             )
         call = kernel.call(in_order, named, on)
-        labels.append(call.problem.label.strip())
+        labels.append(call.problem.label.strip() + f" of make({', '.join(map(str, sizes))})" * bool(sizes))
+        if target is None:
+            compared |= dict.fromkeys(referred(call.copied()))
         configs = list(call.configs.values())
         if kernel.space is not None:
             configs = [config.to_triton() for config in kernel.space.configs()]
@@ -336,4 +359,4 @@ def check(
         for config, result in run(call, left):
             found[str(config)] = _judged(config, result, found.get(str(config)), labels[-1], on)
     name = kernel.base_fn.__qualname__
-    return CheckResult(name, on, tuple(labels), tuple(found.values()), target is not None)
+    return CheckResult(name, on, tuple(labels), tuple(found.values()), target is not None, tuple(compared))

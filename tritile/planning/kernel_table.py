@@ -8,6 +8,7 @@ A file must never break a call: whatever is wrong with it, or with an entry, is 
 """
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from tritile.planning.trial import Trial
 
 _KIND: Final = "tritile kernels"
 FORMAT: Final = f"{_KIND} 1"
+_OPERATIONS: Final = rb'"format":\s*\d'  # begins a table of tritile's own operations
 MAX_BYTES: Final = 16 << 20  # some 40,000 problems
 _MAX_SIZE: Final = 2**64  # beyond what a kernel takes; ratios of sizes are to be finite
 
@@ -102,7 +104,8 @@ def read(path: Path) -> KernelTable:
         if not _is_nested(data.get("gpus"), 3):
             raise FileError("it does not hold entries by GPU model, digest and problem")
     except FileError as error:
-        raise FileError(f"{path} is no table of kernels: {error}") from error
+        why = str(error).replace(f"{path} ", "it ", 1)
+        raise FileError(f"{path} is no table of kernels: {why}") from error
     return KernelTable(path, data["gpus"])
 
 
@@ -114,19 +117,24 @@ def _is_nested(value: Any, depth: int) -> bool:
 
 
 def kernel_tables(path: Path | None) -> list[KernelTable]:
-    """Return the tables that serve a kernel: that of `TRITILE_TABLE`, if it holds kernels, and `path`."""
+    """Return the tables that serve a kernel: `TRITILE_TABLE`, unless it is one of operations, and `path`."""
     pinned = table_path()
-    paths = [pinned if pinned is not None and is_kernel_table(pinned) else None, path]
+    paths = [None if pinned is None or _begins(pinned, _OPERATIONS) else pinned, path]
     found = (opened(read, each, "") for each in paths if each is not None)
     return [table for table in found if table is not None]
 
 
 def is_kernel_table(path: Path) -> bool:
     """True for a file of decorated kernels, False for a table of tritile's own operations, or no file."""
+    return _begins(path, _KIND.encode())
+
+
+def _begins(path: Path, pattern: bytes) -> bool:
+    """True for a file in whose first bytes a pattern is found, False where there is no file."""
     try:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            return _KIND.encode() in file.read(64)
+            return re.search(pattern, file.read(64)) is not None
     except (OSError, ValueError):
         return False

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 import triton
 
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.log import log
+from tritile.core.of_interpreter import watched
 from tritile.core.of_triton import handles_of, time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
@@ -45,8 +47,18 @@ from tritile.tune.arguments import tensors_of
 from tritile.tune.measure import shipping
 from tritile.tune.measure.bench import Screened, Stage, Subject, Taken
 from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
-from tritile.tune.measure.outputs import OUTSIDE, WRONG, error_of, overlap, poison
-from tritile.tune.measure.shipping import NUMBERS, Memory, Shipment, StandIn, unpack
+from tritile.tune.measure.outputs import (
+    OUTSIDE,
+    READ_OUTSIDE,
+    WRONG,
+    error_of,
+    overlap,
+    poison,
+    span,
+    unlike,
+    unwritten,
+)
+from tritile.tune.measure.shipping import HUGE, NUMBERS, Memory, Shipment, StandIn, unpack
 from tritile.tune.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
 from tritile.tune.measure.workers import WorkerError, Workshop, borrowed
 from tritile.tune.search import Listed, Space
@@ -167,8 +179,10 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     found = call.reference(**_taken(call.reference, named))
     tensors = found.values() if isinstance(found, Mapping) else ()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        got = type(found).__name__ if tensors else "no tensors"
-        raise InvalidValueError(f"reference returned {got}: expected right tensors by name of argument")
+        got = type(found).__name__ if tensors or not isinstance(found, Mapping) else "no tensors"
+        raise InvalidValueError(
+            f"reference returned {got}: expected a dict of right tensors by name of argument"
+        )
     answers = {name: tensor.clone() for name, tensor in found.items()}
     for name, tensor in answers.items():
         if not isinstance(named.get(name), torch.Tensor):
@@ -179,11 +193,12 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     return answers
 
 
-def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
+def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | None = None) -> float | None:
     """Run a config and return the largest relative error; None without a reference.
 
     Outputs are poisoned ahead of resets and hooks, unless the kernel reads them, or another argument shares
-    their memory. Raises TuningError for an answer that is wrong or not written whole.
+    their memory. Raises TuningError for an answer that is wrong or not written whole, for an argument of the
+    reference that is changed, and in the interpreter for an access outside of `memory`.
     """
     named, answers, poisoned = call.named, referred(call), set()
     for name in answers:
@@ -193,18 +208,82 @@ def checked(call: KernelCall, config: Config | triton.Config) -> float | None:
             poison(named[name], answers[name])
             poisoned.add(name)
     call.reset(config)
-    call.launch(config)
+    kept = {name: tensor.clone() for name, tensor in _inputs(call, answers).items()}
+    if memory is not None and _shows_accesses(call):
+        _launch_within(memory, call, config)
+    else:
+        call.launch(config)
     errors = []
     for name, right in answers.items():
+        is_real = named[name].is_floating_point()
+        advice = f"if the kernel reads {name}, name it in restore_value="
+        place = unwritten(named[name]) if is_real and name in poisoned else None
+        if place is not None:
+            what = f"{name}{place or ''} is not written, or what {name} was filled with"
+            raise TuningError(f"{WRONG}: {what}: {advice}")
         try:
             errors.append(error_of(name, named[name], right, call.tolerance))
         except TuningError as wrong:
-            real = named[name].is_floating_point()
-            if name not in poisoned or (real and not bool(named[name].double().isnan().any())):
-                raise
-            what = f"{name} was filled with {'NaN' if real else 'wrong integers'}"
-            raise TuningError(f"{wrong}; {what}: if the kernel reads it, name it in restore_value=") from None
+            if name in poisoned and (not is_real or bool(named[name].double().isnan().any())):
+                filled = f"{name} was filled with {'NaN' if is_real else 'wrong integers'}"
+                raise TuningError(f"{wrong}; {filled}: {advice}") from None
+            raise
+    for name, before in kept.items():
+        if unlike(named[name], before):
+            raise TuningError(f"{WRONG}: {name} is changed, which the reference reads and does not return")
     return max(errors, default=None)
+
+
+def _inputs(call: KernelCall, answers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the reference's tensors that a kernel must not change; none where a hook may change some.
+
+    Those in memory that the kernel may write are left out.
+    """
+    if call.reference is None or call.pre_hook is not None:
+        return {}
+    written = (*answers, *call.reset_to_zero, *call.restore_value)
+    outs = [tensor for name in written for tensor in tensors_of(call.named.get(name))]
+    return {
+        name: value
+        for name, value in call.named.items()
+        if name in inspect.signature(call.reference).parameters
+        and isinstance(value, torch.Tensor)
+        and not any(overlap(value, out) for out in outs)
+    }
+
+
+def _shows_accesses(call: KernelCall) -> bool:
+    return call.device == HOST  # in the interpreter
+
+
+def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Config) -> None:
+    """Launch in the interpreter. Raises TuningError ahead of the first access in a guard, or of no memory."""
+    strays: list[str] = []
+
+    def see(addresses: np.ndarray, mask: np.ndarray | None, size: int, is_written: bool) -> None:
+        used = addresses.reshape(-1) if mask is None else addresses[np.broadcast_to(mask, addresses.shape)]
+        stray = memory.stray(used, size)
+        if stray is not None:
+            strays.append(f"{OUTSIDE if is_written else READ_OUTSIDE}: {_place_of(stray, call.named)}")
+            raise TuningError(strays[0])
+
+    try:
+        with watched(see):
+            call.launch(config)
+    except Exception:
+        if strays:  # the interpreter has wrapped it
+            raise TuningError(strays[0]) from None
+        raise
+
+
+def _place_of(address: int, named: Named) -> str:
+    """Return where an address lies by the nearest tensor, in words."""
+    found: list[tuple[int, str]] = []
+    for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors_of(value)):
+        first, past = span(tensor)
+        found += [(address - past, f"behind the end of {name}"), (first - address, f"ahead of {name}")]
+    far, where = min((each for each in found if each[0] >= 0), default=(0, "behind the end of a tensor"))
+    return f"{far} bytes {where}" if far else f"right {where}"
 
 
 def _checked_within_guards(
@@ -212,17 +291,21 @@ def _checked_within_guards(
 ) -> float | None:
     """Check a config as `checked` does, and that it keeps to its memory; return the largest error.
 
-    `made` returns the call and its memory, between guards of a pattern; None where it is not watched. Where
-    outputs are read a second pattern is tried: what is added to a guard of NaN does not show.
+    `made` returns the call and its memory, between guards of a pattern; None where it is not watched. The
+    interpreter shows each access. On a GPU guards do: of NaN, of large numbers of either sign, as a maximum
+    drops NaN, and where outputs are read of small numbers, as what is added to the others does not show.
     """
-    errors = []
-    for pattern in ((), (NUMBERS,)):
-        own, memory = made(*pattern)
-        errors.append(checked(own, config))
-        if memory is not None and not memory.whole():
+    own, memory = made()
+    errors, patterns = [checked(own, config, memory)], [HUGE, HUGE | 0x80]
+    if own.reset_to_zero or own.restore_value or own.pre_hook:
+        patterns.append(NUMBERS)
+    while memory is not None:
+        if not memory.whole():
             raise TuningError(OUTSIDE)
-        if not (own.reset_to_zero or own.restore_value or own.pre_hook):
+        if _shows_accesses(own) or not patterns:
             break
+        own, memory = made(patterns.pop())
+        errors.append(checked(own, config, memory))
     return max((error for error in errors if error is not None), default=None)
 
 

@@ -9,16 +9,22 @@ from tritile.errors import TuningError
 
 WRONG: Final = "wrong answer"  # begins the reason of a config whose result differs
 OUTSIDE: Final = "wrote outside the memory of its arguments"
+READ_OUTSIDE: Final = "read outside the memory of its arguments"
+# A NaN that arithmetic gives of itself alone, by bytes of an element, and the integers of as many bytes.
+_NAN: Final = {
+    2: (0x7FD5, torch.int16), 4: (0x7FD5A5A5, torch.int32), 8: (0x7FFD5A5A5A5A5A5A, torch.int64)
+}  # fmt: skip
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address of the first element, and that behind the last."""
+    steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.itemsize * bool(tensor.numel())
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if the memory from the first to the last element of `a` meets that of `b`."""
-
-    def span(tensor: torch.Tensor) -> tuple[int, int]:
-        steps = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.itemsize * bool(tensor.numel())
-
     (a_first, a_end), (b_first, b_end) = span(a), span(b)
     return a_first < b_end and b_first < a_end
 
@@ -30,10 +36,37 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def poison(out: torch.Tensor, right: torch.Tensor) -> None:
     """Fill an output with values that are wrong everywhere, so that elements left unwritten show."""
-    if out.is_floating_point():
-        out.fill_(float("nan"))
-    else:
+    if not out.is_floating_point():
         _bits(out).copy_(~_bits(right.to(out.dtype)))
+    elif out.itemsize in _NAN:
+        bits, integers = _NAN[out.itemsize]
+        out.view(integers).fill_(bits)
+    else:
+        out.fill_(float("nan"))
+
+
+def unwritten(out: torch.Tensor) -> list[int] | None:
+    """Return the place of the first floating element that `poison` filled and nobody wrote; None without one.
+
+    None of fp8, whose NaN is what a kernel may well write.
+    """
+    if out.itemsize not in _NAN:
+        return None
+    bits, integers = _NAN[out.itemsize]
+    found = out.view(integers) == bits
+    return _place(found) if bool(found.any()) else None
+
+
+def _place(found: torch.Tensor) -> list[int]:
+    """Return the indices of the first element that is true."""
+    first = found.flatten().int().argmax().cpu()
+    return [int(i) for i in torch.unravel_index(first, found.shape)] if found.ndim else []
+
+
+def unlike(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    """True if a bit differs."""
+    now, then = (each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, before))
+    return not torch.equal(now, then)
 
 
 def allowed_error(dtype: torch.dtype) -> float:
@@ -61,11 +94,16 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
     errors = _errors(got, right)
     error = float(errors.amax()) if errors.numel() else 0.0
     if error > allowed:
-        place = int((errors > allowed).flatten().int().argmax())
-        at = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)] if got.ndim else []
+        at = _place(errors > allowed)
         values = got[tuple(at)].item(), right[tuple(at)].item()
-        first = f"{name}{at or ''} is {values[0]:.6g}, and {values[1]:.6g} is right"
-        raise TuningError(f"{WRONG}: relative error of {name} {error:.3g}, above {allowed:.3g}; {first}")
+        mine, wanted = (f"{value:.6g}" for value in values)
+        if not got.dtype.is_floating_point or mine == wanted:
+            mine, wanted = map(str, values)
+        first = f"{name}{at or ''} is {mine}, and {wanted} is right"
+        if not got.dtype.is_floating_point:
+            raise TuningError(f"{WRONG}: {first}")
+        limit = f"above {'the default ' * (tolerance is None)}tolerance={allowed:.3g}"
+        raise TuningError(f"{WRONG}: {first}: relative error {error:.3g}, {limit}")
     return error
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
+import numpy as np
 import torch
 
 from tritile.core.of_triton import JITCallable, JITFunction, naming_of
@@ -26,6 +27,7 @@ HOST_GUARD: Final = 1 << 20
 _ALIGNMENT: Final = 512  # bytes, as torch's allocator aligns
 _PATTERN: Final = 0xFF  # of guards: NaN as a float, -1 as an integer
 NUMBERS: Final = 0xBC  # another pattern: negative floats, which arithmetic changes where it keeps NaN
+HUGE: Final = 0x7B  # large numbers; with the highest bit negative ones
 _Storage = tuple[torch.Tensor, int, int]  # a tensor in it, the first byte that is used, and the end
 _OPTIONS: Final = (
     "version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata"
@@ -240,6 +242,16 @@ def stood_in(value: Any) -> Any:
     return unpack(described(value), StandIn)
 
 
+def _are_mapped(addresses: np.ndarray) -> np.ndarray:
+    """Say of each address if this process has memory there: true of all where the system does not tell."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return np.ones(addresses.shape, dtype=bool)
+    ends = [int(end, 16) for line in lines for end in line.split(maxsplit=1)[0].split("-")]
+    return np.searchsorted(np.array(ends, dtype=np.uint64), addresses, side="right") % 2 == 1
+
+
 class Memory:
     """Hold the blocks of a call on a device, aligned as they were, each between guards.
 
@@ -279,6 +291,23 @@ class Memory:
         start = (ahead + place.offset - block.start) // dtype.itemsize
         whole = torch.empty(0, dtype=dtype, device=buffer.device)
         return whole.set_(buffer.untyped_storage(), start, place.shape, place.strides)
+
+    def stray(self, addresses: np.ndarray, size: int) -> int | None:
+        """Return the first address of elements of `size` bytes that lies in a guard, or where no memory is.
+
+        Other memory of the process is left alone: a kernel may have its address as a number.
+        """
+        is_in_block = np.zeros(addresses.shape, dtype=bool)
+        is_in_guard = np.zeros(addresses.shape, dtype=bool)
+        for block, ahead, buffer in self._parts:
+            first, past = np.uint64(buffer.data_ptr()), np.uint64(buffer.data_ptr() + len(buffer) - size)
+            start = first + np.uint64(ahead)
+            is_in_guard |= (addresses >= first) & (addresses <= past)
+            if block.size >= size:
+                is_in_block |= (addresses >= start) & (addresses <= start + np.uint64(block.size - size))
+        outside = addresses[~is_in_block]
+        bad = outside[is_in_guard[~is_in_block] | ~_are_mapped(outside)] if outside.size else outside
+        return int(bad[0]) if bad.size else None
 
     def whole(self) -> bool:
         """True if every guard is unchanged."""
