@@ -37,7 +37,9 @@ Outcome = Literal["right", "wrong", "failed", "compiled"]
 Result = float | Resources | TuningError | None
 Results = Iterator[tuple[triton.Config, Result]]
 _MISCOMPUTED: Final = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-_ADVICE: Final = "Triton's interpreter may lack arithmetic of bf16 and fp8: check in fp32 or fp16, or on a GPU"
+_ADVICE: Final = (
+    "Triton's interpreter may lack arithmetic of bf16 and fp8: check in fp32 or fp16, or on a GPU"
+)
 
 
 class CheckedConfig(NamedTuple):
