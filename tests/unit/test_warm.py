@@ -328,7 +328,7 @@ def test_configs_are_compiled_for_every_call_that_make_makes(quick):
     kernel = tritile.autotune([FITS], ["K"])(_multiply)
     both = tritile.check(kernel, 256, make=make, device=H200)
     assert both
-    assert both.calls == ("_multiply K=256", "_multiply K=255")
+    assert both.calls == ("_multiply K=256 of make(256)", "_multiply K=255 of make(255)")
     each = [tritile.check(kernel, **make(k), device=H200).configs[0] for k in (256, 255)]
     assert each[0][-3:] != each[1][-3:]
     assert both.configs[0][-3:] == tuple(map(max, *(one[-3:] for one in each)))
