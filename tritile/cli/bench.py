@@ -78,6 +78,7 @@ def print_summary(results: "Iterable[Result]", to: Console = console, baseline: 
     )
 )
 def bench(
+    context: typer.Context,
     shapes: shared.Shapes = None,
     suite: Annotated[
         list[str] | None,
@@ -109,6 +110,7 @@ def bench(
     as_json: shared.Json = False,
 ) -> None:
     """Time tritile against torch and other baselines, side by side, with the configs that calls would use."""
+    shared.refuse_unread(context, op, layout, shapes)
     shared.check_output(output, folder=True)
     named = [name for name in suite or [] if name != DRAWN]
     if draw and len(named) == len(suite or []):

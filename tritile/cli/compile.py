@@ -6,10 +6,12 @@ from typing import Annotated, Final
 import typer
 
 from tritile.cli import shared
-from tritile.cli.shared import app, console, progress
+from tritile.cli.shared import app, console, counted, progress
+from tritile.core.settings import current_mode
 from tritile.errors import InvalidValueError
 
 ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")  # of `core.epilogue`
+_SHOWN: Final = 10  # configs of which a kernel is missing, as mode "strict" lists them
 
 
 @app.command(
@@ -20,6 +22,7 @@ ACTIVATIONS: Final = ("relu", "gelu", "gelu_tanh", "silu")  # of `core.epilogue`
     ),
 )
 def compile_(
+    context: typer.Context,
     shapes: shared.Shapes = None,
     suite: shared.Suite = None,
     op: shared.Op = "matmul",
@@ -45,19 +48,24 @@ def compile_(
     another kind than the problem's; kernels decorated with tritile.autotune (see tritile.warm); the C module
     that Triton itself builds at its first use; and AMD GPUs.
     """
+    shared.refuse_unread(context, op, layout, shapes, "bias", "activation")
+    given = shared.typed(context)
+    for name, ops in (("bias", ("matmul", "linear_quantized")), ("activation", ("matmul",))):
+        if name in given and op not in ops:
+            raise InvalidValueError(f"{given[name]} is for --op {' or '.join(ops)}: other kernels have none")
+        if name in given and (dtype == "int8" or (name == "activation" and dtype.startswith("complex"))):
+            raise InvalidValueError(f"{given[name]} does not go with --dtype {dtype}: its kernels have none")
     if activation not in ("", *ACTIVATIONS):
         raise shared.unknown("--activation", activation, ACTIVATIONS)
 
     from triton import knobs
 
     from tritile.core.epilogue import Epilogue
-    from tritile.core.problem import Tiled
+    from tritile.core.problem import MatmulProblem, QuantizedProblem, Tiled
     from tritile.lab.warm import Calls, calls_of, compile_calls
     from tritile.planning import gpu_tables
 
     epilogue = str(Epilogue(bias="row" * bias, activation=activation))
-    if epilogue and (suite or not shapes or dtype == "int8"):
-        raise InvalidValueError("--bias and --activation are for shapes of a floating dtype")
     device = shared.device_of(target)
     if shapes or suite:
         cases = shared.cases_of(shapes, suite, op, dtype, layout)
@@ -74,6 +82,10 @@ def compile_(
             raise InvalidValueError(
                 f"nothing to compile: name shapes, a --suite, or in TRITILE_TABLE a table of {device.name}"
             )
+    if any_rows and not any(isinstance(each, MatmulProblem | QuantizedProblem) for each in problems):
+        raise InvalidValueError(
+            "--any-rows is for matmul and linear_quantized: nothing else has rows to vary"
+        )
     calls: Calls = {}
     with shared.working("planning"):
         for problem in problems:
@@ -84,8 +96,15 @@ def compile_(
         kernels, reasons = compile_calls(
             calls, device, done=lambda label: bar.update(task, advance=1, description=label)
         )
-    for reason in reasons:
+    strict = current_mode() == "strict"
+    shown = reasons[:_SHOWN] if strict else reasons
+    for reason in shown:
         console.print(reason, style="red")
-    console.print(f"{knobs.cache.dir}: {len(kernels)} kernels of {len(problems)} problems on {device.name}")
+    if len(shown) < len(reasons):
+        console.print(f"... and {len(reasons) - len(shown)} more", style="red")
+    found = f"{counted(len(kernels), 'kernel')} of {counted(len(problems), 'problem')} on {device.name}"
+    console.print(f"{knobs.cache.dir}: {found}{', compiled already' * (strict and bool(kernels))}")
     if reasons:
+        what = "are missing: the same command with TRITILE_MODE=cached compiles them"
+        console.print(f"kernels of {counted(len(reasons), 'config')} {what if strict else 'do not compile'}")
         raise typer.Exit(1)

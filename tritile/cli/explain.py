@@ -1,5 +1,7 @@
 """tritile explain: what a problem costs, what bounds it, and how other configs compare."""
 
+import typer
+
 from tritile.cli import shared
 from tritile.cli.shared import app, console
 
@@ -12,6 +14,7 @@ from tritile.cli.shared import app, console
     )
 )
 def explain(
+    context: typer.Context,
     sizes: shared.Shape,
     op: shared.SingleOp = "matmul",
     dtype: shared.Dtype = "bfloat16",
@@ -24,13 +27,16 @@ def explain(
 
     The kernel is compiled for a --target, or for the GPU here, or for an H200; nothing is launched.
     """
+    shared.refuse_unread(context, op, layout, sizes)
+
     import tritile
     from tritile.core import device as devices
     from tritile.families import numerics
     from tritile.tune import suites
 
     shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
-    device = (None if target else devices.current_gpu()) or shared.device_of(target or "h200")
+    here = devices.current_gpu() if target is None else None
+    device = here or shared.device_of("h200" if target is None else target)
     problem = numerics.unnamed(shape.problem, device)
     with shared.working("compiling"):
         found = tritile.explain(problem, device=device, config=config or None)

@@ -13,6 +13,7 @@ import torch
 import triton
 
 import tritile.ops.matmul as matmul_op
+from tritile.cli.shared import counted
 from tritile.core import device as devices
 from tritile.core import settings
 from tritile.core.distribution import EXTRAS, extra_advice
@@ -102,7 +103,7 @@ def _portfolios(gpu: devices.Device) -> Finding:
     return Finding("portfolios", text, True, advice)
 
 
-def _cache(gpu: devices.Device) -> Finding:
+def _cache(gpu: devices.Device | None) -> Finding:
     folder = settings.cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,8 +111,10 @@ def _cache(gpu: devices.Device) -> Finding:
     except OSError as error:
         advice = "set TRITILE_CACHE_DIR to a writable folder"
         return Finding("cache", f"{folder}: {brief(error)}", False, advice)
+    if gpu is None:
+        return Finding("cache", f"{folder}, which can be written")
     count = sum(1 for _ in store_of(gpu).all_trials())
-    return Finding("cache", f"{folder}: {count} trials of {gpu.name}")
+    return Finding("cache", f"{folder}: {counted(count, 'trial')} of {gpu.name}")
 
 
 def _kernel() -> Finding:
@@ -129,8 +132,12 @@ def _kernel() -> Finding:
         if compiler is None or shutil.which(compiler) is None:
             advice = "install a C compiler, or name one in CC: Triton builds its launcher with it"
         return Finding("a kernel", brief(failure), False, advice)
-    what = "runs on cuda" if place == "cuda" else "interpreted" if INTERPRETING else "none: torch on the CPU"
-    return Finding("a kernel", f"{what}, off torch by {error:.1e}", error < 1e-3, "")
+    what = "none ran: torch computed the product on the CPU"
+    if place == "cuda" or INTERPRETING:
+        what = f"ran {'on the GPU' if place == 'cuda' else 'in the interpreter'}"
+    return Finding(
+        "a kernel", f"{what}; the largest difference from torch's result is {error:.1e}", error < 1e-3
+    )
 
 
 def findings() -> list[Finding]:
@@ -138,4 +145,4 @@ def findings() -> list[Finding]:
     gpu, wrong = devices.current_gpu(), _settings()
     found = [*_versions(), *_gpu(gpu), *([_portfolios(gpu)] if gpu and not wrong else [])]
     # With a wrong setting a kernel would say the same once more.
-    return [*found, _cache(gpu or devices.HOST), *(wrong or [_kernel()])]
+    return [*found, _cache(gpu), *(wrong or [_kernel()])]

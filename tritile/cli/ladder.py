@@ -62,8 +62,8 @@ def ladder(
     if not 1 <= n <= results.LARGEST:
         raise InvalidValueError(f"n = {n}: expected 1 to {results.LARGEST:,}")
     ops = [op] if op else list(LADDERS)
-    here = None if target else devices.current_gpu()
-    device = here or shared.device_of(target or "h200")
+    here = devices.current_gpu() if target is None else None
+    device = here or shared.device_of("h200" if target is None else target)
     rungs = [rung for each in ops for rung in LADDERS[each]]
     with progress() as bar:
         task = bar.add_task("ladder", total=len(rungs))

@@ -17,6 +17,7 @@ from tritile.cli.shared import app, console
     )
 )
 def picture(
+    context: typer.Context,
     sizes: shared.Shape,
     op: shared.SingleOp = "matmul",
     dtype: shared.Dtype = "bfloat16",
@@ -33,6 +34,7 @@ def picture(
 
     Drawing needs no GPU: without a --target it is for an h200.
     """
+    shared.refuse_unread(context, op, layout, sizes)
     shared.check_output(output, ".svg")
 
     from tritile.core.permutation import PermuteProblem
@@ -43,7 +45,7 @@ def picture(
     from tritile.planning import model, plans
     from tritile.tune import suites
 
-    device = shared.device_of(target or "h200")
+    device = shared.device_of("h200" if target is None else target)
     problem = suites.parse_shape(shared.joined(sizes), op, dtype, layout).problem
     assert isinstance(problem, MatmulProblem | PermuteProblem)
     with shared.working("drawing"):

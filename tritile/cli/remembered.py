@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tritile.cli import shared
-from tritile.cli.shared import app, console, device_of, number, print_json, print_table
+from tritile.cli.shared import app, console, counted, device_of, number, print_json, print_table
 from tritile.core.settings import cache_dir
 from tritile.errors import InvalidValueError, NotTunedError, did_you_mean
 
@@ -70,11 +70,13 @@ def show(
         console.print(f"table {each['from']}{by}: {each['entries']} entries")
         for name, facts in each["portfolios"].items():
             row = {"class": name, "configs": number(facts["configs"]), "sizes": number(facts["sizes"])}
-            row |= {"loss": number(facts["median"], ".1%"), "95%": number(facts["p95"], ".1%")}
+            row |= {"slower": number(facts["median"], ".1%"), "95%": number(facts["p95"], ".1%")}
             rows.setdefault(name, row | {"from": each["from"]})
     if rows:
         print_table(list(rows.values()), "portfolios", ("from",))
-        console.print("loss: how much slower than the fastest config picks are, median and 95%")
+        console.print(
+            "slower: how much longer picks take than the fastest config, median and 95th percentile"
+        )
     if not (tables or kernel):
         console.print(f"no table serves {device.name}")
     if kernels:
@@ -189,10 +191,12 @@ def _cells(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_names(names: Iterable[str], there: Collection[str], where: str) -> None:
+def _check_names(
+    names: Iterable[str], there: Collection[str], where: str, advice: str = 'call it once in mode "tune"'
+) -> None:
     """Raise NotTunedError for names of which nothing is remembered; `there` is what is."""
     if missing := [name for name in names if name not in there]:
-        advice = f"there is {', '.join(sorted(there))}" if there else 'call it once in mode "tune"'
+        advice = f"there is {', '.join(sorted(there))}" if there else advice
         hint = did_you_mean(missing[0], there)
         raise NotTunedError(f"nothing is remembered of {', '.join(missing)} {where}{hint}: {advice}")
 
@@ -257,7 +261,9 @@ def export(
         raise InvalidValueError(f"nothing is remembered of {device.name}{advice}")
     path.parent.mkdir(parents=True, exist_ok=True)
     table.write(made, path)
-    console.print(f"{len(made.entries)} entries and {len(made.portfolios)} portfolios written to {path}")
+    console.print(
+        f"{len(made.entries)} entries and {counted(len(made.portfolios), 'portfolio')} written to {path}"
+    )
 
 
 def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
@@ -272,7 +278,7 @@ def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
         *others, (digest, trials) = winners[name].items()
         count = made.add(device, digest, [trial for _, trial in _bests((digest, trial) for trial in trials)])
         left_out = f"; {len(others)} other sources left out" if others else ""
-        lines.append(f"{name}: {count} problems of {device.name} written to {path}{left_out}")
+        lines.append(f"{name}: {counted(count, 'problem')} of {device.name} written to {path}{left_out}")
     made.write()
     lines.append(f'@tritile.autotune(..., table=Path(__file__).with_name("{path.name}"))')
     console.print("\n".join(lines))
@@ -295,7 +301,7 @@ def merge(
     for path in files:
         with shared.working(str(path)):
             count = store.merge(path)
-        console.print(f"{path}: {count} trials added to {store.path}")
+        console.print(f"{path}: {counted(count, 'trial')} added to {store.path}")
     if others := _sorted_out(device)[1]:
         console.print(others)
 
@@ -337,11 +343,11 @@ def clear(
     if kernel:
         problems = [trial.problem for store in stores for _, trial in store.all_trials()]
         there = {problem.kernel for problem in problems if isinstance(problem, KernelProblem)}
-        _check_names(kernel, there, where.replace("of ", "on "))
+        _check_names(kernel, there, where.replace("of ", "on "), "nor of any other decorated kernel")
     what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and portfolios"
     if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what} {where}?"))):
         raise InvalidValueError(f"{what} {where} stay: --yes deletes them")
     count = sum(store.clear(name) for store in stores for name in kernel or (None,))
     for path in () if kernel else portfolios:
         path.unlink(missing_ok=True)
-    console.print(f"{what} {where} deleted: {count} trials")
+    console.print(f"{what} {where} deleted: {counted(count, 'trial')}")

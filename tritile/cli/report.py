@@ -93,7 +93,7 @@ def report(
         env = shared.measured_on([line for line in lines if line["env"]["gpu"] == gpu])
         drawn = charts.page(rows, gpu, env) if output.suffix == ".html" else charts.picture(rows)
         shared.write(output, drawn)
-    console.print(f"{output}: {len(rows)} comparisons on {gpu}")
+    console.print(f"{output}: {shared.counted(len(rows), 'comparison')} on {gpu}")
     for other, count in Counter(line["env"]["gpu"] for line in of_cases(lines)).items():
         if other != gpu:
             console.print(f"{count} results of {other} are left out: --target shows them")

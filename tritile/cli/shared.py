@@ -86,6 +86,30 @@ def refuse_together(named: Mapping[str, str], one: str, others: Iterable[str], w
             raise InvalidValueError(f"{named[one]} does not go with {named[other]}: {why}")
 
 
+def refuse_unread(
+    context: typer.Context, op: str, layout: str, shapes: Sequence[str] | None, *others: str
+) -> None:
+    """Raise InvalidValueError for an option of shapes that was typed, and that nothing would read.
+
+    `others` are parameters that would count for the cases of suites too.
+    """
+    given = typed(context)
+    for name in ("op", "dtype", "layout", *others):
+        if name in others or not shapes:
+            refuse_together(given, name, ("suite",), "each case of a suite has its own")
+        if name in given and not shapes:
+            raise InvalidValueError(f"{given[name]} is for shapes: name one, such as 4096x4096x4096")
+    if "layout" in given and op == "permute":
+        raise InvalidValueError("--layout does not go with --op transpose: its rows are contiguous")
+    if "layout" in given and op == "linear_quantized" and layout.isalpha():
+        raise InvalidValueError(f"--layout {layout!r}: linear_quantized takes one such as int4/128")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count and a noun: 1 trial, 2 trials."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _op_name(op: str) -> str:
     if op not in (*OPS, "permute"):
         raise unknown("--op", op, OPS)
@@ -337,15 +361,18 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
 
 def device_of(target: str | None) -> "Device":
     """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    if not target:
+    if target is None:
         return gpu_here("name one, as --target h200")
     from tritile.core import device as devices
 
-    if devices.known_target(target) is None and get_close_matches(target.lower(), GPUS):
-        raise unknown("--target", target, GPUS)
-    near = get_close_matches(target.lower(), devices.SHORT.values(), 1, 0.85)
-    if devices.known_target(target) is None and near:
-        raise InvalidValueError(f"--target {target!r}: did you mean {near[0]}?")
+    if devices.known_target(target) is None:
+        name = target.lower()
+        near = get_close_matches(name, GPUS) or get_close_matches(name, devices.SHORT.values(), 1, 0.85)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""  # or it is a GPU that is not known
+        known = ", ".join(f"{short} ({full})" for short, full in devices.SHORT.items())
+        raise InvalidValueError(
+            f"--target {target!r}{hint}: expected one of {known}; for others see the page 'Add my GPU'"
+        )
     return devices.target_device(target)
 
 

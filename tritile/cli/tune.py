@@ -97,6 +97,7 @@ def tune(
     )
     shared.refuse_together(given, "calibrate", problems, "it measures sizes of its own, on this GPU")
     shared.refuse_together(given, "target", measuring, "nothing is measured for a GPU that is not here")
+    shared.refuse_unread(context, op, layout, shapes)
     for name in ("sizes", "configs", "sweeps", "output"):
         if name in given and not calibrate:
             raise InvalidValueError(
@@ -129,16 +130,16 @@ def tune(
         return
     rules = whole(Rules(problem_s=math.inf)) if exhaustive else Rules()
     cases = shared.cases_of(shapes, suite, op, dtype, layout, only)
-    if target:
+    if target is not None:
         there, here = shared.device_of(target), devices.current_gpu()
         if here is None or here.name != there.name:
-            return tuning.tune_elsewhere(shared.problems_of(cases, there), there, as_json)
+            return tuning.tune_elsewhere(tuning.measurable(shared.problems_of(cases, there)), there, as_json)
     if size > 1:
         devices.use(on_host)
     device = shared.gpu_here(
         "nothing was measured. --target h200, for example, shows what calls run on an H200, and their times"
     )
-    mine = shared.problems_of(cases, device)[rank::size]
+    mine = tuning.measurable(shared.problems_of(cases, device))[rank::size]
     prefix, jobs = f"rank {rank}: " if size > 1 else "", processes_for(of_host)
     left = tuning.tune_here(mine, device, prefix, rules, budget, force, jobs, as_json)
     if left and size == 1:

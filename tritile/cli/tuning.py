@@ -6,11 +6,11 @@ import statistics
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tritile.cli import shared
-from tritile.cli.shared import console, interruptible
+from tritile.cli.shared import console, counted, interruptible
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.problem import Problem, Tiled
@@ -51,7 +51,7 @@ def _torch_us(problem: Problem, device: Device) -> float | None:
 def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
     """One line on what was tuned, how it compares with torch, and whether it is remembered."""
     best = {found.problem: found.best.time for found in done if found.best is not None}
-    text = f"{len(best)} problem{'s' * (len(best) != 1)} in {seconds:.0f} s"
+    text = f"{counted(len(best), 'problem')} in {seconds:.0f} s"
     ratios = {each.label: torchs / us for each, us in best.items() if (torchs := _torch_us(each, device))}
     if ratios:
         worst = min(ratios, key=ratios.__getitem__)
@@ -59,8 +59,21 @@ def _summary(done: Sequence[Tuned], device: Device, seconds: float) -> str:
         text += f", worst {ratios[worst]:.2f} ({worst})" if len(ratios) > 1 else ""
         text += f", of {len(ratios)} compared" if len(ratios) < len(best) else ""
     store = store_of(device)
-    lost = f"{len(store.unwritten)} trials are lost: {store.path} cannot be written"
+    lost = f"{counted(len(store.unwritten), 'trial')} lost: {store.path} cannot be written"
     return f"{text}; {lost if store.unwritten else f'remembered in {store.path}'}"
+
+
+def measurable(problems: Iterable[Tiled]) -> list[Tiled]:
+    """Leave out problems that only torch computes, and say so. Raises UnsupportedError if none is left."""
+    found = list[Tiled]()
+    for problem in problems:
+        if aten.is_torch_only(problem):
+            shared.say(f"{problem.label}: left out, because only torch computes it")
+        else:
+            found.append(problem)
+    if not found:
+        raise UnsupportedError("only torch computes such problems: there is nothing of tritile's to measure")
+    return found
 
 
 def tune_here(
@@ -70,7 +83,7 @@ def tune_here(
     """Tune on the current GPU; return how many problems are left. `rank` precedes what a rank prints."""
     todo = [problem for problem in problems if force or not is_tuned(problem, device)]
     gpu_tables.pinned(device)  # a TRITILE_TABLE that cannot be read ends it before anything is measured
-    others = f"{len(todo)} of {len(problems)} problems to tune, the others are remembered"
+    others = f"{len(todo)} of {counted(len(problems), 'problem')} to tune, the others are remembered"
     console.print(f"{device.name}: {others}")
     index, store, begun = devices.current_index(), store_of(device), time.monotonic()
     remember, done, failures = logged(store.add), list[Tuned](), Counter[str]()
@@ -91,7 +104,7 @@ def tune_here(
                     shared.say(f"{rank}{label}: {found.failure}")
                 else:
                     torchs = f", torch {torch_us:.1f} us" if torch_us else ""
-                    tried = f"({found.trials} configs, {found.seconds:.1f} s)"
+                    tried = f"({counted(found.trials, 'config')}, {found.seconds:.1f} s)"
                     console.print(f"{rank}{label}: {best.time:.1f} us{torchs}, {best.config} {tried}")
                 bar.update(task, advance=1, description=label)
         bar.update(task, description="timing torch")
@@ -100,7 +113,7 @@ def tune_here(
                 now.time_torch(problem, device, index or 0)
     left, seconds = sum(not is_tuned(problem, device) for problem in todo), time.monotonic() - begun
     if left > sum(found.best is None for found in done):
-        console.print(f"{rank}{left} problems are left: the same command goes on with them")
+        console.print(f"{rank}{counted(left, 'problem')} left: the same command goes on from here")
     if as_json:
         listed = [
             {

@@ -4,6 +4,7 @@ Bytes and times are computed. The kernel is compiled for the GPU, which need not
 not launched.
 """
 
+import math
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -53,6 +54,12 @@ _REGISTERS: Final = 65536  # of an SM, in four partitions; a warp takes them in 
 _RESERVED: Final = 1024  # bytes of shared memory that the system takes for each block
 _L2_BYTES: Final = 64.0  # that an SM takes from the L2 cache in a clock, with all reading
 _SHARED_BYTES: Final = 128  # that shared memory of an SM moves in a clock: 32 banks of 4 bytes
+
+
+def us_text(us: float) -> str:
+    """Return microseconds with one decimal, or below 0.1 with two significant digits."""
+    digits = 1 - math.floor(math.log10(us)) if 0 < us < 0.1 else 1
+    return f"{us:.{digits}f} us"
 
 
 @dataclass(frozen=True)
@@ -168,9 +175,8 @@ class Explanation(Tabular, Cost):
         """A line that says how much of the GPU is busy, how long the call takes, and what the limit is."""
         programs, processors = self.tiling.programs, self.device.processors
         if programs < processors:
-            share = (
-                f"{programs} programs on {processors} SMs: {1 - programs / processors:.0%} of the SMs idle"
-            )
+            few = f"{programs} program{'s' * (programs > 1)}"
+            share = f"{few} on {processors} SMs: {1 - programs / processors:.0%} of the SMs idle"
         else:
             waves = f"{self.waves} wave{'s' * (self.waves > 1)} of {self.at_once}"
             share = f"{programs} programs in {waves}: {self.idle:.0%} of the last wave idle"
@@ -178,12 +184,12 @@ class Explanation(Tabular, Cost):
             (self.predicted_us, "predicted") if self.measured_us is None else (self.measured_us, "measured")
         )
         by = "multiplying" if self.ridge is not None and self.intensity >= self.ridge else "device memory"
-        return f"{share}; {us:.1f} us {how}; {by} alone needs {self.roof_us:.1f} us"
+        return f"{share}; {us_text(us)} {how}; {by} alone needs {us_text(self.roof_us)}"
 
     @property
     def _by_torch(self) -> str:
         us, measured = self.call.us, self.call.source in ("exact", "table")
-        time = self.call.why if us is None else f"{us:.1f} us {'measured' if measured else 'predicted'}"
+        time = self.call.why if us is None else f"{us_text(us)} {'measured' if measured else 'predicted'}"
         below = "the config given" if self.source == "given" else "the fastest of tritile's"
         return f"runs torch's kernel here: {time}; below is {below}"
 
@@ -199,12 +205,15 @@ class Explanation(Tabular, Cost):
 
     @property
     def _title(self) -> str:
-        return f"{self.problem.label} on {self.device.name}: {self.config} ({self.source})"
+        what = self.problem.label
+        if isinstance(self.problem, PermuteProblem):  # its label begins with the sizes of the result
+            what = f"{'x'.join(map(str, _input_sizes(self.problem)))} to {what}"
+        return f"{what} on {self.device.name}: {self.config} ({self.source})"
 
     @property
     def _rows(self) -> list[tuple[str, str]]:
         roof, used, us = (
-            f"{self.roof_us:.1f} us: no kernel can be faster on this GPU",
+            f"{us_text(self.roof_us)}: no kernel can be faster on this GPU",
             self.resources,
             self.measured_us,
         )
@@ -217,7 +226,7 @@ class Explanation(Tabular, Cost):
         programs = f" by {self.tiling.programs} programs" * (self.tiling.programs > self.tiling.tiles)
         measured = "not on this GPU: `tritile tune`, run there, measures it"
         if us is not None:
-            measured = f"{us:.1f} us, {us / self.predicted_us:.2f} times the prediction"
+            measured = f"{us_text(us)}, {us / self.predicted_us:.2f} times the prediction"
         rows = [("a call", self._by_torch)] if self.call.config == aten.CONFIG else []
         rows += [
             ("in short", self.verdict),
@@ -239,19 +248,25 @@ class Explanation(Tabular, Cost):
             rows.append(("shared memory", f"{used.shared / 1024:.1f} of {room:.0f} KiB"))
         if (fits := self.occupancy) is not None:
             warps = f"{fits.warps} of {fits.most_warps} warps on an SM"
-            rows.append(("occupancy", f"{fits.programs} programs, {warps}; limited by {fits.limit}"))
-        parts = ", ".join(f"{name} {us:.1f} us" for name, us in self.parts_us.items())
+            programs = f"{fits.programs} program{'s' * (fits.programs > 1)}"
+            rows.append(("occupancy", f"{programs}, {warps}; limited by {fits.limit}"))
+        parts = ", ".join(f"{name} {us_text(us)}" for name, us in self.parts_us.items())
         rows += [
             ("bound by", f"{self.bound}; each unit alone: {parts}"),
-            ("predicted", f"{self.predicted_us:.1f} us"),
+            ("predicted", us_text(self.predicted_us)),
             ("measured", measured),
         ]
         for one in self.alternatives:
-            times = f"measured {one.measured_us:.1f} us, " if one.measured_us is not None else ""
-            times += f"predicted {one.predicted_us:.1f} us; {one.bound}"
+            times = f"measured {us_text(one.measured_us)}, " if one.measured_us is not None else ""
+            times += f"predicted {us_text(one.predicted_us)}; {one.bound}"
             cost = f"{bytes_text(one.tiled.total)}, {one.tiling.filled:.1%} filled"
             rows.append(("or", f"{one.config}: {times}; {cost}"))
         return rows
+
+
+def _input_sizes(problem: PermuteProblem) -> list[int]:
+    order = sorted(range(len(problem.shape)), key=lambda i: (-problem.x_strides[i], i))
+    return [problem.shape[i] for i in order] or [1]
 
 
 def occupancy(used: Resources, warps: int, device: Device) -> Occupancy | None:
@@ -395,9 +410,14 @@ def explain(
         device = devices.current_gpu()
         if device is None:
             raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
-    with mode(backends="triton"):  # nothing is known of torch's kernels
-        chosen = plan(what, *args, device=device, **kwargs)
-    call = plan(what, *args, device=device, **kwargs)
+    chosen = call = plan(what, *args, device=device, **kwargs)
+    if isinstance(call.problem, Tiled) and aten.is_torch_only(call.problem):
+        raise UnsupportedError(
+            f"explain: only torch computes {call.problem.label}: tritile has no kernel to explain"
+        )
+    if call.config == aten.CONFIG:  # nothing is known of torch's kernels
+        with mode(backends="triton"):
+            chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
     if chosen.why == IN_PLACE:
         raise InvalidValueError("explain: a call in place has only one config: drop out=")
