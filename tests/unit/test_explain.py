@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import math
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, problem_from_dict
-from tritile.errors import InvalidValueError, TuningError
+from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.rates import peak_tflops
 from tritile.families.work import work_of
 from tritile.lab import drawn, traffic
@@ -299,6 +300,33 @@ def test_what_cannot_be_explained_is_refused():
             tritile.explain(*what, **{"device": H200} | words)
 
 
+def test_what_only_torch_computes_is_refused_as_that():
+    with tritile.mode(backends="triton,aten"), pytest.raises(UnsupportedError) as told:
+        tritile.explain(MatmulProblem(1, 64, 64, 64, "complex64", "complex64"), device=H200)
+    assert str(told.value).startswith("explain: only torch computes 64x64x64 NN complex64")
+
+
+def test_a_plan_is_logged_once(uncompiled, caplog):
+    tritile.forget()
+    with caplog.at_level(logging.INFO, logger="tritile.plan"):
+        found = tritile.explain(MatmulProblem(1, 777, 4099, 4096, "bfloat16", "bfloat16"), device=H200)
+    assert found.call.config == found.config
+    assert len(caplog.records) == 1
+
+
+def test_a_transpose_names_the_sizes_of_its_input_too(uncompiled):
+    found = tritile.explain("transpose", torch.empty(511, 513, device="meta"), device=H200)
+    assert repr(found).startswith("511x513 to 513x511 from (1,0) 4-byte on NVIDIA H200: ")
+
+
+def test_short_times_have_two_digits(uncompiled):
+    found = {12.34: "12.3 us", 0.1: "0.1 us", 0.065: "0.065 us", 0.00008: "0.000080 us", 0: "0.0 us"}
+    assert {us: explaining.us_text(us) for us in found} == found
+    text = repr(tritile.explain(MatmulProblem(1, 8, 8, 8, "bfloat16", "bfloat16"), device=H200))
+    assert " 0.0 us" not in text
+    assert "1 program on 132 SMs" in text
+
+
 def test_bytes_are_written_as_people_do():
     given = {0: "0 B", 999: "999 B", 1000: "1 KB", 134_217_728: "134 MB", 2.2e12: "2.2 TB", 5e17: "500 PB"}
     assert {count: traffic.bytes_text(count) for count in given} == given
@@ -320,7 +348,7 @@ def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be
 
 
 def test_what_was_measured_on_another_gpu_is_no_time_of_this_one(uncompiled):
-    problem = MatmulProblem(1, 16, 2048, 8192, "bfloat16", "bfloat16", b_layout="column")
+    problem = MatmulProblem(1, 1, 512, 2048, "bfloat16", "bfloat16", b_layout="column")
     there, here = (tritile.explain(problem, device=gpu) for gpu in ("h200", "h100"))
     assert (there.source, here.source, there.config) == ("table", "table", here.config)
     assert (there.measured_us is None, here.measured_us) == (False, None)
