@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
@@ -49,7 +49,8 @@ class ConversionRow:
     """What became of a group of similar layers, at one number of rows.
 
     Attributes:
-        layers: name of the layers in the model, with * for numbers.
+        layers: name of the layer in the model; of several with * for numbers, or their names if these are
+            numbers only.
         features: K and N.
         count: how many layers these are.
         rows: rows of the input; None if no call was seen or nothing was compared.
@@ -219,6 +220,13 @@ def _quantize(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: 
     return ""
 
 
+def _named(label: str, names: Sequence[str]) -> str:
+    """Return how a table names similar layers; `label` has * for the numbers in their names."""
+    if len(names) == 1:
+        return names[0] or label
+    return label if label.strip("*.") else ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+
+
 def _checked_rows(model: Any, kind: Any, rows: Any, forward: Any, always: Any, group_size: Any) -> list[int]:
     """Check the arguments of `convert`, and return its rows. Raises InvalidValueError."""
     if not isinstance(model, torch.nn.Module):
@@ -317,7 +325,7 @@ def convert(
             forward()
     trains = any(parameter.requires_grad for parameter in model.parameters())
     elsewhere = _read_elsewhere(model, kind)
-    names, found, total = list[str](), Counter[ConversionRow](), 0
+    names, found, total = list[str](), dict[ConversionRow, list[str]](), 0
     for name, layer in list(model.named_modules()):
         if not (isinstance(layer, torch.nn.Linear) or is_conv1d(layer)):
             continue
@@ -343,8 +351,11 @@ def convert(
         if kind == "linear":
             assign(layer, wins, always)
         names += [name] * wins
-        found.update(replace(each, exchanged=wins) for each in rows_of)
-    rows_found = tuple(replace(each, count=count) for each, count in found.items())
+        for each in rows_of:
+            found.setdefault(replace(each, exchanged=wins), []).append(name)
+    rows_found = tuple(
+        replace(each, layers=_named(each.layers, own), count=len(own)) for each, own in found.items()
+    )
     return Conversion(kind, "" if gpu is None else gpu[0].name, tuple(names), total, rows_found)
 
 

@@ -37,7 +37,6 @@ _NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
 # How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
 PARTS_AHEAD: Final = 2.0
-_SLOWER: Final = "torch is as fast or faster"
 
 
 class LayerCall(NamedTuple):
@@ -98,12 +97,18 @@ def _planned(problem: MatmulProblem, device: Device, index: int | None) -> plans
     return found
 
 
+def _lost(ratio: float) -> str:
+    """Return why torch multiplies at a ratio that is no sure win."""
+    if round(ratio, 2) < 1:
+        return "torch is faster"
+    return "tritile is ahead, but not by enough to be sure" if ratio > _NOISE else "both are about as fast"
+
+
 def _of_ratio(ratio: float, wins: bool, source: str, us: float | None, gains: bool = True) -> Comparison:
     if not (wins or gains):
         why = f"tritile is ahead, but a training step would gain less than {TRAINING_US / 1e3:g} ms here"
         return Comparison(ratio, False, source, us, why)
-    near = "tritile is ahead, but not by enough to be sure" if ratio > _NOISE else _SLOWER
-    return Comparison(ratio, wins, source, us, "" if wins else near)
+    return Comparison(ratio, wins, source, us, "" if wins else _lost(ratio))
 
 
 def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comparison:
@@ -117,7 +122,8 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
     if plan.config == aten.CONFIG:
         ratio = us / other if us and other else None
         source = "" if ratio is None else "measured" if measured else "predicted"
-        return Comparison(ratio, False, source, us, _SLOWER if us else plan.why, by_torch=True)
+        why = ("torch is as fast or faster" if us else plan.why) if ratio is None else _lost(ratio)
+        return Comparison(ratio, False, source, us, why, by_torch=True)
     if other is None and problem.in_parts and us:
         return Comparison(PARTS_AHEAD, True, "predicted", PARTS_AHEAD * us)
     if other is None or not us:
