@@ -311,11 +311,15 @@ def test_the_command_takes_linear_layers(asked, biased, activation):
     ("options", "wanted"),
     [
         ((), "name shapes, a --suite, or in TRITILE_TABLE a table of NVIDIA H200"),
-        (("--suite", "llm", "--bias"), "for shapes of a floating dtype"),
+        (("--suite", "llm", "--bias"), "--bias does not go with --suite: each case of a suite has its own"),
         (("8x320x192", "--activation", "sine"), "expected one of relu"),
         (("8x1x192", "--any-rows"), "one column is made as one row"),
-        (("8x320x192", "--dtype", "int8", "--bias"), "a floating dtype"),
-        (("8x320x192", "--op", "linear_quantized", "--activation", "gelu"), "epilogue of bias=row"),
+        (("8x320x192", "--dtype", "int8", "--bias"), "--bias does not go with --dtype int8"),
+        (
+            ("8x320x192", "--op", "linear_quantized", "--activation", "gelu"),
+            "--activation is for --op matmul:",
+        ),
+        (("8x8", "--op", "transpose", "--bias"), "--bias is for --op matmul or linear_quantized:"),
     ],
 )
 def test_what_there_is_not_is_refused(options, wanted):

@@ -132,7 +132,7 @@ def test_what_clear_is_to_forget_has_to_be_there():
         told = refused("clear", "--kernel", "sofmax", "--yes", *where, status=1)
         assert told.startswith("nothing is remembered of sofmax "), told
         assert told.endswith("(did you mean 'softmax'?): there is softmax")
-    assert "1 trials" in run("clear", "--kernel", "softmax", "--yes", "--target", "h200").stdout
+    assert "1 trial\n" in run("clear", "--kernel", "softmax", "--yes", "--target", "h200").stdout
 
 
 def test_help_names_what_the_modules_that_import_torch_define():
@@ -197,9 +197,25 @@ USAGE = {
     "tune --suite qick": "--suite 'qick': did you mean quick?",
     "tune 8x8x8 --op transposed": "--op 'transposed': did you mean transpose?",
     "tune --calibrate halfs": "did you mean halves-nn or halves-nt or halves-odd?",
-    "explain 8x8x8 --target nvidia-h20": "did you mean nvidia-h200?",
+    "explain 8x8x8 --target nvidia-h20": "(did you mean nvidia-h200?): expected one of h200",
+    "explain 8x8x8 --target ''": "--target '': expected one of h200 (nvidia-h200), h100",
+    "picture 8x8x8 --target ''": "--target '': expected one of",
+    "ladder 8 --target ''": "--target '': expected one of",
+    "tune 8x8x8 --target ''": "--target '': expected one of",
+    "tune --suite quick --dtype fp16": "--dtype does not go with --suite: each case of a suite has its own",
+    "compile --suite quick --layout TT --target h200": "--layout does not go with --suite",
+    "bench --suite quick --op transpose": "--op does not go with --suite",
+    "tune --dtype fp16": "--dtype is for shapes",
+    "explain 8x8 --op transpose --layout NT": "--layout does not go with --op transpose",
+    "picture 8x8 --op transpose --layout NT": "--layout does not go with --op transpose",
+    "compile 8x8x8 --op linear_quantized --layout NT --target h200": "takes one such as int4/128",
+    "compile 8x8 --op transpose --any-rows --target h200": "--any-rows is for matmul and linear_quantized",
+    "compile 8x8x8 --suite llm --activation silu --target h200": "--activation does not go with --suite",
+    "compile --bias --target h200": "--bias is for shapes",
+    "compile 8x8x8 --dtype complex64 --activation silu --target h200": "does not go with --dtype complex64",
     "tune --calibrate permute-3": "--calibrate 'permute-3': did you mean permute-",
-    "tune 8x8x8 --target h20": "--target 'h20': did you mean h200?",
+    "tune 8x8x8 --target h20": "--target 'h20' (did you mean h200?): expected one of h200 (nvidia-h200)",
+    "tune 8x8x8 --target v100": "for others see the page 'Add my GPU'",
     "tune --model steps:step --suite quick": "--model does not go with --suite: it measures what",
     "tune 8x8x8 --calibrate fp8": "--calibrate does not go with SHAPES: it measures sizes of its own",
     "tune 8x8x8 --target h200 --budget 5": "--target does not go with --budget: nothing is measured",
@@ -210,6 +226,11 @@ USAGE = {
     "report --output report.pdf": "expected a name that ends in .html or .svg",
 }
 FAILURES = {
+    "TRITILE_BACKENDS=triton,aten explain 8x8x8 --dtype complex64 --target h200": "explain: only torch",
+    "picture 8x8x8 --dtype complex64": "only torch computes 8x8x8 NN complex64",
+    "compile 8x8x8 --dtype complex64 --target h200": "only torch computes 8x8x8 NN complex64",
+    "tune 8x8x8 --dtype complex64 --target h200": "there is nothing of tritile's to measure",
+    "clear --kernel nope --target h200 --yes": "nope on NVIDIA H200: nor of any other decorated kernel",
     "report missing.jsonl": "no such file",
     "report notes.txt": "there are no results",
     "report none": "no .jsonl file",
@@ -386,6 +407,27 @@ def test_folders_of_an_output_are_made(words, prepared):
     assert made.stat().st_size
 
 
+def test_compile_says_what_is_missing_and_what_compiles_it(tmp_path, monkeypatch):
+    command = ("compile", "64x64x64", "--target", "h200")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def of(kernels, reasons):
+        monkeypatch.setattr("tritile.lab.warm.compile_calls", lambda *how, **also: (kernels, reasons))
+        done = run(*command)
+        assert done.exit_code == (1 if reasons else 0)
+        return done.stdout.splitlines()
+
+    missing = [f"{i}: is not compiled" for i in range(12)]
+    assert of({"a"}, [])[-1].endswith(": 1 kernel of 1 problem on NVIDIA H200")
+    assert of({"a", "b"}, ["it: spills"])[-1] == "kernels of 1 config do not compile"
+    monkeypatch.setenv("TRITILE_MODE", "strict")
+    assert of({"a", "b"}, [])[-1].endswith(": 2 kernels of 1 problem on NVIDIA H200, compiled already")
+    *listed, rest, found, cure = of(set(), missing)
+    assert (listed, rest) == (missing[:10], "... and 2 more")
+    assert found.endswith("0 kernels of 1 problem on NVIDIA H200")
+    assert cure.startswith("kernels of 12 configs are missing: the same command with TRITILE_MODE=cached")
+
+
 def test_help_lists_each_command_by_the_first_sentence_of_its_own():
     for name, command in commands().items():
         assert " ".join(command.help.split("\n\n")[0].split()) == cli.COMMANDS[name]
@@ -533,13 +575,13 @@ def test_merge_adds_another_stores_trials(tmp_path):
     remember(other)
     result = run("merge", other.path, "--target", "nvidia-h200")
     assert result.exit_code == 0
-    assert "1 trials" in result.output
+    assert "1 trial added" in result.output
     digest = families.FAMILIES["matmul"]["tile"].digest
     assert [trial.us for trial in store_of(H200).trials(digest, PROBLEM)] == [7.5]
     zipped = tmp_path / "zipped.sqlite3.gz"
     remember(other, MatmulProblem(1, 512, 512, 512, "float16", "float16"))
     zipped.write_bytes(gzip.compress(other.path.read_bytes()))
-    assert "1 trials" in run("merge", zipped, "--target", "h200").output
+    assert "1 trial added" in run("merge", zipped, "--target", "h200").output
 
 
 def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
@@ -558,14 +600,14 @@ def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
     assert "leave --target away" in refused("clear", "--all", "--target", "h200", "--yes")
     assert left(H200) == [PROBLEM, kernel, other]
     told = " ".join(run("clear", "--kernel", "softmax", "--target", "h200", "--yes").output.split())
-    assert told == "the trials of softmax of NVIDIA H200 deleted: 1 trials"
+    assert told == "the trials of softmax of NVIDIA H200 deleted: 1 trial"
     assert (left(H200), left(a100)) == ([PROBLEM, other], [PROBLEM, kernel, other])
     assert gpu_tables.calibrated_path(H200).exists()
     told = " ".join(run("clear", "--target", "h200", "--yes").output.split())
     assert told == "the trials and portfolios of NVIDIA H200 deleted: 2 trials"
     assert (left(H200), len(left(a100))) == ([], 3)
     assert not gpu_tables.calibrated_path(H200).exists()
-    assert run("clear", "--all", "--kernel", "relu", "--yes").output.endswith("deleted: 1 trials\n")
+    assert run("clear", "--all", "--kernel", "relu", "--yes").output.endswith("deleted: 1 trial\n")
     assert left(a100) == [PROBLEM, kernel]
     assert run("clear", "--all", "--yes").output.endswith("deleted: 2 trials\n")
     assert left(a100) == []
@@ -584,7 +626,7 @@ def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path)
         run("merge", tmp_path / "other" / "nvidia-h200.sqlite3", "--target", "h200").output.split()
     )
     both = f"{why}; 1 of triton 3.0.0, here {H200.triton}"
-    assert "1 trials added" in merged
+    assert "1 trial added" in merged
     assert both in merged
     assert refused("export", "--target", "h200", "--output", tmp_path / "t.json").endswith(
         f"counts here; {both}"
@@ -597,7 +639,9 @@ def test_what_is_remembered_and_does_not_count_is_told_with_the_reason(tmp_path)
 def test_doctor_runs_a_kernel_and_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     result = run("doctor")
     assert result.exit_code == 0, result.output
-    assert "torch on the CPU, off torch by" in " ".join(result.output.split())
+    words = " ".join(result.output.split())
+    assert "none ran: torch computed the product on the CPU; the largest difference from torch's" in words
+    assert ", which can be written" in words
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(blocked / "cache"))
@@ -718,7 +762,7 @@ def test_tune_says_what_is_lost(searches, tmp_path, monkeypatch):
     monkeypatch.setattr(tune_module.now, "time_torch", lambda *given: None)
     with pytest.warns(errors.StoreWarning, match="calls go on without it"):
         found = run("tune", SHAPES[0], "--dtype", "fp16")
-    assert "1 trials are lost" in found.stdout
+    assert "1 trial lost" in found.stdout
 
 
 def test_nothing_is_said_where_nobody_reads_the_output(tmp_path):

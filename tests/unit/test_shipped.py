@@ -92,7 +92,7 @@ def test_a_library_ships_what_its_author_tuned(tmp_path, monkeypatch):
     found = run("export", "--kernel", "fill", "--output", path)
     assert found.exit_code == 0, found.output
     first, last = found.stdout.splitlines()
-    assert first == f"fill: 1 problems of {HOST.name} written to {path}"
+    assert first == f"fill: 1 problem of {HOST.name} written to {path}"
     assert last == '@tritile.autotune(..., table=Path(__file__).with_name("tuned.json"))'
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "elsewhere"))
     kernel, bench = decorated(mode="strict", table=path)
@@ -136,7 +136,7 @@ def test_of_several_sources_the_one_measured_last_is_written(tmp_path):
     remember(digest="older", size=64, n=128, day=3)
     path = tmp_path / "t.json"
     found = run("export", "--kernel", "softmax", "--output", path, *TO_H200)
-    assert "softmax: 1 problems of NVIDIA H200" in found.stdout
+    assert "softmax: 1 problem of NVIDIA H200" in found.stdout
     assert "1 other sources left out" in found.stdout
     assert shipped(path, "newer") == {64: 32}
     assert shipped(path, "older") == {}
