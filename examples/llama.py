@@ -1,7 +1,7 @@
 """Train a Llama-like model whose layers tritile multiplies where it is faster: python examples/llama.py
 
-On a GPU tritile and torch are measured at the layers that one step calls (mode "tune"). On a CPU an H200 is
-decided for, by predictions, and torch multiplies.
+On a GPU tritile and torch are measured at the layers that one step calls (mode "tune"). On a CPU predictions
+for an H200 decide, and layers as small as these stay torch's.
 """
 
 import torch
@@ -65,8 +65,10 @@ def main() -> None:
     loss = step()
     print(f"loss by torch {expected:.4f}, converted {loss:.4f}")
     assert abs(loss - expected) < 0.02 * expected
-    restored = tritile.nn.restore(model)
-    print(f"{restored} layers are torch's again")
+    if restored := tritile.nn.restore(model):
+        print(f"{restored} layers are torch's again")
+    else:
+        print("no layer was exchanged: at these sizes tritile is not known to be faster, as the table says")
 
 
 if __name__ == "__main__":

@@ -391,8 +391,8 @@ def explain(
         TritileError: the same errors as `tritile.plan`.
         InvalidValueError: the config is not legal for the problem, the call is in place, or there is no GPU
             to explain for.
-        UnsupportedError: the call has a quantized weight; or groups, whose sizes only the GPU knows; or it is
-            of a decorated kernel, whose bytes are not known.
+        UnsupportedError: only torch computes the call; or it has a quantized weight; or groups, whose sizes
+            only the GPU knows; or it is of a decorated kernel, whose bytes are not known.
 
     Examples:
         >>> a = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
