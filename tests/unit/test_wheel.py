@@ -205,7 +205,7 @@ def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, t
         ("bench", "--suite", "quick"): (2, "no GPU here"),
         ("report",): (2, "FILES is missing: name .jsonl files"),
         ("compile", "8x8x8", "--dtype", "int8", *H200): (0, "1 kernel of 1 problem"),
-        ("doctor",): (0, "torch on the CPU"),
+        ("doctor",): (0, "torch computed the product on the CPU"),
         ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
         ("ladder", 8, "--op", "transpose", *H200): (0, "row by row"),
         ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),

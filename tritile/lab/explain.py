@@ -411,11 +411,12 @@ def explain(
         if device is None:
             raise InvalidValueError("explain: there is no GPU here: pass device=, such as device='h200'")
     chosen = call = plan(what, *args, device=device, **kwargs)
-    if isinstance(call.problem, Tiled) and aten.is_torch_only(call.problem):
+    is_tiled = isinstance(call.problem, Tiled)  # a decorated kernel's is not
+    if is_tiled and aten.is_torch_only(call.problem):
         raise UnsupportedError(
             f"explain: only torch computes {call.problem.label}: tritile has no kernel to explain"
         )
-    if call.config == aten.CONFIG:  # nothing is known of torch's kernels
+    if is_tiled and call.config == aten.CONFIG:  # nothing is known of torch's kernels
         with mode(backends="triton"):
             chosen = plan(what, *args, device=device, **kwargs)
     problem, gpu = chosen.problem, chosen.device
