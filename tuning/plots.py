@@ -225,7 +225,7 @@ def picture(results: Path = HERE / "results") -> str:
         "bfloat16, by the geometric mean of M, N and K. Aligned: N and K are multiples of 8; ragged: not.",
         "Square sizes are row-major; half of the random ones have B transposed. Odd: all three are odd.",
         "A dot is a product, and a line joins the medians of octaves. tritile's tables have the fastest",
-        "configs of most square sizes, found on an H200, and of no random one.",
+        "configs of most square sizes, and of no random one.",
     )
     below = 60 + 2 * _HIGH + 92 + 44
     body += "".join(_text("axis", (6, below + 18 * i), words) for i, words in enumerate(notes))
