@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import tritile
-from tritile.core.device import target_device
+from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, IsolationWarning, TuningError
 from tritile.lab import check as checking
 from tritile.tune import decorated as decorating
@@ -166,6 +166,10 @@ def faulty(
         tl.atomic_add(y + at, tl.zeros([BLOCK], tl.float32))
     if FAULT == "reads nowhere":
         root += tl.load(y + at + (1 << 58), mask=at < n) * 0.0
+    if FAULT == "reads far":
+        root += tl.maximum(tl.load(y + at + (1 << 20), mask=at < n), 0.0) * 0.0
+    if FAULT == "writes far":
+        tl.store(y + at + (1 << 22), 0.0, mask=at < n)
     if FAULT == "destroys":
         tl.store(y + at, 0.0, mask=at < n)
     tl.store(out + at, root, mask=at < n - (FAULT == "leaves out"))
@@ -193,7 +197,9 @@ def outcome_of(fault, dtype=torch.float32, reference=lambda x, y: {"out": x.sqrt
         ("reads and drops", "read outside the memory of its arguments: right behind the end of y"),
         ("adds nothing", "wrote outside the memory of its arguments: right behind the end of y"),
         ("reads nowhere", "read outside the memory of its arguments"),
-        ("destroys", "y is changed, which the reference reads and does not return"),
+        ("reads far", "read outside the memory of its arguments"),
+        ("writes far", "wrote outside the memory of its arguments"),
+        ("destroys", "y is changed, which the reference takes and does not return"),
         ("leaves out", "out[199] is not written"),
     ],
 )
@@ -207,6 +213,63 @@ def test_what_no_fault_is_is_right():
     """A tensor that the reference does not read is scratch, and NaN may be right."""
     assert outcome_of("").outcome == "right"
     assert outcome_of("destroys", reference=lambda x: {"out": x.sqrt()}).outcome == "right"
+
+
+@triton.jit
+def rows_written(x, out, stride, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    row, at = tl.program_id(0) * stride, tl.arange(0, BLOCK)
+    tl.store(out + row + at, tl.load(x + row + at, mask=row + at < 3 * stride + 10), mask=at < WIDTH)
+
+
+@pytest.mark.parametrize(("width", "outcome"), [(10, "right"), (12, "wrong")])
+def test_what_lies_between_rows_may_be_read_and_not_written(width, outcome):
+    configs = [triton.Config({"BLOCK": 16, "WIDTH": width})]
+    kernel = tritile.autotune(configs, ["stride"], reference=lambda x: {"out": x.clone()})(rows_written)
+    x, out = torch.rand(5, 16)[:4, :10], torch.zeros(5, 16)[:4, :10]
+    (found,) = tritile.check(kernel, x, out, 16, grid=(4,)).configs
+    assert found.outcome == outcome
+
+
+@triton.jit
+def locked(x, pair, lock, out, n, BLOCK: tl.constexpr, WRITES: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
+    tl.store(lock, 1)
+    if WRITES:
+        tl.store(pair[0] + at, 0.0, mask=at < n)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_inputs_in_tuples_are_not_to_change_and_what_a_hook_resets_may(writes):
+    def reset(named):
+        named["lock"].zero_()
+
+    config = triton.Config({"BLOCK": 64, "WRITES": writes}, pre_hook=None if writes else reset)
+    told = {"reference": lambda x, pair, lock: {"out": x}, "restore_value": ["lock"] * writes}
+    kernel = tritile.autotune([config], ["n"], **told)(locked)
+    lock = torch.ones(1, dtype=torch.int32)
+    given = torch.rand(40), (torch.rand(40),), lock, torch.empty(40), 40
+    (found,) = tritile.check(kernel, *given, grid=(1,)).configs
+    assert found.outcome == ("wrong" if writes else "right"), found.reason
+    assert ("pair is changed" in found.reason) is writes
+
+
+def test_tuning_takes_a_kernel_that_changes_what_its_reference_takes():
+    config = triton.Config({"BLOCK": 64, "FAULT": "destroys"})
+    kernel = tritile.autotune([config], ["n"], reference=lambda x, y: {"out": x.sqrt()})(faulty)
+    call = kernel.call((), {"warmup": False, "grid": (4,), **faulty_arguments(200)}, HOST)
+    assert decorating.checked_here(call, config) is not None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ((5, 512), (4, 511)), ((64, 64), (63, 62)), ((1,), (1,)), ((1, 1), (1, 2)), ((2, 2, 64), (1, 3, 63)),
+        ((3, 3), (2, 4)), ((8, 8, 8), (7, 6, 5)),
+    ],
+)  # fmt: skip
+def test_the_sizes_that_follow_are_next_to_those_given_and_differ(sizes, wanted):
+    assert checking._neighbours(sizes) == wanted
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ from tritile.tune.measure.outputs import (
     unlike,
     unwritten,
 )
-from tritile.tune.measure.shipping import HUGE, NUMBERS, Memory, Shipment, StandIn, unpack
+from tritile.tune.measure.shipping import HUGE, NUMBERS, Memory, Shipment, StandIn, are_mapped, unpack
 from tritile.tune.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
 from tritile.tune.measure.workers import WorkerError, Workshop, borrowed
 from tritile.tune.search import Listed, Space
@@ -93,6 +93,7 @@ class KernelCall:
     pre_hook: Callable[..., Any] | None = None
     reference: Callable[..., Mapping[str, torch.Tensor]] | None = None
     tolerance: float | None = None
+    keeps_inputs: bool = False  # tensors that the reference takes, and does not return, must not change
 
     @property
     def named(self) -> Named:
@@ -208,7 +209,7 @@ def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | N
             poison(named[name], answers[name])
             poisoned.add(name)
     call.reset(config)
-    kept = {name: tensor.clone() for name, tensor in _inputs(call, answers).items()}
+    kept = [(*each, each[1].clone()) for each in _inputs(call, call.config(config), answers)]
     if memory is not None and _shows_accesses(call):
         _launch_within(memory, call, config)
     else:
@@ -228,28 +229,31 @@ def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | N
                 filled = f"{name} was filled with {'NaN' if is_real else 'wrong integers'}"
                 raise TuningError(f"{wrong}; {filled}: {advice}") from None
             raise
-    for name, before in kept.items():
-        if unlike(named[name], before):
-            raise TuningError(f"{WRONG}: {name} is changed, which the reference reads and does not return")
+    for name, tensor, before in kept:
+        if unlike(tensor, before):
+            what = f"{name} is changed, which the reference takes and does not return"
+            raise TuningError(f"{WRONG}: {what}: if the kernel may change it, name it in restore_value=")
     return max(errors, default=None)
 
 
-def _inputs(call: KernelCall, answers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the reference's tensors that a kernel must not change; none where a hook may change some.
+def _inputs(
+    call: KernelCall, config: triton.Config, answers: Mapping[str, torch.Tensor]
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that the reference's parameters name, and the kernel must not change, by name.
 
-    Those in memory that the kernel may write are left out.
+    Those in memory that the kernel may write are left out; so are all where a hook may change some.
     """
-    if call.reference is None or call.pre_hook is not None:
-        return {}
+    if not call.keeps_inputs or call.reference is None or call.pre_hook or config.pre_hook:
+        return []
     written = (*answers, *call.reset_to_zero, *call.restore_value)
     outs = [tensor for name in written for tensor in tensors_of(call.named.get(name))]
-    return {
-        name: value
+    return [
+        (name, tensor)
         for name, value in call.named.items()
         if name in inspect.signature(call.reference).parameters
-        and isinstance(value, torch.Tensor)
-        and not any(overlap(value, out) for out in outs)
-    }
+        for tensor in tensors_of(value)
+        if not any(overlap(tensor, out) for out in outs)
+    ]
 
 
 def _shows_accesses(call: KernelCall) -> bool:
@@ -257,12 +261,27 @@ def _shows_accesses(call: KernelCall) -> bool:
 
 
 def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Config) -> None:
-    """Launch in the interpreter. Raises TuningError ahead of the first access in a guard, or of no memory."""
+    """Launch in the interpreter. Raises TuningError ahead of the first access outside of the call's tensors.
+
+    Other memory is left alone where an argument holds an address as a number.
+    """
     strays: list[str] = []
+    tensors = [tensor for value in call.named.values() for tensor in tensors_of(value)]
+    covered = memory.covered(tensors)
+    numbers = [tensor.numpy().ravel() for tensor in tensors if tensor.dtype in (torch.int64, torch.uint64)]
+    numbers.append(
+        np.array([v for v in call.named.values() if type(v) is int and 0 < v < 1 << 64], dtype=np.uint64)
+    )
+    is_free = any(bool(are_mapped(each.astype(np.uint64)).any()) for each in numbers)
+    is_free |= any(
+        hasattr(value, "data_ptr") for value in call.named.values() if not isinstance(value, torch.Tensor)
+    )
 
     def see(addresses: np.ndarray, mask: np.ndarray | None, size: int, is_written: bool) -> None:
-        used = addresses.reshape(-1) if mask is None else addresses[np.broadcast_to(mask, addresses.shape)]
-        stray = memory.stray(used, size)
+        used = addresses.ravel()
+        if mask is not None:
+            used = used[np.broadcast_to(mask, addresses.shape).ravel().astype(bool)]
+        stray = memory.stray(used, size, is_written, covered, is_free)
         if stray is not None:
             strays.append(f"{OUTSIDE if is_written else READ_OUTSIDE}: {_place_of(stray, call.named)}")
             raise TuningError(strays[0])
@@ -281,8 +300,10 @@ def _place_of(address: int, named: Named) -> str:
     found: list[tuple[int, str]] = []
     for name, tensor in ((name, tensor) for name, value in named.items() for tensor in tensors_of(value)):
         first, past = span(tensor)
+        if first <= address < past:
+            return f"between elements of {name}"
         found += [(address - past, f"behind the end of {name}"), (first - address, f"ahead of {name}")]
-    far, where = min((each for each in found if each[0] >= 0), default=(0, "behind the end of a tensor"))
+    far, where = min(each for each in found if each[0] >= 0)
     return f"{far} bytes {where}" if far else f"right {where}"
 
 
@@ -304,6 +325,7 @@ def _checked_within_guards(
             raise TuningError(OUTSIDE)
         if _shows_accesses(own) or not patterns:
             break
+        del own, memory  # ahead of the next copies
         own, memory = made(patterns.pop())
         errors.append(checked(own, config, memory))
     return max((error for error in errors if error is not None), default=None)

@@ -9,7 +9,7 @@ import functools
 import io
 import linecache
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -242,13 +242,14 @@ def stood_in(value: Any) -> Any:
     return unpack(described(value), StandIn)
 
 
-def _are_mapped(addresses: np.ndarray) -> np.ndarray:
-    """Say of each address if this process has memory there: true of all where the system does not tell."""
+def are_mapped(addresses: np.ndarray, is_written: bool = False) -> np.ndarray:
+    """Say of each address if this process may use the memory there: true of all where no system tells."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = [line.split(maxsplit=2)[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
     except OSError:
         return np.ones(addresses.shape, dtype=bool)
-    ends = [int(end, 16) for line in lines for end in line.split(maxsplit=1)[0].split("-")]
+    spans = [span for span, mode in lines if ("w" if is_written else "r") in mode]
+    ends = [int(end, 16) for span in spans for end in span.split("-")]
     return np.searchsorted(np.array(ends, dtype=np.uint64), addresses, side="right") % 2 == 1
 
 
@@ -292,22 +293,40 @@ class Memory:
         whole = torch.empty(0, dtype=dtype, device=buffer.device)
         return whole.set_(buffer.untyped_storage(), start, place.shape, place.strides)
 
-    def stray(self, addresses: np.ndarray, size: int) -> int | None:
-        """Return the first address of elements of `size` bytes that lies in a guard, or where no memory is.
+    def covered(self, tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
+        """Return, for each byte of each block, if it is an element's: what lies between rows is none's."""
+        found = [torch.zeros(block.size, dtype=torch.bool) for block, _, _ in self._parts]
+        for tensor in tensors:
+            size, at = tensor.itemsize, tensor.data_ptr()
+            for (block, ahead, buffer), mask in zip(self._parts, found, strict=True):
+                first = at - buffer.data_ptr() - ahead
+                if tensor.numel() and 0 <= first < block.size:
+                    steps = [size * step for step in tensor.stride()]
+                    mask.as_strided((*tensor.shape, size), (*steps, 1), first).fill_(True)
+        return [mask.numpy() for mask in found]
 
-        Other memory of the process is left alone: a kernel may have its address as a number.
+    def stray(
+        self, addresses: np.ndarray, size: int, is_written: bool, covered: Sequence[np.ndarray], is_free: bool
+    ) -> int | None:
+        """Return the first address of elements of `size` bytes that lies outside of the blocks; else None.
+
+        What is written has to be `covered`. If `is_free`, other memory of the process is left alone.
         """
-        is_in_block = np.zeros(addresses.shape, dtype=bool)
-        is_in_guard = np.zeros(addresses.shape, dtype=bool)
-        for block, ahead, buffer in self._parts:
+        is_right = np.zeros(addresses.shape, dtype=bool)
+        is_near = np.zeros(addresses.shape, dtype=bool)
+        for (block, ahead, buffer), mask in zip(self._parts, covered, strict=True):
             first, past = np.uint64(buffer.data_ptr()), np.uint64(buffer.data_ptr() + len(buffer) - size)
-            start = first + np.uint64(ahead)
-            is_in_guard |= (addresses >= first) & (addresses <= past)
+            is_near |= (addresses >= first) & (addresses <= past)
             if block.size >= size:
-                is_in_block |= (addresses >= start) & (addresses <= start + np.uint64(block.size - size))
-        outside = addresses[~is_in_block]
-        bad = outside[is_in_guard[~is_in_block] | ~_are_mapped(outside)] if outside.size else outside
-        return int(bad[0]) if bad.size else None
+                start = first + np.uint64(ahead)
+                inside = (addresses >= start) & (addresses <= start + np.uint64(block.size - size))
+                if is_written:
+                    inside[inside] = mask[(addresses[inside] - start).astype(np.int64)]
+                is_right |= inside
+        outside, near = addresses[~is_right], is_near[~is_right]
+        if outside.size and is_free:
+            outside = outside[near | ~are_mapped(outside, is_written)]
+        return int(outside[0]) if outside.size else None
 
     def whole(self) -> bool:
         """True if every guard is unchanged."""
