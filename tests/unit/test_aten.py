@@ -285,6 +285,25 @@ def test_a_kind_that_torch_makes_by_rule_is_not_ranked(served, monkeypatch):
     assert "aten" not in (family(plain, mode="off"), family(plain, by_torch=False))
 
 
+@pytest.mark.parametrize(
+    ("us", "torch_us", "on", "runs"),
+    [
+        (5.0, 8.0, H200, "tile"),
+        (8.0, 5.0, H200, "aten"),
+        (5.0, None, H200, "aten"),
+        (5.0, 8.0, target_device("h100"), "aten"),
+    ],
+)
+def test_both_times_in_the_gpus_own_table_go_before_the_rule_of_a_kind(
+    us, torch_us, on, runs, served, monkeypatch
+):
+    plain = replace(HALF, dtype="float64", out_dtype="float64")
+    served(by_aten=("float64 ieee",))
+    table = Table(on.to_dict(), {}, (Entry(plain, tile(64, 64, 32, 4, 3), us, torch_us),))
+    monkeypatch.setattr(gpu_tables, "shipped", lambda device: (table,))
+    assert family(plain) == runs
+
+
 def test_times_come_back_from_a_table_and_damaged_ones_are_skipped(tmp_path):
     made, path = times(80.0), tmp_path / "table.json"
     good = made.to_dict()

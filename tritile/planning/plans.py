@@ -232,7 +232,9 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
     for other in _with_free(problem)[1:]:
         if plan := _fastest(trials(other, device), problem, device):
             return plan
-    plan = (_by_rule(problem, device) if allows_torch else None) or tabled(problem, device)
+    plan = tabled(problem, device)
+    if allows_torch and (plan is None or _torch_measured(plan, None, []) is None):
+        plan = _by_rule(problem, device) or plan
     if mode == "strict":
         if plan is None or not plan.current:
             plan = by_portfolio(problem, device)
