@@ -600,11 +600,11 @@ def test_clear_forgets_a_kernel_a_gpu_or_all_and_only_if_told_to():
     assert "leave --target away" in refused("clear", "--all", "--target", "h200", "--yes")
     assert left(H200) == [PROBLEM, kernel, other]
     told = " ".join(run("clear", "--kernel", "softmax", "--target", "h200", "--yes").output.split())
-    assert told == "the trials of softmax of NVIDIA H200 deleted: 1 trial"
+    assert told == "the trials of softmax on NVIDIA H200 deleted: 1 trial"
     assert (left(H200), left(a100)) == ([PROBLEM, other], [PROBLEM, kernel, other])
     assert gpu_tables.calibrated_path(H200).exists()
     told = " ".join(run("clear", "--target", "h200", "--yes").output.split())
-    assert told == "the trials and portfolios of NVIDIA H200 deleted: 2 trials"
+    assert told == "the trials and portfolios on NVIDIA H200 deleted: 2 trials"
     assert (left(H200), len(left(a100))) == ([], 3)
     assert not gpu_tables.calibrated_path(H200).exists()
     assert run("clear", "--all", "--kernel", "relu", "--yes").output.endswith("deleted: 1 trial\n")

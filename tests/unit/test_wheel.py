@@ -212,7 +212,7 @@ def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, t
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=32"),
         ("export", "--output", "b.json", *H200): (0, "1 entries"),
-        ("clear", "--yes", *H200): (0, "of NVIDIA H200 deleted: 2 trials"),
+        ("clear", "--yes", *H200): (0, "on NVIDIA H200 deleted: 2 trials"),
         ("report", LINES, "--output", "b.svg"): (0, "b.svg: "),
     }
     assert snippets

@@ -30,13 +30,11 @@ def explain(
     shared.refuse_unread(context, op, layout, sizes)
 
     import tritile
-    from tritile.core import device as devices
     from tritile.families import numerics
     from tritile.tune import suites
 
     shape = suites.parse_shape(shared.joined(sizes), op, dtype, layout)
-    here = devices.current_gpu() if target is None else None
-    device = here or shared.device_of("h200" if target is None else target)
+    device = shared.device_of(target, otherwise="h200")
     problem = numerics.unnamed(shape.problem, device)
     with shared.working("compiling"):
         found = tritile.explain(problem, device=device, config=config or None)

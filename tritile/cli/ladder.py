@@ -63,7 +63,7 @@ def ladder(
         raise InvalidValueError(f"n = {n}: expected 1 to {results.LARGEST:,}")
     ops = [op] if op else list(LADDERS)
     here = devices.current_gpu() if target is None else None
-    device = here or shared.device_of("h200" if target is None else target)
+    device = shared.device_of(target, otherwise="h200")
     rungs = [rung for each in ops for rung in LADDERS[each]]
     with progress() as bar:
         task = bar.add_task("ladder", total=len(rungs))

@@ -335,15 +335,12 @@ def clear(
         portfolios, where = [*cache_dir().glob("*.portfolios.json")], f"in {cache_dir()}"
     else:
         device = device_of(target)
-        stores, portfolios, where = (
-            [store_of(device)],
-            [gpu_tables.calibrated_path(device)],
-            f"of {device.name}",
-        )
+        stores, portfolios = [store_of(device)], [gpu_tables.calibrated_path(device)]
+        where = f"on {device.name}"
     if kernel:
         problems = [trial.problem for store in stores for _, trial in store.all_trials()]
         there = {problem.kernel for problem in problems if isinstance(problem, KernelProblem)}
-        _check_names(kernel, there, where.replace("of ", "on "), "nor of any other decorated kernel")
+        _check_names(kernel, there, where, "nor of any other decorated kernel")
     what = f"the trials of {', '.join(kernel)}" if kernel else "the trials and portfolios"
     if not (yes or (sys.stdin.isatty() and typer.confirm(f"Delete {what} {where}?"))):
         raise InvalidValueError(f"{what} {where} stay: --yes deletes them")

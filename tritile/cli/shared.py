@@ -359,12 +359,17 @@ def interruptible(budget_s: float | None = None) -> Iterator[Callable[[], bool]]
         signal.signal(signal.SIGINT, before)
 
 
-def device_of(target: str | None) -> "Device":
-    """Return the GPU that is named, else the current one. Raises InvalidValueError where there is none."""
-    if target is None:
-        return gpu_here("name one, as --target h200")
+def device_of(target: str | None, otherwise: str | None = None) -> "Device":
+    """Return the GPU that is named, else the current one, else the one named `otherwise`.
+
+    Raises InvalidValueError for an unknown name, and where there is none.
+    """
     from tritile.core import device as devices
 
+    if target is None and (otherwise is None or devices.current_gpu() is not None):
+        return gpu_here("name one, as --target h200")
+    target = otherwise if target is None else target
+    assert target is not None
     if devices.known_target(target) is None:
         name = target.lower()
         near = get_close_matches(name, GPUS) or get_close_matches(name, devices.SHORT.values(), 1, 0.85)

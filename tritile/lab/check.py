@@ -29,7 +29,7 @@ from tritile.runtime.ahead import Resources, resources
 from tritile.tune.arguments import check_arguments, check_grid, check_keywords, identified
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import KernelCall, checked_here, elsewhere, referred
-from tritile.tune.measure.outputs import OUTSIDE, READ_OUTSIDE, WRONG
+from tritile.tune.measure.outputs import OUTSIDE, WRONG
 from tritile.tune.measure.shipping import Shipment, StandIn, described, stood_in, unpack
 from tritile.tune.measure.workers import Workers
 
@@ -152,9 +152,8 @@ def _here(call: KernelCall, configs: list[triton.Config]) -> Results:
                 results[key] = checked_here(call, config)
             except TuningError as wrong:
                 results[key] = wrong
-                is_outside = any(word in str(wrong) for word in (OUTSIDE, READ_OUTSIDE))
                 dtypes = {dtype for _, dtype in call.problem.dtypes}
-                if call.device == HOST and not is_outside and _MISCOMPUTED & dtypes:
+                if call.device == HOST and OUTSIDE not in str(wrong) and _MISCOMPUTED & dtypes:
                     results[key] = TuningError(f"{wrong}; {_ADVICE}")
         yield config, results[key]
 
@@ -239,7 +238,7 @@ def _judged(
         reason = f"at {label}: {excess}" if excess else ""
         return CheckedConfig(config, "failed" if excess else "compiled", None, reason, *map(max, new, old))
     if isinstance(result, TuningError):
-        is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE, READ_OUTSIDE))
+        is_wrong = any(word in str(result) for word in (WRONG, OUTSIDE))
         return CheckedConfig(config, "wrong" if is_wrong else "failed", None, f"at {label}: {result}")
     errors = [each for each in (result, before and before.error) if each is not None]
     return CheckedConfig(config, "right", max(errors, default=None))

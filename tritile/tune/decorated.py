@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,7 +49,6 @@ from tritile.tune.measure.bench import Screened, Stage, Subject, Taken
 from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
 from tritile.tune.measure.outputs import (
     OUTSIDE,
-    READ_OUTSIDE,
     WRONG,
     error_of,
     overlap,
@@ -261,21 +260,10 @@ def _shows_accesses(call: KernelCall) -> bool:
 
 
 def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Config) -> None:
-    """Launch in the interpreter. Raises TuningError ahead of the first access outside of the call's tensors.
-
-    Other memory is left alone where an argument holds an address as a number.
-    """
+    """Launch in the interpreter. Raises TuningError ahead of the first access outside the call's tensors."""
     strays: list[str] = []
-    tensors = [tensor for value in call.named.values() for tensor in tensors_of(value)]
-    covered = memory.covered(tensors)
-    numbers = [tensor.numpy().ravel() for tensor in tensors if tensor.dtype in (torch.int64, torch.uint64)]
-    numbers.append(
-        np.array([v for v in call.named.values() if type(v) is int and 0 < v < 1 << 64], dtype=np.uint64)
-    )
-    is_free = any(bool(are_mapped(each.astype(np.uint64)).any()) for each in numbers)
-    is_free |= any(
-        hasattr(value, "data_ptr") for value in call.named.values() if not isinstance(value, torch.Tensor)
-    )
+    covered = memory.covered(tensor for value in call.named.values() for tensor in tensors_of(value))
+    is_free = _has_address(call.named.values())
 
     def see(addresses: np.ndarray, mask: np.ndarray | None, size: int, is_written: bool) -> None:
         used = addresses.ravel()
@@ -283,7 +271,8 @@ def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Con
             used = used[np.broadcast_to(mask, addresses.shape).ravel().astype(bool)]
         stray = memory.stray(used, size, is_written, covered, is_free)
         if stray is not None:
-            strays.append(f"{OUTSIDE if is_written else READ_OUTSIDE}: {_place_of(stray, call.named)}")
+            how = "wrote" if is_written else "read"
+            strays.append(f"{how} {OUTSIDE}: {_place_of(stray, call.named)}")
             raise TuningError(strays[0])
 
     try:
@@ -293,6 +282,19 @@ def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Con
         if strays:  # the interpreter has wrapped it
             raise TuningError(strays[0]) from None
         raise
+
+
+def _has_address(values: Iterable[Any]) -> bool:
+    """True if an argument is the address of memory, or holds one: a number, a tensor, or another object."""
+    for value in values:
+        if not isinstance(value, torch.Tensor) and hasattr(value, "data_ptr"):
+            return True
+        found = [t.numpy().ravel() for t in tensors_of(value) if t.dtype in (torch.int64, torch.uint64)]
+        if type(value) is int and 0 < value < 1 << 64:
+            found = [np.array([value], dtype=np.uint64)]
+        if any(bool(are_mapped(each.astype(np.uint64)).any()) for each in found):
+            return True
+    return False
 
 
 def _place_of(address: int, named: Named) -> str:
@@ -322,7 +324,7 @@ def _checked_within_guards(
         patterns.append(NUMBERS)
     while memory is not None:
         if not memory.whole():
-            raise TuningError(OUTSIDE)
+            raise TuningError(f"wrote {OUTSIDE}")
         if _shows_accesses(own) or not patterns:
             break
         del own, memory  # ahead of the next copies

@@ -8,8 +8,7 @@ import torch
 from tritile.errors import TuningError
 
 WRONG: Final = "wrong answer"  # begins the reason of a config whose result differs
-OUTSIDE: Final = "wrote outside the memory of its arguments"
-READ_OUTSIDE: Final = "read outside the memory of its arguments"
+OUTSIDE: Final = "outside the memory of its arguments"  # behind "wrote" or "read"
 # A NaN that arithmetic gives of itself alone, by bytes of an element, and the integers of as many bytes.
 _NAN: Final = {
     2: (0x7FD5, torch.int16), 4: (0x7FD5A5A5, torch.int32), 8: (0x7FFD5A5A5A5A5A5A, torch.int64)
@@ -96,10 +95,10 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
     if error > allowed:
         at = _place(errors > allowed)
         values = got[tuple(at)].item(), right[tuple(at)].item()
-        mine, wanted = (f"{value:.6g}" for value in values)
-        if not got.dtype.is_floating_point or mine == wanted:
-            mine, wanted = map(str, values)
-        first = f"{name}{at or ''} is {mine}, and {wanted} is right"
+        short, expected = (f"{value:.6g}" for value in values)
+        if not got.dtype.is_floating_point or short == expected:
+            short, expected = map(str, values)
+        first = f"{name}{at or ''} is {short}, and {expected} is right"
         if not got.dtype.is_floating_point:
             raise TuningError(f"{WRONG}: {first}")
         limit = f"above {'the default ' * (tolerance is None)}tolerance={allowed:.3g}"
