@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tritile.core.threads import library_lock
+from tritile.core.threads import interpreter_lock
 from tritile.lab.traffic import SECTOR
 
 # Called with the program, the address of each element of a tile, its mask, and bytes of an element.
@@ -31,7 +31,7 @@ def watched(on_load: Watcher, on_store: Watcher) -> Iterator[None]:
         return seen
 
     def patch(load: Any, store: Any) -> None:
-        with library_lock:  # waits until no other thread is in an access
+        with interpreter_lock:  # waits until no other thread is in an access
             InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load, store
 
     patch(watching(before[0], on_load, 0), watching(before[1], on_store, 1))

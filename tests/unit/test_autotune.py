@@ -304,6 +304,35 @@ def test_two_threads_measure_once(monkeypatch):
     assert (bench.measured, len(searches)) == ([64, 128, 256], 1)
 
 
+def test_a_grid_may_call_a_kernel_that_another_thread_measures():
+    """The one that runs waits for the measurement, which needs the interpreter."""
+    in_grid, measuring = threading.Event(), threading.Event()
+    used, x = torch.zeros(1, dtype=torch.int32), torch.randn(3, 50)
+    outs = [torch.empty_like(x) for _ in range(3)]
+
+    def bench(call, quantiles):
+        measuring.set()
+        assert in_grid.wait(30)
+        call()
+        return [1.0, 1.0, 1.0]
+
+    measured, running = tuned(bench, mode="tune"), tuned(Bench(), 64, mode="off")
+
+    def grid(named):
+        in_grid.set()
+        measured[(3,)](x, outs[0], used, 50)
+        return (3,)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(lambda: measured[(3,)](x, outs[1], used, 50))
+        assert measuring.wait(30)
+        two = pool.submit(lambda: running[grid](x, outs[2], used, 50))
+        for each in (one, two):
+            each.result(60)
+    for out in outs:
+        torch.testing.assert_close(out, x.softmax(-1))
+
+
 @triton.jit
 def called(x):
     return x

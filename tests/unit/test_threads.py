@@ -1,4 +1,4 @@
-"""What several threads want at the same time is done once: by any of them, and a search in mode "tune"."""
+"""What threads share: work that is done once, the interpreter, and nothing else that one waits for."""
 
 import contextlib
 import multiprocessing
@@ -8,23 +8,43 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
 
 import tritile
+from tests.mock_gpu import recording
 from tritile.core import settings, threads
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
-from tritile.core.threads import import_late, library_lock, once
+from tritile.core.threads import import_late, interpreter_lock, once
 from tritile.errors import TuningError
 from tritile.families.matmul_tile import family as tile
 from tritile.families.registry import FAMILIES
 from tritile.ops import request as ops_request
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
+from tritile.runtime.compiles import compiles_heard, compiles_refused
+from tritile.runtime.launch import At
+from tritile.tune import now
+from tritile.tune.measure import workers
 
 DEVICE = replace(TARGETS["nvidia-h200"], name="a GPU without a table")
 PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")
 THREADS = 8
+PATIENCE_S = 30.0
+
+
+@triton.jit
+def first_kernel(out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, BLOCK), 1)
+
+
+@triton.jit
+def second_kernel(out_ptr, BLOCK: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, BLOCK), 2)
 
 
 @pytest.fixture
@@ -63,9 +83,18 @@ def another_thread(call):
         thread.join()
 
 
-def compile_for_long(wait):
-    with library_lock:
+def interpret_for_long(wait):
+    with interpreter_lock:
         wait()
+
+
+def ends(call):
+    """True if a new thread gets through a call, however another one is held up."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(call()), daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    return bool(done)
 
 
 def exit_code(child):
@@ -123,19 +152,19 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent():
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_child_forked_while_another_thread_compiles_has_a_free_lock(monkeypatch):
+def test_a_child_forked_while_another_thread_interprets_has_a_free_lock(monkeypatch):
     monkeypatch.setattr(threads, "WAIT_S", 0.01)
-    with another_thread(compile_for_long):
-        assert not library_lock.acquire(timeout=0)
-        assert exit_code(lambda: None if library_lock.acquire(timeout=0) else exit(1)) == 0
-    assert library_lock.acquire(timeout=0)
-    library_lock.release()
+    with another_thread(interpret_for_long):
+        assert not interpreter_lock.acquire(timeout=0)
+        assert exit_code(lambda: None if interpreter_lock.acquire(timeout=0) else exit(1)) == 0
+    assert interpreter_lock.acquire(timeout=0)
+    interpreter_lock.release()
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_waits_for_what_ends_soon(monkeypatch):
     monkeypatch.setattr(threads, "WAIT_S", 60.0)
-    with another_thread(compile_for_long) as go_on:
+    with another_thread(interpret_for_long) as go_on:
         threading.Timer(0.1, go_on.set).start()
         assert exit_code(lambda: None if go_on.is_set() else exit(1)) == 0
 
@@ -144,7 +173,7 @@ def test_what_imports_the_language_waits_for_another_thread():
     """The interpreter patches triton.language in place, and Gluon keeps what it finds there."""
     found = []
     thread = threading.Thread(target=lambda: found.append(import_late("tests.launched")))
-    with another_thread(compile_for_long):
+    with another_thread(interpret_for_long):
         thread.start()
         thread.join(0.1)
         assert found == []
@@ -182,3 +211,86 @@ def test_of_threads_that_meet_a_new_problem_one_searches(monkeypatch):
     plans = together(plan)
     assert len(searches) == 1
     assert {(found.config, found.source) for found in plans} == {(config, "exact")}
+
+
+def test_threads_that_would_wait_for_each_other_both_do_the_work():
+    barrier = threading.Barrier(3)
+
+    def call(own, other):
+        return once(own, lambda: (barrier.wait() and None) or once(other, lambda: f"{own}, {other}"))
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(call, own, other) for own, other in ("ab", "bc", "ca")]
+        assert {future.result(PATIENCE_S).partition(", ")[2] for future in futures} <= {"a", "b", "c"}
+    assert not threads._waiting
+    assert not threads._under_way
+
+
+def test_a_warm_launch_waits_for_no_compile(monkeypatch, tmp_path):
+    """One thread is held up inside a compile; another launches a warm kernel, and compiles a third."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    out = At(1 << 20, torch.int32)
+
+    def decorated(kernel, *blocks):
+        return tritile.autotune([triton.Config({"BLOCK": block}) for block in blocks], [], mode="off")(kernel)
+
+    warm, cold = decorated(first_kernel, 64), decorated(second_kernel, 64, 128)
+    with recording(TARGETS["nvidia-h200"], records=False), knobs.compilation.scope():
+        warm[(1,)](out)
+
+        def compile_for_long(wait):
+            knobs.compilation.listener = lambda **compiled: wait()
+            cold[(1,)](out)
+
+        with another_thread(compile_for_long):
+            knobs.compilation.listener = None
+            assert ends(lambda: warm[(1,)](out) or True)
+            assert ends(lambda: decorated(first_kernel, 256)[(1,)](out) or True)
+        knobs.compilation.listener = None
+
+
+def test_threads_hear_and_refuse_compiles_side_by_side():
+    times = knobs.CompileTimes(1_000_000, [("ptx", 500_000)], 0)
+
+    def held(wait):
+        with compiles_heard() as seconds, compiles_refused("a kernel", "warm it"):
+            wait()
+            assert seconds == []
+
+    def heard():
+        with compiles_heard() as seconds, compiles_heard() as inner:
+            knobs.compilation.listener(cache_hit=False, times=times)
+            return seconds == inner == [1.5]
+
+    with another_thread(held):
+        found = []
+        assert ends(lambda: found.append(heard()) or True)
+        assert found == [True]
+        assert knobs.cache.manager_class is not None
+    assert knobs.compilation.listener is None
+    assert "manager_class" not in vars(knobs.cache)
+
+
+def test_gpus_tune_side_by_side_and_one_gpu_in_turns(monkeypatch):
+    class Shop:
+        def __init__(self, gpu):
+            self.gpu = gpu
+
+    monkeypatch.setattr(workers, "Workshop", Shop)
+    monkeypatch.setattr(workers, "_lendings", {}, raising=False)
+    monkeypatch.setattr(workers, "_IDLE_S", 1e6)
+    for name in ("device", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_: contextlib.nullcontext())
+
+    def borrow(gpu, wait=lambda: None):
+        with workers.borrowed(gpu) as shop, now._alone(gpu):
+            wait()
+            return shop.gpu == gpu
+
+    with another_thread(lambda wait: borrow(0, wait)):
+        assert ends(lambda: borrow(1))
+        assert not workers._lendings[0].lock.acquire(timeout=0)
+    assert ends(lambda: borrow(0))
+    for lending in workers._lendings.values():
+        lending.idle.cancel()

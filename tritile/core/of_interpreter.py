@@ -4,16 +4,14 @@ An adapter like `of_triton`: it names what Triton does not document. No kernel i
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from triton.runtime import interpreter as _interpreter
 
 # Called with addresses, which of them are used (None for all), the bytes of an element, and if it is written.
 See = Callable[[np.ndarray, np.ndarray | None, int, bool], None]
-_LOCK: Final = threading.RLock()  # the interpreter has one memory for all threads
 
 
 class _Watched:
@@ -44,11 +42,13 @@ class _Watched:
 
 @contextlib.contextmanager
 def watched(see: See) -> Iterator[None]:
-    """Call `see` ahead of each access of kernels that are interpreted inside the `with`: it may raise."""
-    with _LOCK:
-        memory = _interpreter._interpreter
-        _interpreter._interpreter = _Watched(memory, see)
-        try:
-            yield
-        finally:
-            _interpreter._interpreter = memory
+    """Call `see` ahead of each access of kernels that are interpreted inside the `with`: it may raise.
+
+    The interpreter has one memory for all threads: to be called under `core.threads.interpreter_lock`.
+    """
+    memory = _interpreter._interpreter
+    _interpreter._interpreter = _Watched(memory, see)
+    try:
+        yield
+    finally:
+        _interpreter._interpreter = memory

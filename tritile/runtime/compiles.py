@@ -13,12 +13,16 @@ from triton import knobs
 from tritile.core.log import is_logged, log
 from tritile.core.of_triton import FileCacheManager
 from tritile.core.settings import current_mode
-from tritile.core.threads import library_lock
+from tritile.core.threads import at_fork
 from tritile.errors import NotCompiledError
 
 # Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in
 # 3.10, and with it the bits of results.
 OPTIONS: Final = {"enable_fp_fusion": True}
+
+_MISSING: Final = object()
+_knobs_lock: Final = threading.RLock()  # held to replace a knob of Triton, and not while anything compiles
+at_fork(_knobs_lock)
 
 _asking: ContextVar[tuple[str, str]] = ContextVar("tritile_asking", default=("", ""))
 _decorated: Final["weakref.WeakSet[Callable[..., Any]]"] = weakref.WeakSet()
@@ -48,7 +52,7 @@ def listen() -> None:
     global _listening, _others
     if _listening or not is_logged("compile", logging.INFO):
         return
-    with library_lock:
+    with _knobs_lock:
         if not _listening:
             _listening, _others = True, knobs.compilation.listener
             knobs.compilation.listener = _heard
@@ -81,62 +85,123 @@ def _config_text(source: Any, metadata: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in (*constexprs, *options))
 
 
+class _OfThread(threading.local):
+    """What the compiles of a thread are subject to."""
+
+    heard: tuple[list[float], ...] = ()  # lists that grow by the seconds of each
+    refusal: NotCompiledError | None = None
+
+
+_thread = _OfThread()
+
+
+class _Replaced:
+    """Replace a knob of Triton, one for all threads, while any of them is inside `in_place`.
+
+    `make` returns the replacement. It is given what the knob was, and a test of whether a replacement is
+    still in use: a user's own listener may go on calling an old one.
+    """
+
+    def __init__(self, knobs: Any, name: str, make: Callable[[Any, Callable[[Any], bool]], Any]) -> None:
+        self._knobs, self._name, self._make = knobs, name, make
+        self._users = 0
+        self._before: Any = _MISSING
+        self._own: Any = None
+
+    def _counts(self, own: Any) -> bool:
+        return own is self._own
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        with _knobs_lock:
+            set_to = vars(self._knobs).get(self._name, _MISSING)
+            if self._own is None or set_to is not self._own:  # or a user has set another meanwhile
+                self._before = set_to
+                self._own = self._make(getattr(self._knobs, self._name), self._counts)
+                setattr(self._knobs, self._name, self._own)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with _knobs_lock:
+                self._users -= 1
+                if not self._users:
+                    if vars(self._knobs).get(self._name) is self._own:  # else what a user has set stays
+                        if self._before is _MISSING:
+                            delattr(self._knobs, self._name)
+                        else:
+                            setattr(self._knobs, self._name, self._before)
+                    self._before, self._own = _MISSING, None
+
+
+def _hearing(before: Any, counts: Callable[[Any], bool]) -> Callable[..., None]:
+    def listener(*args: Any, **compiled: Any) -> None:
+        if not compiled["cache_hit"] and counts(listener):
+            for seconds in _thread.heard:
+                seconds.append(compiled["times"].total / 1e6)
+        if before is not None:
+            before(*args, **compiled)
+
+    return listener
+
+
+def _looking(before: Any, counts: Callable[[Any], bool]) -> type:
+    keeper: Any = before or FileCacheManager
+
+    class Looking(keeper):  # type: ignore[misc]
+        """Triton looks into its cache before it compiles anything."""
+
+        def __init__(self, *args: Any, **words: Any) -> None:
+            try:
+                super().__init__(*args, **words)
+            except OSError as reason:  # the key is not there, and Triton may not make its folder
+                raise (_thread.refusal or reason) from reason
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            found: dict[str, str] | None = super().get_group(filename)
+            compiles = filename not in (found or {}) or knobs.compilation.always_compile
+            if compiles and _thread.refusal is not None:
+                raise _thread.refusal
+            return found
+
+    return Looking
+
+
+_listener: Final = _Replaced(knobs.compilation, "listener", _hearing)
+_cache: Final = _Replaced(knobs.cache, "manager_class", _looking)
+
+
 @contextlib.contextmanager
 def compiles_heard() -> Iterator[list[float]]:
     """Yield a list that grows by the seconds of each compile that this thread asks for inside the `with`.
 
     A kernel found in Triton's cache, in memory or on disk, is not a compile. A listener that is already set
-    still hears everything, and is restored afterwards. Other threads of tritile compile and prepare before or
-    after.
+    still hears everything, and is restored afterwards.
     """
     seconds: list[float] = []
-    thread = threading.get_ident()
-
-    def listener(*args: Any, **compiled: Any) -> None:
-        if not compiled["cache_hit"] and threading.get_ident() == thread:
-            seconds.append(compiled["times"].total / 1e6)
-        if before is not None:
-            before(*args, **compiled)
-
-    with library_lock:
-        before = knobs.compilation.listener
-        knobs.compilation.listener = listener
+    before = _thread.heard
+    with _listener.in_place():
+        _thread.heard = (*before, seconds)
         try:
             yield seconds
         finally:
-            if knobs.compilation.listener is listener:  # else another was set meanwhile, and stays
-                knobs.compilation.listener = before
+            _thread.heard = before
 
 
 @contextlib.contextmanager
 def compiles_refused(what: str, advice: str) -> Iterator[None]:
     """Raise NotCompiledError where this thread asks Triton for a kernel that its cache does not hold.
 
-    Triton looks into its cache before it compiles anything. A kernel found there, or in memory, is not a
-    compile. `what` names the kernel and `advice` says what to run. Other threads of tritile compile and
-    prepare before or after.
+    A kernel found there, or in memory, is not a compile. `what` names the kernel and `advice` says what to
+    run.
     """
-    thread = threading.get_ident()
-    error = NotCompiledError(f"mode is strict, and {what} is not compiled: {advice}")
-    keeper: Any = knobs.cache.manager_class or FileCacheManager
-
-    class Looking(keeper):  # type: ignore[misc]
-        def __init__(self, *args: Any, **words: Any) -> None:
-            try:
-                super().__init__(*args, **words)
-            except OSError as reason:  # the key is not there, and Triton may not make its folder
-                raise (error if threading.get_ident() == thread else reason) from reason
-
-        def get_group(self, filename: str) -> dict[str, str] | None:
-            found: dict[str, str] | None = super().get_group(filename)
-            compiles = filename not in (found or {}) or knobs.compilation.always_compile
-            if compiles and threading.get_ident() == thread:
-                raise error
-            return found
-
-    with library_lock, knobs.cache.scope():
-        knobs.cache.manager_class = Looking
-        yield
+    before = _thread.refusal
+    with _cache.in_place():
+        _thread.refusal = NotCompiledError(f"mode is strict, and {what} is not compiled: {advice}")
+        try:
+            yield
+        finally:
+            _thread.refusal = before
 
 
 def as_mode_asks(what: str, advice: str) -> contextlib.AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from tritile.core import device as devices
 from tritile.core.call import Call, Memory
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
-from tritile.core.threads import import_late, library_lock
+from tritile.core.threads import import_late, interpreter_lock
 from tritile.errors import NotCompiledError, TuningError, brief
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.work import ALIGNMENT, laid_out, pieces_of, work_of
@@ -74,8 +74,7 @@ def _workspaces(work: Work, make: Callable[[Section], Any]) -> dict[str, Any]:
 def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
     args = {name: _bound(value, buffers) for name, value in step.args.items()}
     options = {name: value for name, value in step.options.items() if value or name != "launch_pdl"}
-    with library_lock:
-        return step.kernel.warmup(**args, grid=step.grid, **OPTIONS, **options)
+    return step.kernel.warmup(**args, grid=step.grid, **OPTIONS, **options)
 
 
 def compiles_of(call: Call, config: Config, device: devices.Device) -> Iterator[Callable[[], Any]]:
@@ -223,5 +222,5 @@ def run_interpreted(call: Call, config: Config) -> None:
     buffers = {memory.buffer: memory.tensor for memory in call.memory} | scratch
     for step in work.steps:
         args = {name: _bound(value, buffers) for name, value in step.args.items()}
-        with library_lock:
+        with interpreter_lock:
             step.kernel[step.grid](**args)

@@ -32,7 +32,7 @@ from tritile.core.of_triton import AutotunerError, InterpretedFunction, JITFunct
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
-from tritile.core.threads import library_lock, once
+from tritile.core.threads import interpreter_lock, once
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, UntunedWarning, callers_level
 from tritile.planning.kernel_table import kernel_problem, kernel_tables
@@ -143,10 +143,12 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
         try:
+            if self.interpreted:
+                with interpreter_lock:
+                    return self.fn.run(*args, **kwargs, **options)
             if mode == "strict":
                 return self._launched_strictly(args, kwargs, config)
-            with library_lock:
-                return self.fn.run(*args, **kwargs, **options)
+            return self.fn.run(*args, **kwargs, **options)
         except TypeError:
             # An argument that the config sets, too?
             arguments.check_conflicts(self.base_fn, self.space or self._configs, args, kwargs)
@@ -215,7 +217,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         aligned = tuple(each.data_ptr() % 16 for each in values if getattr(each, "is_cuda", False))
         types, index = tuple(map(type, values)), devices.current_index()
         call = aligned, types, key_part(values), key_part((*options.items(),)), index
-        if self.interpreted or call in self._compiled:
+        if call in self._compiled:
             return self.fn.run(*args, **kwargs, **options)
         what = f"{self.base_fn.__qualname__} with {config}"
         with compiles_refused(what, "call it once in another mode, and keep the folder TRITON_CACHE_DIR"):

@@ -31,6 +31,7 @@ from tritile.core.of_interpreter import watched
 from tritile.core.of_triton import handles_of, time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
+from tritile.core.threads import interpreter_lock
 from tritile.errors import (
     InvalidValueError,
     IsolationWarning,
@@ -123,7 +124,8 @@ class KernelCall:
         settings = own.all_kwargs()
         if own.pre_hook is not None:
             own.pre_hook(self.named | settings)
-        return self.fn.run(*self.args, **(self.kwargs | settings | options))
+        fn = _InTurns(self.fn) if self.device == HOST else self.fn
+        return fn.run(*self.args, **(self.kwargs | settings | options))
 
     def reset(self, config: Config | triton.Config) -> None:
         """Prepare the tensors for a launch: by `pre_hook`, with what the config sets, or `reset_to_zero`."""
@@ -140,6 +142,17 @@ class KernelCall:
     def compile(self, config: Config | triton.Config) -> None:
         """Compile as `compiled` does. Raises TuningError, too, where the GPU has too little shared memory."""
         check_fits(self.compiled(config), self.device)
+
+
+class _InTurns:
+    """Launch a kernel in Triton's interpreter, which runs one at a time."""
+
+    def __init__(self, fn: Any) -> None:
+        self._fn = fn
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with interpreter_lock:
+            return self._fn.run(*args, **kwargs)
 
 
 def _zero(named: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -276,7 +289,7 @@ def _launch_within(memory: Memory, call: KernelCall, config: Config | triton.Con
             raise TuningError(strays[0])
 
     try:
-        with watched(see):
+        with interpreter_lock, watched(see):
             call.launch(config)
     except Exception:
         if strays:  # the interpreter has wrapped it
@@ -469,6 +482,8 @@ class _InThisProcess:
 
     def __init__(self, tuner: "Autotuner", call: KernelCall) -> None:
         self.call, self.bench = call, tuner.holding(call.args)
+        if tuner.interpreted:
+            self.bench.fn = _InTurns(tuner.fn)
         self.timings: dict[triton.Config, list[float]] = {}  # milliseconds, as the benchmark gave them
         # Triton's own hooks take no None and no tuple for a tensor.
         names = () if call.pre_hook is not None else call.restore_value

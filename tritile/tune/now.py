@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -34,8 +34,9 @@ from tritile.tune.subject.operands import run_of
 from tritile.tune.subject.problem import task_of
 from tritile.tune.subject.race import calls_of, flusher, raced
 
-_racing: Final = threading.RLock()
-at_fork(_racing)
+_racing: Final[dict[int, Any]] = {}  # by GPU
+_fp32: Final = threading.RLock()  # held while torch computes in a precision of ours: one setting for all GPUs
+at_fork(_fp32)
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
@@ -95,7 +96,7 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     both, us, failures = (best.config, aten.CONFIG), None, list[str]()
     precision = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
     try:
-        with _alone(gpu), answers.torch_fp32(precision):
+        with _alone(gpu), _fp32, answers.torch_fp32(precision):
             flush, calls = flusher(device), calls_of(problem, device)
             samples = raced(problem, calls, both, flush, Queued, lambda _, why: failures.append(why))
         if not failures:
@@ -109,8 +110,8 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
 
 @contextlib.contextmanager
 def _alone(gpu: int) -> Iterator[None]:
-    """Measure alone: one thread at a time, the program's random state kept."""
-    with _racing, torch.cuda.device(gpu), torch.random.fork_rng([gpu]):
+    """Measure alone: one thread at a time on a GPU, the program's random state kept."""
+    with _racing.setdefault(gpu, threading.RLock()), torch.cuda.device(gpu), torch.random.fork_rng([gpu]):
         try:
             yield
         finally:

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn, Self
 
@@ -447,43 +447,51 @@ class Workshop(Workers):
             self._screened = 0
 
 
-_lock = threading.RLock()
-_shops: dict[int, Workshop] = {}
-_idle: dict[int, threading.Timer] = {}
+@dataclass
+class _Lending:
+    """The workshop of one GPU, for one borrower at a time, and what ends it once it is idle."""
+
+    lock: Any = field(default_factory=threading.RLock)
+    shop: Workshop | None = None
+    idle: threading.Timer | None = None
+
+
+_lendings: dict[int, _Lending] = {}  # by GPU; `setdefault` of a dictionary is atomic
 
 
 @contextlib.contextmanager
 def borrowed(gpu: int) -> Iterator[Workshop]:
-    """Lend this process's workshop for a GPU to one borrower at a time; close it after half a minute idle."""
-    with _lock:
-        if gpu in _idle:
-            _idle.pop(gpu).cancel()
-        if gpu not in _shops:
-            _shops[gpu] = Workshop(gpu)
+    """Lend this process's workshop for a GPU to one borrower at a time; close it after half a minute idle.
+
+    Workshops of several GPUs work side by side.
+    """
+    lending = _lendings.setdefault(gpu, _Lending())
+    with lending.lock:
+        if lending.idle is not None:
+            lending.idle.cancel()
+        if lending.shop is None:
+            lending.shop = Workshop(gpu)
         try:
-            yield _shops[gpu]
+            yield lending.shop
         finally:
-            _idle[gpu] = threading.Timer(_IDLE_S, _retire, (gpu,))
-            _idle[gpu].daemon = True
-            _idle[gpu].start()
+            lending.idle = threading.Timer(_IDLE_S, _retire, (lending,))
+            lending.idle.daemon = True
+            lending.idle.start()
 
 
-def _retire(gpu: int) -> None:
-    with _lock:
-        if _idle.get(gpu) is threading.current_thread():
-            del _idle[gpu]
-            _shops.pop(gpu).close()
+def _retire(lending: _Lending) -> None:
+    with lending.lock:
+        if lending.idle is threading.current_thread() and lending.shop is not None:
+            shop, lending.shop, lending.idle = lending.shop, None, None
+            shop.close()
 
 
 def _after_fork() -> None:
     """Forget workshops in a forked process: their processes are the parent's, and end with it alone."""
-    global _lock
-    _lock = threading.RLock()
-    for shop in _shops.values():
-        if shop._connection is not None:
-            shop._connection.close()
-    _shops.clear()
-    _idle.clear()
+    for lending in _lendings.values():
+        if lending.shop is not None and lending.shop._connection is not None:
+            lending.shop._connection.close()
+    _lendings.clear()
 
 
 if hasattr(os, "register_at_fork"):
