@@ -105,6 +105,16 @@ def did_you_mean(name: object, names: abc.Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+def is_bug(error: BaseException) -> bool:
+    """True for an error in a program, tritile's or Triton's, which no other config would avoid.
+
+    Triton wraps what its compiler finds wrong with a kernel in errors of its own; drivers and assemblers raise
+    RuntimeError and ValueError. None of these is one.
+    """
+    kinds = AttributeError, ImportError, NameError, TypeError
+    return isinstance(error, kinds) and not isinstance(error, TritileError)
+
+
 def brief(error: BaseException) -> str:
     """Return an error's type and the line that says what is wrong, cut to 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]

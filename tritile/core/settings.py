@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -78,8 +79,36 @@ _NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name)
 _CHOSEN: Final = (_MODE.chosen, _INVARIANT.chosen, _ATEN.chosen)
 _DEFAULT: Final = _RULES["cached", False, True]
 
-# False from when a `with` chooses what a graph of torch's compiler cannot follow. Torch guards it.
+# False while any context, of any thread, holds a choice that a graph with torch's own product would miss.
+# torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar, so the choice of another
+# thread counts here, too: that graph then calls the operator, which reads the settings of its own context.
 may_lower = True
+_HELD: Final[set[int]] = set()  # the ids of all `_Held`
+_held_lock: Final = threading.RLock()  # reentrant: a collection may free a `_Held` while another is made
+
+
+class _Held:
+    """Keep `may_lower` False while it lives: as long as a context, or a copy such as a task's, refers to it."""
+
+    def __init__(self) -> None:
+        global may_lower
+        with _held_lock:
+            _HELD.add(id(self))
+            may_lower = False
+
+    def __del__(self, lock: Any = _held_lock, held: set[int] = _HELD) -> None:  # at exit, names are gone
+        global may_lower
+        with lock:
+            held.discard(id(self))
+            may_lower = not held
+
+
+_HOLDING: Final[ContextVar[_Held | None]] = ContextVar("tritile_holding", default=None)
+
+
+def _is_followed(setting: _Setting[Any], value: Any) -> bool:
+    """True if a graph with torch's own product is as good under this choice."""
+    return setting is _MODE and value in ("cached", "tune")
 
 
 class _Choosing(contextlib.ContextDecorator):
@@ -97,7 +126,10 @@ class _Choosing(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         self._is_used = True
-        self._tokens.append([(each.chosen, each.chosen.set(value)) for each, value in self._choices])
+        tokens: list[Any] = [(each.chosen, each.chosen.set(value)) for each, value in self._choices]
+        if not all(_is_followed(*choice) for choice in self._choices):
+            tokens.append((_HOLDING, _HOLDING.set(_Held())))
+        self._tokens.append(tokens)
 
     def __exit__(self, *_: object) -> None:
         for variable, token in self._tokens.pop():
@@ -181,14 +213,11 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
         >>> with tritile.mode("off", backends="triton"):
         ...     c = tritile.matmul(torch.ones(9, 9, device="cuda"), torch.ones(9, 9, device="cuda"))
     """
-    global may_lower
     choices: list[tuple[_Setting[Any], Any]] = []
     if name is not None or backends is None:
         choices.append((_MODE, _MODE.checked(name, "mode")))
     if backends is not None:
         choices.append((_ATEN, _ATEN.checked(backends, "backends")))
-    if name in ("off", "strict") or backends is not None:
-        may_lower = False
     return _Choosing(*choices)
 
 
@@ -217,10 +246,8 @@ def batch_invariant(on: bool = True) -> _Choosing:
     Raises:
         InvalidValueError: `on` is neither True nor False.
     """
-    global may_lower
     if not isinstance(on, bool):
         raise InvalidValueError(f"batch_invariant: on is {on!r}: expected True or False")
-    may_lower = may_lower and not on
     return _Choosing((_INVARIANT, on))
 
 

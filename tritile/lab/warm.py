@@ -28,6 +28,7 @@ from tritile.errors import (
     TuningError,
     UnsupportedError,
     brief,
+    is_bug,
 )
 from tritile.families import numerics
 from tritile.families.registry import FAMILIES
@@ -163,7 +164,9 @@ def _compiled(
                 found.update(compiled().hash for compiled in compiles_for(problem, config, device))
         except NotCompiledError:
             return found, "is not compiled"
-        except Exception as error:  # a config that does not fit may raise anything
+        except Exception as error:  # a config that does not fit may raise many kinds
+            if is_bug(error):
+                raise
             return found, brief(error)
     return found, None
 

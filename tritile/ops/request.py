@@ -295,10 +295,10 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
     Where the planned config does not compile or load here, the next configs of the model are tried.
 
     Raises:
-        UnsupportedError: no config runs.
+        UnsupportedError: no config runs; its cause is the last config's error.
         NotCompiledError: something would have to be compiled, in mode "strict".
     """
-    device, failures = devices.gpu(call.tensors[0].device.index), []
+    device, failures = devices.gpu(call.tensors[0].device.index), list[TuningError]()
     label = f"{call.problem.label} on {device.name}"
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
@@ -308,10 +308,11 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
             with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
                 return launch.prepare(call, config)
         except TuningError as error:
-            failures.append(why := str(error))
+            failures.append(error)
             facts = {"problem": call.problem.label, "config": str(config), "device": device.name}
-            log("compile", logging.WARNING, **facts, failure=why)
-    raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}")
+            log("compile", logging.WARNING, **facts, failure=str(error))
+    why = "; ".join(map(str, failures[:3]))
+    raise UnsupportedError(f"no config runs {label}: {why}") from next(reversed(failures), None)
 
 
 # --- Host memory, and the interpreter ---

@@ -23,7 +23,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.of_triton import assembler, driven_by
 from tritile.core.problem import Tiled
-from tritile.errors import TuningError, brief
+from tritile.errors import TuningError, brief, is_bug
 from tritile.runtime.compiles import asking
 from tritile.runtime.launch import compiles_of
 
@@ -70,12 +70,14 @@ def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
 
     If a call launches several kernels, return the one that computes. Not for use while another thread
     launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
-    where the compiler refuses.
+    where the compiler refuses. A programming error passes.
     """
     with compiling_for(device):
         try:
             return [compiled() for compiled in compiles_for(problem, config, device)][-1]
-        except Exception as error:  # a compiler may raise anything, and all of it means "refused"
+        except Exception as error:  # compilers raise many kinds, which mean "refused"
+            if is_bug(error):
+                raise
             raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
 
 

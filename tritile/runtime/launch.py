@@ -18,7 +18,7 @@ from tritile.core.call import Call, Memory
 from tritile.core.config import Config
 from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, interpreter_lock
-from tritile.errors import NotCompiledError, TuningError, brief
+from tritile.errors import NotCompiledError, TuningError, brief, is_bug
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
 from tritile.families.work import ALIGNMENT, laid_out, pieces_of, work_of
 from tritile.runtime.compiles import OPTIONS
@@ -184,7 +184,7 @@ def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
     """Compile for the GPU that the call's tensors are on, and load.
 
     Raises TuningError where the config does not compile, or asks for more than the GPU has, and
-    NotCompiledError where compiles are refused.
+    NotCompiledError where compiles are refused. A programming error passes.
     """
     index, pieces = call.tensors[0].device.index, []
     for piece, work in pieces_of(call, config, devices.gpu(index)):
@@ -211,7 +211,9 @@ def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Lau
             return Launch(work, kernels, tensors, index)
         except NotCompiledError:
             raise
-        except Exception as error:  # compilers and drivers raise anything; all of it means "not this one"
+        except Exception as error:  # compilers and drivers raise many kinds, which mean "not this one"
+            if is_bug(error):
+                raise
             raise TuningError(f"{fault}: {brief(error)}") from error
 
 

@@ -458,10 +458,10 @@ def elsewhere(call: KernelCall) -> Iterator[tuple[Workshop, KernelSubject]]:
             yield shop, KernelSubject(call.problem, call.device, call.source, shipment)
 
 
-def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> None:
+def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> TuningError | None:
     """Measure the configs of a call in processes of its own, on copies of its memory.
 
-    Raises UnsupportedError where the call cannot be sent, or does not run there.
+    Returns the last config's error where none works. Raises UnsupportedError where the call cannot be sent, or does not run there.
     """
     try:
         with elsewhere(call) as (shop, subject):
@@ -469,7 +469,8 @@ def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> N
     except OSError as error:  # no folder for temporary files, or no process
         raise UnsupportedError(f"it cannot run in another process: {brief(error)}") from error
     if tuned.best is None and not tuned.trials:  # no config was tried, so none of them is at fault
-        raise UnsupportedError(f"it cannot run in another process: {tuned.failure}")
+        raise UnsupportedError(f"it cannot run in another process: {tuned.failure}") from tuned.cause
+    return tuned.cause
 
 
 # In this process.
@@ -552,6 +553,7 @@ class _Tuning:
         self.tuner, self.call, self.trials, self.rules = tuner, call, trials, rules
         self.task = Task(KernelSubject(call.problem, call.device, call.source), space, dict(trials))
         self.listed = call.configs.keys() if isinstance(space, Listed) else set[Config]()
+        self.cause: TuningError | None = None  # the last config's error, where none works
         self.new, self.since = 0, time.monotonic()
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
 
@@ -572,7 +574,7 @@ class _Tuning:
         hang here.
         """
         try:
-            tuned_elsewhere(self.call, self.task, self.rules, logged(self.keep))
+            self.cause = tuned_elsewhere(self.call, self.task, self.rules, logged(self.keep))
             failures = [trial.failure for trial in self.trials.values() if trial.failure]
             in_running = [text for text in failures if _failed_in_running(text)]
             hung = any(text.startswith("hung:") for text in failures)
@@ -590,6 +592,7 @@ class _Tuning:
         shop = _InThisProcess(self.tuner, self.call)
         trials = {c: t for c, t in self.trials.items() if not (t.failure and _failed_in_running(t.failure))}
         (tuned,) = tune([replace(self.task, trials=trials)], shop, self.rules, logged(self.keep))
+        self.cause = tuned.cause
         if tuned.best is not None:
             settings = self.call.config(tuned.best.config).all_kwargs()
             shop.bench.pre_hook(self.call.named | settings, reset_only=True)
@@ -638,7 +641,8 @@ def measured(
 
     Only configs without a trial in the store are measured, unless `force`. What failed for want of memory,
     hung or was lost is tried again, and all of it where nothing works. A search goes by `rules`, by default
-    those of `rules_of`. Raises TuningError, naming the reasons, where no config works.
+    those of `rules_of`. Raises TuningError, naming the reasons, where no config works; its cause
+    is the last config's error.
     """
     rules = replace(rules or rules_of(tuner.space), by_trials=call.reference is None)
     space = tuner.space or Listed(call.configs)
@@ -647,16 +651,18 @@ def measured(
     if best_of(trials.values()) is None:
         trials = {}
     exact: dict[triton.Config, list[float]] = {}
+    cause: TuningError | None = None
     is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
     if is_unchecked or has_more(space, trials, rules):
         tuning = _Tuning(tuner, call, space, trials, rules)
         if not (tuner.isolate and call.device != HOST and tuning.in_other_processes()):
             exact = tuning.here()
         tuning.report()
+        cause = tuning.cause
     best = best_of(trials.values())
     if best is None:
         reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])
-        raise TuningError(f"no config works for {call.problem.label}: {reasons or 'none was tried'}")
+        raise TuningError(f"no config works for {call.problem.label}: {reasons or 'none was tried'}") from cause
     times = {call.config(config): [trial.time / 1e3] * 3 for config, trial in trials.items()}
     tuner.configs_timings = times | exact
     return call.config(best.config)

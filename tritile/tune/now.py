@@ -80,7 +80,7 @@ def searched_now(
     with borrowed(gpu) as shop:
         (tuned,) = tune([problem], device, shop, logged(store_of(device).add), rules, force)
     if tuned.best is None:
-        raise TuningError(f"{problem.label}: {tuned.failure}")
+        raise TuningError(f"{problem.label}: {tuned.failure}") from tuned.cause
     return tuned.best.config
 
 

@@ -75,7 +75,8 @@ class Task:
 class Tuned:
     """The outcome of tuning one problem: the best trial, or the `failure` to find one.
 
-    `trials`: configs measured now. `seconds`: since the operands were made.
+    `trials`: configs measured now. `seconds`: since the operands were made. `cause`: the last error, where
+    there is a `failure`.
     """
 
     problem: Problem
@@ -83,6 +84,7 @@ class Tuned:
     trials: int
     seconds: float
     failure: str | None = None
+    cause: TuningError | None = field(default=None, compare=False)
 
 
 def has_more(space: SearchSpace | Listed, trials: Mapping[Config, Trial], rules: Rules) -> bool:
@@ -129,6 +131,7 @@ class _Search:
         self.subject, self.trials = task.subject, dict(task.trials)
         self.fastest_us = min(self.tried.values(), default=math.inf)
         self.new = 0
+        self.last: TuningError | None = None  # of a config
         self.foreseen: set[Config] = set()  # configs whose checks were compiled ahead
         self.begun = False
         self.since = time.monotonic()  # when measuring could begin
@@ -144,9 +147,10 @@ class _Search:
         self.fastest_us = min(self.fastest_us, trial.time)
         self._remember(self.subject.digest(trial.config), trial)
 
-    def fail(self, config: Config, reason: str) -> None:
+    def fail(self, config: Config, error: WorkerError) -> None:
+        self.last = error
         trial = self.trials.get(config) or Trial(self.subject.problem, config, None)
-        self.keep(replace(trial, us=None, failure=reason, measured_utc=now()))
+        self.keep(replace(trial, us=None, failure=str(error), measured_utc=now()))
 
     def is_late(self) -> bool:
         """True if this problem's time is over, which is much longer where no config works yet."""
@@ -188,7 +192,7 @@ class _Search:
             return None if self.compiles else self._outcome()
         except TuningError as error:  # of its operands, not of one config
             self.abandon()
-            return Tuned(self.subject.problem, None, self.new, 0.0, str(error))
+            return Tuned(self.subject.problem, None, self.new, 0.0, str(error), error)
 
     def cancel(self) -> None:
         for future in self.compiles:
@@ -207,7 +211,7 @@ class _Search:
             return
         except WorkerError as refusal:
             self.new += 1
-            return self.fail(config, str(refusal))
+            return self.fail(config, refusal)
         self.new += 1
         spilled = None if taken.spills is None else 4 * taken.spills  # bytes
         used = (taken.registers, spilled, taken.shared)
@@ -220,7 +224,7 @@ class _Search:
         texts = {trial.failure for trial in self.trials.values() if trial.failure}
         reasons = "; ".join(sorted(texts)[:4]) or "none was tried"
         failure = None if winner else f"no config works: {reasons}"
-        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure)
+        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure, self.last if failure else None)
 
     def _ranked(self) -> list[Config]:
         """Race the fastest; return all configs that worked, the winner first.
@@ -256,7 +260,7 @@ class _Search:
         try:
             error = self.shop.check(self.subject, config)
         except WorkerError as wrong:
-            self.fail(config, str(wrong))
+            self.fail(config, wrong)
             return None
         trial = replace(self.trials[config], error=error)
         if trial != self.trials[config]:
