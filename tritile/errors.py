@@ -108,8 +108,8 @@ def did_you_mean(name: object, names: abc.Iterable[str]) -> str:
 def is_bug(error: BaseException) -> bool:
     """True for an error in a program, tritile's or Triton's, which no other config would avoid.
 
-    Triton wraps what its compiler finds wrong with a kernel in errors of its own; drivers and assemblers raise
-    RuntimeError and ValueError. None of these is one.
+    Triton wraps what its compiler finds wrong with a kernel in errors of its own. Drivers and assemblers
+    raise RuntimeError and ValueError.
     """
     kinds = AttributeError, ImportError, NameError, TypeError
     return isinstance(error, kinds) and not isinstance(error, TritileError)

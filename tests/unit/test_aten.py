@@ -4,9 +4,11 @@ Calls are made on host tensors that pass for a GPU's, so that torch really compu
 """
 
 import contextlib
+import contextvars
 import json
 import math
 import sqlite3
+import threading
 from dataclasses import replace
 
 import pytest
@@ -618,7 +620,6 @@ def facts(*tensors):
 @pytest.fixture
 def lowers(planned, monkeypatch):
     """Has every call that torch may make planned so, and traced anew."""
-    monkeypatch.setattr(settings, "may_lower", True)
     monkeypatch.setattr(ops_request, "is_by_aten", lambda problem, index: aten.illegal(problem) is None)
     torch.compiler.reset()
     yield
@@ -689,6 +690,61 @@ def test_a_graph_with_torchs_product_is_made_anew_where_a_program_chooses(graphs
     assert sum("tritile" in name for name in found[1]) == 2
     call(*(operand(*each.shape) for each in given))
     assert len(found) == 2
+
+
+def made_by_torch(found):
+    return [not any("tritile" in name for name in each) for each in found]
+
+
+def test_a_choice_counts_in_graphs_while_a_context_holds_it(graphs):
+    found, compiled = graphs
+    call = compiled(lambda a, b: tritile.matmul(a, b), runs=False)
+    given = operand(16, 32), operand(32, 8)
+    call(*given)
+    with pytest.warns(UserWarning, match="changed nothing"):
+        tritile.mode("off")
+    with tritile.mode("tune"), tritile.mode("cached"):
+        call(*given)
+    assert made_by_torch(found) == [True], "nothing was chosen that it misses"
+    decorated = tritile.batch_invariant()(call)
+    with tritile.mode("off"), contextlib.suppress(ZeroDivisionError), tritile.mode(backends="triton"):
+        call(*given)
+        raise ZeroDivisionError
+    decorated(*given)
+    with tritile.batch_invariant():
+        call(*given)
+        copied = contextvars.copy_context()
+    copied.run(call, *given)
+    assert made_by_torch(found) == [True, False]
+    del copied
+    call(*given)
+    assert made_by_torch(found) == [True, False], "both graphs are kept"
+    assert settings.may_lower
+
+
+def test_a_graph_calls_the_operator_while_another_thread_has_chosen(graphs):
+    """Which reads the settings of its own thread."""
+    found, compiled = graphs
+    call = compiled(lambda a, b: tritile.matmul(a, b), runs=False)
+    given = operand(16, 32), operand(32, 8)
+    call(*given)
+    inside, done = threading.Event(), threading.Event()
+
+    def choose():
+        with tritile.batch_invariant():
+            inside.set()
+            done.wait(60)
+
+    other = threading.Thread(target=choose)
+    other.start()
+    inside.wait(60)
+    call(*given)
+    assert not settings.is_batch_invariant()
+    done.set()
+    other.join()
+    call(*given)
+    assert made_by_torch(found) == [True, False]
+    assert settings.may_lower
 
 
 def test_sizes_that_a_graph_leaves_open_are_planned_at_each_call(graphs):

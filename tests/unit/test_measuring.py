@@ -36,6 +36,7 @@ from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import Rules, Task, tune
 from tritile.tune.measure.outputs import OUTSIDE
 from tritile.tune.measure.timing import Timing
+from tritile.tune.measure.workers import WorkerError
 from tritile.tune.search import Listed
 
 pytestmark = pytest.mark.interpreted
@@ -283,6 +284,7 @@ def elsewhere(*failures, works=()):
         for config, failure in zip(task.space.configs(), failures, strict=False):
             us = 5.0 if failure is None else None
             keep(task.subject.source, Trial(task.subject.problem, config, us, failure=failure))
+        return WorkerError(failure) if failure else None
 
     return tuned_elsewhere
 
@@ -306,8 +308,9 @@ def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, 
     kernel.isolate = True
     monkeypatch.setattr(kernel, "device_of", lambda args, kwargs: H200)
     if here is None:
-        with pytest.raises(TuningError, match=failures[0][:10]):
+        with pytest.raises(TuningError, match=failures[0][:10]) as raised:
             run(kernel, bench.used)
+        assert str(raised.value.__cause__) == failures[0]
     elif here:
         with pytest.warns(IsolationWarning, match="measured in this process.*every config fails"):
             run(kernel, bench.used)
@@ -316,6 +319,17 @@ def test_where_every_config_fails_elsewhere_it_is_measured_here(failures, here, 
             warnings.simplefilter("error", IsolationWarning)
             assert run(kernel, bench.used) == 128
     assert bench.measured == (here or [])
+
+
+def test_where_every_config_fails_here_the_last_error_is_the_cause():
+    """Though a program's own error costs no other config its turn."""
+    bench = Bench(dict.fromkeys(TIMES, error := AttributeError("a name that is gone")))
+    with pytest.raises(TuningError, match=r"no config works.*AttributeError: a name") as raised:
+        run(tuned(bench), bench.used)
+    assert len(bench.measured) == len(TIMES)
+    assert raised.value.__cause__.__cause__ is error
+    bench = Bench(TIMES | {min(TIMES): error})
+    assert run(tuned(bench), bench.used) != min(TIMES)
 
 
 # --- Tensors, hooks and keys ---

@@ -1,10 +1,15 @@
 """Preparing a call: in which order configs are tried, and when the space is ranked for more of them."""
 
+import contextlib
+
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 from tritile.core.device import target_device
-from tritile.errors import TuningError, UnsupportedError
+from tritile.errors import DtypeError, TuningError, UnsupportedError
+from tritile.families.common.work import Step, Work
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
@@ -57,6 +62,55 @@ def test_a_config_that_does_not_run_gives_way_to_the_models_next(call, monkeypat
 
 def test_where_none_runs_the_error_says_why(call, monkeypatch):
     tried = preparing(monkeypatch, fail=100)
-    with pytest.raises(UnsupportedError, match="refused 1; refused 2; refused 3"):
+    with pytest.raises(UnsupportedError, match="refused 1; refused 2; refused 3") as raised:
         ops_request.prepared(call)
     assert 1 < len(tried) <= 9
+    assert str(raised.value.__cause__) == f"refused {len(tried)}"
+
+
+class Kernel:
+    """Fails as it is compiled."""
+
+    def __init__(self, error):
+        self.error, self.compiles = error, 0
+
+    def warmup(self, **given):
+        self.compiles += 1
+        raise self.error
+
+
+def failing(call, monkeypatch, error):
+    """Has every kernel fail so; returns the kernel."""
+    kernel = Kernel(error)
+    work = Work(steps=(Step(kernel, (1, 1, 1), {}, {}),), main=0)
+    monkeypatch.setattr(launch, "pieces_of", lambda call, config, device: iter([(call, work)]))
+    monkeypatch.setattr(launch.torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
+    return kernel
+
+
+@pytest.mark.parametrize("kind", [AttributeError, TypeError, NameError, ImportError, ModuleNotFoundError])
+def test_a_programming_error_passes_at_once(call, monkeypatch, kind):
+    kernel = failing(call, monkeypatch, kind("a name that is gone"))
+    with pytest.raises(kind, match="a name that is gone"):
+        ops_request.prepared(call)
+    assert kernel.compiles == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CompilationError(None, None, "AttributeError: of the kernel's own Python"),
+        OutOfResources(300000, 232448, "shared memory"),
+        RuntimeError("PassManager::run failed"),
+        ValueError("type not supported"),
+        AssertionError("of a layout"),
+        DtypeError("of tritile's own checks"),
+    ],
+)
+def test_what_a_compiler_refuses_costs_a_config_alone(call, monkeypatch, error):
+    kernel = failing(call, monkeypatch, error)
+    with pytest.raises(UnsupportedError, match="no config runs") as raised:
+        ops_request.prepared(call)
+    assert kernel.compiles > 1
+    assert raised.value.__cause__.__cause__ is error

@@ -88,7 +88,7 @@ _held_lock: Final = threading.RLock()  # reentrant: a collection may free a `_He
 
 
 class _Held:
-    """Keep `may_lower` False while it lives: as long as a context, or a copy such as a task's, refers to it."""
+    """Keep `may_lower` False as long as a context, or a copy of one such as a task's, refers to this."""
 
     def __init__(self) -> None:
         global may_lower

@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
+from torch.fx import Proxy
 from torch.nn.functional import linear as torch_linear
+from torch.overrides import handle_torch_function
 
 from tritile.core import device as devices
 from tritile.core.device import Device
@@ -20,6 +22,7 @@ from tritile.core.forgetting import new_memo
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
+from tritile.nn.linear import refuse_scripting
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
 from tritile.ops.memo import IN_FP32, default_precision, may_be_kept
@@ -169,16 +172,19 @@ def judged(
 _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
 
 
-def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def by_tritile(x: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """True if tritile multiplies in this call of a layer: found in a memo, or decided now.
 
     Under torch.compile, where plans decide, and in batch-invariant calls on a GPU it is always tritile. It is
-    torch for tensors that are not plain ones on a GPU, and under autocast, because torch keeps the weights
-    that it casts.
+    torch for what is no plain tensor on a GPU, and under autocast, because torch keeps the weights that it
+    casts.
     """
     if is_dynamo_compiling():
         return type(x) in PLAIN and type(weight) in PLAIN
-    if not x.is_cuda:
+    try:
+        if x.is_cuda is not True:  # a proxy of torch.fx has one more
+            return False
+    except AttributeError:  # of an object with `__torch_function__`
         return False
     now = rules()
     if now.invariant:
@@ -209,15 +215,27 @@ def by_tritile(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 _NAME: Final = "tritile.nn.Linear"  # of exchanged layers, as models print
 
 
+def faster_linear(input: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Multiply by tritile or torch, whichever is faster. torch.fx records it as the call of a layer."""
+    if isinstance(input, Proxy):
+        made: torch.Tensor = handle_torch_function(faster_linear, (input,), input, weight, bias)
+        return made
+    return (linear if by_tritile(input, weight, bias) else torch_linear)(input, weight, bias)
+
+
 class ConvertedLinear(torch.nn.Linear):
     """`torch.nn.Linear`, multiplied by tritile or torch, whichever is faster."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Any) -> torch.Tensor:
         weight, bias = self.weight, self.bias
-        return (linear if by_tritile(input, weight, bias) else torch_linear)(input, weight, bias)
+        if by_tritile(input, weight, bias):
+            return linear(input, weight, bias)
+        return (faster_linear if isinstance(input, Proxy) else torch_linear)(input, weight, bias)
 
     def _get_name(self) -> str:
         return _NAME
+
+    __prepare_scriptable__ = refuse_scripting
 
 
 class AlwaysLinear(torch.nn.Linear):
@@ -229,15 +247,19 @@ class AlwaysLinear(torch.nn.Linear):
     def _get_name(self) -> str:
         return _NAME
 
+    __prepare_scriptable__ = refuse_scripting
+
 
 class _Conv1D:
     """`transformers.pytorch_utils.Conv1D`, a linear layer with a weight (K, N)."""
 
     always = False
+    __prepare_scriptable__ = refuse_scripting
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Any) -> torch.Tensor:
         weight, bias = weight_of(self), self.bias  # type: ignore[attr-defined]
-        if self.always or by_tritile(x, weight, bias):
+        # torch.fx records how torch multiplies: it cannot follow a transposed weight to its layer.
+        if not isinstance(x, Proxy) and (self.always or by_tritile(x, weight, bias)):
             return linear(x, weight, bias)
         out: torch.Tensor = super().forward(x)  # type: ignore[misc]
         return out

@@ -1,12 +1,21 @@
 """`tritile.nn.Linear`: torch's linear layer, multiplied by `tritile.linear`."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from tritile.core.epilogue import Activation
+from tritile.errors import UnsupportedError
 from tritile.ops.checks import check_activation
 from tritile.ops.fused import linear
+
+
+def refuse_scripting(layer: torch.nn.Module) -> NoReturn:
+    """Raise UnsupportedError: `torch.jit.script` calls this as `__prepare_scriptable__` of a layer."""
+    raise UnsupportedError(
+        f"torch.jit.script cannot compile {type(layer).__qualname__} of tritile: use torch.compile, "
+        "torch.export or torch.jit.trace, or restore exchanged layers first with tritile.nn.restore(model)"
+    )
 
 
 class Linear(torch.nn.Linear):
@@ -55,6 +64,8 @@ class Linear(torch.nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return activation(input @ weight^T + bias), (..., N), for an input (..., K)."""
         return linear(input, self.weight, self.bias, activation=self.activation)
+
+    __prepare_scriptable__ = refuse_scripting
 
     def _get_name(self) -> str:
         return "tritile.nn.Linear" if type(self) is Linear else super()._get_name()

@@ -9,6 +9,7 @@ from tritile.core.of_torch import Moved
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
 from tritile.errors import InvalidValueError, ShapeError
+from tritile.nn.linear import refuse_scripting
 from tritile.ops.memo import recall
 from tritile.ops.quantize import quantize
 from tritile.ops.request import computed
@@ -133,6 +134,8 @@ class QuantizedLinear(Moved):
         tensors = (input, self.packed, self.scales, self.zeros, self.bias)
         options = (self.bits, self.group_size, self.out_features, self.in_features)
         return recall("linear_quantized", tensors, None, options, computed)
+
+    __prepare_scriptable__ = refuse_scripting
 
     def _get_name(self) -> str:
         return "tritile.nn.QuantizedLinear" if type(self) is QuantizedLinear else super()._get_name()

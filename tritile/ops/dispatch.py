@@ -8,13 +8,16 @@ same name in `tritile.ops.operators`. The operator's kernels for CUDA and CPU ar
 its schema. `values` are all of them in that order.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.jit import is_tracing  # type: ignore[attr-defined]
+from torch.overrides import handle_torch_function, has_torch_function
 
 from tritile.core.of_torch import (
     forward_level,
@@ -113,7 +116,7 @@ def needs_dispatch(*tensors: Any) -> bool:
 
     False where an argument is not a tensor: the checks of the plain call refuse it.
     """
-    if is_dynamo_compiling() or sees_every_call():
+    if is_dynamo_compiling() or is_tracing() or sees_every_call():
         return all(tensor is None or isinstance(tensor, torch.Tensor) for tensor in tensors)
     recording, found = torch.is_grad_enabled(), False
     for tensor in tensors:
@@ -126,6 +129,45 @@ def needs_dispatch(*tensors: Any) -> bool:
         elif recording and tensor.requires_grad:
             found = True
     return found
+
+
+_Public = TypeVar("_Public", bound=Callable[..., Any])
+_PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
+
+
+def public(function: _Public) -> _Public:
+    """Register the function that `call_override` names to a class that overrides calls."""
+    _PUBLIC[function.__name__] = function
+    return function
+
+
+def is_overridden(*values: Any) -> bool:
+    """True if an argument is no tensor, but its class has `__torch_function__`, as a proxy of torch.fx has.
+
+    Subclasses of tensors are for the operator.
+    """
+    others = [value for value in values if value is not None and not isinstance(value, torch.Tensor)]
+    return any(hasattr(type(each), "__torch_function__") and has_torch_function((each,)) for each in others)
+
+
+def call_override(op: str, tensors: Sequence[Any], out: Any, options: Sequence[Any]) -> Any:
+    """Return what `__torch_function__` of an argument makes of a call of tritile's public function.
+
+    A packed weight is no argument that torch.fx records: its parts are, of the operator.
+    """
+    values = joined(op, tensors, options)
+    if op == "linear_quantized":
+        return call_overload(op, *values)
+    given: dict[str, Any] = {**dict(zip(NAMES[op], values, strict=True)), "out": out}
+    if op == "matmul" and len(options) > 2:  # of mm or bmm
+        op, given["mat2"] = options[-1], given["other"]
+    function, args, named = _PUBLIC[op], list[Any](), dict[str, Any]()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is parameter.empty:
+            args.append(given[name])
+        elif given[name] is not parameter.default:
+            named[name] = given[name]
+    return handle_torch_function(function, (*tensors, out), *args, **named)
 
 
 def call_operator(

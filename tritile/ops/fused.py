@@ -9,6 +9,7 @@ from tritile.core.problem import GATED_DTYPES, Precision
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops.checks import check_same_dtype, check_tensor, name_of, shapes
+from tritile.ops.dispatch import public
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.products import Product, product_of
 from tritile.ops.request import computed, requests
@@ -16,6 +17,7 @@ from tritile.ops.request import computed, requests
 NOT_WITH_PACKED: Final = ("activation", "residual", "out_dtype", "precision", "out")
 
 
+@public
 def linear(
     input: torch.Tensor,
     weight: torch.Tensor | QuantizedWeight,
@@ -100,6 +102,7 @@ def _linear_of(op: str, tensors: Tensors, options: Key) -> Product:
     return product_of(op, tensors, options)
 
 
+@public
 def addmm(
     input: torch.Tensor,
     mat1: torch.Tensor,
@@ -144,6 +147,7 @@ def addmm(
     return recall("addmm", (input, mat1, mat2), out, options, computed)
 
 
+@public
 def baddbmm(
     input: torch.Tensor,
     batch1: torch.Tensor,
@@ -176,6 +180,7 @@ def _weighted_of(op: str, tensors: Tensors, options: Key) -> Product:
     return product_of(op, tensors, options)
 
 
+@public
 def gated_linear(
     input: torch.Tensor,
     weight_gate: torch.Tensor,

@@ -30,6 +30,7 @@ from tritile.ops.checks import (
     name_of,
     shapes,
 )
+from tritile.ops.dispatch import public
 from tritile.ops.memo import Key, Tensors, mark_written, recall
 from tritile.ops.products import check_precision
 from tritile.ops.request import Request, Result, computed, on_host, request_of, requests, run_plain
@@ -39,6 +40,7 @@ OP: Final = "grouped_matmul"
 _OUT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@public
 def grouped_matmul(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -7,10 +7,12 @@ import torch
 from tritile.core.problem import Precision
 from tritile.errors import ShapeError
 from tritile.ops.checks import check_tensor, shapes
+from tritile.ops.dispatch import is_overridden, public
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.request import computed
 
 
+@public
 def matmul(
     input: torch.Tensor,
     other: torch.Tensor,
@@ -97,10 +99,12 @@ def check_matrices(op: str, input: Any, mat2: Any, rank: int) -> None:
 def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
     """Compute `mm` or `bmm`; the last option says which."""
     name = options[-1]
-    check_matrices(name, tensors[0], tensors[1], 2 if name == "mm" else 3)
+    if not is_overridden(*tensors, out):
+        check_matrices(name, tensors[0], tensors[1], 2 if name == "mm" else 3)
     return computed(op, tensors, out, options, key)
 
 
+@public
 def mm(
     input: torch.Tensor,
     mat2: torch.Tensor,
@@ -116,6 +120,7 @@ def mm(
     return recall("matmul", (input, mat2), out, (out_dtype, precision, "mm"), _computed)
 
 
+@public
 def bmm(
     input: torch.Tensor,
     mat2: torch.Tensor,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.overrides import handle_torch_function
 
 from tritile.core.call import Memory, PermuteCall
 from tritile.core.of_torch import neg_view
@@ -12,7 +13,7 @@ from tritile.core.permutation import PermuteProblem
 from tritile.errors import ShapeError
 from tritile.ops import reference
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
-from tritile.ops.dispatch import needs_dispatch
+from tritile.ops.dispatch import PLAIN, is_overridden, needs_dispatch, public
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.request import Request, Result, computed, interpret, requests
 
@@ -107,6 +108,7 @@ def dims_of(op: str, ndim: int, options: Key) -> list[int]:
     raise ShapeError(f"permute: dims is {tuple(dims)}: expected each of the {ndim} dimensions once")
 
 
+@public
 def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return a contiguous copy of input with its dimensions reordered: `input.permute(dims).contiguous()`.
 
@@ -161,6 +163,9 @@ def contiguous(input: torch.Tensor) -> torch.Tensor:
     Raises:
         TritileError: the same errors as `tritile.permute`, if a copy is needed.
     """
+    if type(input) not in PLAIN and is_overridden(input):
+        made: torch.Tensor = handle_torch_function(contiguous, (input,), input)
+        return made
     return permute(input, tuple(range(input.ndim))) if copied(input) else input
 
 
@@ -171,6 +176,7 @@ def copied(input: Any) -> bool:
     return not input.is_contiguous() or input.is_conj() or input.is_neg()
 
 
+@public
 def transpose(
     input: torch.Tensor, dim0: int = -2, dim1: int = -1, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -3,11 +3,13 @@
 from typing import Any, Final
 
 import torch
+from torch.overrides import handle_torch_function
 
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight, by_group, packed
 from tritile.errors import DtypeError, InvalidValueError, ShapeError
 from tritile.ops.checks import check_constant, check_memory, check_tensor, name_of, names_of
+from tritile.ops.dispatch import is_overridden
 
 _WEIGHTS: Final = (torch.bfloat16, torch.float16, torch.float32)
 _AT_ONCE: Final = 1 << 24  # elements that are quantized at a time, to save memory
@@ -115,6 +117,10 @@ def quantize(
         >>> tritile.linear(x, packed).shape
         torch.Size([10, 77])
     """
+    if is_overridden(weight):
+        how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points, "dtype": dtype}
+        of_class: QuantizedWeight = handle_torch_function(quantize, (weight,), weight, bits=bits, **how)
+        return of_class
     kind = _checked(weight, bits, group_size, zero_points, dtype)
     n, k = weight.shape
     shape = scales_shape(n, k, bits, group_size)

@@ -38,7 +38,17 @@ from tritile.errors import (
 )
 from tritile.families.permute.family import in_place
 from tritile.ops.aten import BYTES, LOWERED, torch_call_of
-from tritile.ops.dispatch import NAMES, PLAIN, call_operator, joined, needs_dispatch, parted, sees_every_call
+from tritile.ops.dispatch import (
+    NAMES,
+    PLAIN,
+    call_operator,
+    call_override,
+    is_overridden,
+    joined,
+    needs_dispatch,
+    parted,
+    sees_every_call,
+)
 from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.aten import is_torch_only
@@ -146,6 +156,9 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
     if needs_dispatch(*tensors, out):
         values = joined(op, tensors, options)
         return call_operator(op, values, out, lambda: request_of(op, *values).checked(out))
+    if is_overridden(*tensors, out):
+        made: torch.Tensor = call_override(op, tensors, out, options)
+        return made
     return eager(op, tensors, out, options, key)
 
 
@@ -298,8 +311,9 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
         UnsupportedError: no config runs; its cause is the last config's error.
         NotCompiledError: something would have to be compiled, in mode "strict".
     """
-    device, failures = devices.gpu(call.tensors[0].device.index), list[TuningError]()
+    device, failures = devices.gpu(call.tensors[0].device.index), list[str]()
     label = f"{call.problem.label} on {device.name}"
+    last: TuningError | None = None
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
@@ -308,11 +322,11 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
             with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
                 return launch.prepare(call, config)
         except TuningError as error:
-            failures.append(error)
+            failures.append(str(error))
+            last = error.with_traceback(None)  # whose frames hold the call's tensors
             facts = {"problem": call.problem.label, "config": str(config), "device": device.name}
             log("compile", logging.WARNING, **facts, failure=str(error))
-    why = "; ".join(map(str, failures[:3]))
-    raise UnsupportedError(f"no config runs {label}: {why}") from next(reversed(failures), None)
+    raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}") from last
 
 
 # --- Host memory, and the interpreter ---

@@ -9,6 +9,7 @@ from tritile.core.epilogue import Activation
 from tritile.core.problem import FP8_DTYPES, SCALE_K
 from tritile.errors import DtypeError, ShapeError
 from tritile.ops.checks import check_tensor, describe, name_of, shapes
+from tritile.ops.dispatch import public
 from tritile.ops.memo import Key, Tensors, recall
 from tritile.ops.products import Product, product_of
 from tritile.ops.request import computed, requests
@@ -17,6 +18,7 @@ _OP: Final = "scaled_matmul"
 _DTYPES: Final = (*FP8_DTYPES, "int8")
 
 
+@public
 def scaled_matmul(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -461,7 +461,8 @@ def elsewhere(call: KernelCall) -> Iterator[tuple[Workshop, KernelSubject]]:
 def tuned_elsewhere(call: KernelCall, task: Task, rules: Rules, keep: Keep) -> TuningError | None:
     """Measure the configs of a call in processes of its own, on copies of its memory.
 
-    Returns the last config's error where none works. Raises UnsupportedError where the call cannot be sent, or does not run there.
+    Returns the last config's error where none works. Raises UnsupportedError where the call cannot be sent,
+    or does not run there.
     """
     try:
         with elsewhere(call) as (shop, subject):
@@ -662,7 +663,9 @@ def measured(
     best = best_of(trials.values())
     if best is None:
         reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])
-        raise TuningError(f"no config works for {call.problem.label}: {reasons or 'none was tried'}") from cause
+        raise TuningError(
+            f"no config works for {call.problem.label}: {reasons or 'none was tried'}"
+        ) from cause
     times = {call.config(config): [trial.time / 1e3] * 3 for config, trial in trials.items()}
     tuner.configs_timings = times | exact
     return call.config(best.config)

@@ -8,7 +8,7 @@ import torch
 from tritile.core.epilogue import activated
 from tritile.ops.checks import check_activation, check_constant
 from tritile.ops.dispatch import NAMES, call_overload, name_of_role
-from tritile.ops.operators import batches
+from tritile.ops.operators import batches, flops
 from tritile.ops.operators.gradients import Grouped, Permute, Product, Quantized
 from tritile.ops.operators.library import define
 from tritile.ops.request import request_of
@@ -64,3 +64,4 @@ define(
 )
 define("permute", functools.partial(Permute.of, "permute"), batches.batched_permute)
 define("linear_quantized", _record_quantized, batches.batched_quantized, ("input",), like="scales")
+flops.register()

@@ -148,7 +148,7 @@ class _Search:
         self._remember(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, error: WorkerError) -> None:
-        self.last = error
+        self.last = error.with_traceback(None)  # whose frames refer to this search
         trial = self.trials.get(config) or Trial(self.subject.problem, config, None)
         self.keep(replace(trial, us=None, failure=str(error), measured_utc=now()))
 
@@ -224,7 +224,14 @@ class _Search:
         texts = {trial.failure for trial in self.trials.values() if trial.failure}
         reasons = "; ".join(sorted(texts)[:4]) or "none was tried"
         failure = None if winner else f"no config works: {reasons}"
-        return Tuned(self.subject.problem, winner, self.new, time.monotonic() - self.since, failure, self.last if failure else None)
+        return Tuned(
+            self.subject.problem,
+            winner,
+            self.new,
+            time.monotonic() - self.since,
+            failure,
+            self.last if failure else None,
+        )
 
     def _ranked(self) -> list[Config]:
         """Race the fastest; return all configs that worked, the winner first.
