@@ -111,7 +111,7 @@ def test_each_config_is_measured_once_and_remembered(mode, caplog):
     (said,) = [record.getMessage() for record in caplog.records]
     assert all(part in said for part in ("softmax N=50", "BLOCK: 128", "3 configs"))
     (facts, trial), *_ = store_of(HOST).all_trials()
-    assert facts["kernel"] == kernel.digest == source_hash(softmax)
+    assert facts["kernel"] == kernel.digest
     assert (trial.config, trial.spread) == (Config.of(BLOCK=64, num_warps=2), pytest.approx(0.2))
     assert dict(trial.problem.dtypes) == {"x_ptr": "float32", "out_ptr": "float32", "used_ptr": "int32"}
     assert trial.measured_utc
@@ -370,3 +370,75 @@ def test_a_tuner_keeps_no_arguments_and_is_not_kept():
     last = weakref.ref(kernel)
     del kernel
     assert last() is None
+
+
+def test_times_of_another_benchmark_are_not_compared():
+    def in_units(bench, unit):
+        return lambda call, quantiles: [each * unit for each in bench(call, quantiles)]
+
+    first, second = Bench(), Bench()
+    assert run(tuned(in_units(first, 1.0), 64, 256), first.used) == 256
+    in_us = tuned(in_units(second, 1000.0), 64, 256, 128)
+    assert run(in_us, second.used) == 128
+    assert second.measured == [64, 256, 128]
+    again = Bench()
+    assert run(another_process(tuned(in_units(again, 1000.0), 64, 256, 128)), again.used) == 128
+    assert again.measured == []
+
+
+def test_the_kernel_alone_names_times_of_tritiles_own_benchmark():
+    own = tritile.autotune(configs(), ["N"])(softmax)
+    given = tritile.autotune(configs(), ["N"], do_bench=own.do_bench, isolate=False)(softmax)
+    assert own.digest == given.digest == source_hash(softmax)
+    times = []
+
+    def counting(call, quantiles):
+        times.append(1.0)
+        return times
+
+    before = tuned(counting).digest
+    counting(None, None)
+    assert before == tuned(counting).digest != own.digest
+
+
+def test_a_listener_hears_of_each_tuning_and_of_what_is_remembered(monkeypatch):
+    heard = []
+    monkeypatch.setattr(
+        triton.knobs.autotuning, "listener", lambda **facts: heard.append(facts), raising=False
+    )
+    kernel = tuned(bench := Bench())
+    for _ in range(2):
+        run(kernel, bench.used)
+    (fresh,) = heard
+    assert (fresh["fn"], fresh["key"], fresh["cache_hit"]) == (softmax, next(iter(kernel.cache)), False)
+    assert fresh["best_config"].kwargs == {"BLOCK": 128}
+    assert {config.kwargs["BLOCK"]: times[0] for config, times in fresh["configs_timings"].items()} == TIMES
+    assert fresh["duration"] > 0
+    run(another_process(kernel), bench.used)
+    with tritile.mode("cached"):
+        run(kernel, bench.used)
+    run(tuned(bench, 64), bench.used)  # without a choice nobody is told
+    assert [(facts["cache_hit"], facts["duration"]) for facts in heard[1:]] == [(True, None)] * 2
+    assert all(facts["best_config"].kwargs == {"BLOCK": 128} for facts in heard)
+
+
+@pytest.mark.parametrize("inner", [tritile.autotune, triton.autotune])
+@pytest.mark.parametrize("between", [lambda kernel: kernel, triton.heuristics({"N": lambda named: 50})])
+def test_an_autotuner_over_another_that_sets_the_same_is_refused_where_it_is_written(inner, between):
+    kernel = between(inner(configs(), ["N"])(softmax))
+    for listed in (configs(), [], [triton.Config({})], tritile.Space({"BLOCK": (64, 128)})):
+        with pytest.raises(InvalidValueError, match=r"softmax is autotuned already.*num_warps"):
+            tritile.autotune(listed, ["N"])(kernel)
+
+
+def test_tritons_autotuner_over_tritiles_is_refused_at_the_call():
+    bench = Bench()
+    kernel = triton.autotune(configs(64, 128), ["N"], do_bench=bench)(tuned(bench))
+    with pytest.raises(InvalidValueError, match=r"BLOCK, .*an autotuner around this one"):
+        run(kernel, bench.used)
+
+
+@pytest.mark.parametrize("what", [run, [softmax], type("Kernel", (), {"kernel": softmax})], ids=repr)
+def test_only_kernels_are_decorated(what):
+    with pytest.raises(InvalidValueError, match=r"expected a kernel of triton\.jit"):
+        tritile.autotune(configs(), ["N"])(what)

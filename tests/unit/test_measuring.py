@@ -4,10 +4,12 @@ Times are made up; every run is real, in Triton's interpreter, but for calls tha
 """
 
 import ast
+import errno
 import functools
 import inspect
 import io
 import logging
+import os
 import sys
 import warnings
 from concurrent.futures import Future
@@ -504,3 +506,59 @@ def test_a_call_is_searched_by_tritile_tune():
         tritile.tune(kernel, bench.used, 40)
     with pytest.raises(UnsupportedError, match="no GPU here"):
         tritile.tune(tritile.autotune(configs(), ["N"])(noting), bench.used, 40, grid=(1,))
+
+
+OF_THE_MOMENT = [
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    "RuntimeError: Triton Error [CUDA]: out of memory",
+    "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+    "RuntimeError: Triton Error [CUDA]: misaligned address",
+    "RuntimeError: Triton Error [HIP]:  Code: 719, Messsage: unspecified launch failure",
+    "RuntimeError: Triton Error [CUDA]: unknown error",
+    "AcceleratorError: CUDA error: unspecified launch failure",
+    "AcceleratorError: CUDA error: device-side assert triggered",
+    "AcceleratorError: CUDA error: an illegal instruction was encountered",
+    "AcceleratorError: CUDA error: the launch timed out and was terminated",
+    "AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+    "RuntimeError: No CUDA-capable device is detected",
+    "AcceleratorError: CUDA error: operation not permitted when stream is capturing",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you",
+    *(f"OSError: [Errno {number}] {os.strerror(number)}" for number in (
+        errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EBUSY, errno.EAGAIN,
+        errno.EDQUOT,
+    )),
+    "MemoryError: no message",
+    "PTXASError: PTXAS error: Internal Triton PTX codegen error: ptxas died with <Signals.SIGKILL: 9>",
+    "TuningError: no process can be started: OSError: fork",
+    "hung: no answer in 10 s",
+    "the process died: SIGSEGV",
+    "garbled: its answer cannot be read: EOFError",
+]  # fmt: skip
+ITS_OWN = [
+    "OutOfResources: out of resource: shared memory, Required: 262144, Hardware limit: 232448.",
+    "RuntimeError: unspecified layout of the accumulator",
+    "AssertionError: BUSY_WAIT must be a power of two",
+    "ValueError: busy",
+    "ValueError: unknown error",
+    "CompilationError: the CUDA driver error code must be a constexpr",
+    "RuntimeError: PassManager::run failed",
+    "RuntimeError: Triton Error [CUDA]: invalid argument",
+    "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
+    "AcceleratorError: CUDA error: too many resources requested for launch",
+    "AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+    "wrong answer: out[0, 1] is 1.01, and 1 is right",
+    "wrote outside the memory of its arguments",
+]
+
+
+@pytest.mark.parametrize("text", OF_THE_MOMENT)
+def test_what_drivers_and_the_system_say_of_the_moment_is_tried_again(text):
+    assert not is_settled(text)
+
+
+@pytest.mark.parametrize("text", ITS_OWN)
+def test_what_a_config_is_refused_for_is_settled(text):
+    assert is_settled(text)

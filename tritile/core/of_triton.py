@@ -38,6 +38,11 @@ AutotunerError = _errors.AutotunerError  # refuse a call for which pruning leave
 OutOfResources = _errors.OutOfResources  # refuse a kernel that needs more than the GPU has
 
 
+def autotuning_listener() -> Any:
+    """Return what a program set to hear of each autotuning, or None: `triton.knobs.autotuning.listener`."""
+    return getattr(_knobs.autotuning, "listener", None)  # Triton 3.8 is the first to have it
+
+
 def handles_of(kernel: Any) -> tuple[int, int, int]:
     """Load a kernel; return its function, registers and spilled words: `CompiledKernel._init_handles`."""
     kernel._init_handles()

@@ -13,13 +13,36 @@ from tritile.core.problem import Problem
 
 # The digest under which torch's own time of a problem is remembered, with the config `aten.CONFIG`.
 TORCH: Final = f"torch {torch.__version__}"
-# Failures of the machine. What a compiler refuses, and a wrong answer, are the config's own.
+# Failures of the machine, in the words of C libraries, drivers and tritile's workers. What a compiler or a
+# driver refuses (a launch that does not fit, machine code of another GPU), and a wrong answer, are the
+# config's own. A fault in a kernel is not: after it every call in the process fails with the same text, so
+# that nothing says which config was at fault.
 _OF_THE_MOMENT: Final = re.compile(
-    r"out of memory|cannot allocate|MemoryError|no space left|too many open files|signal 9|busy"
-    r"|no process can|CUDA (driver )?error|device-side assert|illegal memory|launch failure|unspecified"
-    r"|^hung: |^the process died|^garbled",
+    "|".join(
+        (
+            # Memory, disks and processes.
+            r"\bout of memory\b", r"\bcan(not|'t) allocate memory\b", r"\bMemoryError\b", r"std::bad_alloc",
+            r"\bno space left on device\b", r"\bdisk quota exceeded\b", r"\btoo many open files\b",
+            r"\btext file busy\b", r"\b(device or )?resource busy\b", r"\bresource temporarily unavailable\b",
+            r"\bsignal 9\b", r"\bSIGKILL\b", r"\bno process can be started\b",
+            # Faults that a CUDA context does not survive.
+            r"\billegal (memory access|instruction)\b", r"\bmisaligned address\b",
+            r"\binvalid program counter\b", r"\bhardware stack error\b", r"\bunspecified launch failure\b",
+            r"\bnot supported on global/shared address space\b", r"\bdevice-side assert\b",
+            r"\bthe launch timed out and was terminated\b", r"\bcontext is destroyed\b",
+            # A GPU that is lost, ill, or in use by others.
+            r"\buncorrectable (ECC|NVLink) error\b", r"\bCUDA-capable device\S* (is|are|is/are) busy\b",
+            r"\bno (CUDA|ROCm)-capable device is detected\b", r"\bGPU is lost\b", r"\bdriver shutting down\b",
+            r"\b(CUDA|HIP)\b.*\b(unknown|initialization) error\b",
+            r"\bCUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)\b",
+            # Another thread's work during a capture.
+            r"\bwhen stream is capturing\b", r"\bprevious error during capture\b",
+            # Workers.
+            r"^hung: ", r"^the process died", r"^garbled: ",
+        )
+    ),
     re.IGNORECASE,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ tuples, functions, hooks) are named by their type and a digest of their content,
 """
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import inspect
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
-from tritile.core.of_triton import Heuristics, InterpretedFunction, JITCallable, JITFunction, backends
+from tritile.core.of_triton import (
+    Autotuner,
+    Heuristics,
+    InterpretedFunction,
+    JITCallable,
+    JITFunction,
+    backends,
+)
 from tritile.core.settings import MODES
 from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, callers_level, did_you_mean
@@ -111,6 +119,11 @@ def check_kernel(
         raise InvalidValueError(f"tritile.autotune decorates {fn!r}: expected a kernel of triton.jit")
     arguments, function = list(fn.arg_names), layers_of(fn)[-1]
     kernel = getattr(function, "__name__", repr(fn))
+    own = set_by(configs or [triton.Config({})])
+    for inner in (layer for layer in layers_of(fn) if isinstance(layer, Autotuner)):
+        if clash := ", ".join(sorted(own & set_by(getattr(inner, "space", None) or inner.configs))):
+            text = "is autotuned already, and configs of both decorators set"
+            raise InvalidValueError(f"{kernel} {text} {clash}: expected one autotuner, with all configs")
 
     def check_names(parameter: str, names: Any, offered: Sequence[str]) -> None:
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -169,7 +182,7 @@ def check_conflicts(
     """Raise InvalidValueError where a call passes an argument or an option that configs set."""
     passed = {*list(inspect.signature(function).parameters)[: len(args)], *kwargs}
     if clash := ", ".join(sorted(set_by(configs) & passed)):
-        text = "given, but configs set it: leave it out of the call"
+        text = "given, but configs set it: leave it out of the call, and out of an autotuner around this one"
         raise InvalidValueError(f"{function.__name__}: {clash} {text}")
 
 
@@ -268,6 +281,36 @@ def described(value: Any) -> str:
         return str([_code(value.__code__), captured, described(value.__defaults__)])
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
+
+
+def benchmark(value: Any, depth: int = 8) -> str:
+    """Return text that says what a benchmark is, the same in every process.
+
+    A function counts by its code, defaults, and the functions, numbers and words it captured; an object by
+    its class's `__call__`. What changes as it runs, such as a counter or a list of times, does not count.
+    `depth`: how many functions deep.
+    """
+
+    def parts(values: Iterable[Any]) -> str:
+        return f"[{', '.join(benchmark(each, depth - 1) for each in values)}]"
+
+    if depth and isinstance(value, functools.partial):
+        named = sorted(value.keywords.items())
+        return f"partial{parts([value.func, *value.args, *(each for pair in named for each in pair)])}"
+    if depth and isinstance(value, MethodType):
+        return f"{type(value.__self__).__qualname__}.{parts([value.__func__])}"
+    if depth and isinstance(value, FunctionType):
+        changed = {each.argval for each in dis.get_instructions(value) if each.opname == "STORE_DEREF"}
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        captured = [cell.cell_contents for name, cell in cells if name not in changed and cell != CellType()]
+        named = sorted((value.__kwdefaults__ or {}).items())
+        rest = [*captured, *(value.__defaults__ or ()), *(each for pair in named for each in pair)]
+        return f"{_code(value.__code__)}{parts(rest)}"
+    call = inspect.getattr_static(type(value), "__call__", None)
+    if depth and isinstance(call, FunctionType):
+        return f"{type(value).__qualname__}.{parts([call])}"
+    is_plain = callable(value) or value is None or isinstance(value, int | float | str)
+    return described(value) if is_plain else type(value).__qualname__
 
 
 def stored(value: Any) -> int | float | bool | str | None:

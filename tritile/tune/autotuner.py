@@ -5,6 +5,7 @@ miss `choose` finds a config: remembered, measured now (`decorated.measured`), o
 """
 
 import copy
+import hashlib
 import heapq
 import logging
 import math
@@ -42,7 +43,7 @@ from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tune import arguments, traced
 from tritile.tune.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
-from tritile.tune.decorated import KernelCall, measured
+from tritile.tune.decorated import KernelCall, measured, notify
 from tritile.tune.measure.timing import do_bench as default_bench
 from tritile.tune.search import Space
 
@@ -106,7 +107,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._indices = {name: index for index, name in enumerate(self.arg_names)}
         self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be replaced
         self.interpreted = any(isinstance(each, InterpretedFunction) for each in arguments.layers_of(fn))
-        self._digest: tuple[Any, str] = (None, "")  # of `fn`, which may be replaced
+        self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be replaced
         self._warnings = _MOST_WARNINGS
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
@@ -244,10 +245,19 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     @property
     def digest(self) -> str:
-        """Return the digest of the kernel's source; trials of another source do not count."""
-        if self._digest[0] is not self.fn:
-            self._digest = self.fn, source_hash(self.fn)
-        return self._digest[1]
+        """Return the digest of the kernel's source and the user's benchmark: trials of another do not count.
+
+        Times of tritile's own benchmark go by the source alone, in whichever process it runs.
+        """
+        fn, bench, digest = self._digest
+        if fn is not self.fn or bench is not self._do_bench:
+            digest = source_hash(self.fn)
+            if self._do_bench is not default_bench:
+                digest = hashlib.sha256(
+                    f"{digest} {arguments.benchmark(self._do_bench)}".encode()
+                ).hexdigest()
+            self._digest = self.fn, self._do_bench, digest
+        return digest
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
         """Return the GPU of a call's tensors; HOST for host memory, without a GPU, and in the interpreter."""
@@ -325,13 +335,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         if mode == "tune" and measurable and not capturing():
             if kernel_tables(self.table):
                 plan = self.remembered(call.problem, call.device, call.configs)
-            if (plan is None or plan.source != "table") and (not fixed or self.reference is not None):
+            if plan is not None and plan.source == "table":
+                notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
+            elif not fixed or self.reference is not None:
                 plan = KernelPlan(call.problem, measured(self, call), "exact", call.device)
                 for place, cache in list(self._caches.items()):
                     if place is not None and place[0] != "tune":
                         cache.clear()  # other modes, which may have guessed from less, choose anew
         if plan is None:
             plan = self._unmeasured(call, mode)
+            if plan.source in ("exact", "table"):
+                notify(self, call, plan.config, {plan.config: [(plan.us or 0.0) / 1e3] * 3})
             is_guess = plan.source == "model" and self.perf_model is None and not fixed
             if is_guess and measurable and mode != "off":
                 self.warn_untuned(call.problem, call.device)
@@ -518,7 +532,8 @@ def autotune(
         rep: as `warmup`.
         use_cuda_graph: as `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default:
-            `tritile.tune.measure.timing.do_bench`.
+            `tritile.tune.measure.timing.do_bench`. Times of one benchmark are compared with its own alone:
+            where its code changes, the configs are timed anew.
         cache_results: accepted for compatibility: results are always kept.
         mode: the mode of this kernel, whatever `tritile.mode` says. None: the mode that `tritile.mode` or
             `TRITILE_MODE` asks for, else "tune". "cached" never measures: it takes what is remembered, else
@@ -544,7 +559,7 @@ def autotune(
     Raises InvalidValueError for an unknown mode, and for a space with `prune_configs_by`. The
     decorator raises it where `reset_to_zero`, `restore_value`, a space, a config (without an
     "early_config_prune") or the reference names anything but an argument of the kernel, or `bucket` a name
-    that is not in `key`.
+    that is not in `key`, and for a kernel under another autotuner whose configs set some of the same names.
     """
     deprecated = {"warmup": warmup, "rep": rep, "use_cuda_graph": use_cuda_graph}
     arguments.check_options(configs, prune_configs_by, mode, reference, tolerance, **deprecated)

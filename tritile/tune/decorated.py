@@ -28,7 +28,7 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.log import log
 from tritile.core.of_interpreter import watched
-from tritile.core.of_triton import handles_of, time_config
+from tritile.core.of_triton import autotuning_listener, handles_of, time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.core.threads import interpreter_lock
@@ -44,7 +44,7 @@ from tritile.planning.files import MAX_US
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial, best_of, is_settled
 from tritile.runtime.ahead import check_fits, compiling_for
-from tritile.tune.arguments import tensors_of
+from tritile.tune.arguments import layers_of, tensors_of
 from tritile.tune.measure import shipping
 from tritile.tune.measure.bench import Screened, Stage, Subject, Taken
 from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
@@ -70,6 +70,7 @@ Named = dict[str, Any]
 REFERENCE: Final = Config((), 1, 1, family="reference")  # in whose place a kernel's reference is timed
 _MOST: Final = 96  # the most configs of a space that a search tries
 _LEAST_US: Final = 1e-6
+_MOST_OF_A_REASON: Final = 500  # characters of what is wrong with an answer
 
 
 @dataclass(frozen=True)
@@ -532,7 +533,7 @@ class _InThisProcess:
         try:
             return None if self.call.reference is None else checked_here(self.call, self.call.config(config))
         except TuningError as wrong:
-            raise WorkerError(str(wrong)[:200]) from wrong
+            raise WorkerError(str(wrong)[:_MOST_OF_A_REASON]) from wrong
 
     def end(self, subject: Subject) -> None:
         pass
@@ -635,6 +636,23 @@ def rules_of(space: Space | None) -> Rules:
     return whole(rules) if space is None else rules
 
 
+def notify(
+    tuner: "Autotuner", call: KernelCall, best: triton.Config,
+    timings: Mapping[triton.Config, Sequence[float]], seconds: float | None = None,
+) -> None:  # fmt: skip
+    """Call the listener to autotuning, as Triton does: where there was a choice, once for each new key.
+
+    `timings` are in milliseconds; `seconds` is how long measuring took, None where nothing was measured.
+    """
+    listener = autotuning_listener()
+    if listener is None or (tuner.space is None and len(call.configs) < 2):
+        return
+    listener(
+        fn=layers_of(tuner.fn)[-2], key=tuner.key_of(call.args, call.kwargs)[0], best_config=best,
+        configs_timings=dict(timings), duration=seconds, cache_hit=seconds is None,
+    )  # fmt: skip
+
+
 def measured(
     tuner: "Autotuner", call: KernelCall, rules: Rules | None = None, force: bool = False
 ) -> triton.Config:
@@ -653,6 +671,7 @@ def measured(
         trials = {}
     exact: dict[triton.Config, list[float]] = {}
     cause: TuningError | None = None
+    seconds: float | None = None
     is_unchecked = call.reference is not None and not any(trial.right for trial in trials.values())
     if is_unchecked or has_more(space, trials, rules):
         tuning = _Tuning(tuner, call, space, trials, rules)
@@ -660,6 +679,7 @@ def measured(
             exact = tuning.here()
         tuning.report()
         cause = tuning.cause
+        seconds = time.monotonic() - tuning.since
     best = best_of(trials.values())
     if best is None:
         reasons = "; ".join(sorted({t.failure for t in trials.values() if t.failure})[:4])
@@ -668,4 +688,5 @@ def measured(
         ) from cause
     times = {call.config(config): [trial.time / 1e3] * 3 for config, trial in trials.items()}
     tuner.configs_timings = times | exact
+    notify(tuner, call, call.config(best.config), times | exact, seconds)
     return call.config(best.config)

@@ -58,8 +58,11 @@ def unwritten(out: torch.Tensor) -> list[int] | None:
 
 def _place(found: torch.Tensor) -> list[int]:
     """Return the indices of the first element that is true."""
-    first = found.flatten().int().argmax().cpu()
-    return [int(i) for i in torch.unravel_index(first, found.shape)] if found.ndim else []
+    return _indices(found.flatten().int().argmax(), found.shape)
+
+
+def _indices(flat: torch.Tensor, shape: torch.Size) -> list[int]:
+    return [int(i) for i in torch.unravel_index(flat.cpu(), shape)] if shape else []
 
 
 def unlike(tensor: torch.Tensor, before: torch.Tensor) -> bool:
@@ -86,23 +89,30 @@ def error_of(name: str, got: torch.Tensor, right: torch.Tensor, tolerance: float
     """Return the largest relative error of an element: see `_errors` for what it is relative to.
 
     `right` is rounded to the dtype of `got` first. Infinities and NaNs must be the same. Raises TuningError,
-    which names the first wrong element, where an error is above `tolerance`, by default `allowed_error`.
+    where an error is above `tolerance`, by default `allowed_error`. It names the first wrong element with its
+    own error, the largest error with its place, and how many elements are wrong.
     """
     right = right.to(got.dtype)
     allowed = allowed_error(got.dtype) if tolerance is None else tolerance
     errors = _errors(got, right)
     error = float(errors.amax()) if errors.numel() else 0.0
     if error > allowed:
-        at = _place(errors > allowed)
+        wrong = errors > allowed
+        at = _place(wrong)
         values = got[tuple(at)].item(), right[tuple(at)].item()
         short, expected = (f"{value:.6g}" for value in values)
         if not got.dtype.is_floating_point or short == expected:
             short, expected = map(str, values)
         first = f"{name}{at or ''} is {short}, and {expected} is right"
+        count = int(wrong.sum())
+        more = f"; {count} of {wrong.numel()} elements {'is' if count == 1 else 'are'} wrong" * bool(at)
         if not got.dtype.is_floating_point:
-            raise TuningError(f"{WRONG}: {first}")
+            raise TuningError(f"{WRONG}: {first}{more}")
+        own = float(errors[tuple(at)])
+        if own < error:
+            more = f"; the largest is {error:.3g} at {name}{_indices(errors.argmax(), errors.shape)}{more}"
         limit = f"above {'the default ' * (tolerance is None)}tolerance={allowed:.3g}"
-        raise TuningError(f"{WRONG}: {first}: relative error {error:.3g}, {limit}")
+        raise TuningError(f"{WRONG}: {first}: relative error {own:.3g}, {limit}{more}")
     return error
 
 
