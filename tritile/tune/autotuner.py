@@ -250,13 +250,13 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         Times of tritile's own benchmark go by the source alone, in whichever process it runs.
         """
         fn, bench, digest = self._digest
-        if fn is not self.fn or bench is not self._do_bench:
+        if fn is not self.fn or bench is not self.do_bench:
             digest = source_hash(self.fn)
-            if self._do_bench is not default_bench:
+            if self.do_bench is not default_bench:
                 digest = hashlib.sha256(
-                    f"{digest} {arguments.benchmark(self._do_bench)}".encode()
-                ).hexdigest()
-            self._digest = self.fn, self._do_bench, digest
+                    f"{digest} {arguments.benchmark(self.do_bench)}".encode()
+                ).hexdigest()[:16]
+            self._digest = self.fn, self.do_bench, digest
         return digest
 
     def device_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Device:
