@@ -376,8 +376,16 @@ def test_times_of_another_benchmark_are_not_compared():
     def in_units(bench, unit):
         return lambda call, quantiles: [each * unit for each in bench(call, quantiles)]
 
+    class InUnits:
+        def __init__(self, bench, unit):
+            self.bench, self.unit = bench, unit
+
+        def time(self, call, quantiles):
+            return [each * self.unit for each in self.bench(call, quantiles)]
+
     first, second = Bench(), Bench()
     assert run(tuned(in_units(first, 1.0), 64, 256), first.used) == 256
+    assert len({tuned(InUnits(Bench(), unit).time).digest for unit in (1.0, 1000.0, 1.0)}) == 2
     in_us = tuned(in_units(second, 1000.0), 64, 256, 128)
     assert run(in_us, second.used) == 128
     assert second.measured == [64, 256, 128]

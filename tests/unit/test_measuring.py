@@ -515,6 +515,8 @@ OF_THE_MOMENT = [
     "RuntimeError: Triton Error [CUDA]: misaligned address",
     "RuntimeError: Triton Error [HIP]:  Code: 719, Messsage: unspecified launch failure",
     "RuntimeError: Triton Error [CUDA]: unknown error",
+    "RuntimeError: CUDA error: MPS server is not ready to accept new MPS client requests",
+    "RuntimeError: CUDA error: operation would make the legacy stream depend on a capturing blocking stream",
     "AcceleratorError: CUDA error: unspecified launch failure",
     "AcceleratorError: CUDA error: device-side assert triggered",
     "AcceleratorError: CUDA error: an illegal instruction was encountered",

@@ -33,10 +33,11 @@ _OF_THE_MOMENT: Final = re.compile(
             # A GPU that is lost, ill, or in use by others.
             r"\buncorrectable (ECC|NVLink) error\b", r"\bCUDA-capable device\S* (is|are|is/are) busy\b",
             r"\bno (CUDA|ROCm)-capable device is detected\b", r"\bGPU is lost\b", r"\bdriver shutting down\b",
-            r"\b(CUDA|HIP)\b.*\b(unknown|initialization) error\b",
+            r"\b(CUDA|HIP)\b.*\b(unknown|initialization) error\b", r"\bsystem not yet initialized\b",
+            r"\bMPS (client|server)s?\b", r"\bdevice already in use\b", r"\bor a hardware error\b",
             r"\bCUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)\b",
             # Another thread's work during a capture.
-            r"\bwhen stream is capturing\b", r"\bprevious error during capture\b",
+            r"\bwhen stream is capturing\b", r"\bprevious error during capture\b", r"\bcapturing.* stream\b",
             # Workers.
             r"^hung: ", r"^the process died", r"^garbled: ",
         )

@@ -287,30 +287,31 @@ def benchmark(value: Any, depth: int = 8) -> str:
     """Return text that says what a benchmark is, the same in every process.
 
     A function counts by its code, defaults, and the functions, numbers and words it captured; an object by
-    its class's `__call__`. What changes as it runs, such as a counter or a list of times, does not count.
-    `depth`: how many functions deep.
+    its class's `__call__` and the numbers and words among its attributes. Lists and other collections, which
+    may grow as it runs, do not count. `depth`: how many functions deep.
     """
 
     def parts(values: Iterable[Any]) -> str:
         return f"[{', '.join(benchmark(each, depth - 1) for each in values)}]"
 
-    if depth and isinstance(value, functools.partial):
+    if depth > 0 and isinstance(value, functools.partial):
         named = sorted(value.keywords.items())
         return f"partial{parts([value.func, *value.args, *(each for pair in named for each in pair)])}"
-    if depth and isinstance(value, MethodType):
-        return f"{type(value.__self__).__qualname__}.{parts([value.__func__])}"
-    if depth and isinstance(value, FunctionType):
+    if depth > 0 and isinstance(value, MethodType):
+        return f"{parts([value.__func__])} of {benchmark(value.__self__, depth - 1)}"
+    if depth > 0 and isinstance(value, FunctionType):
         changed = {each.argval for each in dis.get_instructions(value) if each.opname == "STORE_DEREF"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         captured = [cell.cell_contents for name, cell in cells if name not in changed and cell != CellType()]
         named = sorted((value.__kwdefaults__ or {}).items())
         rest = [*captured, *(value.__defaults__ or ()), *(each for pair in named for each in pair)]
         return f"{_code(value.__code__)}{parts(rest)}"
+    if value is None or inspect.isbuiltin(value) or isinstance(value, int | float | str | type):
+        return described(value)
     call = inspect.getattr_static(type(value), "__call__", None)
-    if depth and isinstance(call, FunctionType):
-        return f"{type(value).__qualname__}.{parts([call])}"
-    is_plain = callable(value) or value is None or isinstance(value, int | float | str)
-    return described(value) if is_plain else type(value).__qualname__
+    attributes = getattr(value, "__dict__", {}).items()
+    plain = sorted((name, each) for name, each in attributes if isinstance(each, int | float | str))
+    return f"{type(value).__qualname__}{parts([call]) if depth > 0 and isinstance(call, FunctionType) else ''} {plain}"
 
 
 def stored(value: Any) -> int | float | bool | str | None:
