@@ -311,7 +311,8 @@ def benchmark(value: Any, depth: int = 8) -> str:
     call = inspect.getattr_static(type(value), "__call__", None)
     attributes = getattr(value, "__dict__", {}).items()
     plain = sorted((name, each) for name, each in attributes if isinstance(each, int | float | str))
-    return f"{type(value).__qualname__}{parts([call]) if depth > 0 and isinstance(call, FunctionType) else ''} {plain}"
+    code = parts([call]) if depth > 0 and isinstance(call, FunctionType) else ""
+    return f"{type(value).__qualname__}{code} {plain}"
 
 
 def stored(value: Any) -> int | float | bool | str | None:
