@@ -48,6 +48,11 @@ def _root(value: Any) -> str:
     return str(module).partition(".")[0]
 
 
+def is_of_library(value: Any) -> bool:
+    """True for a module, or what one defines, of Triton, torch, NumPy or Python itself."""
+    return _root(value) in _LIBRARIES
+
+
 @functools.cache
 def _paths(code: CodeType) -> tuple[tuple[str, ...], ...]:
     """Return each name that code reads from outside, followed by the attributes read of it: a, a.b, a.b.c."""
@@ -79,7 +84,7 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
         value = closure[first] if first in closure else function.__globals__.get(first)
         for attribute in attributes:
             try:
-                value = None if _root(value) in _LIBRARIES else getattr(value, attribute, None)
+                value = None if is_of_library(value) else getattr(value, attribute, None)
             except Exception:  # a property may raise anything: the function itself meets it as it runs
                 value = None
         if value is not None and not isinstance(value, ModuleType):

@@ -1,6 +1,7 @@
 """Send a launch to another process: the kernel, its arguments, and the memory they point to.
 
-Functions that cannot be imported there by name, as those of a script, go whole, by cloudpickle. Memory goes
+Kernels go whole, with what Triton reads of their modules; so do, by cloudpickle, functions that cannot be
+imported there by name, as those of a script. Memory goes
 through a file, so that a process that replaces another finds it too.
 """
 
@@ -12,13 +13,16 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 import torch
+import triton.language as tl
 
 from tritile.core.of_triton import JITCallable, JITFunction, naming_of
+from tritile.core.source import is_of_library
 from tritile.errors import UnsupportedError, brief
 
 GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may write
@@ -81,8 +85,8 @@ def _rebuilt(data: bytes) -> Any:
     Triton is given the source from when the function was first jitted, whatever its file holds by now. Raises
     UnsupportedError where Triton reads another.
     """
-    kind, function, options, source, lines, annotating = pickle.loads(data)
-    function.__globals__.update(annotating)
+    kind, function, options, source, lines, named = pickle.loads(data)
+    function.__globals__.update(named)
     file = function.__code__.co_filename
     before = linecache.cache.get(file)
     linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # None: never compared with the file
@@ -97,15 +101,80 @@ def _rebuilt(data: bytes) -> Any:
     return kernel
 
 
-def _annotating(value: JITCallable) -> dict[str, Any]:
-    """Return the globals that a jitted function's annotations name, which Triton looks up as it compiles.
+_Path = tuple[str, ...]
 
-    cloudpickle itself takes along the globals that a function's body names.
+
+def _paths(tree: ast.AST) -> Iterator[_Path]:
+    """Yield each name that source reads, with the attributes read of it: `a.b.c` as ("a", "b", "c")."""
+    attributes: list[str] = []
+    node = tree
+    while isinstance(node, ast.Attribute):
+        attributes.insert(0, node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        for child in ast.iter_child_nodes(node):
+            yield from _paths(child)
+    elif isinstance(node.ctx, ast.Load):
+        yield (node.id, *attributes)
+
+
+def _globals_of(value: JITFunction) -> dict[str, Any]:
+    """Return the globals that Triton looks up as it compiles a kernel, by name.
+
+    Triton goes by the source, not by the bytecode: it evaluates defaults and the annotations of locals, too,
+    and takes the global where a local is read before it is set. A local hides any other global.
     """
-    nodes = [node for node in ast.walk(ast.parse(value.src)) if isinstance(node, ast.arg | ast.FunctionDef)]
-    found = [node.annotation if isinstance(node, ast.arg) else node.returns for node in nodes]
-    names = {node.id for part in found if part for node in ast.walk(part) if isinstance(node, ast.Name)}
-    return {name: value.fn.__globals__[name] for name in sorted(names & value.fn.__globals__.keys())}
+    (function,) = ast.parse(value.src).body
+    assert isinstance(function, ast.FunctionDef)
+    signature = set(_paths(function.args))
+    known = value.fn.__globals__
+    hidden = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    hidden |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    hidden -= {name for name in hidden if isinstance(known.get(name), tl.constexpr | tl.dtype)}
+    read = signature | {path for path in _paths(function) if path[0] not in hidden}
+    return {n: _part(known[n], _behind(n, read)) for n in sorted({path[0] for path in read}) if n in known}
+
+
+def _behind(name: str, paths: Iterable[_Path]) -> set[_Path]:
+    return {path[1:] for path in paths if path[0] == name}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Stand for a module by what a kernel reads of it: there it may hold something else, or be missing."""
+
+    name: str
+    values: dict[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _module, (self.name, self.values)
+
+
+def _module(name: str, values: dict[str, Any]) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(values)
+    return module
+
+
+def _part(value: Any, paths: set[_Path]) -> Any:
+    """Return what to send for a value of which paths are read: a part of a module, else the value itself."""
+    if not isinstance(value, ModuleType) or is_of_library(value) or () in paths:
+        return value
+    absent = object()
+    found = {name: getattr(value, name, absent) for name in sorted({path[0] for path in paths})}
+    return _Part(
+        value.__name__,
+        {name: _part(each, _behind(name, paths)) for name, each in found.items() if each is not absent},
+    )
+
+
+def _without_globals(function: Any) -> Any:
+    """Return a copy of a function without globals, as Triton compiles it and never runs it."""
+    copy = FunctionType(function.__code__, {}, function.__name__, function.__defaults__, function.__closure__)
+    for name in ("__kwdefaults__", "__annotations__", "__module__", "__qualname__", "__doc__"):
+        setattr(copy, name, getattr(function, name))
+    vars(copy).update(vars(function))
+    return copy
 
 
 class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
@@ -117,11 +186,14 @@ class _KernelPacker(cloudpickle.Pickler):  # type: ignore[misc]
         if value.__module__.partition(".")[0] == "triton":
             return value.__qualname__  # imported by name: all processes have the same Triton
         options = {name: getattr(value, name) for name in _OPTIONS if hasattr(value, name)}
+        function, named = value.fn, dict[str, Any]()
+        # What is under triton.constexpr_function runs in Python, for which cloudpickle finds what it reads.
         if isinstance(value, JITFunction):
             options["repr"] = naming_of(value)
+            function, named = _without_globals(function), _globals_of(value)
         lines = ["\n"] * (value.starting_line_number - 1) + value.raw_src
         stream = io.BytesIO()
-        whole = (type(value), value.fn, options, value.src, lines, _annotating(value))
+        whole = (type(value), function, options, value.src, lines, named)
         _KernelPacker(stream, protocol=5).dump(whole)
         return _rebuilt, (stream.getvalue(),)
 
