@@ -1,8 +1,8 @@
 """Send a launch to another process: the kernel, its arguments, and the memory they point to.
 
-Kernels go whole, with what Triton reads of their modules; so do, by cloudpickle, functions that cannot be
-imported there by name, as those of a script. Memory goes
-through a file, so that a process that replaces another finds it too.
+Kernels go whole, with what Triton reads of their modules. So do, by cloudpickle, functions that cannot be
+imported there by name, as those of a script. Memory goes through a file, so that a process that replaces
+another finds it too.
 """
 
 import ast
