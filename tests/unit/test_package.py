@@ -22,7 +22,7 @@ RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # is the function of its name where it is called.
 ALSO_ALLOWED = {("ops/request.py", "tritile.tune.now"), ("tune/__init__.py", "tritile.lab.tune")}
 FORBIDDEN = {("tune", "ops"), ("ops", "tune"), ("nn", "tune")}
-ADAPTERS = {f"tritile.core.{name}" for name in ("of_interpreter", "of_torch", "of_triton")}
+ADAPTERS = {f"tritile.core.{name}" for name in ("bound", "of_interpreter", "of_torch", "of_triton")}
 # Of ours, but what the adapters give of torch and Triton.
 IMPORTS_NOTHING = {"errors.py"} | {
     f"core/{name}.py"

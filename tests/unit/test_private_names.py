@@ -3,7 +3,9 @@
 import ast
 import functools
 import inspect
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import torch.distributed.tensor
 from triton.compiler import CompiledKernel
 
 import tritile
-from tritile.core import of_interpreter, of_torch, of_triton
+from tests import without_names
+from tritile.core import bound, of_interpreter, of_torch, of_triton
 
 PACKAGE = Path(tritile.__file__).parent
 ROOT = PACKAGE.parent
@@ -40,6 +43,9 @@ THEIRS = (
     of_triton.driver,
 )
 LIKE_PRIVATE = {"device_caches", "n_regs", "n_spills"}  # what Triton's kernels hold, and none of ours
+# What nothing can do without, and what cannot be deleted: from a class in C, from a namespace of operators.
+NEEDED = {"matmul": set(), "decorated": {"triton.runtime.autotuner.Autotuner", "triton.backends.backends"}}
+STAYING = {"torch.Tensor._is_view", "torch.ops.aten._unsafe_view.default"}
 IN_KERNELS = {"_reinterpret"}  # what Gluon's memory calls `reinterpret` from Triton 3.9 on
 
 
@@ -121,11 +127,30 @@ def test_the_rule(source, is_fault):
     assert bool(faults(source)) == is_fault
 
 
-def test_names_that_an_adapter_may_do_without_are_there():
-    """Importing the adapters asks for all others, but for those inside functions."""
-    of_cuda = ("current_gpu", "current_raw_stream", "empty_strided_on_gpu")
-    wanted = ["fp32_precision", *(of_cuda if torch.backends.cuda.is_built() else ())]
-    assert [name for name in wanted if getattr(of_torch, name) is None] == []
+def test_what_adapters_bind_is_there():
+    """In this torch and Triton; what only builds for CUDA have, in those."""
+    of_cuda = ("_cuda_", "_empty_strided_cuda")
+    for path in without_names.names():
+        if torch.backends.cuda.is_built() or not any(part in path for part in of_cuda):
+            bound.found(path)
+
+
+def test_without_any_one_name_what_does_not_need_it_works(tmp_path):
+    """Import, `matmul` and a kernel under the decorator; whatever needs the name says so."""
+    script, folder = without_names.__file__, {"TRITILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, script], env=os.environ | folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = dict(line.split("\t", 1) for line in ran.stdout.splitlines())
+    assert set(found) == set(without_names.names()), ran.stderr
+    for path, (imported, *made) in ((path, text.split("\t")) for path, text in found.items()):
+        if imported == "stays":
+            assert path in STAYING
+            continue
+        assert imported == "True", path
+        for what, result in zip(("matmul", "decorated"), made, strict=True):
+            library = path.partition(".")[0]
+            says = rf"UnsupportedError: this needs {re.escape(path)}, which {library} \S+ does not have"
+            assert result == "True" or (path in NEEDED[what] and re.match(says, result)), (path, what, result)
 
 
 def test_what_adapters_read_or_set_by_name_is_there():

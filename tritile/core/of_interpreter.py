@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from triton.runtime import interpreter as _interpreter
+
+from tritile.core.bound import bound, lacking
 
 # Called with addresses, which of them are used (None for all), the bytes of an element, and if it is written.
 See = Callable[[np.ndarray, np.ndarray | None, int, bool], None]
+_interpreter: Any = bound("triton.runtime.interpreter")
 
 
 class _Watched:
@@ -46,6 +48,8 @@ def watched(see: See) -> Iterator[None]:
 
     The interpreter has one memory for all threads: to be called under `core.threads.interpreter_lock`.
     """
+    if not hasattr(_interpreter, "_interpreter"):
+        raise lacking("triton.runtime.interpreter._interpreter")
     memory = _interpreter._interpreter
     _interpreter._interpreter = _Watched(memory, see)
     try:

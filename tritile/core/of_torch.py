@@ -1,41 +1,53 @@
 """Name all that tritile uses of torch and torch does not document; no other module names any of it.
 
-A function that every launch calls is an alias of torch's own, and not wrapped in another.
+A function that every launch calls is torch's own, and not wrapped in another. In the place of one that this
+torch does not have is another way to the same, documented and slower; where there is none, what needs it
+raises UnsupportedError.
 """
 
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import torch
-from torch._functorch import pyfunctorch, utils, vmap
-from torch._guards import TracingContext as _TracingContext
-from torch._ops import OpOverload as _OpOverload
-from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
-from torch._subclasses.fake_tensor import is_fake as _is_fake
 from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
+
+from tritile.core.bound import bound
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKey as DispatchKey
+    from torch._C import DispatchKeySet as DispatchKeySet
+    from torch._guards import TracingContext as TracingContext
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+    from torch.autograd.function import _SingleLevelFunction
+
+    SingleLevelFunction: TypeAlias = _SingleLevelFunction
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-CHECKED_ON: Final = ("2.11", "2.13")  # versions of torch on which these names were checked
 
-# The current GPU. Names that only builds for CUDA have are None in other builds.
+# The current GPU.
 
 # Have the current stream do nothing for so many cycles of the GPU's clock.
-wait_on_gpu: Any = torch.cuda._sleep
-current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None)  # return the number of the current GPU
+wait_on_gpu: Any = bound("torch.cuda._sleep")
+# Return the number of the current GPU.
+current_gpu: Any = bound("torch._C._cuda_getDevice", torch.cuda.current_device)
 # Return the current stream of a GPU as the driver's number.
-current_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-# Allocate on the current GPU without the dispatcher.
-empty_strided_on_gpu: Any = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
-# Return the precision that torch is set to for fp32.
-fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+current_raw_stream: Any = bound(
+    "torch._C._cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+# Allocate on the current GPU without the dispatcher; None in builds without CUDA.
+empty_strided_on_gpu: Any = bound("torch._C._dynamo.guards._empty_strided_cuda", None)
+# Return the precision that torch is set to for fp32, or None.
+fp32_precision: Any = bound("torch._C._get_fp32_precision_getter", None)
 # Tell autograd that tensors were written, in half the time of torch's wrapper.
-increment_versions: Final = torch._C._increment_version
+increment_versions: Any = bound("torch._C._increment_version", torch.autograd.graph.increment_version)
 
 # True where torch.use_deterministic_algorithms is on.
-is_deterministic: Final = torch._C._get_deterministic_algorithms
+is_deterministic: Any = bound(
+    "torch._C._get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
+)
 
 
 def constant_in_graphs(function: _Function) -> _Function:
@@ -49,43 +61,65 @@ def constant_in_graphs(function: _Function) -> _Function:
 
 # The state that torch keeps for a call: modes, autocast, forward derivatives, transforms.
 
-modes_entered: Final = torch._C._len_torch_dispatch_stack  # return how many `__torch_dispatch__` modes are on
+# Return how many `__torch_dispatch__` modes are on; some may be where torch does not say.
+modes_entered: Any = bound("torch._C._len_torch_dispatch_stack", lambda: 1)
 # True where torch.autocast is on for any device.
-is_any_autocast_on: Final = torch._C._is_any_autocast_enabled
-# Read the level of forward derivatives, -1 outside all.
-forward_level: Final = functools.partial(getattr, forward_ad, "_current_level")
-forward_recording: Final = forward_ad._set_fwd_grad_enabled  # turn tangents on or off for a `with`
-# Return the innermost torch.func transform or None.
-innermost_transform: Final = torch._C._functorch.peek_interpreter_stack
+is_any_autocast_on: Any = bound(
+    "torch._C._is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, ("cuda", "cpu")))
+)
+# Read the level of forward derivatives, -1 outside all; 0 where torch does not say, as there may be one.
+forward_level: Final = functools.partial(getattr, forward_ad, "_current_level", 0)
+# Turn tangents on or off for a `with`.
+forward_recording: Any = bound("torch.autograd.forward_ad._set_fwd_grad_enabled")
+# Return the innermost torch.func transform or None; there may be one where torch does not say.
+innermost_transform: Any = bound("torch._C._functorch.peek_interpreter_stack", lambda: True)
 # Return the transform that runs.
-current_transform: Final = pyfunctorch.retrieve_current_functorch_interpreter
-# True of a tensor that torch.func wraps.
-is_transformed: Final = torch._C._functorch.is_functorch_wrapped_tensor
-unwrap_batched: Final = vmap.unwrap_batched  # split arguments of vmap into tensors and batch dimensions
-add_batch_dim: Final = torch._C._functorch._add_batch_dim  # wrap a result of vmap with its batch dimension
-FakeTensor: TypeAlias = _FakeTensor  # stand for a tensor while a call is traced
-is_fake: Final = _is_fake  # True of a FakeTensor, functionalised or within a transform, too
-TracingContext: TypeAlias = _TracingContext  # says if torch.compile traces in this thread
+current_transform: Any = bound("torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter")
+# True of a tensor that torch.func wraps; of any inside a transform where torch does not say.
+is_transformed: Any = bound(
+    "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: innermost_transform() is not None
+)
+# Split arguments of vmap into tensors and batch dimensions.
+unwrap_batched: Any = bound("torch._functorch.vmap.unwrap_batched")
+# Wrap a result of vmap with its batch dimension.
+add_batch_dim: Any = bound("torch._C._functorch._add_batch_dim")
+if not TYPE_CHECKING:
+    # Stand for a tensor while a call is traced.
+    FakeTensor = bound("torch._subclasses.fake_tensor.FakeTensor")
+    # Say if torch.compile traces in this thread.
+    TracingContext = bound("torch._guards.TracingContext", type("Untraced", (), {"try_get": lambda: None}))
+# True of a FakeTensor, functionalised or within a transform, too.
+is_fake: Any = bound("torch._subclasses.fake_tensor.is_fake", lambda value: isinstance(value, FakeTensor))
+
+_guards: Any = bound("torch._C._dynamo.guards.TensorGuards", None)
+COMPARES: Final = _guards is not None  # False where `alike` cannot test tensors
 
 
 def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
-    """Return a test for tensors like these, in torch now: `torch._C._dynamo.guards.TensorGuards`."""
-    guards: Any = torch._C._dynamo.guards.TensorGuards
+    """Return a test for tensors like these, in torch now. Only where COMPARES."""
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 # Operators, and the dispatcher's keys.
 
-OpOverload: TypeAlias = _OpOverload  # represent an overload of an operator
+if not TYPE_CHECKING:
+    # Represent an overload of an operator.
+    OpOverload = bound("torch._ops.OpOverload")
+    # Name a key of the dispatcher, and hold a set of keys.
+    DispatchKey = bound("torch._C.DispatchKey")
+    DispatchKeySet = bound("torch._C.DispatchKeySet")
+    # Record a derivative at one level of transforms.
+    SingleLevelFunction = bound("torch.autograd.function._SingleLevelFunction")
 schema_of: Final[Callable[[Any], Any]] = attrgetter("_schema")  # return the schema of an overload
-DispatchKey: TypeAlias = torch._C.DispatchKey  # name a key of the dispatcher
-DispatchKeySet: TypeAlias = torch._C.DispatchKeySet  # hold a set of keys
-KEYS_BELOW_AUTOGRAD: Final = torch._C._after_autograd_keyset  # hold all keys below autograd
-below_autograd: Final = torch._C._AutoDispatchBelowAutograd  # dispatch below autograd for a `with`
-without_keys: Final = torch._C._ExcludeDispatchKeyGuard  # leave keys out of dispatch for a `with`
-SingleLevelFunction: TypeAlias = _SingleLevelFunction  # record a derivative at one level of transforms
-single_level: Final = utils.enable_single_level_autograd_function  # allow SingleLevelFunction for a `with`
+# Hold all keys below autograd.
+KEYS_BELOW_AUTOGRAD: Any = bound("torch._C._after_autograd_keyset")
+# Dispatch below autograd for a `with`.
+below_autograd: Any = bound("torch._C._AutoDispatchBelowAutograd")
+# Leave keys out of dispatch for a `with`.
+without_keys: Any = bound("torch._C._ExcludeDispatchKeyGuard")
+# Allow SingleLevelFunction for a `with`.
+single_level: Any = bound("torch._functorch.utils.enable_single_level_autograd_function")
 
 
 def know_words(operator: Any, words: Sequence[str]) -> None:
@@ -100,18 +134,26 @@ def know_words(operator: Any, words: Sequence[str]) -> None:
 # Tensors, products and modules.
 
 # Return a tensor in another shape, not as a view to autograd: for one that nothing else refers to.
-unsafe_view: Any = torch.ops.aten._unsafe_view.default
-is_view: Final = torch.Tensor._is_view  # of another tensor, as autograd tracks it
-neg_view: Final = torch._neg_view  # return a tensor's negative as a lazy view
-int_mm: Any = torch._int_mm  # multiply int8 matrices into int32
-scaled_mm: Any = torch._scaled_mm  # multiply fp8 matrices with scales
+unsafe_view: Any = bound(
+    "torch.ops.aten._unsafe_view.default", lambda tensor, shape: tensor.reshape(shape).clone()
+)
+# True of a view of another tensor, as autograd tracks it; of any where torch does not say.
+is_view: Any = bound("torch.Tensor._is_view", lambda tensor: True)
+# Return a tensor's negative, as a lazy view where torch makes one.
+neg_view: Any = bound("torch._neg_view", torch.neg)
+int_mm: Any = bound("torch._int_mm")  # multiply int8 matrices into int32
+scaled_mm: Any = bound("torch._scaled_mm")  # multiply fp8 matrices with scales
+# Multiply fp8 matrices with scales for blocks, of the kinds that ScalingType names.
+block_scaled_mm: Any = bound("torch.nn.functional.scaled_mm")
+ScalingType: Any = bound("torch.nn.functional.ScalingType")
 # Multiply, add a bias, and apply relu or gelu by tanh in one call.
-addmm_activation: Any = torch._addmm_activation
-grouped_mm: Any = torch._grouped_mm  # multiply groups of matrices
-scaled_grouped_mm: Any = torch._scaled_grouped_mm  # multiply groups of fp8 matrices with scales
+addmm_activation: Any = bound("torch._addmm_activation")
+grouped_mm: Any = bound("torch._grouped_mm")  # multiply groups of matrices
+# Multiply groups of fp8 matrices with scales.
+scaled_grouped_mm: Any = bound("torch._scaled_grouped_mm")
 # Lay a weight of 4-bit numbers out as `int4_mm` wants it.
-int4_packed: Any = torch._convert_weight_to_int4pack
-int4_mm: Any = torch._weight_int4pack_mm  # multiply by a weight of 4-bit numbers
+int4_packed: Any = bound("torch._convert_weight_to_int4pack")
+int4_mm: Any = bound("torch._weight_int4pack_mm")  # multiply by a weight of 4-bit numbers
 
 
 class Moved(torch.nn.Module):

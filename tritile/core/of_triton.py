@@ -4,6 +4,7 @@ Undocumented are `triton.runtime`, `triton.compiler`, `triton.backends`, and nam
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from operator import attrgetter
@@ -11,31 +12,23 @@ from typing import Any, Final
 
 from triton import knobs as _knobs
 from triton import language as _language
-from triton._C.libtriton import get_cache_invalidating_env_vars as _variables
-from triton.backends import backends as _backends
-from triton.backends import compiler as _targets
-from triton.runtime import autotuner as _autotuner
-from triton.runtime import cache as _cache
-from triton.runtime import errors as _errors
-from triton.runtime import interpreter as _interpreter
-from triton.runtime import jit as _jit
-from triton.runtime.driver import driver as _driver
 
-# Versions of Triton on which these names were checked.
-CHECKED_ON: Final = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+from tritile.core.bound import bound, lacking
 
 # Kernels under a decorator, and compiled kernels.
 
-JITCallable = _jit.JITCallable  # represent any function under triton.jit
-JITFunction = _jit.JITFunction  # represent a kernel under triton.jit
-KernelInterface = _jit.KernelInterface  # represent a kernel, or one under a decorator
+JITCallable: Any = bound("triton.runtime.jit.JITCallable")  # represent any function under triton.jit
+JITFunction: Any = bound("triton.runtime.jit.JITFunction")  # represent a kernel under triton.jit
+# Represent a kernel, or one under a decorator.
+KernelInterface: Any = bound("triton.runtime.jit.KernelInterface")
 # Return the function that names what a kernel compiles to, None by default.
 naming_of: Final = attrgetter("_repr")
-Heuristics = _autotuner.Heuristics  # represent a kernel under triton.heuristics
-Autotuner = _autotuner.Autotuner  # represent a kernel under triton.autotune
-time_config: Final = _autotuner.Autotuner._bench  # time one config of an Autotuner
-AutotunerError = _errors.AutotunerError  # refuse a call for which pruning leaves no config
-OutOfResources = _errors.OutOfResources  # refuse a kernel that needs more than the GPU has
+Heuristics: Any = bound("triton.runtime.autotuner.Heuristics")  # represent a kernel under triton.heuristics
+Autotuner: Any = bound("triton.runtime.autotuner.Autotuner")  # represent a kernel under triton.autotune
+time_config: Any = bound("triton.runtime.autotuner.Autotuner._bench")  # time one config of an Autotuner
+# Refuse a call for which pruning leaves no config, and a kernel that needs more than the GPU has.
+AutotunerError: Any = bound("triton.runtime.errors.AutotunerError", type("AutotunerError", (Exception,), {}))
+OutOfResources: Any = bound("triton.runtime.errors.OutOfResources", type("OutOfResources", (Exception,), {}))
 
 
 def autotuning_listener() -> Any:
@@ -75,6 +68,15 @@ _OF_DEBUGGING: Final = re.compile(
 )
 
 
+def _of_environment() -> dict[str, str]:
+    """Return the environment variables that Triton, or its compilers, may read."""
+    return {name: value for name, value in os.environ.items() if _READ.match(name)}
+
+
+_READ: Final = re.compile("TRITON|AMDGCN|LLVM|MLIR|NVPTX|DISABLE_|ALLOW_|USE_|SWAP_")
+_variables: Any = bound("triton._C.libtriton.get_cache_invalidating_env_vars", _of_environment)
+
+
 def changed_settings() -> dict[str, Any]:
     """Return knobs and environment variables that change what is compiled, unless at their defaults."""
     changed = {}
@@ -86,7 +88,7 @@ def changed_settings() -> dict[str, Any]:
         default = "true" if name in _ON_BY_DEFAULT else None if name.startswith("TRITON_HIP") else "false"
         if value != default and not _OF_DEBUGGING.search(name):
             changed[name] = value
-    if (hook := _knobs.runtime.add_stages_inspection_hook) is not None:
+    if (hook := getattr(_knobs.runtime, "add_stages_inspection_hook", None)) is not None:
         with contextlib.suppress(TypeError):  # in Triton 3.6 a hook has no key
             changed["stages"] = hook()[1]
     return {name: value for name, value in changed.items() if value}
@@ -94,14 +96,16 @@ def changed_settings() -> dict[str, Any]:
 
 # Targets and drivers.
 
-GPUTarget = _targets.GPUTarget  # name what a kernel is compiled for
-backends: Final = _backends  # hold the installed backends by name
-driver: Any = _driver  # hold the active driver of this process
+GPUTarget: Any = bound("triton.backends.compiler.GPUTarget")  # name what a kernel is compiled for
+backends: Any = bound("triton.backends.backends")  # hold the installed backends by name
+driver: Any = bound("triton.runtime.driver.driver")  # hold the active driver of this process
 
 
 @contextlib.contextmanager
 def driven_by(stand_in: Any) -> Iterator[None]:
     """Make `stand_in` the active driver for a `with`: `driver._active`."""
+    if not hasattr(driver, "_active"):
+        raise lacking("triton.runtime.driver.driver._active")
     before = driver._active
     driver.set_active(stand_in)
     try:
@@ -112,18 +116,24 @@ def driven_by(stand_in: Any) -> Iterator[None]:
 
 def assembler(arch: int) -> Any:
     """Return the assembler for compute capability `arch`: `triton.backends.nvidia.compiler.get_ptxas`."""
-    from triton.backends.nvidia.compiler import get_ptxas  # a build for AMD alone may lack it
-
-    return get_ptxas(arch)
+    return bound("triton.backends.nvidia.compiler.get_ptxas")(arch)  # a build for AMD alone may lack it
 
 
 # The cache on disk.
 
-FileCacheManager = _cache.FileCacheManager  # keep the files of a key in a folder, as Triton does by default
-read_own_files: Final = _cache.triton_key  # read Triton's own files into a digest that the process keeps
+# Keep the files of a key in a folder, as Triton does by default.
+FileCacheManager: Any = bound("triton.runtime.cache.FileCacheManager")
+# Read Triton's own files into a digest that the process keeps.
+read_own_files: Any = bound("triton.runtime.cache.triton_key", lambda: None)
 
 # The interpreter.
 
-InterpretedFunction = _interpreter.InterpretedFunction  # represent a function that is interpreted
+# Represent a function that is interpreted.
+InterpretedFunction: Any = bound("triton.runtime.interpreter.InterpretedFunction", None)
 # Say whether TRITON_INTERPRET was set as Triton was imported: then triton.jit makes interpreted functions.
-INTERPRETING: Final = any(isinstance(each, InterpretedFunction) for each in vars(_language).values())
+INTERPRETING: Final = (
+    bool(_knobs.runtime.interpret)
+    if InterpretedFunction is None
+    else any(isinstance(each, InterpretedFunction) for each in vars(_language).values())
+)
+InterpretedFunction = InterpretedFunction or bound("triton.runtime.interpreter.InterpretedFunction")

@@ -20,13 +20,16 @@ def parsed(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def tested(name: str) -> str:
+    """Return the newest version of "triton" or "torch" that was tested, as text."""
+    return ".".join(map(str, NEWEST[name]))
+
+
 def untested(name: str, version: str) -> str:
     """Say that a version of "triton" or "torch" is newer than the newest tested; "" where it is not."""
-    newest = NEWEST[name]
-    if parsed(version) <= newest:
+    if parsed(version) <= NEWEST[name]:
         return ""
-    tested = ".".join(map(str, newest))
-    return f"{name} {version} is newer than {tested}, the newest with which tritile is tested"
+    return f"{name} {version} is newer than {tested(name)}, the newest with which tritile is tested"
 
 
 @functools.cache

@@ -6,15 +6,12 @@ Memory is laid out as torch wants it where it is not so: of scales and offsets, 
 from typing import Any, Final
 
 import torch
-from torch.nn.functional import ScalingType
 
 from tritile.core.device import capturing
-from tritile.core.of_torch import grouped_mm, scaled_grouped_mm
+from tritile.core.of_torch import ScalingType, block_scaled_mm, grouped_mm, scaled_grouped_mm
 from tritile.families.grouped.groups import zero_rows
 
-# Bound now: a program may put tritile's functions in the place of torch's.
-_SCALED_MM: Final = torch.nn.functional.scaled_mm
-_RECIPES: Final = {1: ScalingType.BlockWise1x128, 128: ScalingType.BlockWise128x128}
+_RECIPES: Final = {1: "BlockWise1x128", 128: "BlockWise128x128"}
 _PROGRAMS: Final = 512  # enough to fill a GPU, and few to start where no row is left
 _BLOCK: Final = 1024
 
@@ -69,8 +66,8 @@ def by_blocks(
         wide[:m].copy_(a)
         a, scale_a = wide, torch.nn.functional.pad(scale_a, (0, 0, 0, more))
     of_a, of_b = _laid_out(scale_a, shared[0]), _laid_out(scale_b.t(), shared[1])
-    recipes = _RECIPES[shared[0]], _RECIPES[shared[1]]
-    made: torch.Tensor = _SCALED_MM(a, b, of_a, recipes[0], of_b, recipes[1], output_dtype=dtype)
+    recipes = [getattr(ScalingType, _RECIPES[each]) for each in shared]
+    made: torch.Tensor = block_scaled_mm(a, b, of_a, recipes[0], of_b, recipes[1], output_dtype=dtype)
     return made[:m].clone() if more else made
 
 
@@ -82,7 +79,9 @@ def cut(offs: torch.Tensor, total: int) -> torch.Tensor:
 def zero_past(out: torch.Tensor, ends: torch.Tensor) -> None:
     """Zero the rows of a matrix on a GPU that belong to no group."""
     with torch.cuda.device(out.device):
-        zero_rows[(_PROGRAMS,)](out, ends, len(ends), *out.shape, out.stride(0), BLOCK=_BLOCK)
+        args = out, ends, len(ends), *out.shape, out.stride(0)
+        # Unless this is said, Triton 3.9 warns of another default in 3.10.
+        zero_rows[(_PROGRAMS,)](*args, BLOCK=_BLOCK, enable_fp_fusion=True)
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:

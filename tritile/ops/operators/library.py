@@ -42,7 +42,7 @@ from tritile.ops.request import request_of, run_plain
 LIBRARY: Final = torch.library.Library("tritile", "DEF")
 # Kernels take any strides: a compiler need not copy what it passes on.
 _TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_AUTOCAST: Final = (("cuda", DispatchKey.AutocastCUDA), ("cpu", DispatchKey.AutocastCPU))
+_AUTOCAST: Final = (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU"))
 _CAST: Final = (torch.float16, torch.bfloat16, torch.float32)  # those that torch casts; fp8 stays as it is
 _WITHOUT_OUT: Final = ("linear_quantized",)
 
@@ -185,7 +185,7 @@ def _autocast(op: OpOverload, operands: Sequence[str], like: str | None) -> None
     """
     name, filled = schema_of(op).name.removeprefix("tritile::"), _filler_of(op)
 
-    def register(device: str, key: DispatchKey) -> None:
+    def register(device: str, key: str) -> None:
         def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
             values = dict(zip(NAMES[name], filled(args, kwargs), strict=True))
             dtype = values[like].dtype if like else torch.get_autocast_dtype(device)
@@ -194,10 +194,10 @@ def _autocast(op: OpOverload, operands: Sequence[str], like: str | None) -> None
                 if value.device.type == device and value.dtype in _CAST and value.dtype != dtype:
                     values[each] = value.to(dtype)
                     values |= {"precision": None} if "precision" in values else {}
-            with without_keys(DispatchKeySet(key)):
+            with without_keys(DispatchKeySet(getattr(DispatchKey, key))):
                 return call_overload(name, *values.values())
 
-        LIBRARY.impl(op, kernel, key.name, with_keyset=True)
+        LIBRARY.impl(op, kernel, key, with_keyset=True)
 
     for device, key in _AUTOCAST:
         register(device, key)
