@@ -151,7 +151,7 @@ def torch_is(monkeypatch):
     monkeypatch.setattr(ops_request, "prepared", prepared)
     monkeypatch.setattr(ops_aten, "scaled_mm", fake.scaled_mm)
     monkeypatch.setattr(ops_aten, "int_mm", fake.int_mm)
-    monkeypatch.setattr(torch_kernels, "_SCALED_MM", fake.by_recipe)
+    monkeypatch.setattr(torch_kernels, "block_scaled_mm", fake.by_recipe)
     monkeypatch.setattr(torch_kernels, "grouped_mm", fake.grouped_mm)
     monkeypatch.setattr(torch_kernels, "scaled_grouped_mm", fake.scaled_grouped_mm)
     monkeypatch.setattr(torch_kernels, "zero_past", lambda out, ends: out[int(ends[-1]) :].zero_())
@@ -313,7 +313,7 @@ def test_scales_of_k_are_refused_in_words(torch_is, monkeypatch):
     def refused(*given, **how):
         raise ValueError("scaling is only supported on SM90")
 
-    monkeypatch.setattr(torch_kernels, "_SCALED_MM", refused)
+    monkeypatch.setattr(torch_kernels, "block_scaled_mm", refused)
     with pytest.raises(UnsupportedError, match=r"only torch computes this, and it fails: .*scaling is only"):
         tritile.scaled_matmul(a, b, *scales)
 
