@@ -87,7 +87,8 @@ def odd_rows(
     begin, words = whole_words(w_ptr, K, WORD)
     rows = first + PERIOD * tl.arange(0, BLOCK_N)
     steps = tl.arange(0, BLOCK_N).to(tl.int64) * multiple(tl.cast(stride_w, tl.int64) * PERIOD, WORD)
-    steps = tl.where(rows < N, steps, 0)[:, None]  # rows past the last one read the first
+    # Rows past the last one read the first. Triton 3.9 no longer sees that a choice of multiples is one.
+    steps = tl.multiple_of(tl.where(rows < N, steps, 0), WORD)[:, None]
     ms = tl.arange(0, BLOCK_M)[:, None]
     w_ptrs = tl.multiple_of(w_ptr + begin, 16) + steps
     x_ptrs = copies_ptr + (residue * M + ms).to(tl.int64) * multiple(stride_cm, BLOCK_K)

@@ -73,7 +73,8 @@ def skinny_k(
     begin = (shift > 0).to(tl.int32) * WORD  # elements from the first word to the first whole one
     words = (tl.maximum(shift + K, begin) - begin) // WORD
     steps = tl.arange(0, BLOCK_N).to(tl.int64) * multiple(tl.cast(stride_w, tl.int64) * PERIOD, WORD)
-    steps = tl.where(rows < N, steps, 0)[:, None]  # rows past the last one read the first
+    # Rows past the last one read the first. Triton 3.9 no longer sees that a choice of multiples is one.
+    steps = tl.multiple_of(tl.where(rows < N, steps, 0), WORD)[:, None]
     first_word = tl.multiple_of(w_ptr + (begin - shift), 16) + steps
     if WAIT:
         gdc_wait()
