@@ -2,7 +2,7 @@
 
 Prints a line for each name: its path, and what importing tritile, `matmul` and a kernel under
 `tritile.autotune` gave. torch and Triton are imported once. Each name is deleted in a fork, and put back once
-the adapters have looked for it, as torch needs its own names. Kernels are interpreted.
+the adapters have looked for it, as torch needs its own names. To be run with TRITON_INTERPRET=1.
 """
 
 import os
@@ -12,8 +12,6 @@ import types
 import warnings
 from importlib import import_module
 from pathlib import Path
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import torch._functorch.pyfunctorch
