@@ -142,3 +142,27 @@ def test_siblings_of_permutations_lie_without_gaps_and_no_element_twice(order):
     sibling = operands.ragged(problem)
     assert sibling.shape != problem.shape
     assert set(sibling.spans) == {math.prod(sibling.shape)}
+
+
+@pytest.mark.parametrize("measured", ["ieee", "tf32"])
+@pytest.mark.parametrize("of_all", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize("of_cuda", ["none", "ieee", "tf32"])
+@pytest.mark.parametrize("own", ["none", "ieee", "tf32"])
+def test_products_inherit_torchs_precision_after_a_measurement_as_before(
+    cuda_matmul, own, of_cuda, of_all, measured
+):
+    backends = torch.backends
+    cuda_matmul.fp32_precision, backends.cudnn.fp32_precision, backends.fp32_precision = own, of_cuda, of_all
+    try:
+        with answers.torch_fp32(measured):
+            assert cuda_matmul.fp32_precision == measured
+        assert backends.fp32_precision == of_all
+        for later in ("ieee", "tf32"):
+            backends.fp32_precision = later
+            for_cuda = later if of_cuda == "none" else of_cuda
+            assert backends.cudnn.fp32_precision == for_cuda
+            assert cuda_matmul.fp32_precision == (for_cuda if own == "none" else own)
+        backends.cudnn.fp32_precision = "none"
+        assert cuda_matmul.fp32_precision == (later if own == "none" else own)
+    finally:
+        backends.cudnn.fp32_precision = backends.fp32_precision = "none"

@@ -49,13 +49,40 @@ class Part(NamedTuple):
 
 @contextlib.contextmanager
 def torch_fp32(setting: str = "ieee") -> Iterator[None]:
-    """Have torch multiply fp32 in this precision, whatever its own setting says."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = setting
+    """Have torch multiply fp32 in this precision, whatever its own setting says.
+
+    Products that inherited their setting inherit it again afterwards.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    before = _set_for_products()
+    matmul.fp32_precision = setting
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        matmul.fp32_precision = before
+
+
+def _set_for_products() -> str:
+    """Return what torch.backends.cuda.matmul.fp32_precision was set to; "none" if it inherits.
+
+    torch only says which precision is in force: that of products, else of CUDA (under the name of cuDNN), else
+    of all backends. Where products have the same as CUDA, a changed one above them shows whether they follow.
+    """
+    backends: Any = torch.backends
+    found: str = backends.cuda.matmul.fp32_precision
+    if found == "none" or found != backends.cudnn.fp32_precision:
+        return found
+    other = "ieee" if found == "tf32" else "tf32"
+    with backends.flags(fp32_precision=other):
+        if backends.cuda.matmul.fp32_precision != found:
+            return "none"
+        if backends.cudnn.fp32_precision != found:
+            return found
+    backends.cudnn.fp32_precision = other  # CUDA has its own setting
+    try:
+        return found if backends.cuda.matmul.fp32_precision == found else "none"
+    finally:
+        backends.cudnn.fp32_precision = found
 
 
 def _wider(dtype: str) -> torch.dtype:
