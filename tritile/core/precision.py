@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tritile.core.problem import FP8_DTYPES, error_bound
+from tritile.core.problem import AS_TORCH, FP8_DTYPES, error_bound
 
 _PLAIN: Final = {"float32": "fp32", "float64": "fp64", "complex64": "fp32", "complex128": "fp64"}
 _WORDS: Final = {
     "fp16x3": "three products of fp16 parts on tensor cores",
     "tf32": "one product in TF32 on tensor cores",
     "fast": "sums stay in the tensor cores",
+    AS_TORCH: "as torch's setting says, which tritile does not know",
 }
 _ERRORS: Final = {
     "fp16x3": "error near fp32's",
     "tf32": "11 bits of each input",
     "fast": "14 bits on Hopper",
+    AS_TORCH: "error of torch's kernel",
 }
 _HOPPER: Final = 90  # the GPUs for which the bound of fp16x3 is derived
 

@@ -40,6 +40,7 @@ PRECISIONS_OF: Final[dict[str, tuple[Precision, ...]]] = {
     "complex128": ("ieee",),
 }
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+AS_TORCH: Final = "torch"  # the precision that torch is set to, where tritile does not know that setting
 SCALE_K: Final = 128  # elements of K that share a scale within a sum, and that tensor cores sum of fp8
 # How many rows of a, and columns of b, share a scale within a sum.
 BLOCK_SCALES: Final = {"": None, "1x1": (1, 1), "1x128": (1, 128), "128x1": (128, 1), "128x128": (128, 128)}
@@ -194,7 +195,9 @@ class MatmulProblem(_Laid):
         check(isinstance(self.epilogue, Epilogue), self, "an Epilogue, or its text")
         check_sizes(self, self.batch, self.m, self.n, self.k)
         check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
-        check_fields(self, precision=PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS)
+        of_setting = (AS_TORCH,) if self.dtype in ("float32", "complex64") else ()
+        named = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
+        check_fields(self, precision=(*named, *of_setting))
         self._check_laid()
         real = {self.dtype, self.out_dtype}.isdisjoint(COMPLEX_DTYPES)
         linear = self.dtype == self.out_dtype and not self.epilogue.activation
@@ -218,8 +221,11 @@ class MatmulProblem(_Laid):
 
     @property
     def is_torchs(self) -> bool:
-        """True if torch's kernel alone makes it: complex products, and fp8 with scales within the sum."""
-        return self.is_complex or bool(self.block_scales)
+        """True if torch's kernel alone makes it.
+
+        Complex products, fp8 with scales within the sum, and a setting of torch's that tritile does not know.
+        """
+        return self.is_complex or bool(self.block_scales) or self.precision == AS_TORCH
 
     @property
     def flops(self) -> int:

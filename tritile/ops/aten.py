@@ -9,6 +9,7 @@
 | grouped_matmul | _grouped_mm, _scaled_grouped_mm |
 | linear_quantized | linear, by the weight unpacked in memory |
 | complex operands | matmul, addmm or baddbmm, which copy where they have to |
+| fp32 in a setting that tritile does not know | as above; else matmul, which copies, and launches |
 
 torch has to compute the same, with a result of the same dtype and layout, from the tensors as they lie. What
 of this follows from sizes and layouts is in `tritile.planning.aten`; here is what follows from arguments and
@@ -23,7 +24,7 @@ import torch
 
 from tritile.core.epilogue import apply_epilogue, apply_epilogue_in_dtype
 from tritile.core.of_torch import int_mm, is_deterministic, scaled_mm
-from tritile.core.problem import BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
+from tritile.core.problem import AS_TORCH, BLOCK_SCALES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.core.settings import is_batch_invariant, uses_aten
 from tritile.errors import UnsupportedError, brief
 from tritile.families import torch_kernels
@@ -57,7 +58,7 @@ def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None
         return None
     if of.first.dtype in IN_FP32:
         setting = default_precision()
-        is_as_set = how == ("ieee" if setting == "none" else setting)
+        is_as_set = how in (AS_TORCH, "ieee" if setting == "none" else setting)
         if only and not is_as_set:
             raise UnsupportedError(
                 f"{of.op}: precision is {how!r}, but only torch multiplies complex numbers, and its setting "
@@ -69,6 +70,9 @@ def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None
         return None
     # Else torch would multiply, and then refuse to view it as matrices.
     whole = out is None or out.ndim <= 2 or out.is_contiguous()
+    if how == AS_TORCH and not of.first.is_complex():
+        is_wide = of.out_dtype in (None, torch.float32)
+        return (make(of, out) if whole and is_wide else None) or _in_any_layout(of, out)
     found = make(of, out) if whole else None
     return _complex(of, out) if found is None and of.first.is_complex() else found
 
@@ -198,6 +202,23 @@ def _complex(of: Any, out: Any) -> ByTorch:
             return lambda *tensors: make(*tensors[:-1], out=tensors[-1])
     # torch is lazy with products of vectors
     return _copied_to(out, make) if out is not None else lambda *tensors: make(*tensors).resolve_conj()
+
+
+def _in_any_layout(of: Any, out: Any) -> ByTorch:
+    """Return torch's call for float32 of any shapes and strides, which torch copies where it has to.
+
+    Its result is rounded to another dtype last.
+    """
+    dtype = of.out_dtype or torch.float32
+    if of.op == "matmul":
+        return _copied_to(out, lambda a, b: _MULTIPLY(a, b).to(dtype))
+    if of.op == "linear":
+        make = functools.partial(_linear_composed, activation=of.activation)
+        return _copied_to(out, lambda *tensors: make(*tensors).to(dtype))
+    how = of.activation, of.alpha, of.beta
+    return _copied_to(
+        out, lambda added, a, b: apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, *how).to(dtype)
+    )
 
 
 # --- Products with scales, of groups, and by packed weights ---

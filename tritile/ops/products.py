@@ -11,7 +11,7 @@ from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.epilogue import SIDES
 from tritile.core.permutation import merged
 from tritile.core.precision import explained
-from tritile.core.problem import FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, suits
+from tritile.core.problem import AS_TORCH, FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, suits
 from tritile.core.settings import is_batch_invariant
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, did_you_mean
 from tritile.families.numerics import BY_DATA
@@ -61,16 +61,20 @@ def check_precision(
 ) -> str:
     """Return the precision of a product, torch's setting where `precision` is None, or "ieee" without one.
 
-    `among`: those that operands of each dtype may name.
+    `among`: those that operands of each dtype may name. A setting that tritile does not know is `AS_TORCH`.
 
     Raises:
         InvalidValueError: the dtype has no such precision.
-        UnsupportedError: a batch-invariant call cannot have it.
+        UnsupportedError: a batch-invariant call cannot have it, or tritile does not know torch's setting and
+            torch has no kernel for the operation.
     """
     name, allowed = name_of(dtype), among.get(name_of(dtype), ())
     if precision is None:
         setting = default_precision() if dtype in IN_FP32 else "ieee"
         precision = "ieee" if setting == "none" else setting
+        if precision not in ("ieee", "tf32"):
+            _check_torch_computes(op, setting, among)
+            precision = AS_TORCH
     elif not allowed:
         raise InvalidValueError(
             f"{op}: precision is {precision!r} for {name} operands: expected None, which is the only choice "
@@ -94,6 +98,20 @@ def check_precision(
             "row of its result can depend on other rows: expected real operands"
         )
     return precision
+
+
+def _check_torch_computes(op: str, setting: str, among: Mapping[str, Sequence[str]]) -> None:
+    """Raise UnsupportedError where torch cannot compute a call in its setting, as tritile cannot."""
+    if is_batch_invariant():
+        why = "a row of torch's result can depend on other rows"
+    elif among is not PRECISIONS_OF:
+        why = "torch has no kernel for this operation"
+    else:
+        return
+    raise UnsupportedError(
+        f"{op}: torch.backends.cuda.matmul.fp32_precision is {setting!r}, which tritile does not "
+        f"compute, and {why}: expected precision={among['float32'][0]!r} by name, or another setting"
+    )
 
 
 def unset_precision(a: torch.Tensor, b: torch.Tensor) -> str:

@@ -399,6 +399,8 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
         # A precision that nobody names depends on the GPU, which meta tensors do not have.
         if not isinstance(problem, MatmulProblem) or 0 in shape or of.is_empty:
             return False
+        if problem.dtype != problem.out_dtype:  # which graphs of torch's functions do not have
+            return False
         if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):
             return False
         return torch_call_of(of, problem, how, None) is not None and is_by_aten(problem, device.index)

@@ -19,6 +19,7 @@ from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
 from tritile.core.epilogue import BARE, Epilogue
 from tritile.core.problem import (
+    AS_TORCH,
     FP8_DTYPES,
     ITEMSIZE,
     GroupedProblem,
@@ -88,7 +89,7 @@ def illegal(problem: Tiled) -> str | None:
     problem = product_of(problem)
     if isinstance(problem, GroupedProblem):
         return _illegal_groups(problem)
-    if problem.is_complex:
+    if problem.is_complex or (problem.precision == AS_TORCH and problem.rights == 1):
         return None
     if problem.dtype in FP8_DTYPES:
         return _illegal_fp8(problem)

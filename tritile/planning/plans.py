@@ -29,6 +29,7 @@ from tritile.core.markup import Tabular
 from tritile.core.permutation import PermuteProblem
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import (
+    AS_TORCH,
     PRECISIONS_OF,
     GroupedProblem,
     KernelProblem,
@@ -204,7 +205,10 @@ def _torch_only(problem: Tiled, device: Device, allows_torch: bool) -> Plan:
             fault = 'backends is "triton": expected "triton,aten", in TRITILE_BACKENDS or tritile.mode'
     if fault is not None:
         raise UnsupportedError(f"only torch computes {problem.label}, but {fault}")
-    why = "the only candidate, because tritile has no kernel for it"
+    lacks = "it"
+    if isinstance(problem, MatmulProblem) and problem.precision == AS_TORCH:
+        lacks = "what torch.backends.cuda.matmul.fp32_precision is set to"
+    why = f"the only candidate, because tritile has no kernel for {lacks}"
     return Plan(problem, aten.CONFIG, "model", device, None, why)
 
 

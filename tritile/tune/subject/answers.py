@@ -65,8 +65,8 @@ def torch_fp32(setting: str = "ieee") -> Iterator[None]:
 def _set_for_products() -> str:
     """Return what torch.backends.cuda.matmul.fp32_precision was set to; "none" if it inherits.
 
-    torch only says which precision is in force: that of products, else of CUDA (under the name of cuDNN), else
-    of all backends. Where products have the same as CUDA, a changed one above them shows whether they follow.
+    torch only says which precision is in force: that of products, else that of CUDA, which is named after
+    cuDNN, else that of all backends. Where products have CUDA's, changing those above shows if they follow.
     """
     backends: Any = torch.backends
     found: str = backends.cuda.matmul.fp32_precision
