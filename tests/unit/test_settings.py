@@ -1,8 +1,12 @@
 """Modes, backends, batch invariance, budgets and folders: of a `with`, and of the environment."""
 
 import gc
+import os
+import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from tritile.core import settings
 from tritile.core.settings import Rules, cache_dir, current_mode, is_batch_invariant, rules, tune_budget_s
 
 X = torch.ones(2, 2)
+ROOT = Path(tritile.__file__).parents[1]
 H200 = tritile.target_device("nvidia-h200")
 MODES, BACKENDS = "cached, tune, strict, off", "'triton' or 'triton,aten'"
 
@@ -97,20 +102,93 @@ def test_cache_directory(monkeypatch, tmp_path):
     assert cache_dir().name == "tritile"
 
 
-@pytest.mark.parametrize("wanted", ["~nosuchuser/cache", None])
-def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, request, wanted):
-    """None: as where neither HOME nor the list of users tells it."""
+def test_a_cache_folder_in_the_home_of_nobody_breaks_no_call(monkeypatch, request):
     settings._folder.cache_clear()
     request.addfinalizer(settings._folder.cache_clear)
-    if wanted:
-        monkeypatch.setenv("TRITILE_CACHE_DIR", wanted)
-    else:
-        monkeypatch.delenv("TRITILE_CACHE_DIR")
-        monkeypatch.setattr(settings.platformdirs, "user_cache_dir", lambda name: f"~nosuchuser/{name}")
-    with pytest.warns(errors.StoreWarning, match="no home folder for") as told:
+    monkeypatch.setenv("TRITILE_CACHE_DIR", "~nosuchuser/cache")
+    with pytest.warns(errors.StoreWarning, match="no home folder for ~nosuchuser/cache") as told:
         assert cache_dir() == cache_dir()
     assert cache_dir().is_absolute()
     assert len(told) == 1
+
+
+HOMELESS = """
+import os, pwd, sys, warnings
+if os.geteuid() == 0:
+    os.setresuid(54321, -1, -1)  # which no list of users has; files are still root's
+else:
+    pwd.getpwuid = {}.__getitem__
+import torch, tritile
+from tritile.__main__ import main
+
+x = torch.empty(2048, 2048, dtype=torch.bfloat16, device="meta")
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    torch.testing.assert_close(tritile.matmul(torch.ones(3, 4), torch.ones(4, 5)), torch.full((3, 5), 4.0))
+    tritile.plan("matmul", x, x, device="h200")
+    tritile.nn.convert(torch.nn.Linear(64, 64, dtype=torch.bfloat16), rows=64, device="h200")
+    tritile.explain("matmul", x, x, device="h200")
+    sys.argv = ["tritile", "doctor"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+(text,) = [str(each.message) for each in told if each.category is tritile.errors.StoreWarning]
+print(text)
+"""
+
+
+@pytest.mark.parametrize(("home", "cache"), [(None, None), ("", ""), ("relative", "relative")])
+def test_a_user_without_a_home_folder_gets_a_temporary_one(home, cache, tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "300"}
+    for name, value in (("HOME", home), ("XDG_CACHE_HOME", cache), ("TRITILE_CACHE_DIR", None)):
+        environment.pop(name, None)
+        environment |= {} if value is None else {name: value}
+    how = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", HOMELESS], check=False, **how)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / f"tritile-{os.geteuid()}"
+    assert f"results are kept in {folder}" in done.stdout
+    assert f"{folder}, which can be written" in done.stdout
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def _by_another(folder):
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 54321, 54321)
+
+
+TAKEN = {
+    "a link": lambda folder: folder.symlink_to(folder.parent / "elsewhere"),
+    "a file": lambda folder: folder.touch(),
+    "open to all": lambda folder: (folder.mkdir(), folder.chmod(0o777)),
+    "another's": _by_another,
+}
+
+
+@pytest.mark.parametrize("how", TAKEN)
+def test_a_temporary_folder_that_others_can_write_to_is_not_trusted(how, tmp_path, monkeypatch):
+    if how == "another's" and os.geteuid() != 0:
+        pytest.skip("only root can make another user's folder")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert settings._temporary() == settings._temporary() == tmp_path / f"tritile-{os.geteuid()}"
+    settings._temporary().rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    TAKEN[how](tmp_path / f"tritile-{os.geteuid()}")
+    found = settings._temporary()
+    assert found.parent == tmp_path
+    assert found.name not in (f"tritile-{os.geteuid()}", "elsewhere")
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_any_folder_to_write_to_calls_go_on(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+    monkeypatch.setenv("TRITILE_CACHE_DIR", "~nosuchuser/cache")
+    settings._folder.cache_clear()
+    x = torch.empty(64, 64, dtype=torch.bfloat16, device="meta")
+    with pytest.warns(errors.StoreWarning):
+        assert tritile.plan("matmul", x, x, device="h200").config
+    settings._folder.cache_clear()
 
 
 @pytest.mark.parametrize(

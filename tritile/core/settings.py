@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import os
+import stat
 import tempfile
 import threading
 import warnings
@@ -15,7 +16,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import platformdirs
 
-from tritile.errors import InvalidValueError, StoreWarning, did_you_mean
+from tritile.errors import InvalidValueError, StoreWarning, callers_level, did_you_mean
 
 Mode = Literal["cached", "tune", "strict", "off"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -281,7 +282,8 @@ def table_path() -> Path | None:
 def cache_dir() -> Path:
     """Return where stores are kept: `TRITILE_CACHE_DIR`, else the platform's cache directory for the user.
 
-    If that is in the home folder of an unknown user, return a temporary folder, with a StoreWarning.
+    Return a temporary folder that only this user can open, with a StoreWarning, if that is in the home folder
+    of an unknown user or the user has none.
     """
     return _folder(*map(os.environ.get, ("TRITILE_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
@@ -289,11 +291,33 @@ def cache_dir() -> Path:
 @functools.cache
 def _folder(requested: str | None, *environment: str | None) -> Path:
     """Return the requested folder, else the platform's in such an environment; warns once."""
-    folder = requested or platformdirs.user_cache_dir("tritile")
-    try:
-        return Path(folder).expanduser()
-    except RuntimeError:  # an unknown user, or one without a home
-        temporary = Path(tempfile.gettempdir(), f"tritile-{os.getuid()}")
-    text = f"no home folder for {folder}: results are kept in {temporary}, unless TRITILE_CACHE_DIR is set"
-    warnings.warn(text, StoreWarning, stacklevel=4)
+    with contextlib.suppress(RuntimeError):  # of an unknown user, or one without a home
+        folder = Path(requested or platformdirs.user_cache_dir("tritile")).expanduser()
+        if requested or folder.is_absolute():
+            return folder
+    temporary = _temporary()
+    warnings.warn(
+        f"no home folder for {requested or 'the cache'}: results are kept in {temporary}. Set "
+        "TRITILE_CACHE_DIR, and TRITON_CACHE_DIR for the kernels that Triton keeps",
+        StoreWarning,
+        stacklevel=callers_level(),
+    )
     return temporary
+
+
+def _temporary() -> Path:
+    """Return a temporary folder of this user, the same for all processes unless its name is taken.
+
+    Everybody may make a folder in the system's temporary directory. One of this name is used only if it is
+    this user's and nobody else can write to it.
+    """
+    user = os.geteuid()  # who owns what is made
+    try:
+        folder = Path(tempfile.gettempdir(), f"tritile-{user}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        facts = folder.lstat()  # of a link itself
+        is_own = stat.S_ISDIR(facts.st_mode) and facts.st_uid == user and not facts.st_mode & 0o022
+        return folder if is_own else Path(tempfile.mkdtemp(prefix="tritile-"))
+    except OSError:  # nothing can be written here: the store says so, and calls go on without it
+        return Path(os.devnull, "tritile")
