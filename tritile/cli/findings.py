@@ -119,7 +119,7 @@ def _cache(gpu: devices.Device | None) -> Finding:
 
 def _kernel() -> Finding:
     place = "cuda" if torch.cuda.is_available() else "cpu"
-    a = torch.randn(33, 65, device=place)
+    a = torch.randn(33, 65, device=place, dtype=torch.float32)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

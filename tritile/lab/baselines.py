@@ -125,7 +125,7 @@ def _operands(call: MatmulCall) -> Inputs:
 def fused(call: MatmulCall) -> Product:
     """Return the product with its epilogue, an operation after the other."""
     kind, fast = getattr(torch, call.out_dtype), call.precision == "fast"
-    fp8, one = call.dtype in FP8_DTYPES, torch.ones((), device=call.a.tensor.device)
+    fp8, one = call.dtype in FP8_DTYPES, torch.ones((), device=call.a.tensor.device, dtype=torch.float32)
 
     def scaled(a: torch.Tensor, b: torch.Tensor, scales: list[torch.Tensor]) -> torch.Tensor:
         if fp8:

@@ -140,7 +140,7 @@ def _host_calls() -> list[tuple[str, Act, Act]]:
          lambda: into.copy_(batch.permute(dims))),
     ]  # fmt: skip
     if torch.cuda.get_device_capability() >= (8, 9):
-        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda", dtype=torch.float32)
         by_torch = partial(of_torch.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
         found.append(("scaled_matmul(a, b, s, s)", partial(scaled_matmul, x, x.t(), one, one), by_torch))
     return found

@@ -220,7 +220,9 @@ def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Lau
 def run_interpreted(call: Call, config: Config) -> None:
     """Run a call in Triton's interpreter, one at a time: in a process with TRITON_INTERPRET=1."""
     work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
-    scratch = _workspaces(work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype)))
+    scratch = _workspaces(
+        work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype), device="cpu")
+    )
     buffers = {memory.buffer: memory.tensor for memory in call.memory} | scratch
     for step in work.steps:
         args = {name: _bound(value, buffers) for name, value in step.args.items()}

@@ -77,7 +77,8 @@ def error_of(op: str, given: Matrices) -> float:
         if not torch.equal(operands[0].t(), out):
             raise TuningError("wrong answer: elements differ")
         return 0.0
-    rows = torch.linspace(0, n - 1, min(n, _CHECKED_ROWS), device=out.device).round().long()
+    places = torch.linspace(0, n - 1, min(n, _CHECKED_ROWS), dtype=torch.float64, device=out.device)
+    rows = places.round().long()
     right = operands[0][rows].double() @ operands[1].double()
     error = float((out[rows].double() - right).norm() / right.norm())
     finite = math.isfinite(float(out.sum(dtype=torch.float32)))

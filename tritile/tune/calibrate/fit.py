@@ -38,6 +38,7 @@ _ATEN_BATCHES: Final = 2500  # by which torch's times are learnt
 _ATEN_BATCH: Final = 256
 _MARGINS: Final = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
 _ATEN_DECAY: Final = 1e-3
+_HOST: Final[Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 _PRESSURE: Final = 1.5  # power by which slower configs count less
 
 
@@ -45,7 +46,7 @@ def chosen(us: torch.Tensor, count: int) -> list[int]:
     """Choose `count` configs one by one, each lowering the mean time of the best of all the most."""
     fastest = us.nan_to_num(math.inf).amin(1, keepdim=True)
     losses = (us / fastest).nan_to_num(_WORST).clamp(max=_WORST).log()
-    best = torch.full((len(us),), math.log(_WORST), dtype=us.dtype)
+    best = torch.full((len(us),), math.log(_WORST), dtype=us.dtype, device="cpu")
     found: list[int] = []
     for _ in range(min(count, us.shape[1])):
         means = torch.minimum(losses, best[:, None]).mean(0)
@@ -60,7 +61,7 @@ def facts_at(
 ) -> tuple[torch.Tensor, ...]:
     """Return the facts of many problems as tensors, so that a formula predicts all of them at once."""
     rows = [formula.facts(problem, device, key) for problem in problems]
-    columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True)]
+    columns = [torch.tensor(column, dtype=torch.float64, device="cpu") for column in zip(*rows, strict=True)]
     return type(rows[0])(*columns)
 
 
@@ -68,7 +69,7 @@ def _predicted(formula: Formula, theta: torch.Tensor, shape: Any, facts: Any) ->
     """Return microseconds (rows of `theta`, sizes) for constants that are exponentials of `theta`."""
     values = theta.exp()
     constants = formula.constants(*(values[:, i, None] for i in range(theta.shape[1])))
-    return torch.as_tensor(formula.us(shape, facts, constants))
+    return torch.as_tensor(formula.us(shape, facts, constants), device="cpu")
 
 
 def _fit_one(
@@ -92,11 +93,13 @@ def _fit_one(
 
     value, errors = cost(theta)
     for _ in range(_STEPS):
-        moved = theta + torch.cat([torch.zeros(1, count), step * torch.eye(count)]).double()
+        moved = theta + torch.cat([torch.zeros(1, count, **_HOST), step * torch.eye(count, **_HOST)]).double()
         predicted = predict(moved).log()
         slopes = weights[:, None] * ((predicted[1:] - predicted[0]) / step).T
         trust = (1 + (errors / _NOISE) ** 2) ** -0.5
-        square = slopes.T @ (slopes * trust[:, None]) + pull**2 * torch.eye(count, dtype=torch.float64)
+        square = slopes.T @ (slopes * trust[:, None]) + pull**2 * torch.eye(
+            count, dtype=torch.float64, device="cpu"
+        )
         down = slopes.T @ (trust * errors) + pull**2 * (theta - prior)
         for _ in range(8):
             damped = square + damping * torch.diag(square.diagonal() + 1e-9)
@@ -126,8 +129,11 @@ def fitted(
     Configs of one kind are alike: a config that was timed at few sizes takes its constants from the others.
     """
     fastest = us.nan_to_num(math.inf).amin(1)
-    begin = [torch.tensor(astuple(formula.begin(shape)), dtype=torch.float64).log() for shape in shapes]
-    found, common = begin, dict.fromkeys(kinds, torch.zeros(len(begin[0]), dtype=torch.float64))
+    begin = [
+        torch.tensor(astuple(formula.begin(shape)), dtype=torch.float64, device="cpu").log()
+        for shape in shapes
+    ]
+    found, common = begin, dict.fromkeys(kinds, torch.zeros(len(begin[0]), dtype=torch.float64, device="cpu"))
     for pull in _ROUNDS:
         new = []
         for index, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
@@ -165,7 +171,7 @@ def correction(
     emphasis, missed = _slowdown_weights(torch.minimum(*ratios)), (least / predicted).log()
     middle, spread = inputs[timed].mean(0), inputs[timed].std(0).clamp(min=_LEAST_SPREAD)
     scaled = ((inputs - middle) / spread).clamp(-_WIDE, _WIDE)
-    configs = torch.arange(us.shape[1]).expand_as(us)
+    configs = torch.arange(us.shape[1], device="cpu").expand_as(us)
     x, y, counts, known, config = (each.flatten(0, 1) for each in (scaled, missed, emphasis, timed, configs))
     own, first, second, weights = _learnt(x, y, counts, known, config, us.shape[1])
     slopes = first[:, 1 : 1 + len(middle)] / spread  # of inputs that are not scaled
@@ -190,10 +196,13 @@ def _learnt(
     """
     x, y, emphasis = (each.float() for each in (x, y, emphasis))
     dice, (one, two), inputs = torch.Generator().manual_seed(0), LAYERS, x.shape[1] + OWN
-    own = _OWN_SPREAD * torch.randn(configs, OWN, generator=dice)
-    first = torch.randn(one, 1 + inputs, generator=dice) * (3 * inputs) ** -0.5
-    second = torch.randn(two, 1 + one, generator=dice) * (3 * one) ** -0.5
-    shared, weights = torch.randn(1 + two, generator=dice) * 0.1 * two**-0.5, torch.zeros(configs, 1 + two)
+    own = _OWN_SPREAD * torch.randn(configs, OWN, generator=dice, **_HOST)
+    first = torch.randn(one, 1 + inputs, generator=dice, **_HOST) * (3 * inputs) ** -0.5
+    second = torch.randn(two, 1 + one, generator=dice, **_HOST) * (3 * one) ** -0.5
+    shared, weights = (
+        torch.randn(1 + two, generator=dice, **_HOST) * 0.1 * two**-0.5,
+        torch.zeros(configs, 1 + two, **_HOST),
+    )
     members = [each.requires_grad_() for each in (own, first, second, shared, weights)]
     groups = [
         {"params": members[:4], "weight_decay": _DECAY},
@@ -201,8 +210,8 @@ def _learnt(
     ]
     optimizer, mean = torch.optim.AdamW(groups, _RATE), [torch.zeros_like(each) for each in members]
     for step in range(_BATCHES):
-        batch = torch.randint(len(x), (_BATCH,), generator=dice)
-        moved = x[batch] + _JITTER * torch.randn(_BATCH, x.shape[1], generator=dice)
+        batch = torch.randint(len(x), (_BATCH,), generator=dice, device="cpu")
+        moved = x[batch] + _JITTER * torch.randn(_BATCH, x.shape[1], generator=dice, **_HOST)
         units = (torch.cat([moved, own[config[batch]]], 1) @ first[:, 1:].T + first[:, 0]).relu()
         units = (units @ second[:, 1:].T + second[:, 0]).relu()
         each = shared + weights[config[batch]]
@@ -229,9 +238,10 @@ def aten_times(
     predicted, NaN where the pick was not timed: they decide the margin.
     """
     found = [aten.features(problem, device) for problem in problems]
-    x = torch.tensor(np.array([inputs for inputs, _ in found]))
-    y = us.log() - torch.tensor([floor for _, floor in found], dtype=torch.float64).log()
-    quarters = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).tensor_split(4)
+    x = torch.tensor(np.array([inputs for inputs, _ in found]), device="cpu")
+    y = us.log() - torch.tensor([floor for _, floor in found], dtype=torch.float64, device="cpu").log()
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0), device="cpu")
+    quarters = order.tensor_split(4)
     foreseen = torch.zeros_like(y)
     for left_out in quarters:
         rows = torch.cat([each for each in quarters if each is not left_out])
@@ -253,14 +263,14 @@ def _network(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, tuple[Any, Any, Any
     scaled, target = ((x - middle) / spread).clamp(-_WIDE, _WIDE).float(), y.float()
     dice, sizes = torch.Generator().manual_seed(0), (x.shape[1], *aten.LAYERS, 1)
     layers = [
-        (torch.randn(after, 1 + before, generator=dice) * (3 * before) ** -0.5).requires_grad_()
+        (torch.randn(after, 1 + before, generator=dice, **_HOST) * (3 * before) ** -0.5).requires_grad_()
         for before, after in itertools.pairwise(sizes)
     ]
     optimizer = torch.optim.AdamW(layers, _RATE, weight_decay=_ATEN_DECAY)
     means = [torch.zeros_like(each) for each in layers]
     for step in range(_ATEN_BATCHES):
-        batch = torch.randint(len(y), (_ATEN_BATCH,), generator=dice)
-        units = scaled[batch] + _JITTER * torch.randn(_ATEN_BATCH, x.shape[1], generator=dice)
+        batch = torch.randint(len(y), (_ATEN_BATCH,), generator=dice, device="cpu")
+        units = scaled[batch] + _JITTER * torch.randn(_ATEN_BATCH, x.shape[1], generator=dice, **_HOST)
         for layer in layers[:-1]:
             units = (units @ layer[:, 1:].T + layer[:, 0]).relu()
         errors = ((units @ layers[-1][:, 1:].T + layers[-1][:, 0])[:, 0] - target[batch]) / _NOISE

@@ -87,7 +87,7 @@ def candidates(
 
 def _matrix(rows: Sequence[Row], configs: Sequence[Config]) -> torch.Tensor:
     indices = {config: index for index, config in enumerate(configs)}
-    us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64)
+    us = torch.full((len(rows), len(configs)), torch.nan, dtype=torch.float64, device="cpu")
     for row, measured in enumerate(rows):
         for config, each in measured.times.items():
             if config in indices:
@@ -128,8 +128,12 @@ class Measured:
         self.name, self.device = name, device
         self.problems, self._formula = [row.problem for row in rows], FORMULAS[MEASURED[name].op]
         self.us = _matrix(rows, self.configs)
-        self.fastest = torch.tensor([min(row.times.values()) for row in rows], dtype=torch.float64)
-        self.torch_us = torch.tensor([row.torch_us or math.nan for row in rows], dtype=torch.float64)
+        self.fastest = torch.tensor(
+            [min(row.times.values()) for row in rows], dtype=torch.float64, device="cpu"
+        )
+        self.torch_us = torch.tensor(
+            [row.torch_us or math.nan for row in rows], dtype=torch.float64, device="cpu"
+        )
         self._facts: dict[Any, Any] = {}
         self._traits = np.array([self._formula.traits(problem) for problem in self.problems])
 
@@ -167,8 +171,8 @@ class Measured:
 
     def left_out(self, count: int = CONFIGS) -> LeftOut:
         """Try each quarter of the sizes with the portfolio that the other quarters choose and fit."""
-        times = torch.full((len(self.us), 4), torch.nan, dtype=torch.float64)
-        order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0))
+        times = torch.full((len(self.us), 4), torch.nan, dtype=torch.float64, device="cpu")
+        order = torch.randperm(len(self.us), generator=torch.Generator().manual_seed(0), device="cpu")
         quarters = order.tensor_split(4)
         for left_out in quarters:
             rows = torch.cat([each for each in quarters if each is not left_out])
@@ -186,7 +190,7 @@ class Measured:
 
     def portfolio(self, left_out: LeftOut, count: int = CONFIGS) -> Portfolio:
         """Return the portfolio chosen and fitted by all sizes, with the loss of picks at sizes left out."""
-        _, made, *_ = self._fitted(torch.arange(len(self.us)), count)
+        _, made, *_ = self._fitted(torch.arange(len(self.us), device="cpu"), count)
         correction = made.correction if left_out.earned else None
         return replace(made, correction=correction, loss=fit.loss_of(self.lost(left_out.picks)))
 

@@ -367,7 +367,7 @@ class Memory:
 
     def covered(self, tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
         """Return, for each byte of each block, if it is an element's: what lies between rows is none's."""
-        found = [torch.zeros(block.size, dtype=torch.bool) for block, _, _ in self._parts]
+        found = [torch.zeros(block.size, dtype=torch.bool, device="cpu") for block, _, _ in self._parts]
         for tensor in tensors:
             size, at = tensor.itemsize, tensor.data_ptr()
             for (block, ahead, buffer), mask in zip(self._parts, found, strict=True):

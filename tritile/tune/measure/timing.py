@@ -66,7 +66,7 @@ def copies_wanted(bytes_each: int, l2_bytes: int) -> int:
 def _idle(device: int) -> torch.Tensor:
     """Return the tensor that the neutral kernel works on."""
     with torch.inference_mode(False):  # else it could be written in inference mode alone
-        return torch.zeros(1, device=f"cuda:{device}").add_(1)  # loads the kernel
+        return torch.zeros(1, device=f"cuda:{device}", dtype=torch.float32).add_(1)  # loads the kernel
 
 
 @functools.cache

@@ -62,7 +62,9 @@ def shared(call: Call, load: str = "skewed") -> Call:
     `load` is one of `tritile.core.problem.ends_of`.
     """
     if isinstance(call, GroupedCall):
-        call.offs.tensor.copy_(torch.tensor(ends_of(load, call.groups, call.a.shape[0]), dtype=torch.int32))
+        call.offs.tensor.copy_(
+            torch.tensor(ends_of(load, call.groups, call.a.shape[0]), dtype=torch.int32, device="cpu")
+        )
     return call
 
 
@@ -78,7 +80,8 @@ def matrix(view: View, batch: int) -> torch.Tensor:
 
 def sampled(rows: int, device: torch.device) -> torch.Tensor:
     """Return the numbers of the rows to check, spread evenly over all `rows`."""
-    return torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), device=device).round().long()
+    places = torch.linspace(0, rows - 1, min(rows, _CHECKED_ROWS), dtype=torch.float64, device=device)
+    return places.round().long()
 
 
 def _worthless(tensor: torch.Tensor) -> float | int:
