@@ -168,6 +168,26 @@ def test_products_by_torch(by_torch, m, n, k, bits, group, zeros, dtype, with_bi
     assert len(by_torch) == (4 if n % 8 == 0 or not with_bias else 2)
 
 
+@pytest.mark.parametrize("bias_dtype", [torch.float16, torch.bfloat16, torch.float32], ids=name)
+@pytest.mark.parametrize("dtype", HALF, ids=name)
+@pytest.mark.parametrize("m", [1, 40, 300])
+def test_a_bias_of_another_dtype(m, dtype, bias_dtype):
+    weight, x = weight_of(320, 512, dtype), values((m, 512), dtype, 0, "cuda")
+    bias = values((320,), bias_dtype, 1, "cuda")
+    assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("amp", HALF, ids=name)
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=name)
+def test_autocast_changes_no_weight(dtype, amp):
+    weight = values((77, 300), dtype, 0, "cuda")
+    wanted = tritile.quantize(weight, bits=4, zero_points=True)
+    with torch.autocast("cuda", dtype=amp):
+        found = tritile.quantize(weight, bits=4, zero_points=True)
+    for part in ("packed", "scales", "zeros"):
+        assert torch.equal(getattr(found, part), getattr(wanted, part))
+
+
 def test_what_torch_may_not_make_is_ours(by_torch):
     weight, x = weight_of(320, 512, torch.float16), values((300, 512), torch.float16, 0, "cuda")
     bias = values((320,), torch.float32, 1, "cuda")

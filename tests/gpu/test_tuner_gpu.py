@@ -16,6 +16,7 @@ from tritile.planning.store import store_of
 from tritile.tune import now
 from tritile.tune.measure.engine import Rules
 from tritile.tune.measure.workers import Workshop
+from tritile.tune.subject import answers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial, pytest.mark.usefixtures("forgotten")]
 
@@ -150,3 +151,15 @@ def test_own_problems_are_searched_checked_and_kept():
         assert outcome.best.registers > 0
     assert len(kept) >= sum(outcome.trials for outcome in done)
     assert {trial.problem for trial in kept} == {MATMUL, PERMUTE}
+
+
+def test_answers_are_checked_in_fp32_inside_autocast(cuda_matmul):
+    cuda_matmul.fp32_precision = "tf32"
+    a = torch.ones(64, 64, device="cuda") + 2.0**-12  # more digits than TF32 and 16-bit types have
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        with answers.torch_fp32():
+            found = a @ a
+        assert (a @ a).dtype == torch.bfloat16
+    assert found.dtype == torch.float32
+    assert (found.double() - a.double() @ a.double()).abs().max().item() < 1e-3
+    assert cuda_matmul.fp32_precision == "tf32"

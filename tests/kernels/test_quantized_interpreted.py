@@ -31,6 +31,16 @@ def test_a_bias_alone_is_rounded_once():
     assert torch.equal(out, bias.to(torch.bfloat16).expand(2, 40))
 
 
+@pytest.mark.parametrize("bias_dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_bias_of_another_dtype(bits, dtype, bias_dtype):
+    for zeros in (False, True):
+        weight, x = weight_of(20, 96, dtype, bits, 32, zeros), values((3, 96), dtype)
+        bias = values((20,), bias_dtype, 2)
+        assert_linear(tritile.linear(x, weight, bias), x, weight, bias)
+
+
 def test_infinities_and_nan_of_x_pass():
     weight = tritile.quantize(torch.ones(16, 64, dtype=torch.float16), bits=4, group_size=32)
     x = torch.ones(3, 64, dtype=torch.float16)

@@ -215,3 +215,20 @@ def test_a_result_names_its_case(tmp_path):
 def test_a_product_with_one_is_not_explained():
     with pytest.raises(UnsupportedError, match="expected a product or permutation of plain tensors"):
         tritile.explain(PROBLEM, device=H200)
+
+
+@pytest.mark.parametrize("amp", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_autocast_changes_no_weight(dtype, amp):
+    weight = torch.randn(20, 100).to(dtype)
+    wanted = tritile.quantize(weight, bits=4, zero_points=True)
+    with torch.autocast("cpu", dtype=amp):
+        found = tritile.quantize(weight, bits=4, zero_points=True)
+    for part in ("packed", "scales", "zeros"):
+        assert torch.equal(getattr(found, part), getattr(wanted, part))
+
+
+def test_layers_are_converted_inside_autocast():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48, dtype=torch.float16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tritile.nn.convert(model, "int8").exchanged == ("0",)

@@ -1,6 +1,6 @@
 """Multiply by a quantized weight: `tritile.linear` of a `QuantizedWeight`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from tritile.ops import reference
 from tritile.ops.checks import check_tensor, name_of
 from tritile.ops.memo import Key, Tensors
 from tritile.ops.products import HALF
-from tritile.ops.request import Request, Result, requests
+from tritile.ops.request import Request, Result, interpret, requests
 
 
 def quantized_call(
@@ -78,6 +78,16 @@ class QuantizedLinear(Request):
         n, k = self.weight.shape
         bias = None if self.bias is None else self.bias.resolve_neg()
         return quantized_call(self.x.resolve_neg().reshape(-1, k), self.weight, bias, out.view(-1, n))
+
+    def interpret(self, out: torch.Tensor, how: str) -> None:
+        """Run the kernels in Triton's interpreter: by float32 where the weight is for bfloat16, else as is.
+
+        A weight for float16 cannot be multiplied in float32: its numbers become float16 by bit patterns.
+        """
+        if self.weight.dtype == torch.bfloat16 or self.bias is None:
+            super().interpret(out, how)
+        else:
+            interpret(replace(self, bias=self.bias.float()).call(out, how))
 
     def compute(self, out: torch.Tensor) -> None:
         reference.linear_quantized(self.x, self.weight, self.bias, out)

@@ -131,16 +131,17 @@ def quantize(
         return QuantizedWeight(made, scales, zeros, bits, group_size, (n, k))
     at_once = max(16, _AT_ONCE // k // 16 * 16)
     parts: list[tuple[torch.Tensor, ...]] = []
-    for start in range(0, n, at_once):
-        rows = weight[start : start + at_once].resolve_neg()
-        if not bool(torch.isfinite(rows).all()):
-            row, column = ((~torch.isfinite(rows)).nonzero()[0]).tolist()
-            value = float(rows[row, column])
-            raise InvalidValueError(
-                f"quantize: weight[{start + row}, {column}] is {value}: expected finite numbers"
-            )
-        numbers, *of_groups = _rows(rows, bits, group_size, zero_points, kind)
-        parts.append((packed(numbers, bits), *of_groups))
-    words, scales, zeros = map(torch.cat, zip(*parts, strict=True))
+    with torch.autocast(weight.device.type, enabled=False):  # casts what torch.cat joins, or refuses it
+        for start in range(0, n, at_once):
+            rows = weight[start : start + at_once].resolve_neg()
+            if not bool(torch.isfinite(rows).all()):
+                row, column = ((~torch.isfinite(rows)).nonzero()[0]).tolist()
+                value = float(rows[row, column])
+                raise InvalidValueError(
+                    f"quantize: weight[{start + row}, {column}] is {value}: expected finite numbers"
+                )
+            numbers, *of_groups = _rows(rows, bits, group_size, zero_points, kind)
+            parts.append((packed(numbers, bits), *of_groups))
+        words, scales, zeros = map(torch.cat, zip(*parts, strict=True))
     zeros = by_group(zeros, shape) if zero_points else None
     return QuantizedWeight(words, by_group(scales, shape), zeros, bits, group_size, (n, k))

@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 @contextlib.contextmanager
 def torch_fp32(setting: str = "ieee") -> Iterator[None]:
-    """Have torch multiply fp32 in this precision, whatever its own setting says.
+    """Have torch multiply fp32 in this precision, whatever its own setting and autocast say.
 
     Products that inherited their setting inherit it again afterwards.
     """
@@ -57,7 +57,8 @@ def torch_fp32(setting: str = "ieee") -> Iterator[None]:
     before = _set_for_products()
     matmul.fp32_precision = setting
     try:
-        yield
+        with torch.autocast("cuda", enabled=False):
+            yield
     finally:
         matmul.fp32_precision = before
 
