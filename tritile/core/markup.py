@@ -5,9 +5,10 @@ from html import escape
 
 
 class Tabular:
-    """A value that prints as a title and rows of cells, below headings if it has any."""
+    """A value that prints as a title and rows of cells, with headings and a last line if it has any."""
 
     _head: tuple[str, ...] = ()
+    _last: str = ""
 
     @property
     def _title(self) -> str:
@@ -21,7 +22,8 @@ class Tabular:
         lines = [self._head, *self._rows] if self._head and self._rows else list(self._rows)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         texts = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join((self._title, *(f"  {text.rstrip()}" for text in texts)))
+        last = (self._last,) if self._last else ()
+        return "\n".join((self._title, *(f"  {text.rstrip()}" for text in texts), *last))
 
     def _repr_html_(self) -> str:
         def line(cells: Iterable[object], tag: str, of: str = "") -> str:
@@ -30,4 +32,6 @@ class Tabular:
         names = line(self._head, "th", ' scope="col"')
         head = f"<thead>{names}</thead>" if any(self._head) else ""
         body = "".join(line(row, "td") for row in self._rows)
-        return f"<table><caption>{escape(self._title)}</caption>{head}<tbody>{body}</tbody></table>"
+        last = line((self._last,), "td", f' colspan="{max(1, len(self._head))}"') if self._last else ""
+        foot = f"<tfoot>{last}</tfoot>" if last else ""
+        return f"<table><caption>{escape(self._title)}</caption>{head}<tbody>{body}</tbody>{foot}</table>"

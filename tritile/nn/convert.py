@@ -87,6 +87,8 @@ class Conversion(Tabular):
         exchanged: names of the layers that were exchanged.
         layers: how many linear layers there are.
         rows: a `ConversionRow` for each group of similar layers and number of rows.
+        note: whether this was decided for training or for inference, why, and how to decide for the other; ""
+            if nothing was compared.
     """
 
     kind: str
@@ -94,8 +96,13 @@ class Conversion(Tabular):
     exchanged: tuple[str, ...]
     layers: int
     rows: tuple[ConversionRow, ...]
+    note: str = ""
 
     _head = ("layers", "count", "features", "rows", "dtype", "pass", "by", "torch / tritile", "why")
+
+    @property
+    def _last(self) -> str:  # type: ignore[override]
+        return self.note
 
     @property
     def _title(self) -> str:
@@ -207,6 +214,31 @@ def _target(model: torch.nn.Module, device: Any) -> tuple[Device, int | None]:
     return devices.gpu(index), index
 
 
+def _note(model: torch.nn.Module, rows: Iterable[ConversionRow], by_forward: bool) -> str:
+    """Return what was decided for, why, and how to decide for the other; "" if no call was compared."""
+    passes = {row.training for row in rows if row.rows is not None}
+    if not passes:
+        return ""
+    for_training = True in passes
+    if by_forward:
+        why = f"forward recorded {'' if for_training else 'no '}gradients"
+        other = (
+            "call the model under torch.no_grad()"
+            if for_training
+            else "call the model without torch.no_grad()"
+        )
+    elif for_training:
+        why = "model.training is True" if model.training else "layers are in training mode"
+        other = "call model.eval() first"
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        why, other = "no parameter requires a gradient", "call model.requires_grad_() and model.train() first"
+    else:
+        why = "layers are in eval mode" if model.training else "model.training is False"
+        other = "call model.train() first"
+    one, two = ("training", "inference") if for_training else ("inference", "training")
+    return f"decided for {one}, because {why}: {other} to decide for {two}"
+
+
 def _quantize(layer: Any, kind: WeightKind, group_size: GroupSize, zero_points: bool) -> str:
     """Make a layer a `QuantizedLinear`, the same object with its own hooks; return why not, "" if it is."""
     how: dict[str, Any] = {"group_size": group_size, "zero_points": zero_points}
@@ -288,7 +320,8 @@ def convert(
         kind: "linear"; or "int8" or "int4", for weights of float16 or bfloat16.
         rows: for "linear", numbers of rows: the product of all dimensions of a layer's input except the last.
             The products of the gradients count too, for layers in training mode if the model has parameters
-            that are trained.
+            that are trained. Modules start in training mode: call `model.eval()` first to decide for
+            inference. The table's last line says which it was.
         forward: for "linear", instead of rows: a function without arguments that calls the model once. From
             that run come each layer's rows and dtypes, and whether gradients are recorded.
         always: for "linear", instead of both: exchange every layer that fits, and multiply with tritile at
@@ -356,7 +389,8 @@ def convert(
     rows_found = tuple(
         replace(each, layers=_named(each.layers, own), count=len(own)) for each, own in found.items()
     )
-    return Conversion(kind, "" if gpu is None else gpu[0].name, tuple(names), total, rows_found)
+    note = _note(model, rows_found, forward is not None)
+    return Conversion(kind, "" if gpu is None else gpu[0].name, tuple(names), total, rows_found, note)
 
 
 def restore(model: torch.nn.Module) -> int:
