@@ -26,7 +26,7 @@ def gpu(monkeypatch):
 
 
 def forget_tables():
-    for kept in (gpu_tables._shipped, files._opened):
+    for kept in (gpu_tables._like, files._opened):
         kept.cache_clear()
     plans.forget()
 

@@ -285,11 +285,22 @@ def test_a_gpu_that_is_like_one_takes_its_table_and_another_does_not():
     assert "measured on a similar GPU, NVIDIA H200" in plan.why
     assert gpu_tables.shipped(alike)[0] is gpu_tables.shipped(H200)[0]
     for other in (
-        replace(A100, name="A100 of another name"), replace(alike, processors=114),
-        replace(alike, memory_gbps=2000), replace(alike, arch=100),
+        replace(A100, name="another A100"), replace(alike, memory_gbps=2000), replace(alike, arch=100),
     ):  # fmt: skip
-        assert not gpu_tables.shipped(other)
+        assert not gpu_tables.like(other)
         assert plans.plan_for(PERMUTED["permute-2"], other, "cached").source == "model"
+
+
+def test_with_fewer_sms_predictions_serve_and_measurements_of_one_problem_do_not():
+    alike = replace(H200, name="NVIDIA H200 of fewer SMs", processors=78)
+    measured = next(
+        entry.problem
+        for entry in gpu_tables.shipped(H200)[0].entries
+        if class_of(entry.problem) == "halves-nt" and plans.tabled(entry.problem, H200)
+    )
+    assert plans.plan_for(measured, H200, "cached").source == "table"
+    assert plans.plan_for(measured, alike, "cached").source == "predicted"
+    assert not gpu_tables.shipped(alike)
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_a_shipped_table_serves_the_gpus_of_its_name_and_is_read_once(folder):
 
 
 def test_the_tables_in_the_package_are_whole_and_legal():
-    gpu_tables._shipped.cache_clear()
+    gpu_tables._like.cache_clear()
     for device in TARGETS.values():
         for found in shipped(device):  # a StoreWarning is an error here
             alike = found.device["processors"] == device.processors

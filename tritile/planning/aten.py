@@ -59,6 +59,7 @@ _PRECISIONS: Final = ("ieee", "tf32")
 _LARGEST: Final = 1e6  # number of a network
 _IN_ONE: Final = BARE, Epilogue(bias="row")  # of one launch; the first one of batches too
 _LONG: Final = 512, 1e9  # K and operations from which a product takes several times as long as its epilogue
+_LEAST_FP8: Final = 89  # compute capability of torch's products of fp8, times ten
 _LEAST_INT8_ROWS: Final = 17  # of a, for torch
 MOST_GROUPS: Final = 1023  # of torch's grouped products
 # What scales of a and of b are for: whole operands, or each row and each column.
@@ -99,11 +100,16 @@ def illegal(problem: Tiled) -> str | None:
         return f"torch has no single call for {problem.label}"
     if "strided" in problem.layouts or problem.out_layout != "row":
         return "torch would copy an operand or the result"
-    if problem.epilogue not in _IN_ONE[: 1 if problem.batch > 1 else 2] and not _is_long(problem):
+    if not _is_in_one(problem) and not _is_long(problem):
         return "torch needs another launch for the epilogue"
     if problem.dtype not in _DTYPES:
         return f"torch's products of {problem.dtype} are not offered"
     return None if problem.out_dtype == problem.dtype else "torch returns another dtype"
+
+
+def _is_in_one(problem: MatmulProblem) -> bool:
+    """True if torch needs no launch besides the product's for the epilogue."""
+    return problem.epilogue in _IN_ONE[: 1 if problem.batch > 1 else 2]
 
 
 def _is_long(problem: MatmulProblem) -> bool:
@@ -119,6 +125,22 @@ def is_compared(problem: Tiled) -> bool:
     if isinstance(problem, MatmulProblem) and problem.in_parts:
         problem = replace(problem, precision="ieee")
     return illegal(problem) is None
+
+
+def does_no_harm(problem: Tiled, device: Device) -> bool:
+    """True if torch's kernel makes a product that nobody measured on a GPU like this one.
+
+    It does where one launch makes it and torch is not known to be slow: of 16-bit types where all rows start
+    on 16 bytes, and of fp32, fp64, int8 and fp8. torch multiplies fp8 from compute capability 8.9 on, and by
+    blocks of scales on few GPUs. Its grouped products read sizes on the host, except on Hopper and Blackwell.
+    """
+    if not isinstance(problem, MatmulProblem) or illegal(problem) is not None:
+        return False
+    if problem.dtype in FP8_DTYPES:
+        return device.nvidia >= _LEAST_FP8 and not problem.block_scales
+    if problem.dtype == "int8":
+        return device.nvidia > 0
+    return _is_in_one(problem) and (problem.itemsize > 2 or min(problem.aligns) == 16)
 
 
 def product_of(problem: Product | QuantizedProblem) -> Product:

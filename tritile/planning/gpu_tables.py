@@ -6,6 +6,10 @@ Asked in this order:
 2. calibrated: what `tritile tune --calibrate` measured on this machine.
 3. shipped: `tritile/tables/<gpu>.json`, measured on this GPU model, then the tables of GPUs like it.
 
+A GPU is like another if it has the same architecture, so that both run the same machine code, and a memory
+bandwidth within a factor of 1.5. What was fitted to measurements of one then predicts for the other: formulas
+count tiles by each GPU's own number of SMs. A measurement of one problem counts only if both have as many.
+
 To ship a GPU: `tritile tune`, `tritile tune --calibrate all`, then `tritile export --output
 tritile/tables/<gpu>.json`. Tables are found by the names of their files.
 """
@@ -58,16 +62,23 @@ def calibrated_path(device: Device) -> Path:
 
 
 def shipped(device: Device) -> tuple[Table, ...]:
-    """Return the tables shipped for this GPU model and for similar ones, in the order to look them up.
+    """Return the tables whose measurements of a problem count on this GPU, in the order to look them up.
 
-    A similar GPU has the same architecture, as many SMs, and a memory bandwidth within a factor of 1.5. The
-    nearest bandwidth comes first.
+    They are its own, then those of GPUs like it with as many SMs. The nearest bandwidth comes first.
     """
-    return _shipped(device.name, device.slug, device.arch, device.processors, device.memory_gbps)
+    own, count = device.name, device.processors
+    return tuple(
+        each for each in like(device) if own == each.device["name"] or each.device.get("processors") == count
+    )
+
+
+def like(device: Device) -> tuple[Table, ...]:
+    """Return the shipped tables that predict for this GPU: its own, then those of GPUs like it."""
+    return _like(device.name, device.slug, device.arch, device.processors, device.memory_gbps)
 
 
 @functools.lru_cache(64)
-def _shipped(name: str, slug: str, arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
+def _like(name: str, slug: str, arch: int | str, processors: int, gbps: float) -> tuple[Table, ...]:
     found = []
     for file in _folder().iterdir():
         table = opened(read, file, "a shipped table is not used: ") if file.name.endswith(".json") else None
@@ -75,9 +86,10 @@ def _shipped(name: str, slug: str, arch: int | str, processors: int, gbps: float
             continue
         least, most = sorted((table.device.get("memory_gbps", 0.0), gbps))
         is_own = file.name == f"{slug}.json" and table.device["name"] == name
-        same = (table.device.get("arch"), table.device.get("processors")) == (arch, processors)
-        if is_own or (same and most <= _LIKE_GBPS * least):
-            found.append(((not is_own, most / least if least else 1.0, table.device["name"]), table))
+        if is_own or (table.device.get("arch") == arch and most <= _LIKE_GBPS * least):
+            same = table.device.get("processors") == processors
+            order = (not is_own, not same, most / least if least else 1.0, table.device["name"])
+            found.append((order, table))
     return tuple(table for _, table in sorted(found, key=lambda each: each[0]))
 
 
@@ -91,7 +103,7 @@ def serving(device: Device) -> Iterator[tuple[Table, str]]:
         yield fixed, "measured, in the pinned table"
     if own := calibrated(device):
         yield own, "measured here"
-    for table in shipped(device):
+    for table in like(device):
         of = table.device["name"]
         yield table, f"measured on {of if of == device.name else f'a similar GPU, {of}'}"
 
@@ -109,6 +121,11 @@ def shortlist(name: str | None, device: Device) -> Portfolio | None:
     return next(
         (each.shortlists[name] for each, _ in serving(device) if name and name in each.shortlists), None
     )
+
+
+def is_known(device: Device) -> bool:
+    """True if a table is of this GPU model, or of one like it."""
+    return pinned(device) is not None or bool(like(device))
 
 
 def is_calibrated(device: Device) -> bool:

@@ -6,7 +6,9 @@
    problem on this GPU model or a similar one.
 4. The portfolio of the problem's class, or a family that portfolios leave out, if its own formula, which was
    fitted to measurements, predicts it to be faster.
-5. The model: each family's estimate of its own configs.
+5. torch's kernel, on a GPU model without a table and not like one that has: for products that torch makes in
+   one launch, and is not known to be slow at (`aten.does_no_harm`).
+6. The model: each family's estimate of its own configs.
 
 torch's kernel then takes its place if it is faster (`_or_aten`). Mode "off" uses only the model, and mode
 "strict" only measurements of the kernels as they are now. In mode "tune" `plan_for` returns None for what 1
@@ -51,6 +53,7 @@ from tritile.planning.store import store_of
 from tritile.planning.table import Table
 from tritile.planning.trial import TORCH, Trial, best_of
 
+_NO_HARM: Final = "nothing was measured on this GPU model; tritile tune measures it"
 _NO_PORTFOLIO: Final = "no portfolio covers this problem"
 _OTHERS: Final = 2  # configs of families that portfolios leave out, which mode "tune" times
 
@@ -115,8 +118,9 @@ class Plan(_Planned):
         config: the config that runs. Its family is "aten" for torch's own kernel.
         source: "exact" (measured here for exactly this problem), "pinned" (in the table of TRITILE_TABLE),
             "table" (shipped with tritile), "predicted" (by a formula fitted to measurements at other sizes),
-            "model" (by the family's own estimate: no problem of its class was measured, or mode is "off", or
-            the call has only one config), "host" (tensors are in host memory, where torch computes) or
+            "torch" (torch's own kernel: nothing was measured on this GPU model or one like it), "model" (by
+            the family's own estimate: no problem of its class was measured, or mode is "off", or the call
+            has only one config), "host" (tensors are in host memory, where torch computes) or
             "interpreter" (the same with TRITON_INTERPRET=1, where kernels are interpreted).
         device: the GPU of the plan.
         us: measured or predicted microseconds; None if the source has none.
@@ -251,7 +255,11 @@ def _unmeasured(problem: Tiled, device: Device, mode: str, allows_torch: bool) -
     if plan is not None:
         return plan
     plan = by_portfolio(problem, device)
-    return _or_other_family(plan) if plan is not None else by_model(problem, device, _NO_PORTFOLIO)
+    if plan is not None:
+        return _or_other_family(plan)
+    if allows_torch and not gpu_tables.is_known(device) and aten.does_no_harm(problem, device):
+        return Plan(problem, aten.CONFIG, "torch", device, None, _NO_HARM)
+    return by_model(problem, device, _NO_PORTFOLIO)
 
 
 # --- Measurements of just this problem: the store and the tables ---
