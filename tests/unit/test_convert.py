@@ -77,7 +77,7 @@ def assert_same(got, wanted):
         (large(2304, 256001), 2042, "tritile"),  # Gemma's, with a token added
         (large(768, 30522, bias=True), 6160, "tritile"),  # BERT's
         (large(768, 50257, FP16), 8000, "tritile"),
-        (large(4096, 4096, FP32), 8000, "tritile"),  # made of parts in fp16
+        (large(4096, 4096, FP32), 8000, "torch"),
         (large(512, 512, FP32), 64, "torch"),
         (large(768, 3072, bias=True), 8000, "torch"),
         (large(4096, 4096), 4096, "torch"),
@@ -412,7 +412,7 @@ def runs(monkeypatch, decided):
         return WINS if call.rows >= 100 else LOSES
 
     monkeypatch.setattr(exchanged, "judged", judged)
-    monkeypatch.setattr(exchanged, "linear", lambda *given: made.append("tritile"))
+    monkeypatch.setattr(exchanged, "linear", lambda *given, precision: made.append("tritile"))
     monkeypatch.setattr(exchanged, "torch_linear", lambda *given: made.append("torch"))
     with mock_gpu("nvidia-h200"):
         yield made
@@ -499,7 +499,7 @@ def test_a_call_in_host_memory_is_torchs(monkeypatch):
 
 # How a call is compared.
 
-CALL, FP32_CALL = LayerCall(8000, BF16), LayerCall(8000, FP32)
+CALL, FP32_CALL = LayerCall(8000, BF16), LayerCall(8000, FP32, precision="fp16x3")
 WEIGHTS = {BF16: (50257, 768), FP32: (4096, 4096), FP64: (4096, 4096)}
 TILE = tritile.Config.of(family="tile")
 
@@ -561,7 +561,7 @@ def plan(source, torch_us, error=0.0):
         (CALL, ATEN | {"other_us": None}, None, "", "torch is as fast or faster"),
         (CALL, {"config": aten.CONFIG, "why": "by a rule", "source": "table"}, None, "", "by a rule"),
         (CALL, {"us": 100.0}, None, "", "torch's time at this size is not known on NVIDIA H200"),
-        # fp16 parts are the default where they are faster, by this rule or as measured.
+        # Where fp16 parts are asked for, they are faster by this rule or as measured.
         (FP32_CALL, plan("model", None), exchanged.PARTS_AHEAD, "predicted", ""),
         (FP32_CALL, plan("exact", 300.0), 3.0, "measured", ""),
     ],
@@ -577,7 +577,8 @@ def test_what_was_measured_of_parts_and_of_torch_is_compared():
     best = next(each for each in legal_configs(problem, HERE) if each.family == "descriptor")
     store_of(HERE).add(FAMILIES["matmul"]["descriptor"].digest, Trial(problem, best, 400.0, error=0.0))
     store_of(HERE).add(TORCH, Trial(problem, aten.CONFIG, 2000.0))
-    (row,) = convert(large(4096, 4096, FP32).eval(), rows=8000, device=H200).rows
+    with tritile.mode(fp32="fp16x3"):
+        (row,) = convert(large(4096, 4096, FP32).eval(), rows=8000, device=H200).rows
     assert (row.ratio, row.source, row.by) == (5.0, "measured", "tritile")
 
 
@@ -641,8 +642,34 @@ def test_fp32_follows_torchs_setting(monkeypatch, cuda_matmul):
     found = planned_as(monkeypatch, *[{}] * 3)
     for setting in ("none", "ieee", "tf32"):
         cuda_matmul.fp32_precision = setting
-        judged(FP32_CALL)
-    assert [each.precision for each in found] == ["fp16x3", "ieee", "tf32"]
+        judged(LayerCall(8000, FP32))
+    assert [each.precision for each in found] == ["ieee", "ieee", "tf32"]
+
+
+def test_layers_multiply_in_the_precision_that_convert_is_given(monkeypatch):
+    called = []
+    monkeypatch.setattr(exchanged, "linear", lambda *args, precision: called.append(precision))
+    layer = large(4096, 4096, FP32).eval()
+    assert not convert(layer, rows=8000, device=H200).exchanged
+    assert convert(layer, rows=8000, device=H200, precision="fp16x3").exchanged
+    assert not convert(layer, rows=8, device=H200, precision="fp16x3").exchanged  # torch's fp32 may be faster
+    assert "fp32" not in vars(layer)
+    for options in ({"rows": 8000, "device": H200}, {"always": True}):
+        convert(layer, precision="fp16x3", **options)
+        monkeypatch.setattr(exchanged, "by_tritile", lambda *call: True)
+        again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+        again(torch.empty(8, 4096, device="meta"))
+        again(torch.empty(8, 4096, device="meta", dtype=BF16))
+    assert called == ["fp16x3", None] * 2
+    assert restore(layer) == 1
+    assert "fp32" not in vars(layer)
+
+
+@pytest.mark.parametrize("given", [{"precision": "tf32"}, {"precision": "fp16x3", "kind": "int8"}])
+def test_a_wrong_precision_of_layers(given):
+    options = {} if "kind" in given else {"always": True}
+    with pytest.raises(InvalidValueError, match=r"precision is .*expected None or 'fp16x3', for kind"):
+        convert(nn.Linear(8, 8), **given, **options)
 
 
 # Layers of few bits.

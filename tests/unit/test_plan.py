@@ -74,13 +74,14 @@ def test_a_call_is_planned_by_the_operation_and_by_its_name(name):
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 512), (2048, 2056, 511), (64, 64, 64)])
-def test_a_precision_that_nobody_names_is_that_of_the_gpu_in_question(m, n, k, device, cuda_matmul):
+def test_a_precision_that_nobody_names_is_that_of_the_mode_on_any_gpu(m, n, k, device, cuda_matmul):
     a, b = (torch.empty(*shape, device=device) for shape in ((m, k), (k, n)))
-    for target, wanted in (("h200", "fp16x3" if m > 64 else "ieee"), ("a100", "ieee")):
-        found = tritile.plan("matmul", a, b, device=target)
-        assert found.problem.precision == wanted
-        told = run("explain", f"{m}x{n}x{k}", "--dtype", "fp32", "--target", target, "--json").stdout
-        assert wanted == "ieee" or json.loads(told)["config"] == found.config.to_dict()
+    for target, wanted in (("h200", "ieee"), ("h200", "fp16x3"), ("a100", "fp16x3")):
+        with tritile.mode(fp32="torch" if wanted == "ieee" else wanted):
+            found = tritile.plan("matmul", a, b, device=target)
+            assert found.problem.precision == wanted
+            told = run("explain", f"{m}x{n}x{k}", "--dtype", "fp32", "--target", target, "--json").stdout
+        assert json.loads(told)["config"] == found.config.to_dict()
     for named in ("ieee", "tf32"):
         assert tritile.plan("matmul", a, b, precision=named, device="h200").problem.precision == named
         cuda_matmul.fp32_precision = named

@@ -15,7 +15,6 @@ from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, e
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
 from tritile.nn.exchanged import PARTS_AHEAD
-from tritile.ops import products
 from tritile.ops.request import request_of
 from tritile.planning import plans
 
@@ -32,61 +31,63 @@ def precision_of(a, b, precision=None):
     return request_of("matmul", a, b, None, precision).checked(None)[2]
 
 
+def of_layer(op="linear"):
+    x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
+    more = (weight,) if op == "gated_linear" else (None, "gelu")
+    return request_of(op, x, weight, *more).checked(None)[2]
+
+
 @pytest.fixture
-def hopper(monkeypatch, cuda_matmul):
-    monkeypatch.setattr(products, "capability", lambda device: (9, 0))
+def unset(cuda_matmul):
     cuda_matmul.fp32_precision = "none"
 
 
-LARGE_ONES = [LARGE, (1717, 8026, 8404), (512, 8192, 8448), (512, 32768, 32768)]
-OTHERS = [
-    (2047, 2048, 1024), (2048, 2048, 383), (2048, 2048, 8449), (511, 10000, 1024), (511, 1 << 20, 1024),
-    (1 << 20, 511, 1024), (8192, 8192, 32769), (4096, 4095, 8449),
-    *((*LARGE, dtype) for dtype in (torch.float16, torch.float64, torch.complex64)),
-]  # fmt: skip
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [*((sizes, "fp16x3") for sizes in LARGE_ONES), *((given, "ieee") for given in OTHERS)],
-)
-def test_large_products_are_made_of_parts(given, wanted):
-    """Not where torch errs less, as it has few terms to add or shares K; or where nobody has measured."""
-    assert precision_of(*operands(*given)) == wanted
-
-
-@pytest.mark.usefixtures("hopper")
-def test_a_large_layer_is_made_of_parts():
-    x, weight = torch.empty(3, 1024, 400, device="meta"), torch.empty(4096, 400, device="meta")
-    assert request_of("linear", x, weight, None, "gelu").checked(None)[2] == "fp16x3"
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("sizes", [LARGE, (1717, 8026, 8404), (64, 64, 64)])
+def test_products_are_made_of_parts_only_where_that_is_asked_for(sizes, monkeypatch):
+    a, b = operands(*sizes)
+    found = tritile.plan("matmul", a, b, device=HOPPER)
+    assert (precision_of(a, b), of_layer(), found.problem.precision) == ("ieee", "ieee", "ieee")
+    with tritile.mode(fp32="fp16x3"):
+        found = tritile.plan("matmul", a, b, device=HOPPER)
+        assert (precision_of(a, b), of_layer(), found.problem.precision) == ("fp16x3", "fp16x3", "fp16x3")
+        with tritile.mode(fp32="torch"):
+            assert precision_of(a, b) == "ieee"
+    assert tritile.mode(fp32="fp16x3")(precision_of)(a, b) == "fp16x3"
+    monkeypatch.setenv("TRITILE_FP32", "fp16x3")
+    assert (precision_of(a, b), of_layer()) == ("fp16x3", "fp16x3")
+    assert tritile.mode(fp32="torch")(precision_of)(a, b) == "ieee"
 
 
 @pytest.mark.parametrize("named", ["ieee", "tf32"])
-def test_a_precision_that_is_named_or_that_torch_is_set_to_is_taken(hopper, cuda_matmul, named):
+def test_a_precision_that_is_named_goes_before_the_mode_and_that_before_torchs_setting(cuda_matmul, named):
     assert precision_of(*operands(*LARGE), named) == named
     cuda_matmul.fp32_precision = named
     assert precision_of(*operands(*LARGE)) == named
+    with tritile.mode(fp32="fp16x3"):
+        assert precision_of(*operands(*LARGE)) == "fp16x3"
+        assert precision_of(*operands(*LARGE), "ieee") == "ieee"
 
 
-def test_batch_invariant_gated_and_other_gpus_products_have_no_parts(hopper, monkeypatch):
-    with tritile.batch_invariant():
-        assert precision_of(*operands(*LARGE)) == "ieee"
-    x, weight = torch.empty(2048, 384, device="meta"), torch.empty(2048, 384, device="meta")
-    assert request_of("gated_linear", x, weight, weight).checked(None)[2] == "ieee"
-    monkeypatch.setattr(products, "capability", lambda device: (8, 0))
-    assert precision_of(*operands(*LARGE)) == "ieee"
+@pytest.mark.usefixtures("unset")
+def test_products_without_parts_are_made_as_torch_is_set():
+    with tritile.mode(fp32="fp16x3"):
+        with tritile.batch_invariant():
+            assert precision_of(*operands(*LARGE)) == "ieee"
+        assert of_layer("gated_linear") == "ieee"
+        for dtype in (torch.float16, torch.float64, torch.complex64):
+            assert precision_of(*operands(*LARGE, dtype)) == "ieee"
 
 
 def test_a_problem_says_the_same():
     problem = MatmulProblem(1, *LARGE, "float32", "float32")
-    assert numerics.unnamed(problem, HOPPER).precision == "fp16x3"
-    assert numerics.unnamed(numerics.in_one_way(problem), HOPPER).precision == "ieee"
-    assert numerics.unnamed(problem, target_device("sm_80")).precision == "ieee"
-    small = MatmulProblem(1, 64, 64, 64, "float32", "float32", precision="fp16x3")
-    assert numerics.unnamed(small, HOPPER).precision == "ieee"
     halves = MatmulProblem(1, *LARGE, "float16", "float16")
-    assert numerics.unnamed(halves, HOPPER) is halves
+    assert numerics.unnamed(problem) is problem
+    with tritile.mode(fp32="fp16x3"):
+        assert numerics.unnamed(problem).precision == "fp16x3"
+        assert numerics.unnamed(numerics.in_one_way(problem)).precision == "ieee"
+        assert numerics.unnamed(replace(problem, precision="tf32")).precision == "tf32"
+        assert numerics.unnamed(halves) is halves
 
 
 def test_every_precision_has_a_meaning_of_its_own():
@@ -129,7 +130,7 @@ def test_a_plan_says_what_its_precision_means():
 ROOT = Path(tritile.__file__).parents[1]
 
 
-def test_where_fp16_parts_are_the_default_torch_took_twice_as_long():
+def test_where_fp16_parts_suit_torch_took_twice_as_long():
     """By which `convert` exchanges layers in fp32."""
     found = []
     for file in (ROOT / "tuning/results").glob("*/fp32.jsonl"):

@@ -20,6 +20,7 @@ X = torch.ones(2, 2)
 ROOT = Path(tritile.__file__).parents[1]
 H200 = tritile.target_device("nvidia-h200")
 MODES, BACKENDS = "cached, tune, strict, off", "'triton' or 'triton,aten'"
+FP32 = "'torch' or 'fp16x3'"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ MODES, BACKENDS = "cached, tune, strict, off", "'triton' or 'triton,aten'"
             (lambda value=value: tritile.mode(backends=value), BACKENDS)
             for value in ("aten", "triton;aten", 3)
         ),
+        *((lambda value=value: tritile.mode(fp32=value), FP32) for value in ("fp16", "tf32", True)),
         (lambda: tritile.batch_invariant("on"), "expected True or False"),
     ],
 )
@@ -46,6 +48,7 @@ def test_a_wrong_choice(choose, words):
         ("TRITILE_MODE", "fastest", MODES),
         ("TRITILE_BATCH_INVARIANT", "yes", "1 or 0"),
         ("TRITILE_BACKENDS", "cublas", BACKENDS),
+        ("TRITILE_FP32", "ieee", FP32),
     ],
 )
 def test_a_wrong_variable_is_told_of_by_every_call(monkeypatch, variable, value, words):
@@ -60,24 +63,24 @@ def test_a_wrong_variable_is_told_of_by_every_call(monkeypatch, variable, value,
 
 
 def test_the_innermost_choice_wins_and_is_of_its_thread(monkeypatch):
-    assert rules() == Rules("cached", False, False)  # the backends are those of tests/conftest.py
+    assert rules() == Rules("cached", False, False, "torch")  # the backends are those of tests/conftest.py
     monkeypatch.setenv("TRITILE_MODE", "off")
     monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "1")
     monkeypatch.setenv("TRITILE_BACKENDS", "triton, aten")
-    assert rules() == Rules("off", True, True)
+    assert rules() == Rules("off", True, True, "torch")
     seen = []
     with tritile.mode("strict", backends="triton"), tritile.batch_invariant(False):
-        assert rules() == Rules("strict", False, False)
+        assert rules() == Rules("strict", False, False, "torch")
         with tritile.mode("tune"), tritile.batch_invariant():
-            assert rules() == Rules("tune", True, False)
+            assert rules() == Rules("tune", True, False, "torch")
         assert (current_mode(), is_batch_invariant()) == ("strict", False)
         thread = threading.Thread(target=lambda: seen.append(rules()))
         thread.start()
         thread.join()
-    assert seen == [Rules("off", True, True)]
+    assert seen == [Rules("off", True, True, "torch")]
     with pytest.raises(KeyError), tritile.mode("tune"):
         raise KeyError
-    assert rules() == Rules("off", True, True)
+    assert rules() == Rules("off", True, True, "torch")
     monkeypatch.setenv("TRITILE_BATCH_INVARIANT", "0")
     assert not is_batch_invariant()
 

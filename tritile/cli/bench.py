@@ -116,7 +116,6 @@ def bench(
     if draw and len(named) == len(suite or []):
         raise InvalidValueError(f"--draw is for --suite {DRAWN}: add that, or leave --draw away")
 
-    from tritile.core import device as devices
     from tritile.lab import bench as benchmark
     from tritile.lab import drawn
     from tritile.lab.environment import environment
@@ -125,7 +124,7 @@ def bench(
 
     draws = drawn.draws(draw or [1], only) if len(named) < len(suite or []) else {}
     cases = [] if draws and not (named or shapes) else shared.cases_of(shapes, named, op, dtype, layout, only)
-    plain = shared.as_called(cases, devices.current_gpu())
+    plain = shared.as_called(cases)
     gpu, env = shared.gpu_here(), environment()
     gpu_tables.pinned(gpu)  # a TRITILE_TABLE that cannot be read ends it before anything is measured
     with progress() as bar:

@@ -283,17 +283,15 @@ def cases_of(
     return cases
 
 
-def as_called(cases: "Iterable[Case]", device: "Device | None") -> "list[Case]":
+def as_called(cases: "Iterable[Case]") -> "list[Case]":
     """Return the cases, those of float32 in "ieee" as a call makes them where no precision is named."""
-    from tritile.core.problem import MatmulProblem
     from tritile.families import numerics
 
     found = list(cases)
     for i, case in enumerate(found):
-        if device is not None and case.precision == "ieee" and not is_batch_invariant():
-            problem = numerics.unnamed(case.problem, device)
-            if isinstance(problem, MatmulProblem):
-                found[i] = replace(case, precision=problem.precision)
+        problem = numerics.unnamed(case.problem)
+        if problem is not case.problem:
+            found[i] = replace(case, precision=numerics.BY_DATA)
     return found
 
 
@@ -304,7 +302,7 @@ def problems_of(cases: "Iterable[Case]", device: "Device") -> "list[Tiled]":
     """
     from tritile.families import numerics
 
-    problems = dict.fromkeys(case.problem for case in as_called(cases, device))
+    problems = dict.fromkeys(case.problem for case in as_called(cases))
     if not is_batch_invariant():
         return list(problems)
     refused = [problem for problem in problems if numerics.by_data(problem)]

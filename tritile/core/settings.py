@@ -64,21 +64,28 @@ _ATEN: Final = _Setting(
     True,
     "'triton' or 'triton,aten'",
 )
+_FP32: Final = _Setting(
+    "TRITILE_FP32", {"torch": "torch", "fp16x3": "fp16x3"}, "torch", "'torch' or 'fp16x3'"
+)
 
 
 class Rules(NamedTuple):
-    """The settings in force for a call: mode, batch invariance, and whether torch's own kernel may run."""
+    """The settings in force for a call: mode, batch invariance, whether torch may run, precision of fp32."""
 
     mode: Mode
     invariant: bool
     aten: bool
+    fp32: str
 
 
 # Made once, as each key of the memo of calls has one.
-_RULES: Final = {each: Rules(*each) for each in itertools.product(MODES, (False, True), (False, True))}
-_NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name)
-_CHOSEN: Final = (_MODE.chosen, _INVARIANT.chosen, _ATEN.chosen)
-_DEFAULT: Final = _RULES["cached", False, True]
+_RULES: Final = {
+    each: Rules(*each) for each in itertools.product(MODES, (False, True), (False, True), _FP32.values)
+}
+_NAMES: Final = (_MODE.name, _INVARIANT.name, _ATEN.name, _FP32.name)
+_DEFAULT: Final = _RULES["cached", False, True, "torch"]
+# True inside a `with` that chooses any setting: one variable to read at every call, not one for each.
+_IS_CHOSEN: Final = ContextVar("tritile_is_chosen", default=False)
 
 # False while any context, of any thread, holds a choice that a graph with torch's own product would miss.
 # torch's compiler guards it and keeps both graphs. It cannot guard a ContextVar, so the choice of another
@@ -128,6 +135,7 @@ class _Choosing(contextlib.ContextDecorator):
     def __enter__(self) -> None:
         self._is_used = True
         tokens: list[Any] = [(each.chosen, each.chosen.set(value)) for each, value in self._choices]
+        tokens.append((_IS_CHOSEN, _IS_CHOSEN.set(True)))
         if not all(_is_followed(*choice) for choice in self._choices):
             tokens.append((_HOLDING, _HOLDING.set(_Held())))
         self._tokens.append(tokens)
@@ -164,14 +172,17 @@ def is_batch_invariant() -> bool:
     return _INVARIANT.get()
 
 
+def fp32_by_parts() -> bool:
+    """True if float32 products that name no precision run in "fp16x3"; not in batch-invariant calls."""
+    return _FP32.get() == "fp16x3" and not _INVARIANT.get()
+
+
 def rules() -> Rules:
     """Return the settings in force for a call made now, which are part of the key of a remembered call."""
-    one, two, three = _NAMES  # every call comes here: no loops
-    if not (one in _ENVIRON or two in _ENVIRON or three in _ENVIRON):
-        mode, invariant, aten = _CHOSEN
-        if mode.get() is None and invariant.get() is None and aten.get() is None:
-            return _DEFAULT
-    return _RULES[_MODE.get(), _INVARIANT.get(), _ATEN.get()]
+    one, two, three, four = _NAMES  # every call comes here: no loops
+    if not (_IS_CHOSEN.get() or one in _ENVIRON or two in _ENVIRON or three in _ENVIRON or four in _ENVIRON):
+        return _DEFAULT
+    return _RULES[_MODE.get(), _INVARIANT.get(), _ATEN.get(), _FP32.get()]
 
 
 @contextlib.contextmanager
@@ -180,12 +191,13 @@ def under(found: Rules) -> Iterator[None]:
     if rules() == found:
         yield
     else:
-        with _Choosing((_MODE, found.mode), (_INVARIANT, found.invariant), (_ATEN, found.aten)):
+        choices = (_MODE, found.mode), (_INVARIANT, found.invariant), (_ATEN, found.aten), (_FP32, found.fp32)
+        with _Choosing(*choices):
             yield
 
 
-def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
-    """Choose, for calls inside a `with`, how configs are chosen and whether torch's kernels may run.
+def mode(name: Mode | None = None, *, backends: str | None = None, fp32: str | None = None) -> _Choosing:
+    """Choose, for calls inside a `with`, how configs are chosen, whether torch's kernels may run, and fp32.
 
     It also works as a decorator. Called as a plain statement it changes nothing, and warns so.
 
@@ -194,6 +206,10 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
         backends: "triton,aten" (the default) runs torch's own kernel where it was measured, or is predicted,
             to be faster than any of tritile's; "triton" never does. None keeps the current setting. The
             variable `TRITILE_BACKENDS` sets it for a process.
+        fp32: how to multiply float32 if the call names no precision: "torch" (the default) as torch is set,
+            "fp16x3" in that precision, of `tritile.matmul`, whatever torch is set to. Products that do not
+            have it are made as torch is set: those that are gated, grouped or batch-invariant. None keeps the
+            current setting. The variable `TRITILE_FP32` sets it for a process.
 
     Modes, which `TRITILE_MODE` sets for a process:
 
@@ -215,10 +231,12 @@ def mode(name: Mode | None = None, *, backends: str | None = None) -> _Choosing:
         ...     c = tritile.matmul(torch.ones(9, 9, device="cuda"), torch.ones(9, 9, device="cuda"))
     """
     choices: list[tuple[_Setting[Any], Any]] = []
-    if name is not None or backends is None:
+    if name is not None or (backends is None and fp32 is None):
         choices.append((_MODE, _MODE.checked(name, "mode")))
     if backends is not None:
         choices.append((_ATEN, _ATEN.checked(backends, "backends")))
+    if fp32 is not None:
+        choices.append((_FP32, _FP32.checked(fp32, "fp32")))
     return _Choosing(*choices)
 
 

@@ -41,7 +41,8 @@ from typing import Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import FP8_DTYPES, SCALE_K, GroupedProblem, MatmulProblem, Product, Tiled, suits
+from tritile.core.problem import FP8_DTYPES, SCALE_K, GroupedProblem, MatmulProblem, Product, Tiled
+from tritile.core.settings import fp32_by_parts
 from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
 BY_DATA: Final = "fp16x3"  # the precision whose data decide how it is multiplied
@@ -157,17 +158,12 @@ def by_data(problem: Tiled) -> bool:
     return isinstance(problem, MatmulProblem) and problem.precision == BY_DATA
 
 
-def unnamed(problem: Tiled, device: Device) -> Tiled:
-    """Return the problem of the same call where neither it nor torch's setting names a precision.
-
-    A product of float32 is then made of parts where that suits its sizes, on Hopper.
-    """
-    if not isinstance(problem, MatmulProblem) or problem.dtype != "float32" or problem.rights > 1:
+def unnamed(problem: Tiled) -> Tiled:
+    """Return the problem of the same call, where that names no precision, by `mode(fp32=...)`."""
+    plain = isinstance(problem, MatmulProblem) and problem.dtype == "float32" and problem.rights == 1
+    if not plain or problem.precision != "ieee" or problem.invariant or not fp32_by_parts():
         return problem
-    if problem.precision not in ("ieee", BY_DATA) or problem.invariant:
-        return problem
-    suited = device.nvidia == 90 and suits(problem.m, problem.n, problem.k)
-    return replace(problem, precision=BY_DATA if suited else "ieee")
+    return replace(problem, precision=BY_DATA)
 
 
 def in_one_way(problem: Tiled) -> Tiled:

@@ -17,6 +17,7 @@ from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
 from tritile.errors import InvalidValueError, TritileError, brief, did_you_mean
 from tritile.nn.exchanged import (
+    FP32,
     Comparison,
     LayerCall,
     assign,
@@ -297,6 +298,7 @@ def convert(
     filter: Filter | None = None,
     group_size: GroupSize = 128,
     zero_points: bool = False,
+    precision: FP32 | None = None,
 ) -> Conversion:
     """Exchange a model's linear layers, in place, for layers that multiply with tritile where it is faster.
 
@@ -331,6 +333,9 @@ def convert(
         filter: function of a layer's name and the layer. Layers for which it returns False are left alone.
         group_size: for "int8" and "int4", how many columns share a scale: 32, 64 or 128.
         zero_points: for "int8" and "int4", True gives each group a zero point.
+        precision: for "linear", how tritile multiplies float32 in exchanged layers: "fp16x3", of
+            `tritile.matmul`; None is as `tritile.mode(fp32=...)` says, by default as torch is set. Where torch
+            multiplies, it does as torch is set.
 
     Left as they are: other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight
     is computed from other parameters (parametrizations, weight norm), and layers whose forward was replaced.
@@ -351,6 +356,9 @@ def convert(
         2
     """
     numbers = _checked_rows(model, kind, rows, forward, always, group_size)
+    if precision is not None and (precision not in get_args(FP32) or kind != "linear"):
+        expected = f"None or {', '.join(map(repr, get_args(FP32)))}, for kind 'linear' only"
+        raise InvalidValueError(f"convert: precision is {precision!r}: expected {expected}")
     gpu = _target(model, device) if kind == "linear" and not always else None
     calls: dict[torch.nn.Module, Counter[LayerCall]] = {}
     if forward is not None:
@@ -378,11 +386,14 @@ def convert(
                 grad = trains and layer.training
                 grads = grad, grad and layer.weight.requires_grad
                 seen = [LayerCall(each, layer.weight.dtype, *grads) for each in numbers]
+            seen = [
+                each._replace(precision=precision) if each.dtype == torch.float32 else each for each in seen
+            ]
             idle = replace(row, by="torch", why="forward did not call it")
             rows_of = list(_decided(row, layer, seen, gpu)) or [idle]
         wins = any(each.by == "tritile" for each in rows_of)
         if kind == "linear":
-            assign(layer, wins, always)
+            assign(layer, wins, always, precision)
         names += [name] * wins
         for each in rows_of:
             found.setdefault(replace(each, exchanged=wins), []).append(name)

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import is_grad_enabled
@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.forgetting import new_memo
-from tritile.core.problem import MatmulProblem
+from tritile.core.problem import MatmulProblem, suits
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
 from tritile.nn.linear import refuse_scripting
@@ -38,35 +38,37 @@ from tritile.planning.trial import TORCH
 TRAINING_US: Final = 500.0
 _NOISE: Final = 1.02  # ratios vary by this factor from run to run
 _MODELS: Final = 1.25  # the model's picks may be slower than predicted: require a larger ratio
-# How many times as long torch's plain fp32 took at least, where fp16 parts are the default: see `suits`.
+# How many times as long as fp16 parts torch's plain fp32 took at least on Hopper, where these suit the sizes.
 PARTS_AHEAD: Final = 2.0
+
+
+FP32 = Literal["fp16x3"]  # what a layer may name instead of torch's setting
 
 
 class LayerCall(NamedTuple):
     """A call of a layer, by what differs from call to call and decides who multiplies.
 
     `dtype` is the input's; None under autocast, which casts it. `grad_input` and `grad_weight` say which
-    gradients a backward pass will compute.
+    gradients a backward pass will compute. `precision` is named in the call; None if it is not.
     """
 
     rows: int
     dtype: torch.dtype | None
     grad_input: bool = False
     grad_weight: bool = False
+    precision: FP32 | None = None
 
 
-def _problems(
-    call: LayerCall, weight: torch.Tensor, bias: torch.Tensor | None, device: Device
-) -> Iterator[MatmulProblem]:
+def _problems(call: LayerCall, weight: torch.Tensor, bias: torch.Tensor | None) -> Iterator[MatmulProblem]:
     """Yield the product of a call, then those of its gradients. Raise TritileError if tritile has no such."""
-    n, k = weight.shape
+    (n, k), named = weight.shape, {"precision": call.precision}
     x, grad = (torch.empty(call.rows, size, dtype=call.dtype, device="meta") for size in (k, n))
     weight = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device="meta")
     bias = None if bias is None else torch.empty(n, dtype=bias.dtype, device="meta")
     calls: list[tuple[str, tuple[Any, ...]]] = [("linear", (x, weight, bias))]
     calls += [("matmul", (grad, weight))] * call.grad_input + [("matmul", (grad.mT, x))] * call.grad_weight
     for name, tensors in calls:
-        problem = call_of("convert", name, tensors, {}, device)[0].problem
+        problem = call_of("convert", name, tensors, named)[0].problem
         assert isinstance(problem, MatmulProblem)
         yield problem
 
@@ -127,7 +129,8 @@ def _compared(problem: MatmulProblem, device: Device, index: int | None) -> Comp
         source = "" if ratio is None else "measured" if measured else "predicted"
         why = ("torch is as fast or faster" if us else plan.why) if ratio is None else _lost(ratio)
         return Comparison(ratio, False, source, us, why, by_torch=True)
-    if other is None and problem.in_parts and us:
+    suited = device.nvidia == 90 and suits(problem.m, problem.n, problem.k)
+    if other is None and problem.in_parts and suited and us:
         return Comparison(PARTS_AHEAD, True, "predicted", PARTS_AHEAD * us)
     if other is None or not us:
         return unknown
@@ -153,7 +156,7 @@ def judged(
     """
     # In mode "strict" plans that nobody measured raise.
     with mode("cached") if current_mode() == "strict" else contextlib.nullcontext():
-        found = [_compared(each, device, index) for each in _problems(call, weight, bias, device)]
+        found = [_compared(each, device, index) for each in _problems(call, weight, bias)]
     timed = [each for each in found if each.ratio is not None]
     if len(found) == 1 or not timed:
         return found[0]
@@ -172,7 +175,9 @@ def judged(
 _WINS: Final[dict[tuple[Any, ...], bool]] = new_memo()
 
 
-def by_tritile(x: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def by_tritile(
+    x: Any, weight: torch.Tensor, bias: torch.Tensor | None, precision: FP32 | None = None
+) -> bool:
     """True if tritile multiplies in this call of a layer: found in a memo, or decided now.
 
     Under torch.compile, where plans decide, and in batch-invariant calls on a GPU it is always tritile. It is
@@ -196,14 +201,14 @@ def by_tritile(x: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     of_weight = (weight.shape, weight.stride(), weight.dtype)
     of_bias = None if bias is None else bias.dtype
     setting = default_precision() if dtype in IN_FP32 else None
-    key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, index, now, setting)
+    key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, index, now, setting, precision)
     wins = _WINS.get(key)
     if wins is None:
         k = x.shape[-1] if x.ndim else 0
         rows = x.numel() // max(k, 1)
         wins = weight.shape[1] == k and rows > 0 and x.is_contiguous()
         try:
-            call = LayerCall(rows, dtype, *grads)
+            call = LayerCall(rows, dtype, *grads, precision)
             wins = wins and judged(call, weight, bias, devices.gpu(index), index).wins
         except TritileError:  # a dtype that tritile does not multiply, for example
             wins = False
@@ -215,22 +220,32 @@ def by_tritile(x: Any, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
 _NAME: Final = "tritile.nn.Linear"  # of exchanged layers, as models print
 
 
-def faster_linear(input: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def faster_linear(
+    input: Any, weight: torch.Tensor, bias: torch.Tensor | None = None, fp32: FP32 | None = None
+) -> torch.Tensor:
     """Multiply by tritile or torch, whichever is faster. torch.fx records it as the call of a layer."""
     if isinstance(input, Proxy):
-        made: torch.Tensor = handle_torch_function(faster_linear, (input,), input, weight, bias)
+        made: torch.Tensor = handle_torch_function(faster_linear, (input,), input, weight, bias, fp32)
         return made
-    return (linear if by_tritile(input, weight, bias) else torch_linear)(input, weight, bias)
+    precision = fp32 if weight.dtype is torch.float32 else None
+    if by_tritile(input, weight, bias, precision):
+        return linear(input, weight, bias, precision=precision)
+    return torch_linear(input, weight, bias)
 
 
 class ConvertedLinear(torch.nn.Linear):
     """`torch.nn.Linear`, multiplied by tritile or torch, whichever is faster."""
 
+    fp32: FP32 | None = None
+
     def forward(self, input: Any) -> torch.Tensor:
         weight, bias = self.weight, self.bias
-        if by_tritile(input, weight, bias):
-            return linear(input, weight, bias)
-        return (faster_linear if isinstance(input, Proxy) else torch_linear)(input, weight, bias)
+        precision = self.fp32 if weight.dtype is torch.float32 else None
+        if by_tritile(input, weight, bias, precision):
+            return linear(input, weight, bias, precision=precision)
+        if isinstance(input, Proxy):
+            return faster_linear(input, weight, bias, self.fp32)
+        return torch_linear(input, weight, bias)
 
     def _get_name(self) -> str:
         return _NAME
@@ -241,8 +256,11 @@ class ConvertedLinear(torch.nn.Linear):
 class AlwaysLinear(torch.nn.Linear):
     """`torch.nn.Linear`, multiplied by tritile at every call."""
 
+    fp32: FP32 | None = None
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return linear(input, self.weight, self.bias)
+        precision = self.fp32 if self.weight.dtype is torch.float32 else None
+        return linear(input, self.weight, self.bias, precision=precision)
 
     def _get_name(self) -> str:
         return _NAME
@@ -255,12 +273,14 @@ class _Conv1D:
 
     always = False
     __prepare_scriptable__ = refuse_scripting
+    fp32: FP32 | None = None
 
     def forward(self, x: Any) -> torch.Tensor:
         weight, bias = weight_of(self), self.bias  # type: ignore[attr-defined]
+        precision = self.fp32 if weight.dtype is torch.float32 else None
         # torch.fx records how torch multiplies: it cannot follow a transposed weight to its layer.
-        if not isinstance(x, Proxy) and (self.always or by_tritile(x, weight, bias)):
-            return linear(x, weight, bias)
+        if not isinstance(x, Proxy) and (self.always or by_tritile(x, weight, bias, precision)):
+            return linear(x, weight, bias, precision=precision)
         out: torch.Tensor = super().forward(x)  # type: ignore[misc]
         return out
 
@@ -303,10 +323,19 @@ def is_linear(layer: torch.nn.Module) -> bool:
     return type(layer) is torch.nn.Linear or is_exchanged(layer) or is_conv1d(layer)
 
 
-def assign(layer: torch.nn.Module, exchanged: bool, always: bool = False) -> None:
-    """Give a layer the class of an exchanged one, or its own back. Nothing else about it changes."""
+def assign(
+    layer: torch.nn.Module, exchanged: bool, always: bool = False, precision: FP32 | None = None
+) -> None:
+    """Give a layer the class of an exchanged one, or its own back. Nothing else about it changes.
+
+    An exchanged layer with a precision of float32 has that as its attribute `fp32`.
+    """
+    if is_exchanged(layer):
+        vars(layer).pop("fp32", None)
     how, kind = "Always" if always else "Converted", "Conv1D" if is_conv1d(layer) else "Linear"
     if exchanged:
         layer.__class__ = getattr(sys.modules[__name__], how + kind)
+        if precision is not None:
+            vars(layer)["fp32"] = precision
     elif is_exchanged(layer):
         layer.__class__ = type(layer).__mro__[2] if kind == "Conv1D" else torch.nn.Linear

@@ -33,11 +33,9 @@ def matmul(
             shares no memory with input or other.
         out_dtype: dtype of the result: float16, bfloat16 or float32, if the operands are fp8, 16-bit or fp32.
             Default: input's dtype; bfloat16 for fp8; int32 for int8.
-        precision: how to multiply, by one of the names below. With None, fp32 follows torch's setting, "ieee"
-            or "tf32". If that was never set, Hopper multiplies large float32 problems in "fp16x3", which is
-            faster there and errs less than torch's fp32: M and N of 512 or more, with either M N >= 2^22 and
-            K from 384 to 8448, or M N >= 2^24 and K up to 32768. Everything else is "ieee", computed by
-            torch's own kernel where a table says that it is faster.
+        precision: how to multiply, by one of the names below. With None, float32 follows torch's setting,
+            "ieee" or "tf32", unless `tritile.mode(fp32="fp16x3")` says otherwise. Where that is "ieee", as it
+            is by default, torch's own kernel may run.
 
     Precisions of float32:
 

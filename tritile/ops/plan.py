@@ -15,7 +15,6 @@ from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, ShapeError, did_you_mean
-from tritile.families import numerics
 from tritile.ops.aten import torch_call_of
 from tritile.ops.checks import check_memory
 from tritile.ops.dispatch import NAMES
@@ -23,7 +22,6 @@ from tritile.ops.fused import NOT_WITH_PACKED, addmm, baddbmm, check_bias_alone,
 from tritile.ops.grouped import grouped_matmul
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.matmul import bmm, check_matrices, matmul, mm
-from tritile.ops.memo import default_precision
 from tritile.ops.permute import contiguous, copied, permute, transpose
 from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
@@ -56,13 +54,8 @@ def check_what(who: str, what: Any, kwargs: Iterable[str], own: Iterable[str] = 
         raise InvalidValueError(f"{who}: {function.__name__} has no argument {unknown[0]!r}{hint}")
 
 
-def call_of(
-    who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gpu: Device | None = None
-) -> tuple[Call, bool]:
+def call_of(who: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, bool]:
     """Return the call of an operation, given itself or by name, and whether torch's own kernel may make it.
-
-    `gpu`: where it is to run; by default where the tensors are, or the current GPU for meta tensors. If no
-    precision is named, it depends on the GPU.
 
     The result is allocated. Raises InvalidValueError for anything but an operation, and for wrong arguments
     the same errors as the call itself.
@@ -93,10 +86,6 @@ def call_of(
         shapes = " and ".join(str(tuple(each.shape)) for each in request.tensors[:2] if each is not None)
         raise ShapeError(f"{who}: {request.op} of {shapes} is empty, and launches no kernel")
     call = request.call(result, how)
-    gpu = gpu or (devices.current_gpu() if request.first.is_meta else None)
-    if gpu is not None and getattr(request, "precision", "") is None and default_precision() == "none":
-        how = getattr(numerics.unnamed(call.problem, gpu), "precision", how)
-        call = request.call(result, how)
     return call, uses_aten() and torch_call_of(request, call.problem, how, out) is not None
 
 
@@ -191,7 +180,7 @@ def plan(
         problem, here, only, torchs = what, devices.current_gpu(), None, uses_aten()
     else:
         check_what("plan", what, kwargs, ("device",))
-        call, torchs = call_of("plan", what, args, kwargs, gpu)
+        call, torchs = call_of("plan", what, args, kwargs)
         problem, located, only = call.problem, call.tensors[0].device, fixed(call)
         if located.type == "cpu" and device is None:
             if not INTERPRETING or is_torch_only(problem):

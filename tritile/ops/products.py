@@ -11,14 +11,13 @@ from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.epilogue import SIDES
 from tritile.core.permutation import merged
 from tritile.core.precision import explained
-from tritile.core.problem import AS_TORCH, FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF, suits
-from tritile.core.settings import is_batch_invariant
+from tritile.core.problem import AS_TORCH, FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF
+from tritile.core.settings import fp32_by_parts, is_batch_invariant
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, did_you_mean
 from tritile.families.numerics import BY_DATA
 from tritile.ops import reference
 from tritile.ops.checks import (
     broadcast,
-    capability,
     check_activation,
     check_gpu,
     check_out,
@@ -112,15 +111,6 @@ def _check_torch_computes(op: str, setting: str, among: Mapping[str, Sequence[st
         f"{op}: torch.backends.cuda.matmul.fp32_precision is {setting!r}, which tritile does not "
         f"compute, and {why}: expected precision={among['float32'][0]!r} by name, or another setting"
     )
-
-
-def unset_precision(a: torch.Tensor, b: torch.Tensor) -> str:
-    """Return how to multiply float32 where neither the caller nor torch's setting says so.
-
-    Of parts in fp16 where that is faster, and errs no more than torch's fp32.
-    """
-    fits = a.ndim > 1 and b.ndim > 1 and suits(a.shape[-2], b.shape[-1], a.shape[-1])
-    return "fp16x3" if fits and not is_batch_invariant() and capability(a.device) == (9, 0) else "ieee"
 
 
 def _result_shape(op: str, names: tuple[str, str], a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -301,13 +291,13 @@ class Product(Request):
         check_tensor(op, names[1], b, like=a)
         dtype = self._checked_dtype(names)
         among = PRECISIONS_OF if self.up is None else _GATED_PRECISIONS
-        precision = check_precision(op, a.dtype, self.precision, among)
+        named = self.precision
+        if named is None and a.dtype == torch.float32 and self.up is None and fp32_by_parts():
+            named = BY_DATA
+        precision = check_precision(op, a.dtype, named, among)
         for operand in (a, b):
             check_gpu(op, operand)
         shape = _result_shape(op, names, a, b)
-        unnamed = self.precision is None and a.dtype == torch.float32 and default_precision() == "none"
-        if unnamed and self.up is None:
-            precision = unset_precision(a, b)
         for role, tensor in self.sides.items():
             _check_side(op, name_of_role(op, role), tensor, a, shape)
         check_out(op, out, shape, dtype, a)

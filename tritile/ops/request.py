@@ -24,7 +24,7 @@ from tritile.core.forgetting import forget
 from tritile.core.log import log
 from tritile.core.of_torch import constant_in_graphs
 from tritile.core.of_triton import INTERPRETING
-from tritile.core.problem import MatmulProblem, Tiled, suits
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import current_mode, rules
 from tritile.core.threads import once
 from tritile.errors import (
@@ -396,12 +396,9 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
         of = REQUESTS[op](op, tensors, options)
         shape, dtype, how = of.checked(None)
         problem = of.call(torch.empty(shape, dtype=dtype, device="meta"), how).problem
-        # A precision that nobody names depends on the GPU, which meta tensors do not have.
         if not isinstance(problem, MatmulProblem) or 0 in shape or of.is_empty:
             return False
         if problem.dtype != problem.out_dtype:  # which graphs of torch's functions do not have
-            return False
-        if dtype == torch.float32 and suits(problem.m, problem.n, problem.k):
             return False
         return torch_call_of(of, problem, how, None) is not None and is_by_aten(problem, device.index)
     except TritileError:  # the operator raises it
