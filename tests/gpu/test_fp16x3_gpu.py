@@ -54,7 +54,7 @@ def test_operands_along_k_and_across(layouts, size):
 
 
 def drawn(count):
-    """Sizes at which calls that name no precision are made of parts, log-uniform."""
+    """Sizes that suit fp16 parts, log-uniform."""
     draw = random.Random(20)
     while count:
         m, n = (round(512 * 16 ** draw.random()) for _ in "mn")
@@ -67,14 +67,19 @@ def drawn(count):
 @pytest.mark.parametrize("size", list(drawn(6)), ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["NN", "NT"])
 @pytest.mark.parametrize("name", RANGES)
-def test_what_runs_by_default_is_no_less_exact_than_torch(cuda_matmul, name, size, transposed):
+def test_where_parts_suit_the_mode_makes_them_and_they_are_no_less_exact_than_torch(
+    cuda_matmul, name, size, transposed
+):
     cuda_matmul.fp32_precision = "none"
     m, n, k = size
     a, b = RANGES[name](torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda"))
     b = b.mT.contiguous().mT if transposed else b
-    assert tritile.plan(tritile.matmul, a, b).problem.precision == "fp16x3"
     exact = a.double() @ b.double()
-    ours, torchs = ((x - exact).norm().item() for x in (tritile.matmul(a, b), torch.matmul(a, b)))
+    assert tritile.plan(tritile.matmul, a, b).problem.precision == "ieee"
+    with tritile.mode(fp32="fp16x3"):
+        assert tritile.plan(tritile.matmul, a, b).problem.precision == "fp16x3"
+        ours = (tritile.matmul(a, b) - exact).norm().item()
+    torchs = (torch.matmul(a, b) - exact).norm().item()
     assert ours <= 1.001 * torchs  # where few terms decide, both are rounded alike
 
 

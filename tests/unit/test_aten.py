@@ -662,7 +662,7 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         ("linear", facts(a, b.t(), bias.float(), None), (None, None, None)),
         ("addmm", facts(bias, a, b), (1, 2, None, None, None, int, int)),
         ("permute", facts(a), ((1, 0),)),
-        ("matmul", facts(torch.empty(4096, 4096), torch.empty(4096, 4096)), (None, None)),  # of fp16 parts
+        ("matmul", facts(a.float(), b.float()), (None, "fp16x3")),
         ("linear", facts(a, b.t(), None, None), ("tanh", None, None)),
         ("addmm", facts(bias, a, b), (1, 1 + 0j, None, None, None, int, complex)),
         ("matmul", facts(a.to(torch.complex64), b.to(torch.complex64)), (None, None)),
@@ -673,11 +673,22 @@ def test_what_a_compiled_graph_leaves_to_torch(lowers):
         assert not ops_request._is_lowered("matmul", product, (None, None))
     with tritile.mode(backends="triton"):
         assert not ops_request._is_lowered("matmul", product, (None, None))
+    singles = facts(a.float(), b.float())
+    assert ops_request._is_lowered("matmul", singles, (None, None))
+    with tritile.mode(fp32="fp16x3"):
+        assert not ops_request._is_lowered("matmul", singles, (None, None))
     with torch.autocast("cpu", torch.bfloat16):
         assert not ops_request._is_lowered("matmul", product, (None, None))
 
 
-@pytest.mark.parametrize("choose", [tritile.batch_invariant, lambda: tritile.mode(backends="triton")])
+@pytest.mark.parametrize(
+    "choose",
+    [
+        tritile.batch_invariant,
+        lambda: tritile.mode(backends="triton"),
+        lambda: tritile.mode(fp32="fp16x3"),
+    ],
+)
 def test_a_graph_with_torchs_product_is_made_anew_where_a_program_chooses(graphs, choose):
     found, compiled = graphs
     call = compiled(lambda x, w, b: tritile.linear(tritile.matmul(x, w.t()), w, b), runs=False)

@@ -197,7 +197,7 @@ USAGE = {
     "tune --suite qick": "--suite 'qick': did you mean quick?",
     "tune 8x8x8 --op transposed": "--op 'transposed': did you mean transpose?",
     "tune --calibrate halfs": "did you mean halves-nn or halves-nt or halves-odd?",
-    "explain 8x8x8 --target nvidia-h20": "(did you mean nvidia-h200?): expected one of h200",
+    "explain 8x8x8 --target nvidia-h201": "(did you mean nvidia-h20",
     "explain 8x8x8 --target ''": "--target '': expected one of h200 (nvidia-h200), h100",
     "picture 8x8x8 --target ''": "--target '': expected one of",
     "ladder 8 --target ''": "--target '': expected one of",
@@ -214,7 +214,7 @@ USAGE = {
     "compile --bias --target h200": "--bias is for shapes",
     "compile 8x8x8 --dtype complex64 --activation silu --target h200": "does not go with --dtype complex64",
     "tune --calibrate permute-3": "--calibrate 'permute-3': did you mean permute-",
-    "tune 8x8x8 --target h20": "--target 'h20' (did you mean h200?): expected one of h200 (nvidia-h200)",
+    "tune 8x8x8 --target h201": "expected one of h200 (nvidia-h200)",
     "tune 8x8x8 --target v100": "for others see the page 'Add my GPU'",
     "tune --model steps:step --suite quick": "--model does not go with --suite: it measures what",
     "tune 8x8x8 --calibrate fp8": "--calibrate does not go with SHAPES: it measures sizes of its own",
@@ -448,7 +448,7 @@ def test_a_shell_completes_commands_options_and_gpus(monkeypatch):
     assert completed_by("tritile re") == {"report"}
     monkeypatch.setattr(cli, "import_module", real)
     assert completed_by("tritile merge --t") == {"--target"}
-    assert completed_by("tritile explain --target h") == {"h100", "h200"}
+    assert completed_by("tritile explain --target h") == {"h100", "h20", "h200", "h200-nvl", "h800"}
 
 
 MIXED = """

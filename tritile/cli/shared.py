@@ -39,7 +39,10 @@ _UNFOLDED: Final = 1 << 16  # columns: more than any table has
 notes = Console(markup=False, highlight=False, soft_wrap=True, stderr=True)  # progress and failures
 
 # What help and messages name, said here as the modules that define them import torch; tests compare both.
-GPUS: Final = ("h200", "h100", "a100", "b200", "l40s", "4090", "mi300x")
+GPUS: Final = (
+    "h200", "h100", "a100", "b200", "l40s", "4090", "mi300x", "5090", "pro-6000", "gb10", "b300", "h20",
+    "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350",
+)  # fmt: skip
 OPS: Final = ("matmul", "grouped", "transpose", "linear_quantized")
 SINGLE_OPS: Final = ("matmul", "transpose")  # of which `explain` and `picture` know the tiles
 SUITES: Final = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "suites").glob("*.toml")))
@@ -289,8 +292,8 @@ def as_called(cases: "Iterable[Case]") -> "list[Case]":
 
     found = list(cases)
     for i, case in enumerate(found):
-        problem = numerics.unnamed(case.problem)
-        if problem is not case.problem:
+        problem = case.problem
+        if numerics.unnamed(problem) is not problem:
             found[i] = replace(case, precision=numerics.BY_DATA)
     return found
 

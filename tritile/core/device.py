@@ -93,7 +93,16 @@ def _target(name: str, arch: int | str, sms: int, l2: int, shared: int, clock: f
     return Device(name, backend, arch, sms, l2 << 20, shared, clock, gbps)
 
 
-# Peak figures are from the makers' datasheets, shared memory is from Triton's backends.
+# Peak figures are from the makers' datasheets, unless noted below. Shared memory is the most that a thread
+# block may have: "Compute Capabilities" in NVIDIA's CUDA programming guide (227 KiB on 9.0, 10.0 and 10.3,
+# 99 KiB on 8.6, 8.9, 12.0 and 12.1), and the LDS in "AMD GPU specifications" of ROCm's documentation. AMD's
+# L3 cache, from there too, counts as L2 here.
+# - RTX 5090, RTX PRO 6000: NVIDIA's whitepapers on RTX Blackwell.
+# - GB10: the clock follows from 31 TFLOP/s of fp32, which NVIDIA gave at Hot Chips 2025, as the L2 cache.
+#   The bandwidth is the DGX Spark's.
+# - B300: NVIDIA publishes no SMs, clock or L2 cache; these are the B200's, which has the same rate of fp32.
+# - H20: no datasheet is public. SMs are those that benchmarks report; clock and L2 cache are the H200's.
+# - GH200: the one with HBM3, named "480GB" for the memory of its CPU. The L2 cache is the H200's.
 TARGETS: Final = {
     "nvidia-h200": _target("NVIDIA H200", 90, 132, 60, 232448, 1.98, 4800),
     "sm_80": _target("NVIDIA A100-SXM4-80GB", 80, 108, 40, 166912, 1.41, 2039),
@@ -102,6 +111,20 @@ TARGETS: Final = {
     "nvidia-l40s": _target("NVIDIA L40S", 89, 142, 96, 101376, 2.52, 864),
     "nvidia-geforce-rtx-4090": _target("NVIDIA GeForce RTX 4090", 89, 128, 72, 101376, 2.52, 1008),
     "gfx942": _target("AMD Instinct MI300X", "gfx942", 304, 256, 65536, 2.1, 5300),
+    "sm_120": _target("NVIDIA GeForce RTX 5090", 120, 170, 96, 101376, 2.41, 1792),
+    "nvidia-rtx-pro-6000-blackwell-workstation-edition": _target(
+        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 120, 188, 128, 101376, 2.6, 1792
+    ),
+    "sm_121": _target("NVIDIA GB10", 121, 48, 24, 101376, 2.52, 273),
+    "sm_103": _target("NVIDIA B300 SXM6 AC", 103, 148, 126, 232448, 1.96, 8000),
+    "nvidia-h20": _target("NVIDIA H20", 90, 78, 60, 232448, 1.98, 4000),
+    "nvidia-h800": _target("NVIDIA H800", 90, 132, 50, 232448, 1.98, 3350),
+    "nvidia-h200-nvl": _target("NVIDIA H200 NVL", 90, 132, 60, 232448, 1.785, 4800),
+    "nvidia-gh200-480gb": _target("NVIDIA GH200 480GB", 90, 132, 60, 232448, 1.98, 4000),
+    "nvidia-l4": _target("NVIDIA L4", 89, 58, 48, 101376, 2.04, 300),
+    "sm_86": _target("NVIDIA A10", 86, 72, 6, 101376, 1.695, 600),
+    "amd-instinct-mi325x": _target("AMD Instinct MI325X", "gfx942", 304, 256, 65536, 2.1, 6000),
+    "gfx950": _target("AMD Instinct MI350X", "gfx950", 256, 256, 163840, 2.2, 8000),
 }
 
 # What people call them.
@@ -113,6 +136,18 @@ SHORT: Final = {
     "l40s": "nvidia-l40s",
     "4090": "nvidia-geforce-rtx-4090",
     "mi300x": "gfx942",
+    "5090": "sm_120",
+    "pro-6000": "nvidia-rtx-pro-6000-blackwell-workstation-edition",
+    "gb10": "sm_121",
+    "b300": "sm_103",
+    "h20": "nvidia-h20",
+    "h800": "nvidia-h800",
+    "h200-nvl": "nvidia-h200-nvl",
+    "gh200": "nvidia-gh200-480gb",
+    "l4": "nvidia-l4",
+    "a10": "sm_86",
+    "mi325x": "amd-instinct-mi325x",
+    "mi350": "gfx950",
 }
 
 _BRANDS: Final = re.compile(r"^((nvidia|geforce|rtx|amd|instinct)[-_ ]*)+")
@@ -139,11 +174,12 @@ def known_target(name: str) -> str | None:
     """Return the key of `TARGETS` for a name in any case; None for an unknown name.
 
     Names are those of `SHORT`, with the maker's in front or without, those of `TARGETS`, and torch's with
-    hyphens or spaces: nvidia-h100, rtx 4090, sm_90, nvidia-h100-80gb-hbm3.
+    hyphens or spaces: nvidia-h100, rtx 4090, rtx pro 6000, sm_90, nvidia-h100-80gb-hbm3.
     """
     lowered = name.strip().lower()
+    hyphened = lowered.replace(" ", "-")
     slugs = {device.slug: key for key, device in TARGETS.items()}
-    key = SHORT.get(_BRANDS.sub("", lowered), slugs.get(lowered.replace(" ", "-"), lowered))
+    key = SHORT.get(_BRANDS.sub("", hyphened), slugs.get(hyphened, lowered))
     return key if key in TARGETS else None
 
 

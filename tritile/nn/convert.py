@@ -334,8 +334,8 @@ def convert(
         group_size: for "int8" and "int4", how many columns share a scale: 32, 64 or 128.
         zero_points: for "int8" and "int4", True gives each group a zero point.
         precision: for "linear", how tritile multiplies float32 in exchanged layers: "fp16x3", of
-            `tritile.matmul`; None is as `tritile.mode(fp32=...)` says, by default as torch is set. Where torch
-            multiplies, it does as torch is set.
+            `tritile.matmul`; None is as `tritile.mode(fp32=...)` says, by default as torch is set. Calls that
+            torch multiplies are as torch is set.
 
     Left as they are: other subclasses of `torch.nn.Linear`, layers inside LoRA adapters, layers whose weight
     is computed from other parameters (parametrizations, weight norm), and layers whose forward was replaced.

@@ -7,8 +7,11 @@ from tritile.families.common.products import uses_tensor_cores
 
 # Operations of one SM in one clock, a multiply-add counted as two, dense 16-bit on tensor cores: the makers'
 # peak rates divided by SMs and boost clock.
-_RATE_16BIT = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}
-_RATE_AMD = 2048
+_RATE_16BIT = {
+    80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 103: 8192, 120: 1024, 121: 1024,
+    "gfx942": 2048, "gfx950": 4096,
+}  # fmt: skip
+_RATE_ELSEWHERE = 2048
 _GEFORCE = 0.5  # share of it that GeForce reaches with sums in fp32; int8 is not slowed
 # IEEE fp32 `tl.dot`, by whether columns of b are contiguous: a thread reads those element by element.
 # Measured on an H200: 38 and 20 TFLOP/s of 8192^3 over 132 SMs.
@@ -16,7 +19,9 @@ _RATE_FMA = {False: 180, True: 88}
 _RATE_FP64 = {90: 210}  # tensor cores, measured on an H200: 47 TFLOP/s of 8192^3
 _RATE_FP64_ELSEWHERE = 128
 # Peak of fp32 without tensor cores, and of fp64 by the fastest way, in the same unit, by `Device.arch`.
-_PEAK_FP32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256, "gfx942": 256}
+_PEAK_FP32 = {
+    80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 103: 256, 120: 256, 121: 256, "gfx942": 256, "gfx950": 256,
+}  # fmt: skip
 _PEAK_FP64 = {80: 128, 90: 256, 100: 128, "gfx942": 256}
 
 
@@ -26,7 +31,7 @@ def rate(problem: MatmulProblem, device: Device) -> float:
         return _RATE_FP64.get(device.nvidia, _RATE_FP64_ELSEWHERE)
     if not uses_tensor_cores(problem):
         return _RATE_FMA[problem.b_layout == "column"]
-    half = float(_RATE_16BIT.get(device.nvidia, _RATE_AMD if not device.nvidia else 2048))
+    half = float(_RATE_16BIT.get(device.arch, _RATE_ELSEWHERE))
     if "GeForce" in device.name and problem.dtype != "int8":
         half *= _GEFORCE
     if problem.dtype == "float32":
@@ -48,8 +53,7 @@ def peak_tflops(problem: MatmulProblem, device: Device) -> float | None:
     elif not uses_tensor_cores(problem):
         peak = _PEAK_FP32.get(device.arch)
     else:
-        known = device.nvidia in _RATE_16BIT or device.arch == "gfx942"
-        peak = rate(problem, device) if known else None
+        peak = rate(problem, device) if device.arch in _RATE_16BIT else None
     return None if peak is None else peak * device.processors * device.clock_ghz / 1e3
 
 

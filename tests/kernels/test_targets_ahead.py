@@ -1,0 +1,97 @@
+"""GPUs that are not here, by the facts that plans depend on: every plan is legal, and kernels compile."""
+
+import functools
+import random
+import re
+
+import pytest
+
+import tritile
+from tests import frozen_picks
+from tests.ahead import SQUARE, later
+from tritile.core.device import SHORT, TARGETS, known_target, target_device
+from tritile.core.permutation import PermuteProblem
+from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.families.space import illegal
+from tritile.planning import plans
+from tritile.runtime.ahead import check_fits, compiled_for
+
+NEW = ("5090", "pro-6000", "gb10", "b300", "h20", "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350")
+KIB = {
+    75: 64,
+    80: 163,
+    86: 99,
+    89: 99,
+    90: 227,
+    100: 227,
+    103: 227,
+    120: 99,
+    121: 99,
+    "gfx942": 64,
+    "gfx950": 160,
+}
+SAMPLES = {
+    "16-bit": SQUARE,
+    "ragged": MatmulProblem(1, 1000, 1023, 511, "bfloat16", "bfloat16", a_align=2, b_align=2, out_align=2),
+    "fp32": MatmulProblem(1, 512, 512, 512, "float32", "float32"),
+    "int8": MatmulProblem(1, 512, 512, 512, "int8", "int32", b_layout="column"),
+    "int4 weight": QuantizedProblem(64, 4096, 4096, "bfloat16", 4, 128),
+    "transpose": PermuteProblem.transposed(1, 4096, 4096, 2),
+}
+# Drawn calls that are refused, on some GPUs or on all.
+REFUSED = "batch-invariant|only torch|compute capability"
+
+
+@functools.cache
+def calls():
+    return list(frozen_picks.calls())
+
+
+@pytest.mark.parametrize("count", [8, later(200)])
+@pytest.mark.parametrize("name", NEW)
+def test_every_plan_is_legal(name, count):
+    """Of drawn calls of all operations and dtypes, with and without torch's kernel."""
+    device = target_device(name)
+    for op, args, words, invariant in random.Random(name).sample(calls(), count):
+        for backends in ("triton", "triton,aten"):
+            try:
+                with tritile.mode("cached", backends=backends), tritile.batch_invariant(invariant):
+                    plan = tritile.plan(op, *args, device=device, **words)
+            except tritile.TritileError as error:
+                assert re.search(REFUSED, str(error)), (op, error)
+                continue
+            by_torch = plan.config.family == "aten"
+            assert by_torch or illegal(plan.config, plan.problem, device) is None, plan
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_sample_compiles(name, sample):
+    device, problem = target_device(name), SAMPLES[sample]
+    if name in ("pro-6000", "h800", "h200-nvl", "gh200"):
+        pytest.skip("of an architecture that another one has")
+    plan = plans.plan_for(problem, device, "cached")
+    kernel = compiled_for(problem, plan.config, device)
+    check_fits(kernel, device)
+    assert kernel.asm["cubin" if device.nvidia else "hsaco"]
+
+
+def test_shared_memory_is_that_of_the_architecture():
+    for device in TARGETS.values():
+        assert device.shared_memory == KIB[device.arch] << 10, device
+
+
+def test_only_gpus_whose_tensor_cores_read_shared_memory_run_kernels_by_descriptor():
+    by = {name: target_device(name).has_tma for name in NEW}
+    assert [name for name in NEW if by[name]] == ["b300", "h20", "h800", "h200-nvl", "gh200"]
+    for name in ("5090", "gb10"):
+        plan = plans.plan_for(SQUARE, target_device(name), "off")
+        assert plan.config.family not in ("descriptor", "warpgroups")
+
+
+@pytest.mark.parametrize("given", ["rtx 5090", "NVIDIA GeForce RTX 5090", "geforce-rtx-5090", "sm_120"])
+def test_names_that_people_write(given):
+    assert known_target(given) == "sm_120"
+    assert known_target("RTX PRO 6000") == known_target("rtx-pro-6000") == SHORT["pro-6000"]
+    assert known_target("H200 NVL") == "nvidia-h200-nvl"
+    assert known_target("amd instinct mi325x") == SHORT["mi325x"]
