@@ -47,7 +47,7 @@ permutations, tuned | op == "permute" and suite != "unseen"
 bf16, `linear` with its epilogue | suite == "epilogue"
 int4 weights, up to 16 rows | suite == "weights" and m <= 16 and layout.startswith("int4")
 int4 weights, 256 and 4096 rows | suite == "weights" and m > 16 and layout.startswith("int4")
-fp32, `fp16x3` | suite == "fp32" and precision == "fp16x3"
+fp32, `precision="fp16x3"` | suite == "fp32" and precision == "fp16x3"
 fp64, `ieee` | suite == "fp64" and precision == "ieee"
 """
 

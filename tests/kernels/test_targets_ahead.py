@@ -1,8 +1,8 @@
 """GPUs that are not here, by the facts that plans depend on: every plan is legal, and kernels compile."""
 
+import contextlib
 import functools
 import random
-import re
 
 import pytest
 
@@ -38,8 +38,6 @@ SAMPLES = {
     "int4 weight": QuantizedProblem(64, 4096, 4096, "bfloat16", 4, 128),
     "transpose": PermuteProblem.transposed(1, 4096, 4096, 2),
 }
-# Drawn calls that are refused, on some GPUs or on all.
-REFUSED = "batch-invariant|only torch|compute capability"
 
 
 @functools.cache
@@ -51,17 +49,22 @@ def calls():
 @pytest.mark.parametrize("name", NEW)
 def test_every_plan_is_legal(name, count):
     """Of drawn calls of all operations and dtypes, with and without torch's kernel."""
-    device = target_device(name)
+    device, legal = target_device(name), 0
     for op, args, words, invariant in random.Random(name).sample(calls(), count):
         for backends in ("triton", "triton,aten"):
-            try:
-                with tritile.mode("cached", backends=backends), tritile.batch_invariant(invariant):
-                    plan = tritile.plan(op, *args, device=device, **words)
-            except tritile.TritileError as error:
-                assert re.search(REFUSED, str(error)), (op, error)
+            plan = None
+            with (
+                contextlib.suppress(tritile.errors.UnsupportedError),  # on some GPUs, or on all
+                tritile.mode("cached", backends=backends),
+                tritile.batch_invariant(invariant),
+            ):
+                plan = tritile.plan(op, *args, device=device, **words)
+            if plan is None:
                 continue
             by_torch = plan.config.family == "aten"
             assert by_torch or illegal(plan.config, plan.problem, device) is None, plan
+            legal += 1
+    assert legal > 1.5 * count  # of twice as many: few are refused
 
 
 @pytest.mark.parametrize("name", NEW)

@@ -160,8 +160,9 @@ def by_data(problem: Tiled) -> bool:
 
 def unnamed(problem: Tiled) -> Tiled:
     """Return the problem of the same call, where that names no precision, by `mode(fp32=...)`."""
-    plain = isinstance(problem, MatmulProblem) and problem.dtype == "float32" and problem.rights == 1
-    if not plain or problem.precision != "ieee" or problem.invariant or not fp32_by_parts():
+    if not isinstance(problem, MatmulProblem) or problem.rights > 1 or problem.invariant:
+        return problem
+    if (problem.dtype, problem.precision) != ("float32", "ieee") or not fp32_by_parts():
         return problem
     return replace(problem, precision=BY_DATA)
 
