@@ -35,7 +35,7 @@ HALF = MatmulProblem(1, 256, 1024, 1024, "float16", "float16", b_layout="column"
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch):
     """No plan remembered from another test, and no table shipped."""
-    monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
+    monkeypatch.setattr(gpu_tables, "like", lambda device: ())
     tritile.forget()
     yield
     tritile.forget()
@@ -210,11 +210,11 @@ def test_shipped_configs_count_if_they_sum_so(monkeypatch):
     for config, source in ((OTHER, "model"), (GOOD, "table")):
         digests = {"matmul/tile": FAMILIES["matmul"]["tile"].digest}
         shipped = Table(HOPPER.to_dict(), digests, (Entry(FREE, config, 1.0),))
-        monkeypatch.setattr(gpu_tables, "shipped", lambda device, shipped=shipped: (shipped,))
+        monkeypatch.setattr(gpu_tables, "like", lambda device, shipped=shipped: (shipped,))
         tritile.forget()
         assert planned(HALF)[0] == source
     assert planned(HALF, "strict") == ("table", GOOD)
-    monkeypatch.setattr(gpu_tables, "shipped", lambda device: ())
+    monkeypatch.setattr(gpu_tables, "like", lambda device: ())
     tritile.forget()
     with pytest.raises(NotTunedError, match="invariant"):
         planned(HALF, "strict")

@@ -84,7 +84,7 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant():
         ("triton,aten", lambda: tritile.mode(backends="triton+aten")),
         ("fp16x3", lambda: tritile.matmul(x, x, precision="fp16")),
         ("int8", lambda: tritile.nn.convert(layer, "in8")),
-        ("h200", lambda: tritile.plan("matmul", x, x, device="h20")),
+        ("b200", lambda: tritile.plan("matmul", x, x, device="b2000")),
         ("linear", lambda: tritile.plan("liner", x, x)),
         ("BLOCK_M", lambda: tritile.explain(product, device="h200", config="tile BLOK_M=64")),
         ("tile", lambda: tritile.explain(product, device="h200", config="tyle")),

@@ -345,7 +345,8 @@ def test_a_class_without_a_portfolio_is_planned_by_the_model(ship):
 def test_what_serves_a_target_has_a_legal_pick(name):
     problem = drawn(name, 1, "any")[0]
     served = {gpu for gpu, device in TARGETS.items() if gpu_tables.portfolio(name, device) is not None}
-    assert served == (set() if name in MODELLED else {"nvidia-h200", "sm_90"})
+    hopper = {gpu for gpu, device in TARGETS.items() if device.nvidia == 90}
+    assert served == (set() if name in MODELLED else hopper)
     for device in map(TARGETS.__getitem__, served):
         portfolio, *_ = gpu_tables.portfolio(name, device)
         (_, config), *_ = portfolio.ranked(problem, device, 1)
