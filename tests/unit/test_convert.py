@@ -659,7 +659,7 @@ def test_layers_multiply_in_the_precision_that_convert_is_given(monkeypatch):
         monkeypatch.setattr(exchanged, "by_tritile", lambda *call: True)
         again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
         again(torch.empty(8, 4096, device="meta"))
-        again(torch.empty(8, 4096, device="meta", dtype=BF16))
+        again.to(BF16)(torch.empty(8, 4096, device="meta", dtype=BF16))
     assert called == ["fp16x3", None] * 2
     assert restore(layer) == 1
     assert "fp32" not in vars(layer)
