@@ -446,7 +446,9 @@ def test_tritons_autotuner_over_tritiles_is_refused_at_the_call():
         run(kernel, bench.used)
 
 
-@pytest.mark.parametrize("what", [run, [softmax], type("Kernel", (), {"kernel": softmax})], ids=["function", "list", "class"])
+@pytest.mark.parametrize(
+    "what", [run, [softmax], type("Kernel", (), {"kernel": softmax})], ids=["function", "list", "class"]
+)
 def test_only_kernels_are_decorated(what):
     with pytest.raises(InvalidValueError, match=r"expected a kernel of triton\.jit"):
         tritile.autotune(configs(), ["N"])(what)

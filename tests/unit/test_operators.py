@@ -176,5 +176,5 @@ def test_a_backward_pass_goes_by_the_rules_of_its_call_in_any_thread(monkeypatch
     thread = threading.Thread(target=total.backward)
     thread.start()
     thread.join()
-    assert found == [Rules("off", True, False)] * 3
-    assert rules() == Rules("cached", False, False)
+    assert found == [Rules("off", True, False, "torch")] * 3
+    assert rules() == Rules("cached", False, False, "torch")

@@ -139,7 +139,7 @@ def test_where_one_is_interrupted_another_begins_anew(wait_for_all):
 
 
 def test_what_another_thread_chose_counts_inside_a_with_and_ends_with_it():
-    before, other = settings.rules(), settings.Rules("off", True, True)
+    before, other = settings.rules(), settings.Rules("off", True, True, "fp16x3")
     with settings.under(other):
         assert settings.rules() == other
     assert settings.rules() == before

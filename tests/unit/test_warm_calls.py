@@ -311,6 +311,44 @@ def test_one_tensor_in_two_places_is_another_call(first_calls):
     assert len(first_calls) == 2
 
 
+def test_alignments_in_turn_are_all_met_again(first_calls):
+    memory = torch.zeros(4096, dtype=torch.bfloat16)
+
+    def at(place, offset):
+        return memory[place + offset :][:64].view(8, 8)
+
+    places = [(a, b, out) for a in range(8) for b in range(8) for out in (0, 1)]
+    for turn in range(2):
+        for a, b, out in places:
+            tritile.matmul(at(0, a), at(1024, b), out=at(2048, out))
+        assert len(first_calls) == len(places), turn
+
+
+def test_the_alignment_of_what_is_not_read_does_not_count(first_calls):
+    a, b = parts(0, 256)
+    for place in (512, 513, 514, 516):
+        (added,) = parts(place)
+        tritile.addmm(added, a, b, beta=0)
+    assert len(first_calls) == 1
+    for place in (512, 513):
+        tritile.addmm(*parts(place), a, b)
+    assert len(first_calls) == 3  # of 16 and of 4 bytes
+
+
+@pytest.mark.parametrize("most", ["_MOST", "_MOST_ALIGNMENTS"])
+def test_more_calls_than_are_kept_are_met_again_now_and_then(first_calls, monkeypatch, most):
+    monkeypatch.setattr(memo, most, 8)
+    memory = torch.zeros(8192)
+    if most == "_MOST":  # by strides
+        calls = [(memory.as_strided((6, 6), (64 + 4 * i, 1)), *parts(0)) for i in range(12)]
+    else:
+        calls = [(*parts(a), *parts(b)) for a in (0, 1, 2, 4) for b in (0, 1, 2, 4)][:12]
+    for _ in range(20):
+        for pair in calls:
+            tritile.matmul(*pair)
+    assert len(first_calls) < 200  # of 240 calls, each of which was prepared before the last 11
+
+
 def test_a_stopgap_is_not_kept(first_calls, monkeypatch):
     """As mode "tune" takes one while a graph is captured."""
     monkeypatch.setattr(memo, "may_be_kept", lambda: False)

@@ -1,10 +1,12 @@
 """Remember prepared calls: one cache, one key.
 
 A call that was prepared before costs one look-up and a launch. The key is coarse: it finds the calls of an
-operation with these sizes and options. torch's own test of tensors, in C++, finds the right one among them.
+operation with these sizes and options. Among these, the alignment of addresses and torch's own test of
+tensors, in C++, find the right one.
 """
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
@@ -39,7 +41,9 @@ _FIRST: Final = {
     op: next((i for i, (role, _) in enumerate(each) if role == "a"), None) for op, each in TENSORS.items()
 }
 IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
-_MOST: Final = 64  # calls of one key
+_MOST: Final = 64  # calls of one key and alignment
+_MOST_ALIGNMENTS: Final = 256  # of one key
+_RANDOM: Final = random.Random(0)  # of ours: a program's own numbers stay as they are
 
 Tensors = Sequence[Any]
 ByTorch = Callable[..., torch.Tensor]  # takes the caller's tensors, and out behind them where it is given
@@ -59,7 +63,6 @@ class Ready:
 
     - `distinct` takes each tensor once out of all, `alike` is torch's test of these, and `same` are pairs of
       places that have one tensor.
-    - `low`: where each tensor begins within 16 bytes; empty where that does not count.
     - `start`: the place of the first tensor that begins where out does, out's own where it alone does.
     - `setting`: torch's precision of fp32; None where it does not count.
     - `run`: the launch, whose `at` takes addresses; or `by_torch`, torch's call, a `ByTorch`.
@@ -71,7 +74,6 @@ class Ready:
     distinct: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
     alike: Callable[..., bool]
     same: tuple[tuple[int, int], ...]
-    low: list[Any]
     start: int
     setting: str | None
     run: Any
@@ -85,7 +87,47 @@ class Ready:
     device: torch.device
 
 
-CALLS: Final[dict[Key, tuple[Ready, ...]]] = new_memo()  # the latest first
+class Prepared:
+    """Hold the prepared calls of one key, the latest first.
+
+    `free` are those for which alignment does not count. The others are found by where the tensors at
+    `places`, which they read, begin within 16 bytes. Where there is no room, a new call takes the place of
+    any other: if the oldest made room, calls that come in turns would never be found.
+    """
+
+    __slots__ = ("by_low", "free", "pick", "places")
+
+    def __init__(self) -> None:
+        self.free: tuple[Ready, ...] = ()
+        self.places: tuple[int, ...] = ()
+        self.pick: Callable[[Sequence[Any]], tuple[int, ...]] = lambda _: ()  # the addresses at `places`
+        self.by_low: dict[tuple[int, ...], tuple[Ready, ...]] = {}
+
+    def __iter__(self) -> Iterator[Ready]:
+        return (ready for each in (self.free, *self.by_low.values()) for ready in each)
+
+    def add(self, ready: Ready, addresses: Sequence[Any], places: Sequence[int]) -> None:
+        """Remember a call. `places` are those of tensors whose alignment counts for it."""
+        if not places:
+            self.free = _with(ready, self.free)
+            return
+        if not {*places} <= {*self.places}:
+            self.by_low = {}  # those of fewer places are met again under a longer key
+            self.places = tuple(sorted({*self.places, *places}))
+            self.pick = itemgetter(*self.places, self.places[0])  # of one place it would not give a tuple
+        low = tuple([at & 15 for at in self.pick(addresses)])
+        if low not in self.by_low and len(self.by_low) >= _MOST_ALIGNMENTS:
+            self.by_low.pop(_RANDOM.choice(list(self.by_low)), None)  # another thread may have dropped it
+        self.by_low[low] = _with(ready, self.by_low.get(low, ()))
+
+
+def _with(ready: Ready, others: tuple[Ready, ...]) -> tuple[Ready, ...]:
+    place = _RANDOM.randrange(_MOST)
+    kept = others if len(others) < _MOST else others[:place] + others[place + 1 :]
+    return (ready, *kept)
+
+
+CALLS: Final[dict[Key, Prepared]] = new_memo()
 
 
 def recall(
@@ -107,39 +149,49 @@ def recall(
     try:
         sizes = all_tensors[0].shape, all_tensors[len(all_tensors) > 2].shape
         key = (op, options, rules(), is_deterministic(), is_grad_enabled(), sizes, *map(type, all_tensors))
-        prepared = CALLS.get(key, ())
+        prepared = CALLS.get(key)
     except (RuntimeError, AttributeError, TypeError):  # an argument that the operation refuses
         return otherwise(op, tensors, out, options, None)
-    for ready in prepared:
-        if not ready.alike(*ready.distinct(all_tensors)):
-            continue
-        if ready.same and any(all_tensors[i] is not all_tensors[j] for i, j in ready.same):
-            continue
-        if not (ready.setting is None or ready.setting == default_precision()):
-            continue
-        if ready.by_torch:
-            if ready.low and [at and at & 15 for at in addresses_of(all_tensors)] != ready.low:
+    if prepared is None:
+        return otherwise(op, tensors, out, options, key)
+    calls, addresses = prepared.free, None
+    while True:
+        for ready in calls:
+            if not ready.alike(*ready.distinct(all_tensors)):
+                continue
+            if ready.same and any(all_tensors[i] is not all_tensors[j] for i, j in ready.same):
+                continue
+            if not (ready.setting is None or ready.setting == default_precision()):
                 continue
             if out is not None and not _may_write(ready, op, tensors, out):
                 continue
-            try:
-                made: torch.Tensor = ready.run(*tensors) if out is None else ready.run(*tensors, out)
-                return made
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, ValueError):
-                break  # tritile's kernel runs then, and is remembered before this
-        addresses = addresses_of(all_tensors)
-        if [at and at & 15 for at in addresses] != ready.low:
-            continue
-        if out is None:
-            out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
-            addresses[-1] = out.data_ptr()
-        elif not _may_write(ready, op, tensors, out):
-            continue
-        ready.run.at(ready.pick(addresses))
-        return out
-    return otherwise(op, tensors, out, options, key)
+            if ready.by_torch:
+                try:
+                    made: torch.Tensor = ready.run(*tensors) if out is None else ready.run(*tensors, out)
+                    return made
+                except torch.OutOfMemoryError:
+                    raise
+                except (
+                    RuntimeError,
+                    ValueError,
+                ):  # tritile's kernel runs then, and is remembered before this
+                    return otherwise(op, tensors, out, options, key)
+            addresses = addresses or addresses_of(all_tensors)
+            if out is None:
+                out = new_output(ready.shape, ready.strides, ready.dtype, ready.device)
+                addresses[-1] = out.data_ptr()
+            ready.run.at(ready.pick(addresses))
+            return out
+        if addresses is not None:
+            return otherwise(op, tensors, out, options, key)
+        try:
+            addresses = addresses_of(all_tensors)
+        except (
+            RuntimeError,
+            AttributeError,
+        ):  # a tensor without memory, as within a transform, or none at all
+            return otherwise(op, tensors, out, options, key)
+        calls = prepared.by_low.get(tuple([at & 15 for at in prepared.pick(addresses)]), ())
 
 
 def remember(
@@ -171,17 +223,17 @@ def remember(
     distinct = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
     first = _FIRST[op]
     by_setting = first is not None and tensors[first].dtype in IN_FP32
-    low = [at and at & 15 for at in addresses]
+    read = range(len(all_tensors)) if by_torch else order
+    aligned = [i for i in read if all_tensors[i] is not None]
     added = tensors[4:] if op == "linear_quantized" else tensors[2:]  # a packed weight has three parts
     if by_torch and tensors[0].element_size() > 1 and all(tensor is None for tensor in added):
-        low = []  # a product of two matrices is as good wherever these begin
+        aligned = []  # a product of two matrices is as good wherever these begin
     ready = Ready(
         distinct=distinct,
         alike=alike(*distinct(all_tensors)),
         same=tuple(
             (i, places[id(t)]) for i, t in enumerate(all_tensors) if t is not None and i not in firsts
         ),
-        low=low,
         start=start,
         setting=default_precision() if by_setting else None,
         run=how,
@@ -194,7 +246,10 @@ def remember(
         dtype=result.dtype,
         device=result.device,
     )
-    CALLS[key] = (ready, *CALLS.get(key, ())[: _MOST - 1])
+    prepared = CALLS.get(key)
+    if prepared is None:
+        prepared = CALLS[key] = Prepared()
+    prepared.add(ready, addresses, aligned)
 
 
 def may_be_kept() -> bool:
