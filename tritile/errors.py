@@ -3,7 +3,7 @@
 import difflib
 import sys
 from collections import abc
-from typing import Final
+from typing import Final, TypeVar
 
 _INSIDE: Final = ("tritile.", "torch.", "triton.")  # modules whose frames a warning skips
 _IMPORTING: Final = "importlib._bootstrap"  # frames that `stacklevel` does not count
@@ -113,6 +113,18 @@ def is_bug(error: BaseException) -> bool:
     """
     kinds = AttributeError, ImportError, NameError, TypeError
     return isinstance(error, kinds) and not isinstance(error, TritileError)
+
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def without_frames(error: _Error) -> _Error:
+    """Return an error to be kept: neither it nor what caused it refers to frames, and so to their tensors."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def brief(error: BaseException) -> str:

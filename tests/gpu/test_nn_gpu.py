@@ -1,5 +1,7 @@
 """`tritile.nn` on a GPU: layers of each kind, compiled and captured, and models that are converted there."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -132,3 +134,49 @@ def test_a_layer_inside_transforms_and_autocast_is_torchs(by_torch):
     with torch.autocast("cuda", BF16):
         assert layer(x).dtype == BF16
     assert len(by_torch) == 2
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing is freed by the garbage collector: what should be free has no reference left."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def ran(kind, grad):
+    """A layer that was called three times: prepared, recalled, and differentiated where `grad`."""
+    layer = layer_of(512, 256, device="cuda")
+    layer = layer if kind == "torch" else converted(layer, kind)
+    x = values((16, 512), BF16, device="cuda").requires_grad_(grad)
+    for _ in range(3):
+        with torch.set_grad_enabled(grad):
+            y = layer(x)
+        if grad:
+            y.sum().backward()
+    return layer
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("kind", ["torch", *ALL])
+def test_parameters_are_swapped_after_calls(kind, grad, uncollected):
+    """torch refuses to swap a parameter that anything else refers to."""
+    layer = ran(kind, grad)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.to("cpu").to(torch.float32)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert all(p.device.type == "cpu" and p.dtype == torch.float32 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("kind", ALL)
+def test_a_deleted_layer_leaves_no_memory(kind, grad, uncollected):
+    ran(kind, grad)  # counters, and torch's own workspaces, are made once
+    before = torch.cuda.memory_allocated()
+    layer = ran(kind, grad)
+    assert torch.cuda.memory_allocated() > before
+    del layer
+    assert torch.cuda.memory_allocated() == before

@@ -1,6 +1,7 @@
 """Preparing a call: in which order configs are tried, and when the space is ranked for more of them."""
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -66,6 +67,45 @@ def test_where_none_runs_the_error_says_why(call, monkeypatch):
         ops_request.prepared(call)
     assert 1 < len(tried) <= 9
     assert str(raised.value.__cause__) == f"refused {len(tried)}"
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing is freed by the garbage collector: what should be free has no reference left."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def swaps(parameter):
+    """Give a parameter the content of another, as `Module.to` may: torch refuses one that others hold."""
+    torch.utils.swap_tensors(parameter, torch.nn.Parameter(parameter.detach().half()))
+
+
+@pytest.mark.parametrize("fail", [1, 100], ids=["one", "all"])
+def test_configs_that_fail_keep_no_tensor_of_the_call(call, monkeypatch, uncollected, fail):
+    tried = []
+
+    def prepare(call, config):
+        tried.append(config)
+        try:
+            if len(tried) <= fail:
+                raise RuntimeError("of the assembler")
+        except RuntimeError as error:
+            raise TuningError("refused") from error
+
+    monkeypatch.setattr(launch, "prepare", prepare)
+    weight = torch.nn.Parameter(torch.empty(64, 65536, dtype=torch.bfloat16))
+
+    def run():
+        own = matmul_call(call.a.tensor, weight.mT, call.out.tensor, "ieee")
+        with contextlib.suppress(UnsupportedError):
+            ops_request.prepared(own)
+
+    run()
+    assert len(tried) > 1
+    swaps(weight)
 
 
 class Kernel:

@@ -1,9 +1,11 @@
 """What threads share: work that is done once, the interpreter, and nothing else that one waits for."""
 
 import contextlib
+import gc
 import multiprocessing
 import sys
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -121,6 +123,24 @@ def test_one_does_it_and_all_get_what_it_gives(wait_for_all):
 
     results = together(lambda: once("key", fail))
     assert [str(result) for result in results] == ["no config works"] * THREADS
+
+
+def test_work_that_failed_keeps_nothing_of_its_callers():
+    def fail():
+        raise TuningError("no config works")
+
+    def call():
+        tensor = torch.zeros(1)
+        with contextlib.suppress(TuningError):
+            once("key", fail)
+        return weakref.ref(tensor)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 def test_where_one_is_interrupted_another_begins_anew(wait_for_all):

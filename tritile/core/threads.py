@@ -138,14 +138,19 @@ def once(key: Hashable, work: Callable[[], T]) -> T:
         except CancelledError:
             continue
         finally:
+            del doing
             with _lock:
                 _waiting.pop(thread, None)
     try:
-        mine.set_result(work())
+        made = work()
+        mine.set_result(made)
+        return made
     except Exception as error:
         mine.set_exception(error)
+        raise
     finally:
         with _lock:
             _under_way.pop(key, None)
         mine.cancel()  # unless it is done
-    return mine.result()
+        # A future refers to its error, and an error to this frame and its callers'.
+        del mine, doing

@@ -317,16 +317,21 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
     advice = "call it once in another mode"
     if fixed(call) is None:  # calls in place are not compiled ahead
         advice = f"run `tritile compile` or `tritile.warm` for it, or {advice}"
-    for config in _candidates(call, device, allows_torch):
-        try:
-            with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
-                return launch.prepare(call, config)
-        except TuningError as error:
-            failures.append(str(error))
-            last = error.with_traceback(None)  # whose frames hold the call's tensors
-            facts = {"problem": call.problem.label, "config": str(config), "device": device.name}
-            log("compile", logging.WARNING, **facts, failure=str(error))
-    raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}") from last
+    try:
+        for config in _candidates(call, device, allows_torch):
+            try:
+                with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
+                    return launch.prepare(call, config)
+            except TuningError as error:
+                failures.append(str(error))
+                last = error
+                facts = {"problem": call.problem.label, "config": str(config), "device": device.name}
+                log("compile", logging.WARNING, **facts, failure=str(error))
+        raise UnsupportedError(f"no config runs {label}: {'; '.join(failures[:3])}") from last
+    finally:
+        # An error refers to this frame, and its callers'. If the frame referred to the error, the call's
+        # tensors would live until the garbage collector runs.
+        del last
 
 
 # --- Host memory, and the interpreter ---
