@@ -107,7 +107,24 @@ def test_a_driver_that_does_not_tell_the_parameters_launches_nothing(monkeypatch
     monkeypatch.setattr(native, "_sizes", {})
     for _ in range(2):  # it is asked again
         with pytest.raises(ValueError, match="999 while asking for parameter 0"):
-            native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
+            native.NativeLaunch(kernel, step.grid, step.named, dict.fromkeys(buffers, 4096), 0)
+
+
+@pytest.mark.parametrize("change", ["swapped", "another", "narrower"])
+def test_parameters_of_the_same_size_that_are_others_are_refused(monkeypatch, change):
+    """By what Triton itself takes the kernel's parameters for: its own launcher then makes the call."""
+    steps, buffers = compiled(RAGGED, tile(32, 64, 32, 4, 3), monkeypatch)
+    step, kernel = next(steps)
+    monkeypatch.setattr(native, "_driver", lambda: Driver(sizes_of(kernel)))
+    native.NativeLaunch(kernel, step.grid, step.named, dict.fromkeys(buffers, 4096), 0)
+    one, other, *_ = (name for name, kind in kernel.src.signature.items() if kind == "i32")
+    names, args = {"swapped": {one: other, other: one}, "another": {one: "new"}}.get(change, {}), step.named
+    if change == "narrower":
+        args = {**args, one: 1 << 31}
+    signature = {names.get(name, name): kind for name, kind in kernel.src.signature.items()}
+    monkeypatch.setattr(kernel.src, "signature", signature)
+    with pytest.raises(ValueError, match=r"parameters are|of type i32"):
+        native.NativeLaunch(kernel, step.grid, args, dict.fromkeys(buffers, 4096), 0)
 
 
 @pytest.mark.parametrize(("problem", "config"), CASES, ids=lambda value: str(value).replace(" ", "_"))
@@ -117,7 +134,7 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
     for step, kernel in steps:
         driver = Driver(sizes_of(kernel))
         monkeypatch.setattr(native, "_driver", lambda driver=driver: driver)
-        launch = native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)
+        launch = native.NativeLaunch(kernel, step.grid, step.named, dict.fromkeys(buffers, 4096), 0)
         assert len(launch._parameters) == len(driver.sizes)
         for turn in (0, 1):  # each where another was before, as operands that change places
             places = [(place + turn) % len(buffers) for place in range(len(buffers))]
@@ -143,5 +160,5 @@ def test_launches_start_before_the_kernel_ahead_is_done(monkeypatch):
     ((step, kernel),) = steps
     driver = Driver(sizes_of(kernel))
     monkeypatch.setattr(native, "_driver", lambda: driver)
-    native.NativeLaunch(kernel, step.grid, step.values, dict.fromkeys(buffers, 4096), 0)([1 << 20] * 3, 0)
+    native.NativeLaunch(kernel, step.grid, step.named, dict.fromkeys(buffers, 4096), 0)([1 << 20] * 3, 0)
     assert driver.asked == [([132, 1, 1], {6: [1, 0, 0]})]

@@ -202,8 +202,8 @@ def test_a_tensor_in_place_of_the_function_and_misspelt_keywords_are_named(who, 
 
 
 def test_a_gpu_nearly_named_gets_a_hint():
-    with pytest.raises(InvalidValueError, match=r"'nvidia-h201' \(did you mean 'nvidia-h200'\?\)"):
-        tritile.plan("matmul", A, B, device="nvidia-h201")
+    with pytest.raises(InvalidValueError, match=r"'nvidia-l40' \(did you mean 'nvidia-l40s'\?\)"):
+        tritile.plan("matmul", A, B, device="nvidia-l40")
 
 
 def test_a_plan_by_torch_names_its_kernel():

@@ -132,7 +132,7 @@ class Launch:
         pointers = dict(zip(dtypes, addresses + [placeholder] * (len(dtypes) - len(addresses)), strict=True))
         try:
             self._steps: list[Any] = [
-                NativeLaunch(kernel, step.grid, step.values, pointers, device)
+                NativeLaunch(kernel, step.grid, step.named, pointers, device)
                 for kernel, step in zip(kernels, work.steps, strict=True)
             ]
         except ValueError:

@@ -184,15 +184,16 @@ def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
 class NativeLaunch:
     """Launch a compiled kernel whose parameters are laid out in memory.
 
-    Raises ValueError for a kernel that cannot be launched so: of another kind of GPU, that wants scratch
-    memory, or whose parameters are not the expected ones.
+    `args` are by name, in the order in which the kernel takes them. Raises ValueError for a kernel that cannot be
+    launched so: of another kind of GPU, that wants scratch memory, or whose parameters are not the expected
+    ones: by name, order and type in Triton's own signature, and by size in the driver's.
     """
 
     def __init__(
         self,
         kernel: Any,
         grid: tuple[int, int, int],
-        args: Sequence[Any],
+        args: Mapping[str, Any],
         pointers: Mapping[str, int],
         device: int,
     ) -> None:
@@ -221,8 +222,11 @@ class NativeLaunch:
         self._calls = (ctypes.addressof(self._config), function, ctypes.addressof(self._parameters), None)
 
     def _laid_out(
-        self, kernel: Any, args: Sequence[Any], pointers: Mapping[str, int]
+        self, kernel: Any, args: Mapping[str, Any], pointers: Mapping[str, int]
     ) -> tuple[list[int], list[int]]:
+        signature = kernel.src.signature
+        if [*signature] != [*args]:
+            raise ValueError(f"the kernel's parameters are {', '.join(signature)}, not {', '.join(args)}")
         places = {name: index for index, name in enumerate(pointers)}
         metas = iter(kernel.metadata.tensordesc_meta or ())
         addresses: list[int] = []
@@ -233,7 +237,7 @@ class NativeLaunch:
             addresses.append(ctypes.addressof(value))
             sizes.append(ctypes.sizeof(value))
 
-        for kind, value in _flat(kernel.src.signature.values(), args):
+        for kind, value in _flat(signature.values(), args.values()):
             if isinstance(value, Descriptor):
                 tensor_map = _TensorMap(value, next(metas), pointers[value.buffer])
                 self._maps.append((tensor_map, places[value.buffer]))
@@ -249,7 +253,10 @@ class NativeLaunch:
             elif kind[0] == "*" and value is None:
                 put(ctypes.c_uint64(0))
             elif kind in _NUMBERS:
-                put(_NUMBERS[kind](value))
+                number: Any = _NUMBERS[kind](value)
+                if isinstance(value, int) and number.value != value:  # ctypes cuts what does not fit
+                    raise ValueError(f"an argument of type {kind} is {value}")
+                put(number)
             else:
                 raise ValueError(f"an argument of type {kind}")
         put(ctypes.c_uint64(0))  # scratch memory, which this kernel does not need

@@ -66,8 +66,13 @@ class Step(NamedTuple):
     options: Mapping[str, Any]
 
     @property
+    def named(self) -> dict[str, Any]:
+        """Return the arguments in the order in which the kernel takes them."""
+        return {name: self.args[name] for name in self.kernel.arg_names}
+
+    @property
     def values(self) -> tuple[Any, ...]:
-        return tuple(self.args[name] for name in self.kernel.arg_names)
+        return tuple(self.named.values())
 
 
 def step_of(
