@@ -20,7 +20,6 @@ from tritile.errors import GradientError, OverlapError, ShapeError
 from tritile.ops import memo
 from tritile.ops import request as ops_request
 from tritile.planning import plans
-from tritile.runtime import counters
 
 recalled = functools.partial(memo.recall, otherwise=lambda *_: None)
 
@@ -420,16 +419,3 @@ def test_plans_of_sizes_without_end(monkeypatch):
         assert plans.plan_for(problem, device).problem == problem
     assert made == [*SIZES, SIZES[0]]
     tritile.forget()
-
-
-def test_counters_of_streams_without_end(monkeypatch):
-    monkeypatch.setattr(counters, "capturing", lambda: False)
-    monkeypatch.setattr(counters.Counters, "_zeros", lambda self, count: torch.zeros(count))
-    kept = counters.Counters(0)
-    assert kept._eager.most <= 8192
-    kept._eager.most = 16
-    first = kept.take(4, 0)
-    for stream in SIZES:
-        last = kept.take(4, stream)
-        assert kept.take(4, stream) is last
-    assert kept.take(4, 0) is not first

@@ -44,6 +44,12 @@ fp32_precision: Any = bound("torch._C._get_fp32_precision_getter", None)
 # Tell autograd that tensors were written, in half the time of torch's wrapper.
 increment_versions: Any = bound("torch._C._increment_version", torch.autograd.graph.increment_version)
 
+
+def is_external(stream: torch.cuda.Stream) -> bool:
+    """True of a stream that torch did not make, other than the default one: its id is its handle."""
+    return stream.cuda_stream != 0 and stream.stream_id == stream.cuda_stream
+
+
 # True where torch.use_deterministic_algorithms is on.
 is_deterministic: Any = bound(
     "torch._C._get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled

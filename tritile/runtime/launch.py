@@ -154,11 +154,23 @@ class Launch:
             start = memory.data_ptr()
             pointers = [*pointers, *(start + offset for offset in self._offsets)]
         if self._counted:
-            counters = counters_of(device).take(self._counted, stream)
-            pointers = [*pointers, counters.data_ptr()]
+            return self._run_counted(pointers, stream)
         for step in self._triton if _listened() else self._steps:
             step(pointers, stream)
         return None
+
+    def _run_counted(self, pointers: Sequence[int], stream: int) -> None:
+        counters = counters_of(self.device)
+        address, launched = counters.take(self._counted, stream)
+        pointers = [*pointers, address]
+        try:
+            for step in self._triton if _listened() else self._steps:
+                step(pointers, stream)
+        except BaseException:  # also where another kernel has failed: the driver tells the next launch
+            counters.forget()
+            raise
+        if launched is not None:
+            launched.record()
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,9 +184,9 @@ def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
 class NativeLaunch:
     """Launch a compiled kernel whose parameters are laid out in memory.
 
-    `args` are by name, in the order in which the kernel takes them. Raises ValueError for a kernel that cannot be
-    launched so: of another kind of GPU, that wants scratch memory, or whose parameters are not the expected
-    ones: by name, order and type in Triton's own signature, and by size in the driver's.
+    `args` are by name, in the order in which the kernel takes them. Raises ValueError for a kernel that
+    cannot be launched so: of another kind of GPU, that wants scratch memory, or whose parameters are not the
+    expected ones: by name, order and type in Triton's own signature, and by size in the driver's.
     """
 
     def __init__(
