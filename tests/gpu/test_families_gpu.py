@@ -4,6 +4,7 @@ Around results lies poison, which has to stay; around operands lies NaN, which m
 16 bytes and end at every residue modulo 16 bytes, or start anywhere.
 """
 
+import ctypes
 import itertools
 import math
 import os
@@ -20,6 +21,7 @@ from tests.launched import captured, in_threads, launched, replayed
 from tests.reference import FP8, assert_product, bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
+from tritile.core.of_torch import wait_on_gpu
 from tritile.core.problem import MatmulProblem
 from tritile.families.space import illegal
 from tritile.ops.products import matmul_call
@@ -179,6 +181,41 @@ def test_graphs_replay_on_any_stream(config):
     torch.cuda.synchronize()
     for got in (out, *outs):
         assert torch.equal(bytes_of(got), bytes_of(wanted))
+
+
+@every_config
+def test_a_stream_may_get_the_handle_of_one_that_was_destroyed_with_work_under_way(config):
+    """Both are the same stream to whoever goes by handles, and run side by side."""
+    prepared, call, out = prepared_call(config, 131, 97, 611)
+    runtime, outs = torch.cuda.cudart(), [torch.full_like(out, math.nan) for _ in range(16)]
+    torch.cuda.synchronize()
+    for own in outs:
+        handle = ctypes.c_size_t()
+        assert int(runtime.cudaStreamCreate(ctypes.addressof(handle))) == 0
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+            wait_on_gpu(100_000)
+            prepared(*call.tensors[:2], own)
+        assert int(runtime.cudaStreamDestroy(handle.value)) == 0
+    torch.cuda.synchronize()
+    for got in outs:
+        assert torch.equal(bytes_of(got), bytes_of(out))
+
+
+@every_config
+def test_a_launch_that_failed_leaves_the_next_one_right(config, monkeypatch):
+    prepared, call, out = prepared_call(config, 131, 97, 611)
+    wanted = bytes_of(out)
+
+    def fail(*_):
+        raise RuntimeError("the driver refuses")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "_steps", [*prepared._steps[:-1], fail])
+        with pytest.raises(RuntimeError, match="the driver refuses"):
+            prepared(*call.tensors)
+    out.fill_(math.nan)
+    prepared(*call.tensors)
+    assert torch.equal(bytes_of(out), wanted)
 
 
 @every_config
