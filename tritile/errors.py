@@ -3,7 +3,7 @@
 import difflib
 import sys
 from collections import abc
-from typing import Final, TypeVar
+from typing import Final
 
 _INSIDE: Final = ("tritile.", "torch.", "triton.")  # modules whose frames a warning skips
 _IMPORTING: Final = "importlib._bootstrap"  # frames that `stacklevel` does not count
@@ -115,16 +115,12 @@ def is_bug(error: BaseException) -> bool:
     return isinstance(error, kinds) and not isinstance(error, TritileError)
 
 
-_Error = TypeVar("_Error", bound=BaseException)
-
-
-def without_frames(error: _Error) -> _Error:
-    """Return an error to be kept: neither it nor what caused it refers to frames, and so to their tensors."""
+def drop_frames(error: BaseException) -> None:
+    """Have an error that is kept, and what caused it, refer to no frames, which hold tensors."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None
         each = each.__cause__ or each.__context__
-    return error
 
 
 def brief(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from tritile.core.config import Config
 from tritile.core.log import log
 from tritile.core.problem import Problem
-from tritile.errors import TuningError, UnsupportedError, without_frames
+from tritile.errors import TuningError, UnsupportedError, drop_frames
 from tritile.planning.trial import Trial
 from tritile.tune.measure.bench import Shop, Subject
 from tritile.tune.measure.timing import settled, timing_of
@@ -148,7 +148,8 @@ class _Search:
         self._remember(self.subject.digest(trial.config), trial)
 
     def fail(self, config: Config, error: WorkerError) -> None:
-        self.last = without_frames(error)  # they refer to this search, and to a call's tensors
+        drop_frames(error)  # which refer to this search, and to a call's tensors
+        self.last = error
         trial = self.trials.get(config) or Trial(self.subject.problem, config, None)
         self.keep(replace(trial, us=None, failure=str(error), measured_utc=now()))
 
@@ -192,7 +193,8 @@ class _Search:
             return None if self.compiles else self._outcome()
         except TuningError as error:  # of its operands, not of one config
             self.abandon()
-            return Tuned(self.subject.problem, None, self.new, 0.0, str(error), without_frames(error))
+            drop_frames(error)
+            return Tuned(self.subject.problem, None, self.new, 0.0, str(error), error)
 
     def cancel(self) -> None:
         for future in self.compiles:
