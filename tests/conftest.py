@@ -6,6 +6,7 @@ all others, whose kernels are compiled. `make test` runs both.
 """
 
 import functools
+import gc
 import multiprocessing
 import os
 import re
@@ -109,3 +110,12 @@ def server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.unit.helpers_for_fork_servers", "tests.unit.helpers_for_parallel"])
     return context
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing is freed by the garbage collector: what should be free has no reference left."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

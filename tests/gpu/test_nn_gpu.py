@@ -1,7 +1,5 @@
 """`tritile.nn` on a GPU: layers of each kind, compiled and captured, and models that are converted there."""
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -134,15 +132,6 @@ def test_a_layer_inside_transforms_and_autocast_is_torchs(by_torch):
     with torch.autocast("cuda", BF16):
         assert layer(x).dtype == BF16
     assert len(by_torch) == 2
-
-
-@pytest.fixture
-def uncollected():
-    """Nothing is freed by the garbage collector: what should be free has no reference left."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def ran(kind, grad):

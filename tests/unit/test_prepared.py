@@ -1,7 +1,6 @@
 """Preparing a call: in which order configs are tried, and when the space is ranked for more of them."""
 
 import contextlib
-import gc
 
 import pytest
 import torch
@@ -67,15 +66,6 @@ def test_where_none_runs_the_error_says_why(call, monkeypatch):
         ops_request.prepared(call)
     assert 1 < len(tried) <= 9
     assert str(raised.value.__cause__) == f"refused {len(tried)}"
-
-
-@pytest.fixture
-def uncollected():
-    """Nothing is freed by the garbage collector: what should be free has no reference left."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def swaps(parameter):
