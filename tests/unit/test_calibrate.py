@@ -183,7 +183,7 @@ def few(timed, hasty, monkeypatch):
 
 
 def test_the_command_writes_what_plans_then_take(few, tmp_path, monkeypatch):
-    gpu = replace(H200, name="NVIDIA X1", arch=90, processors=100, memory_gbps=2000)  # unlike any that was measured
+    gpu = replace(H200, name="NVIDIA X1", processors=100, memory_gbps=2000)  # unlike any that was measured
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: gpu)
     problem = PermuteProblem.transposed(1, 4096, 8192, 2)
     plans.forget()
