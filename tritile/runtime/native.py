@@ -186,7 +186,8 @@ class NativeLaunch:
 
     `args` are by name, in the order in which the kernel takes them. Raises ValueError for a kernel that
     cannot be launched so: of another kind of GPU, that wants scratch memory, or whose parameters are not the
-    expected ones: by name, order and type in Triton's own signature, and by size in the driver's.
+    expected ones: by name and order in Triton's own signature, and by size in the driver's. Numbers are
+    encoded as the signature's types, and have to fit them.
     """
 
     def __init__(
