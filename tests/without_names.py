@@ -56,6 +56,11 @@ def tried(what, *args):
         return f"{type(error).__name__}: {str(error)[:300]}".replace("\n", " ")
 
 
+def report(*fields):
+    """A line in one write, as two children share the pipe and `print` may write each field by itself."""
+    os.write(1, ("\t".join(map(str, fields)) + "\n").encode())
+
+
 def without(path):
     # A stand-in for the package, so that adapters are imported before whatever else needs the name.
     sys.modules["tritile"] = stand_in = types.ModuleType("tritile")
@@ -71,9 +76,9 @@ def without(path):
     except AttributeError:
         pass
     else:
-        return print(path, "stays", sep="\t", flush=True)
+        return report(path, "stays")
     if hasattr(owner, name):
-        return print(path, "stays", sep="\t", flush=True)
+        return report(path, "stays")
     imported = [tried(import_module, f"tritile.core.{adapter}") for adapter in ADAPTERS]
     if held is not None:
         setattr(owner, name, held)
@@ -81,7 +86,7 @@ def without(path):
     tritile = tried(import_module, "tritile")
     failed = next((each for each in (*imported, tritile) if isinstance(each, str)), "")
     made = [failed or tried(call, tritile) for call in (by_matmul, by_decorated)]
-    print(path, failed or True, *made, sep="\t", flush=True)
+    report(path, failed or True, *made)
 
 
 def main():
