@@ -40,13 +40,13 @@ def _digest(texts: list[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def picks_now(gpus: tuple[str, ...] = ()) -> dict[str, str]:
-    """The pick of each drawn call, by GPU and call; of all GPUs unless some are named."""
+def picks_now(gpus: tuple[str, ...] = (), every: int = 1) -> dict[str, str]:
+    """The pick of each drawn call, or each nth, by GPU and call; of all GPUs unless some are named."""
     import tritile
     from tests import frozen_picks
 
     tritile.forget()
-    calls = list(frozen_picks.calls())
+    calls = list(frozen_picks.calls())[::every]
     devices = {gpu: tritile.target_device(gpu) for gpu in gpus or frozen_picks.GPUS}
     return {
         f"{gpu} {frozen_picks.label(call)}": frozen_picks.pick(call, device)
@@ -84,11 +84,11 @@ def differences(
     return "\n".join([*lines, f"If that is meant: python tests/freeze.py {part}"])
 
 
-def changed_picks(*gpus: str) -> str:
-    """What changed of the picks of some GPUs, by default of all."""
+def changed_picks(*gpus: str, every: int = 1) -> str:
+    """What changed of the picks of some GPUs, by default of all; of each nth call."""
     from tests import frozen_picks
 
-    old, new = frozen()["picks"], picks_now(gpus)
+    old, new = frozen()["picks"], picks_now(gpus, every)
     labels = [frozen_picks.label(call) for call in frozen_picks.calls()]
     names = [f"{gpu} {label}" for gpu in frozen_picks.GPUS for label in labels]
     if old["calls"] != _digest(names):

@@ -1,8 +1,9 @@
 """Use tritile where torch or Triton lacks one of the names that its adapters bind, each in turn.
 
-Prints a line for each name: its path, and what importing tritile, `matmul` and a kernel under
-`tritile.autotune` gave. torch and Triton are imported once. Each name is deleted in a fork, and put back once
-the adapters have looked for it, as torch needs its own names. To be run with TRITON_INTERPRET=1.
+Prints a line for each name, or each nth, n being its argument: the path, and what importing tritile,
+`matmul` and a kernel under `tritile.autotune` gave. torch and Triton are imported once. Each name is deleted
+in a fork, and put back once the adapters have looked for it, as torch needs its own names. To be run with
+TRITON_INTERPRET=1.
 """
 
 import os
@@ -92,7 +93,7 @@ def without(path):
 def main():
     warnings.simplefilter("ignore")
     running = 0
-    for path in names():
+    for path in names()[:: int(sys.argv[1])]:
         if running == 2:
             os.wait()
             running -= 1

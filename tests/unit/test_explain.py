@@ -335,7 +335,7 @@ def test_bytes_are_written_as_people_do():
 @pytest.mark.parametrize("target", ["h100", "h200"])
 def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be_faster(target):
     gpu, seen = target_device(target), 0
-    for case in drawn.draw("explained", 12, 6):
+    for case in drawn.draw("explained", 6, 3):
         with tritile.mode(backends="triton"):
             plan = tritile.plan(case.problem, device=gpu)
         if plan.source != "predicted" or plan.why.startswith("by the formula of"):
@@ -344,7 +344,7 @@ def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be
         found = tritile.explain(case.problem, device=gpu)
         assert found.predicted_us == plan.us
         assert all(each.predicted_us >= plan.us for each in found.alternatives), case.problem.label
-    assert seen >= 9
+    assert seen >= 4
 
 
 def test_what_was_measured_on_another_gpu_is_no_time_of_this_one(uncompiled):

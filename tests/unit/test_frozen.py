@@ -4,6 +4,7 @@ import pytest
 import triton
 
 from tests import freeze, frozen_kernels, frozen_picks
+from tests.ahead import later
 
 pytestmark = pytest.mark.skipif(
     freeze.frozen()["triton"] != triton.__version__,
@@ -13,8 +14,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.timeout(900)  # some thousand plans, which a busy machine may take minutes for
 @pytest.mark.parametrize("gpu", frozen_picks.GPUS)
-def test_picks_are_the_frozen_ones(gpu):
-    changed = freeze.changed_picks(gpu)
+@pytest.mark.parametrize("every", [3, later(1)])
+def test_picks_are_the_frozen_ones(gpu, every):
+    changed = freeze.changed_picks(gpu, every=every)
     assert not changed, changed
 
 

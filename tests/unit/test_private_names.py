@@ -16,6 +16,7 @@ from triton.compiler import CompiledKernel
 
 import tritile
 from tests import without_names
+from tests.ahead import later
 from tritile.core import bound, of_interpreter, of_torch, of_triton
 
 PACKAGE = Path(tritile.__file__).parent
@@ -135,18 +136,19 @@ def test_what_adapters_bind_is_there():
             bound.found(path)
 
 
-def test_without_any_one_name_what_does_not_need_it_works(tmp_path):
+@pytest.mark.parametrize("every", [4, later(1)])
+def test_without_any_one_name_what_does_not_need_it_works(every, tmp_path):
     """Import, `matmul` and a kernel under the decorator; whatever needs the name says so."""
     script, folder = without_names.__file__, {"TRITILE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [sys.executable, script],
+        [sys.executable, script, str(every)],
         env=os.environ | folder | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
     found = dict(line.split("\t", 1) for line in ran.stdout.splitlines())
-    assert set(found) == set(without_names.names()), ran.stderr
+    assert set(found) == set(without_names.names()[::every]), ran.stderr
     for path, (imported, *made) in ((path, text.split("\t")) for path, text in found.items()):
         if imported == "stays":
             assert path in STAYING

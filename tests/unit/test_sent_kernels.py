@@ -20,7 +20,7 @@ from tritile.tune.measure.shipping import described, stood_in
 
 H200 = target_device("nvidia-h200")
 CONFIG = Config.of(BLOCK=64)
-DRAWN, SEED = 20, 59
+DRAWN, SEED = 12, 59
 
 # A package whose submodule the kernels' module imports, and of which one value is set only later.
 VALUES = """

@@ -141,7 +141,7 @@ print(text)
 """
 
 
-@pytest.mark.parametrize(("home", "cache"), [(None, None), ("", ""), ("relative", "relative")])
+@pytest.mark.parametrize(("home", "cache"), [(None, None), ("", "relative")])
 def test_a_user_without_a_home_folder_gets_a_temporary_one(home, cache, tmp_path):
     environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "300"}
     for name, value in (("HOME", home), ("XDG_CACHE_HOME", cache), ("TRITILE_CACHE_DIR", None)):
