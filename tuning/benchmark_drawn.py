@@ -6,10 +6,13 @@ The lines of a suite are results/<gpu>/<suite>.jsonl. A table says which GPUs ha
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from statistics import geometric_mean as geomean
 
-from benchmark_tables import Cells, Line, latest, measured_on, read, spread, table
-from tritile.lab.results import sizes_label
+from benchmark_tables import Cells, Line, Pair, latest, mean, measured_on, pair, read, spread, starts, table
+from tritile.core.device import TARGETS
+from tritile.core.problem import MatmulProblem
+from tritile.lab.drawn import ROOF_US, limits_us
+from tritile.lab.results import case_of, sizes_label
+from tritile.tune.suites import PERMUTE_ITEMSIZE
 
 KINDS = (
     "aligned products",
@@ -19,6 +22,15 @@ KINDS = (
 )
 OWN = ", tritile's own kernels"
 DRAWS = 3  # the newest draws that are shown
+BOUNDS = "compute-bound", "memory-bound"
+TIMES = {"over 100 us": 100.0, "10 to 100 us": 10.0, "under 10 us": 0.0}  # at the roof
+PITCHED, PITCHED_US = "compute-bound, 10 us and more, rows 16 bytes apart", 10.0
+PERMUTED_HEAD = "bytes an element | sizes: | by time, of a copy: | mean: | 5%: | under 1: | worst: | at"
+SIDES = "tritile_us", "triton_us"  # as called, and by own kernels alone
+CLASSES_HEAD = (
+    "aligned products | sizes: | of torch's time: | torch, of the roof: | as called, of the roof: "
+    "| own, of the roof: | as called, by time: | own kernels, by time:"
+)
 
 
 def latest_rows(lines: Iterable[Line]) -> list[Line]:
@@ -41,17 +53,59 @@ def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
     return {seed: latest(found[seed], case) for seed in list(found)[-DRAWS:]}
 
 
-def drawn_kinds(line: Line) -> Iterator[tuple[str, float]]:
-    """Yield the kinds of an unseen line, each with its figure."""
+def beside_copy(line: Line) -> Pair:
+    """Return the times of a plain copy of as many bytes and of a permutation."""
+    own = line["tritile_us"]
+    return Pair(own * line["gbps"] / line["copy_gbps"], own, sizes_label(line))
+
+
+def drawn_kinds(line: Line) -> Iterator[tuple[str, Pair]]:
+    """Yield the kinds of an unseen line, each with its times."""
     if line["op"] == "permute":
-        yield KINDS[-1], line["gbps"] / line["copy_gbps"]
+        yield KINDS[-1], beside_copy(line)
         return
-    kind = KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0]
-    yield kind, line["ratio_torch"]
+    kind, at = KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0], sizes_label(line)
+    yield kind, pair(line, at=at)
     if "triton_us" in line:
-        yield kind + OWN, line["torch_us"] / line["triton_us"]
-    if line.get("ratio_inductor") is not None:
-        yield KINDS[1], line["ratio_inductor"]
+        yield kind + OWN, pair(line, own="triton_us", at=at)
+    if line.get("inductor_us") is not None:
+        yield KINDS[1], pair(line, "inductor_us", at=at)
+
+
+def classes(lines: list[Line], memory_gbps: float) -> Iterator[Cells]:
+    """Yield a row for each class of aligned products: what bounds them, and the least time that they take.
+
+    The roof is that time: `limits_us`, or an empty launch. The last row is of rows that lie 16 bytes apart.
+    """
+    found: dict[str, list[tuple[Line, float]]] = {
+        f"{bound}, {time}": [] for bound in BOUNDS for time in TIMES
+    }
+    found[PITCHED] = []
+    for line in lines:
+        problem = case_of(line).problem
+        assert isinstance(problem, MatmulProblem)
+        limits = limits_us(problem, memory_gbps)
+        roof, bound = max(*limits, ROOF_US), BOUNDS[limits[0] < limits[1]]
+        time = next(name for name, least in TIMES.items() if roof >= least)
+        found[f"{bound}, {time}"].append((line, roof))
+        if (bound, starts(line)) == (BOUNDS[0], 16) and roof >= PITCHED_US:
+            found[PITCHED].append((line, roof))
+    whole = sum(line["torch_us"] for line in lines)
+    for name, own in found.items():
+        if own:
+            roof = sum(us for _, us in own)
+            torch, *ours = (sum(line[side] for line, _ in own) for side in ("torch_us", *SIDES))
+            shares = (f"{roof / us:.2f}" for us in (torch, *ours))
+            yield name, str(len(own)), f"{torch / whole:.0%}", *shares, *(f"{torch / us:.3f}" for us in ours)
+
+
+def permuted(lines: Iterable[Line]) -> Iterator[Cells]:
+    """Yield a row for permutations of elements of each size, compared with a copy."""
+    groups: dict[int, list[Pair]] = {}
+    for line in lines:
+        groups.setdefault(PERMUTE_ITEMSIZE[line["dtype"]], []).append(beside_copy(line))
+    for size, own in sorted(groups.items()):
+        yield str(size), *spread(own, low=True)
 
 
 def unseen(lines: list[Line]) -> Iterator[str]:
@@ -65,16 +119,28 @@ def unseen(lines: list[Line]) -> Iterator[str]:
     kinds = (KINDS[0], KINDS[0] + OWN, KINDS[1], KINDS[2], KINDS[2] + OWN, KINDS[3])
     for kind in kinds:
         for name, found in groups.items():
-            values = [(figure, sizes_label(x)) for x in found for of, figure in drawn_kinds(x) if of == kind]
-            if values:
-                made.append((kind, name, *spread(values, low=True)))
+            pairs = [pair for line in found for of, pair in drawn_kinds(line) if of == kind]
+            if pairs:
+                made.append((kind, name, *spread(pairs, low=True)))
+    of = {kind: [line for line in together if kind in dict(drawn_kinds(line))] for kind in KINDS}
     for kind in (KINDS[0], KINDS[2]):
-        of = [line for line in together if kind in dict(drawn_kinds(line))]
-        rest = [line["ratio_torch"] for line in of if line.get("config", {}).get("family") != "aten"]
-        if len(rest) < len(of):
-            share = f"{1 - len(rest) / len(of):.0%} of the {kind}"
-            yield f"torch's own kernel ran {share}; the geometric mean of the others is {geomean(rest):.3f}."
-    yield table("of | draw | sizes: | geometric mean: | 5%: | under 1: | worst: | at", made)
+        rest = [line for line in of[kind] if line.get("config", {}).get("family") != "aten"]
+        if len(rest) < len(of[kind]):
+            share = f"{1 - len(rest) / len(of[kind]):.0%} of the {kind}"
+            others = mean(map(pair, rest))
+            yield f"torch's own kernel ran {share}; the geometric mean of the others is {others:.3f}."
+    yield table("of | draw | sizes: | by time: | geometric mean: | 5%: | under 1: | worst: | at", made)
+    device = next((each for each in TARGETS.values() if each.name == together[0]["env"]["gpu"]), None)
+    if device is not None:
+        yield table(CLASSES_HEAD, classes(of[KINDS[0]], device.memory_gbps))
+    if of[KINDS[3]]:
+        yield table(PERMUTED_HEAD, permuted(of[KINDS[3]]))
+
+
+def of_one_weight(line: Line) -> Iterator[Pair]:
+    """Yield the times of one weight at each number of rows."""
+    for m, torch, own in zip(line["rows"], line["torch_us"], line["tritile_us"], strict=True):
+        yield Pair(torch, own, f"{m}x{line['size']}x{line['size']}")
 
 
 def rows(lines: list[Line]) -> Iterator[str]:
@@ -89,15 +155,14 @@ def rows(lines: list[Line]) -> Iterator[str]:
         times = f"{seconds[0]:.2f}", f"{statistics.median(ms):.2f}", f"{slow:.0f} ({at} rows)"
         again = f"{statistics.median(line['second_ms']):.3f}"
         calls.append((*names, str(len(ms)), *times, str(line["kernels"]), f"{seconds[1]:.1f}", again))
-        of_rows = zip(line["ratio_torch"], (f"{m} rows" for m in line["rows"]), strict=True)
-        ratios.append((*names, *spread(of_rows, low=True)))
+        ratios.append((*names, *spread(of_one_weight(line), low=True)))
     kinds = "process | mode | weight | draw | sizes:"
     yield table(
         f"{kinds} | first calls, s: | median, ms: | slowest, ms: | kernels compiled: | in s: | second calls, "
         "median ms:",
         calls,
     )
-    yield table(f"{kinds} | geometric mean: | 5%: | under 1: | worst: | at", ratios)
+    yield table(f"{kinds} | by time: | geometric mean: | 5%: | under 1: | worst: | at", ratios)
 
 
 def models(lines: list[Line]) -> Iterator[str]:
@@ -111,11 +176,11 @@ def models(lines: list[Line]) -> Iterator[str]:
     for names, group in groups.items():
         worst = min(group, key=lambda line: line["ratio"])
         shown = "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**worst)
-        mean = f"{geomean(line['ratio'] for line in group):.2f}"
+        center = f"{mean(Pair(line['torch_ms'], line['tritile_ms'], line['model']) for line in group):.2f}"
         before, after = (
             statistics.median(line[f"first_{side}_s"] for line in group) for side in ("torch", "tritile")
         )
-        made.append((*names, str(len(group)), mean, shown, worst["model"], f"{before:.1f}", f"{after:.1f}"))
+        made.append((*names, str(len(group)), center, shown, worst["model"], f"{before:.1f}", f"{after:.1f}"))
     yield table(
         "process | mode | pass | models: | geometric mean: | worst: | of | first iteration, torch, s: "
         "| converted, s:",

@@ -1,6 +1,5 @@
 """Sort the committed lines into the kinds of problem that docs/benchmarks.md and README.md show."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import geometric_mean as geomean
@@ -8,7 +7,7 @@ from statistics import geometric_mean as geomean
 import jinja2
 
 import benchmark_drawn as drawn
-from benchmark_tables import Cells, Line, latest, read, span, spread
+from benchmark_tables import Cells, Line, Pair, by_time, latest, mean, pair, read, span, spread, starts
 from tritile.core.device import target_device
 from tritile.lab.results import case_of, of_cases, sizes_label, stored
 
@@ -20,17 +19,17 @@ PLAIN = ("batched", "deep", "llama", "llm", "permute", "ragged", "square", "tran
 ALIGNED = ("square", "llm", "deep", "batched")
 EXTENTS = ("m", "n", "k")
 THIN = 128  # the largest extent of a thin permutation
-HEAD = "suite | dtype | layout | problems: | geometric mean: | under 1: | worst: | at"
+HEAD = "suite | dtype | layout | problems: | by time: | geometric mean: | under 1: | worst: | at"
 SPAN_HEAD = "figure | least: | most: | geometric mean: | problems:"
 SEARCHES_HEAD = (
     "problem | searches, s: | configs timed | winners, slower than the fastest: | predicted, slower:"
     " | fastest, us: | torch, us:"
 )
-ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | speed-up: | worst: | at"
-EVEN = 0.05  # a geometric mean within this of 1 counts as equal
+ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | by time: | mean: | 5%: | worst: | at"
+EVEN = 0.05  # a ratio by time within this of 1 counts as equal
 LOSSES_HEAD = f"GPU | instead | {HEAD}"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
-Case = tuple[Kind, float, str]  # its row, torch's time by tritile's, and its sizes
+Case = tuple[Kind, Pair]  # its row, and both times
 
 TUNE = "Tune the sizes that you use (`tritile tune`), or call torch."
 WIDE = "Unpack the weight once (`QuantizedWeight.dequantize`) and call torch, if memory allows."
@@ -93,13 +92,15 @@ def told(line: Line) -> Line:
     """Return a line with what conditions ask for.
 
     `kind` is its row's suite, `label` its sizes; `short` tells elements of 16 bits. Of a product, `least` and
-    `most` are of its extents, and `starts` is the bytes that every row of bf16 operands starts on.
+    `most` are of its extents, and `starts` is the bytes that every row of bf16 operands starts on. Of a
+    permutation, `copy_us` is the time of a copy of as many bytes.
     """
     more = {"kind": kind_of(line)[0], "label": sizes_label(line), "short": line["dtype"].endswith("float16")}
     if "k" in line:
         sides = [line[extent] for extent in EXTENTS]
-        starts = math.gcd(2 * line["k"], 2 * line["n"] if line["layout"] == "NN" else 0, 128)
-        more |= {"least": min(sides), "most": max(sides), "starts": starts}
+        more |= {"least": min(sides), "most": max(sides), "starts": starts(line)}
+    if line["op"] == "permute":
+        more["copy_us"] = drawn.beside_copy(line).peer
     return line | more
 
 
@@ -117,13 +118,20 @@ def spans(cases: list[Line], wanted: str) -> Iterator[Cells]:
         yield name, *span(value for value in found if value is not None)
 
 
+def told_pairs(cases: list[Line], text: str) -> tuple[str, list[Pair]]:
+    """Return the name and the times of a line of text: a name, which lines count, and if others than those of
+    torch and tritile are compared, the names of their fields.
+    """
+    name, condition, *fields = text.split(" | ")
+    return name, [pair(line, *fields, at=line["label"]) for line in picked(cases, condition)]
+
+
 def summary(cases: list[Line], wanted: str) -> Iterator[Cells]:
     """Yield a row of README.md for each line of text: a name, and which lines count."""
     for text in wanted.strip().splitlines():
-        name, condition = text.split(" | ")
-        ratios = ((line["ratio_torch"], line["label"]) for line in picked(cases, condition))
-        count, mean, _, worst, _ = spread(ratios)
-        yield name, count, mean, worst
+        name, pairs = told_pairs(cases, text)
+        count, weighted, middle, low, _, worst, _ = spread(pairs, low=True)
+        yield name, count, weighted, middle, low, worst
 
 
 def answers(results: Path, wanted: str) -> Iterator[Cells]:
@@ -131,19 +139,19 @@ def answers(results: Path, wanted: str) -> Iterator[Cells]:
     folders = sorted((path for path in results.iterdir() if path.is_dir()), reverse=True)
     of_gpus = [[told(line) for line in of_cases(stored([folder], print))] for folder in folders]
     for text in wanted.strip().splitlines():
-        name, condition = text.split(" | ")
         for cases in of_gpus:
-            if found := picked(cases, condition):
-                mean = geomean(line["ratio_torch"] for line in found)
-                count, shown, _, *worst = spread((line["ratio_torch"], line["label"]) for line in found)
-                yield name, found[0]["env"]["gpu"].split()[1], answer(mean), count, shown, *worst
+            name, pairs = told_pairs(cases, text)
+            if pairs:
+                count, weighted, middle, low, _, *worst = spread(pairs, low=True)
+                gpu = cases[0]["env"]["gpu"].split()[1]
+                yield name, gpu, answer(by_time(pairs)), count, weighted, middle, low, *worst
 
 
-def answer(mean: float) -> str:
-    """Return in words how fast tritile is, by the geometric mean of its speed-ups."""
-    if abs(mean - 1) <= EVEN:
+def answer(ratio: float) -> str:
+    """Return in words how fast tritile is, by the time-weighted ratio."""
+    if abs(ratio - 1) <= EVEN:
         return "about as fast"
-    return "yes" if mean > 1 else "no"
+    return "yes" if ratio > 1 else "no"
 
 
 def invariance() -> list[float]:
@@ -172,17 +180,21 @@ def of_searches(lines: Iterable[Line]) -> Iterator[Cells]:
         yield line["problem"], seconds, f"{line['tried'][0]} of {line['space']}", *shares, *times
 
 
-def by_kind(cases: Iterable[Case]) -> dict[Kind, list[tuple[float, str]]]:
-    """Return ratios with their places, by kind."""
-    kinds: dict[Kind, list[tuple[float, str]]] = {}
-    for kind, ratio, at in cases:
-        kinds.setdefault(kind, []).append((ratio, at))
+def by_kind(cases: Iterable[Case]) -> dict[Kind, list[Pair]]:
+    """Return times by kind."""
+    kinds: dict[Kind, list[Pair]] = {}
+    for kind, times in cases:
+        kinds.setdefault(kind, []).append(times)
     return kinds
+
+
+def case(line: Line) -> Case:
+    return kind_of(line), pair(line, at=sizes_label(line))
 
 
 def rows(lines: Iterable[Line]) -> list[Cells]:
     """Return a row for each kind of some lines."""
-    own = by_kind((kind_of(line), line["ratio_torch"], sizes_label(line)) for line in lines)
+    own = by_kind(map(case, lines))
     return [(*kind, *spread(found)) for kind, found in sorted(own.items())]
 
 
@@ -193,8 +205,8 @@ def permutations(cases: Iterable[Line], large_gbps: float) -> Iterator[Cells]:
         kinds.setdefault(permutation_kind(line), []).append(line)
     for kind, own in kinds.items():
         rates = [line["gbps"] for line in own]
-        count, mean, _, worst, at = spread((line["gbps"] / line["copy_gbps"], line["label"]) for line in own)
-        yield kind, count, f"{geomean(rates) / large_gbps:.2f}", mean, worst, at
+        count, weighted, middle, _, worst, at = spread(map(drawn.beside_copy, own))
+        yield kind, count, f"{geomean(rates) / large_gbps:.2f}", weighted, middle, worst, at
 
 
 def advice(kind: Kind) -> str:
@@ -207,20 +219,21 @@ def advice(kind: Kind) -> str:
 def _of_gpu(folder: Path) -> Iterator[Case]:
     """Yield the cases of one GPU: its lines, then those of one weight and of models."""
     for line in of_cases(stored([folder], print)):
-        yield kind_of(line), line["ratio_torch"], sizes_label(line)
+        yield case(line)
     for line in drawn.latest_rows(read(folder / "rows.jsonl")):
         kind = "one weight, any rows", "bfloat16", "NT"
-        for m, ratio in zip(line["rows"], line["ratio_torch"], strict=True):
-            yield kind, ratio, f"{m}x{line['size']}x{line['size']}"
+        for times in drawn.of_one_weight(line):
+            yield kind, times
     for line in drawn.latest_models(read(folder / "models.jsonl")):
-        yield (f"models, {line['process']} process", line["mode"], line["what"]), line["ratio"], line["model"]
+        times = Pair(line["torch_ms"], line["tritile_ms"], line["model"])
+        yield (f"models, {line['process']} process", line["mode"], line["what"]), times
 
 
 def losses(results: Path) -> Iterator[Cells]:
-    """Yield a row for each kind whose geometric mean is under 1, from the folders of all GPUs."""
+    """Yield a row for each kind that is slower by time, or on the mean, from the folders of all GPUs."""
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         for kind, found in sorted(by_kind(_of_gpu(folder)).items()):
-            mean = geomean(ratio for ratio, _ in found)
-            if mean < 1:
-                count, _, *rest = spread(found)
-                yield folder.name, advice(kind), *kind, count, f"{mean:.3f}", *rest
+            ratios = by_time(found), mean(found)
+            if min(ratios) < 1:
+                count, _, _, *rest = spread(found)
+                yield folder.name, advice(kind), *kind, count, *(f"{each:.3f}" for each in ratios), *rest

@@ -1,10 +1,13 @@
 """Make Markdown tables of the committed lines."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean as geomean
-from typing import Any
+from typing import Any, NamedTuple
+
+from tritile.lab.drawn import BY_TIME
 
 Line = dict[str, Any]
 Cells = tuple[str, ...]
@@ -26,22 +29,68 @@ def measured_on(lines: Iterable[Line]) -> str:
     return "**{gpu}**, torch {torch}, triton {triton}, tritile at {}".format(commits, **told)
 
 
+def starts(line: Line) -> int:
+    """Return the bytes, up to 128, that every row of a product's 16-bit operands starts on."""
+    return math.gcd(2 * line["k"], 2 * line["n"] if line["layout"] == "NN" else 0, 128)
+
+
 def span(values: Iterable[float]) -> Cells:
     """Return the least, the most, the geometric mean and the number of values."""
     values = list(values)
     return f"{min(values):.3g}", f"{max(values):.3g}", f"{geomean(values):.3g}", str(len(values))
 
 
-def spread(values: Iterable[tuple[float, str]], low: bool = False) -> Cells:
-    """Return how many ratios there are, their geometric mean, how many are under 1, the worst and its place.
+class Pair(NamedTuple):
+    """Times of the peer and of tritile, in the same unit, and the sizes they are of.
 
-    If `low`, their 5th percentile follows the mean.
+    `by_size`: drawn as it comes, or chosen; else of a half that was drawn for its time.
     """
-    ordered = sorted(values)
-    ratios, (worst, at) = [ratio for ratio, _ in ordered], ordered[0]
+
+    peer: float
+    own: float
+    at: str
+    by_size: bool = True
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.own
+
+
+def pair(line: Line, peer: str = "torch_us", own: str = "tritile_us", at: str = "") -> Pair:
+    """Return the times of two fields of a line."""
+    return Pair(line[peer], line[own], at, line["env"].get("drawn") != BY_TIME)
+
+
+def by_time(pairs: Iterable[Pair]) -> float:
+    """Return the time-weighted ratio: the sum of the peer's times by the sum of tritile's."""
+    pairs = list(pairs)
+    return sum(each.peer for each in pairs) / sum(each.own for each in pairs)
+
+
+def mean(pairs: Iterable[Pair]) -> float:
+    """Return the geometric mean of the ratios, of what was drawn by size where anything was."""
+    pairs = list(pairs)
+    return geomean(each.ratio for each in [each for each in pairs if each.by_size] or pairs)
+
+
+def spread(pairs: Iterable[Pair], low: bool = False) -> Cells:
+    """Return how many ratios there are, that of the summed times, their mean, how many are under 1, the worst
+    and its place.
+
+    If `low`, the 5th percentile follows the mean. Both are of what was drawn by size, the others of all.
+    """
+    pairs = list(pairs)
+    worst = min(pairs, key=lambda each: each.ratio)
+    ratios = sorted(each.ratio for each in [each for each in pairs if each.by_size] or pairs)
     percentile = (f"{ratios[int(0.05 * (len(ratios) - 1))]:.2f}",) * low
-    under = sum(ratio < 1 for ratio in ratios)
-    return str(len(ratios)), f"{geomean(ratios):.2f}", *percentile, str(under), f"{worst:.2f}", at
+    middle = f"{by_time(pairs):.2f}", f"{mean(pairs):.2f}", *percentile
+    return (
+        str(len(pairs)),
+        *middle,
+        str(sum(each.ratio < 1 for each in pairs)),
+        f"{worst.ratio:.2f}",
+        worst.at,
+    )
 
 
 def read(path: Path) -> list[Line]:

@@ -25,6 +25,7 @@ from benchmark_tables import Cells, Line, measured_on, read, span, table
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
+from tritile.lab import drawn as roof
 from tritile.lab.drawn import nothing_remembered
 from tritile.lab.environment import environ
 from tritile.lab.results import of_cases, stored
@@ -36,13 +37,16 @@ INDEX: Final = HERE.parent / "docs" / "index.md"
 README: Final = HERE.parent / "README.md"
 TEMPLATES: Final = HERE / "pages"
 STORES: Final = sorted((HERE / "trials").glob(f"{DEVICE.slug}*.sqlite3.gz"))
-README_HEAD: Final = "on one H200 | problems: | torch's time / tritile's: | worst:"
+README_HEAD: Final = "on one H200 | problems: | by time: | mean: | 5%: | worst:"
 README_ROWS: Final = """
-bf16, ragged, untuned | kind == "drawn, ragged"
-bf16 and fp16, ragged, tuned | short and suite == "ragged"
 bf16, aligned, untuned | kind == "drawn, aligned"
-bf16 and fp16, aligned, tuned | short and suite in ALIGNED
+the same, tritile's own kernels alone | kind == "drawn, aligned" | torch_us | triton_us
+bf16, ragged, untuned | kind == "drawn, ragged"
+permutations, untuned, a copy's time / tritile's | kind == "drawn, permutations" | copy_us | tritile_us
+the same, 1-byte elements | kind == "drawn, permutations" and dtype == "uint8" | copy_us | tritile_us
 permutations, untuned | kind == "drawn, permutations"
+bf16 and fp16, aligned, tuned | short and suite in ALIGNED
+bf16 and fp16, ragged, tuned | short and suite == "ragged"
 permutations, tuned | op == "permute" and suite != "unseen"
 bf16, `linear` with its epilogue | suite == "epilogue"
 int4 weights, up to 16 rows | suite == "weights" and m <= 16 and layout.startswith("int4")
@@ -104,8 +108,8 @@ def index() -> str:
     cases = [kinds.told(line) for line in of_cases(stored([RESULTS], print))]
 
     def speedup(condition: str) -> dict[str, str]:
-        ((_, count, mean, worst),) = kinds.summary(cases, f"all | {condition}")
-        return {"count": count, "mean": mean, "worst": worst}
+        ((_, *found),) = kinds.summary(cases, f"all | {condition}")
+        return dict(zip(("count", "by_time", "mean", "low", "worst"), found, strict=True))
 
     output = printed((TEMPLATES / "index.md").read_text())
     return environment(cases).get_template("index.md").render(speedup=speedup, output=output)
@@ -116,7 +120,7 @@ def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> s
     lines = stored([RESULTS], print)
     cases = [kinds.told(line) for line in of_cases(lines)]
     return environment(cases).get_template("benchmarks.md").render(
-        drawn=drawn, kinds=kinds, results=results, lines=lines, cases=cases,
+        drawn=drawn, kinds=kinds, roof=roof, results=results, lines=lines, cases=cases,
         table=table, measured_on=measured_on, median=statistics.median,
         answers=README_ROWS,
         predictions=lambda: predictions(stores),

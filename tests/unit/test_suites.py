@@ -167,6 +167,21 @@ def test_products_are_drawn_in_range_and_in_both_layouts():
     assert sum(case.m < 128 for case in cases) / len(cases) > 0.3  # few rows are as likely as many
 
 
+def test_half_of_the_products_are_drawn_among_those_that_take_long():
+    """20 us at 800 TFLOP/s, or at 88.3% of an H200's bandwidth."""
+    cases = drawn.draw_by_time("long", 300)
+    assert not set(cases) & set(drawn.draw("long", 300, 0))
+    assert len({case.layout for case in cases}) == 2
+    by_memory = 0
+    for case in cases:
+        operations_us = 2 * case.m * case.n * case.k / 800e6
+        bytes_us = 2 * (case.m * case.k + case.k * case.n + case.m * case.n) / (0.883 * 4800e3)
+        assert max(operations_us, bytes_us) >= 20
+        assert case.problem.flops <= OPERATIONS[1]
+        by_memory += bytes_us > operations_us
+    assert 0.1 < by_memory / len(cases) < 0.9
+
+
 def test_permutations_are_drawn_in_range_and_move_something():
     cases = drawn.draw("moved", 0, 150)
     assert len({case.dtype for case in cases}) == 5
@@ -201,9 +216,11 @@ def test_further_draws_have_seeds_of_their_own(monkeypatch):
     monkeypatch.setenv("TRITILE_SEED", "given")
     seeds = [drawn.seed_of(number) for number in (1, 2, 3)]
     assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
-    assert seeds == list(drawn.draws([1, 2, 3]))
-    (cases,) = drawn.draws([2], "NT bfloat16").values()
+    ways = [{"seed": seed, "drawn": how} for seed in seeds for how in ("by size", "by time")]
+    assert ways == [way for way, _ in drawn.draws([1, 2, 3])]
+    (_, cases), (_, long) = drawn.draws([2], "NT bfloat16")
     assert cases == [case for case in drawn.draw(seeds[1]) if case.layout == "NT"]
+    assert long == [case for case in drawn.draw_by_time(seeds[1]) if case.layout == "NT"]
     with pytest.raises(InvalidValueError, match="no drawn case"):
         drawn.draws([1], "nothing")
 
@@ -257,11 +274,13 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     assert done.exit_code == 0, done.output
     assert "against torch" in done.stdout
     assert "against inductor" in done.stdout
-    by_draw = [drawn.draw(drawn.seed_of(number)) for number in (1, 2)]
+    seeds = [drawn.seed_of(number) for number in (1, 2)]
+    by_draw = [draw(seed) for seed in seeds for draw in (drawn.draw, drawn.draw_by_time)]
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}
     searched = [case for case, inductor in asked.items() if inductor]
     assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
     lines = results.read(tmp_path / "unseen.jsonl", pytest.fail)
     assert [line["env"]["seed"] for line in (lines[0], lines[-1])] == ["given", drawn.seed_of(2)]
+    assert [line["env"]["drawn"] for line in (lines[0], lines[-1])] == ["by size", "by time"]
     assert len(lines) == sum(map(len, by_draw))

@@ -4,8 +4,10 @@ The seed is the hash of the package's files: whoever changes the code changes th
 tuned to them.
 
 Products: bf16, NN and NT in turn, M log-uniform from 1 to 16384, N and K from 32 to 32768, 2e7 to 2e12
-operations. Permutations: rank 2 to 5, 1 to 16 bytes an element, 1 MB to 1 GB. Of each *shape* it is drawn
-whether its sizes (M left out) are multiples of 64 (60%), of 8 (20%) or any (20%).
+operations. Half of them are drawn *by size*, as they come; most of these take a few microseconds. The other
+half is drawn *by time*, of those that need 20 us and more: nearly all of a user's time goes there.
+Permutations: rank 2 to 5, 1 to 16 bytes an element, 1 MB to 1 GB. Of each *shape* it is drawn whether its
+sizes (M left out) are multiples of 64 (60%), of 8 (20%) or any (20%).
 """
 
 import contextlib
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tritile.core.device import Device
+from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environ
 from tritile.lab.warm import Calls, compile_calls
@@ -27,9 +30,17 @@ from tritile.tune.calibrate.draw import log_uniform, permutation, sized
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
 SUITE: Final = "unseen"
-PRODUCTS: Final = 200
+BY_SIZE: Final = "by size"  # what lines call each half
+BY_TIME: Final = "by time"
+PRODUCTS: Final = 100  # of each half
 PERMUTATIONS: Final = 100
-SEARCHED: Final = 40  # aligned products that are compared with torch.compile's max-autotune too
+SEARCHED: Final = 20  # aligned products of each half, compared with torch.compile's max-autotune too
+LONG_US: Final = 20.0  # by `limits_us`: those that are drawn by time
+# What the best of an H200 reaches: bf16 products of committed lines, copies, an empty kernel in a graph.
+ROOF_TFLOPS: Final = 800.0
+ROOF_SHARE: Final = 0.883  # of the vendor's bandwidth,
+MEMORY_GBPS: Final = 4800.0  # which is an H200's
+ROOF_US: Final = 1.5
 _PACKAGE: Final = Path(__file__).parents[2]
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
@@ -50,17 +61,38 @@ def seed_of(draw: int = 1) -> str:
     return first if draw == 1 else hashlib.sha1(f"{first} {draw}".encode(), usedforsecurity=False).hexdigest()
 
 
-def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) -> list[Case]:
-    """Return the cases of a seed."""
-    dice = random.Random(seed)
+def limits_us(problem: MatmulProblem, memory_gbps: float = MEMORY_GBPS) -> tuple[float, float]:
+    """Return the least microseconds of a 16-bit product on Hopper by its operations, and by its bytes.
+
+    `memory_gbps` is the bandwidth that the vendor names.
+    """
+    return problem.flops / (ROOF_TFLOPS * 1e6), problem.bytes / (memory_gbps * ROOF_SHARE * 1e3)
+
+
+def _products(dice: random.Random, count: int, least_us: float) -> list[Case]:
+    """Draw products that need so much time at least."""
     cases = list[Case]()
-    while len(cases) < products:
+    while len(cases) < count:
         unit = dice.choices(*_UNITS)[0]
         m = log_uniform(dice, 1, ROWS)
         n, k = sized(dice, *SIDES, unit), sized(dice, *SIDES, unit)
         if OPERATIONS[0] <= 2 * m * n * k <= OPERATIONS[1]:
-            layout = ("NN", "NT")[len(cases) % 2]
-            cases.append(Case(SUITE, "matmul", "bfloat16", layout, m=m, n=n, k=k))
+            case = Case(SUITE, "matmul", "bfloat16", ("NN", "NT")[len(cases) % 2], m=m, n=n, k=k)
+            assert isinstance(case.problem, MatmulProblem)
+            if max(limits_us(case.problem)) >= least_us:
+                cases.append(case)
+    return cases
+
+
+def draw_by_time(seed: str, products: int = PRODUCTS) -> list[Case]:
+    """Return the products of a seed that need `LONG_US` and more."""
+    return list(dict.fromkeys(_products(random.Random(f"{seed} {BY_TIME}"), products, LONG_US)))
+
+
+def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) -> list[Case]:
+    """Return the products of a seed that are drawn by size, and its permutations."""
+    dice = random.Random(seed)
+    cases = _products(dice, products, 0.0)
     for _ in range(permutations):
         size = dice.choice(tuple(OF_ITEMSIZE))
         shape, dims = permutation(dice, size, dice.choices(*_UNITS)[0])
@@ -68,14 +100,18 @@ def draw(seed: str, products: int = PRODUCTS, permutations: int = PERMUTATIONS) 
     return list(dict.fromkeys(cases))
 
 
-def draws(numbers: Iterable[int], only: str = "") -> dict[str, list[Case]]:
-    """Return the cases of draws, counted from 1, whose names hold `only`, by the seeds of `seed_of`.
+def draws(numbers: Iterable[int], only: str = "") -> list[tuple[dict[str, str], list[Case]]]:
+    """Return both halves of draws, counted from 1: what their lines say of them, and their cases.
 
-    Raises InvalidValueError where there is no such case.
+    A line says its `seed`, that of `seed_of`, and how its half is `drawn`. Cases are those whose names hold
+    `only`. Raises InvalidValueError where there is no such case.
     """
-    seeds = [seed_of(number) for number in numbers]
-    found = {each: [case for case in draw(each) if only in case.problem.label] for each in seeds}
-    if not any(found.values()):
+    found = []
+    for seed in map(seed_of, numbers):
+        for how, cases in ((BY_SIZE, draw(seed)), (BY_TIME, draw_by_time(seed))):
+            named = [case for case in cases if only in case.problem.label]
+            found.append(({"seed": seed, "drawn": how}, named))
+    if not any(cases for _, cases in found):
         raise InvalidValueError(f"--only {only!r}: no drawn case has that in its name")
     return found
 

@@ -6,7 +6,8 @@ weight's, "int4/128"; `epilogue` where there is any), its times in microseconds
 (`tritile_us, torch_us, inductor_us`; null for a baseline that was not run; `triton_us`, of tritile's own
 kernel, differs from `tritile_us` where torch's kernel made the call), `ratio_torch` and
 `ratio_inductor` (the baseline's time by tritile's: above 1, tritile is faster), `spread` of tritile's times,
-`tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`.
+`tflops` or `gbps` and `copy_gbps`, `config, plan_source`, `error, torch_error` and `env`. That of a case of
+suite "unseen" has the `seed`, and how its half is `drawn` ("by size" in older lines, which do not say so).
 
 `torch_us` is the time of the fastest of torch's ways, which `torch_call` names; where there are several,
 `torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
@@ -237,8 +238,9 @@ def baselines_of(results: list[Result]) -> list[str]:
 class Summary:
     """How tritile compares with a baseline over one suite, dtype and layout on one GPU.
 
-    `geomean` and `worst` are of the baseline's time by tritile's: above 1, tritile is faster. `behind` counts
-    the cases below 1. `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
+    `by_time` is the sum of the baseline's times by that of tritile's; `geomean` and `worst` are of the ratios
+    of both times: above 1, tritile is faster. `behind` counts the cases below 1. `worst_label` names the case
+    with the worst ratio. `layout` is "" for permutes.
     """
 
     gpu: str
@@ -246,6 +248,7 @@ class Summary:
     dtype: str
     layout: str
     count: int
+    by_time: float
     geomean: float
     behind: int
     worst: float
@@ -253,7 +256,7 @@ class Summary:
 
 
 def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]:
-    """Return counts, geometric means and worst ratios to a baseline, in the order of the results.
+    """Return counts and ratios to a baseline, in the order of the results.
 
     Each case counts once, by its last result that has a time of the baseline.
     """
@@ -266,7 +269,11 @@ def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]
     for names, lines in groups.items():
         ratios, worst = [line[ratio] for line in lines], min(lines, key=lambda line: line[ratio])
         behind, mean = sum(each < 1 for each in ratios), geometric_mean(ratios)
-        found.append(Summary(*names, len(lines), mean, behind, worst[ratio], sizes_label(worst)))
+        baseline_us, tritile_us = (
+            sum(line[f"{side}_us"] for line in lines) for side in (baseline, "tritile")
+        )
+        by_time = baseline_us / tritile_us
+        found.append(Summary(*names, len(lines), by_time, mean, behind, worst[ratio], sizes_label(worst)))
     return found
 
 
