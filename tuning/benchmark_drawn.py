@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmark_tables import Cells, Line, Pair, latest, mean, measured_on, pair, read, spread, starts, table
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
-from tritile.lab.drawn import ROOF_US, limits_us
 from tritile.lab.results import case_of, sizes_label
+from tritile.tune.calibrate.draw import ROOF_US, limits_us
 from tritile.tune.suites import PERMUTE_ITEMSIZE
 
 KINDS = (

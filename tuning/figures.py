@@ -25,12 +25,12 @@ from benchmark_tables import Cells, Line, measured_on, read, span, table
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
-from tritile.lab import drawn as roof
 from tritile.lab.drawn import nothing_remembered
 from tritile.lab.environment import environ
 from tritile.lab.results import of_cases, stored
 from tritile.planning import model
 from tritile.planning.store import Store
+from tritile.tune.calibrate import draw as roof
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 INDEX: Final = HERE.parent / "docs" / "index.md"

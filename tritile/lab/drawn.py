@@ -26,7 +26,7 @@ from tritile.lab.environment import environ
 from tritile.lab.warm import Calls, compile_calls
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
-from tritile.tune.calibrate.draw import log_uniform, permutation, sized
+from tritile.tune.calibrate.draw import LONG_US, limits_us, log_uniform, permutation, sized
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
 SUITE: Final = "unseen"
@@ -35,12 +35,6 @@ BY_TIME: Final = "by time"
 PRODUCTS: Final = 100  # of each half
 PERMUTATIONS: Final = 100
 SEARCHED: Final = 20  # aligned products of each half, compared with torch.compile's max-autotune too
-LONG_US: Final = 20.0  # by `limits_us`: those that are drawn by time
-# What the best of an H200 reaches: bf16 products of committed lines, copies, an empty kernel in a graph.
-ROOF_TFLOPS: Final = 800.0
-ROOF_SHARE: Final = 0.883  # of the vendor's bandwidth,
-MEMORY_GBPS: Final = 4800.0  # which is an H200's
-ROOF_US: Final = 1.5
 _PACKAGE: Final = Path(__file__).parents[2]
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
@@ -59,14 +53,6 @@ def seed_of(draw: int = 1) -> str:
                 hashed.update(f"{name.as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
         first = hashed.hexdigest()
     return first if draw == 1 else hashlib.sha1(f"{first} {draw}".encode(), usedforsecurity=False).hexdigest()
-
-
-def limits_us(problem: MatmulProblem, memory_gbps: float = MEMORY_GBPS) -> tuple[float, float]:
-    """Return the least microseconds of a 16-bit product on Hopper by its operations, and by its bytes.
-
-    `memory_gbps` is the bandwidth that the vendor names.
-    """
-    return problem.flops / (ROOF_TFLOPS * 1e6), problem.bytes / (memory_gbps * ROOF_SHARE * 1e3)
 
 
 def _products(dice: random.Random, count: int, least_us: float) -> list[Case]:

@@ -1,17 +1,27 @@
-"""Draw problems of a class, at sizes over the whole range in which calls of the class are expected."""
+"""Draw problems of a class, at sizes over the whole range in which calls of the class are expected.
+
+Of dense products half are drawn by size, as they come, and half by time, among those that need `LONG_US` and
+more: nearly all of a user's time goes there.
+"""
 
 import math
 import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tritile.core.problem import Tiled
+from tritile.core.problem import MatmulProblem, Tiled
 from tritile.planning.classes import MOVED, OPERATIONS, ROWS, SIDES, class_of
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
 _LAYOUTS: Final = ("NN", "NT")
 _NAME: Final = "calibration"
 _WEIGHT: Final = 1 << 29  # elements of a packed weight
+LONG_US: Final = 20.0  # by `limits_us`, of products that are drawn by time
+# What the best of an H200 reaches: bf16 products of committed lines, copies, an empty kernel in a graph.
+ROOF_TFLOPS: Final = 800.0
+ROOF_SHARE: Final = 0.883  # of the vendor's bandwidth,
+MEMORY_GBPS: Final = 4800.0  # which is an H200's
+ROOF_US: Final = 1.5
 
 Dice = random.Random
 Draw = Callable[[Dice, int], Case]  # draws a case of the class; the number counts the cases
@@ -27,13 +37,30 @@ def sized(dice: Dice, low: int, high: int, unit: int) -> int:
     return max(unit, round(log_uniform(dice, low, high) / unit) * unit)
 
 
-def _product(dice: Dice, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any) -> Case:
+def limits_us(
+    problem: MatmulProblem, memory_gbps: float = MEMORY_GBPS, slow: float = 1.0
+) -> tuple[float, float]:
+    """Return the least microseconds of a product on Hopper by its operations, and by its bytes.
+
+    `memory_gbps` is the bandwidth that the vendor names. `slow`: how many times as long as of 16-bit types
+    operations take.
+    """
+    return slow * problem.flops / (ROOF_TFLOPS * 1e6), problem.bytes / (memory_gbps * ROOF_SHARE * 1e3)
+
+
+def _product(
+    dice: Dice, number: int, dtype: str, layout: str, units: tuple[int, int], slow: float, **how: Any
+) -> Case:
     """Draw a product within the range of operations; `slow`: times as long as one of 16-bit types."""
+    least_us = LONG_US if number % 4 > 1 else 0.0
     while True:
         m = log_uniform(dice, 1, ROWS)
         n, k = (sized(dice, *SIDES, unit) for unit in units)
         if OPERATIONS[0] <= 2 * m * n * k * slow <= OPERATIONS[1]:
-            return Case(_NAME, "matmul", dtype, layout, m=m, n=n, k=k, **how)
+            case = Case(_NAME, "matmul", dtype, layout, m=m, n=n, k=k, **how)
+            assert isinstance(case.problem, MatmulProblem)
+            if max(limits_us(case.problem, slow=slow)) >= least_us:
+                return case
 
 
 def _even(dice: Dice, least: int) -> tuple[int, int]:
@@ -45,7 +72,7 @@ def _even(dice: Dice, least: int) -> tuple[int, int]:
 def _odd(dice: Dice, number: int) -> Case:
     units = dice.choice(((1, 1), (1, 1), (1, 64), (64, 1), (2, 2), (4, 4)))
     while True:
-        case = _product(dice, "bfloat16", _LAYOUTS[number % 2], units, 2.0)
+        case = _product(dice, number, "bfloat16", _LAYOUTS[number % 2], units, 2.0)
         if case.n % 8 or case.k % 8:
             return case
 
@@ -89,14 +116,14 @@ def _permuted(name: str, sizes: tuple[int, ...]) -> Draw:
 
 
 DRAWS: Final[dict[str, Draw]] = {
-    "halves-nn": lambda dice, number: _product(dice, "bfloat16", "NN", _even(dice, 8), 1.0),
-    "halves-nt": lambda dice, number: _product(dice, "bfloat16", "NT", _even(dice, 8), 1.0),
+    "halves-nn": lambda dice, number: _product(dice, number, "bfloat16", "NN", _even(dice, 8), 1.0),
+    "halves-nt": lambda dice, number: _product(dice, number, "bfloat16", "NT", _even(dice, 8), 1.0),
     "halves-odd": _odd,
     "parts": lambda dice, number: _product(
-        dice, "float32", _LAYOUTS[number % 2], _even(dice, 4), 3.0, precision="fp16x3"
+        dice, number, "float32", _LAYOUTS[number % 2], _even(dice, 4), 3.0, precision="fp16x3"
     ),
-    "fp8": lambda dice, number: _product(dice, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
-    "int8": lambda dice, number: _product(dice, "int8", "NT", _even(dice, 16), 0.5),
+    "fp8": lambda dice, number: _product(dice, number, "float8_e4m3fn", "NT", _even(dice, 16), 0.5),
+    "int8": lambda dice, number: _product(dice, number, "int8", "NT", _even(dice, 16), 0.5),
     "weights": _weight,
     **{f"permute-{size}": _permuted(f"permute-{size}", tuple(OF_ITEMSIZE)) for size in OF_ITEMSIZE},
     "kept": _permuted("kept", tuple(OF_ITEMSIZE)),
