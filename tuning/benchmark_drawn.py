@@ -53,7 +53,7 @@ def draws(lines: Iterable[Line]) -> dict[str, list[Line]]:
     return {seed: latest(found[seed], case) for seed in list(found)[-DRAWS:]}
 
 
-def beside_copy(line: Line) -> Pair:
+def versus_copy(line: Line) -> Pair:
     """Return the times of a plain copy of as many bytes and of a permutation."""
     own = line["tritile_us"]
     return Pair(own * line["gbps"] / line["copy_gbps"], own, sizes_label(line))
@@ -62,7 +62,7 @@ def beside_copy(line: Line) -> Pair:
 def drawn_kinds(line: Line) -> Iterator[tuple[str, Pair]]:
     """Yield the kinds of an unseen line, each with its times."""
     if line["op"] == "permute":
-        yield KINDS[-1], beside_copy(line)
+        yield KINDS[-1], versus_copy(line)
         return
     kind, at = KINDS[2 if line["n"] % 8 or line["k"] % 8 else 0], sizes_label(line)
     yield kind, pair(line, at=at)
@@ -103,7 +103,7 @@ def permuted(lines: Iterable[Line]) -> Iterator[Cells]:
     """Yield a row for permutations of elements of each size, compared with a copy."""
     groups: dict[int, list[Pair]] = {}
     for line in lines:
-        groups.setdefault(PERMUTE_ITEMSIZE[line["dtype"]], []).append(beside_copy(line))
+        groups.setdefault(PERMUTE_ITEMSIZE[line["dtype"]], []).append(versus_copy(line))
     for size, own in sorted(groups.items()):
         yield str(size), *spread(own, low=True)
 
@@ -119,9 +119,9 @@ def unseen(lines: list[Line]) -> Iterator[str]:
     kinds = (KINDS[0], KINDS[0] + OWN, KINDS[1], KINDS[2], KINDS[2] + OWN, KINDS[3])
     for kind in kinds:
         for name, found in groups.items():
-            pairs = [pair for line in found for of, pair in drawn_kinds(line) if of == kind]
-            if pairs:
-                made.append((kind, name, *spread(pairs, low=True)))
+            times = [own for line in found for of, own in drawn_kinds(line) if of == kind]
+            if times:
+                made.append((kind, name, *spread(times, low=True)))
     of = {kind: [line for line in together if kind in dict(drawn_kinds(line))] for kind in KINDS}
     for kind in (KINDS[0], KINDS[2]):
         rest = [line for line in of[kind] if line.get("config", {}).get("family") != "aten"]

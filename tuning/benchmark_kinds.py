@@ -100,7 +100,7 @@ def told(line: Line) -> Line:
         sides = [line[extent] for extent in EXTENTS]
         more |= {"least": min(sides), "most": max(sides), "starts": starts(line)}
     if line["op"] == "permute":
-        more["copy_us"] = drawn.beside_copy(line).peer
+        more["copy_us"] = drawn.versus_copy(line).peer
     return line | more
 
 
@@ -118,18 +118,19 @@ def spans(cases: list[Line], wanted: str) -> Iterator[Cells]:
         yield name, *span(value for value in found if value is not None)
 
 
-def told_pairs(cases: list[Line], text: str) -> tuple[str, list[Pair]]:
+def pairs_of(cases: list[Line], text: str) -> tuple[str, list[Pair]]:
     """Return the name and the times of a line of text: a name, which lines count, and if others than those of
     torch and tritile are compared, the names of their fields.
     """
     name, condition, *fields = text.split(" | ")
-    return name, [pair(line, *fields, at=line["label"]) for line in picked(cases, condition)]
+    peer, own = fields or ("torch_us", "tritile_us")
+    return name, [pair(line, peer, own, line["label"]) for line in picked(cases, condition)]
 
 
 def summary(cases: list[Line], wanted: str) -> Iterator[Cells]:
     """Yield a row of README.md for each line of text: a name, and which lines count."""
     for text in wanted.strip().splitlines():
-        name, pairs = told_pairs(cases, text)
+        name, pairs = pairs_of(cases, text)
         count, weighted, middle, low, _, worst, _ = spread(pairs, low=True)
         yield name, count, weighted, middle, low, worst
 
@@ -140,7 +141,7 @@ def answers(results: Path, wanted: str) -> Iterator[Cells]:
     of_gpus = [[told(line) for line in of_cases(stored([folder], print))] for folder in folders]
     for text in wanted.strip().splitlines():
         for cases in of_gpus:
-            name, pairs = told_pairs(cases, text)
+            name, pairs = pairs_of(cases, text)
             if pairs:
                 count, weighted, middle, low, _, *worst = spread(pairs, low=True)
                 gpu = cases[0]["env"]["gpu"].split()[1]
@@ -205,7 +206,7 @@ def permutations(cases: Iterable[Line], large_gbps: float) -> Iterator[Cells]:
         kinds.setdefault(permutation_kind(line), []).append(line)
     for kind, own in kinds.items():
         rates = [line["gbps"] for line in own]
-        count, weighted, middle, _, worst, at = spread(map(drawn.beside_copy, own))
+        count, weighted, middle, _, worst, at = spread(map(drawn.versus_copy, own))
         yield kind, count, f"{geomean(rates) / large_gbps:.2f}", weighted, middle, worst, at
 
 
