@@ -119,8 +119,9 @@ def spans(cases: list[Line], wanted: str) -> Iterator[Cells]:
 
 
 def pairs_of(cases: list[Line], text: str) -> tuple[str, list[Pair]]:
-    """Return the name and the times of a line of text: a name, which lines count, and if others than those of
-    torch and tritile are compared, the names of their fields.
+    """Return the name and the times of a line of text: a name, which lines count, and the fields compared.
+
+    Without fields these are torch's time and tritile's as called.
     """
     name, condition, *fields = text.split(" | ")
     peer, own = fields or ("torch_us", "tritile_us")
@@ -136,7 +137,10 @@ def summary(cases: list[Line], wanted: str) -> Iterator[Cells]:
 
 
 def answers(results: Path, wanted: str) -> Iterator[Cells]:
-    """Yield whether tritile is faster for each line of text, a name and which lines count, on each GPU."""
+    """Yield whether a call is faster than torch for each line of text, as `pairs_of` reads it, on each GPU.
+
+    Where others are compared, there is no such answer.
+    """
     folders = sorted((path for path in results.iterdir() if path.is_dir()), reverse=True)
     of_gpus = [[told(line) for line in of_cases(stored([folder], print))] for folder in folders]
     for text in wanted.strip().splitlines():
@@ -145,7 +149,8 @@ def answers(results: Path, wanted: str) -> Iterator[Cells]:
             if pairs:
                 count, weighted, middle, low, _, *worst = spread(pairs, low=True)
                 gpu = cases[0]["env"]["gpu"].split()[1]
-                yield name, gpu, answer(by_time(pairs)), count, weighted, middle, low, *worst
+                faster = "" if " | " in text.partition(" | ")[2] else answer(by_time(pairs))
+                yield name, gpu, faster, count, weighted, middle, low, *worst
 
 
 def answer(ratio: float) -> str:

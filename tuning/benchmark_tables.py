@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import geometric_mean as geomean
 from typing import Any, NamedTuple
 
-from tritile.lab.drawn import BY_TIME
+from tritile.lab.results import is_by_size
 
 Line = dict[str, Any]
 Cells = tuple[str, ...]
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 def pair(line: Line, peer: str = "torch_us", own: str = "tritile_us", at: str = "") -> Pair:
     """Return the times of two fields of a line."""
-    return Pair(line[peer], line[own], at, line["env"].get("drawn") != BY_TIME)
+    return Pair(line[peer], line[own], at, is_by_size(line))
 
 
 def by_time(pairs: Iterable[Pair]) -> float:
@@ -74,8 +74,7 @@ def mean(pairs: Iterable[Pair]) -> float:
 
 
 def spread(pairs: Iterable[Pair], low: bool = False) -> Cells:
-    """Return how many ratios there are, that of the summed times, their mean, how many are under 1, the worst
-    and its place.
+    """Return cells of a row: how many, by time, geometric mean, how many under 1, the worst and its sizes.
 
     If `low`, the 5th percentile follows the mean. Both are of what was drawn by size, the others of all.
     """

@@ -159,6 +159,17 @@ def test_summary():
     assert (rows[2].geomean, rows[2].worst_label, rows[2].behind) == (pytest.approx(1.25), "1000x2000", 0)
 
 
+def test_times_are_summed_and_what_was_drawn_by_time_is_left_out_of_the_mean():
+    """100 us of torch's in each: tritile's 50 and 200, and 125 drawn by time."""
+    lines = [line("64x64x64", 2.0, 50.0), line("128x64x32", 0.5, 200.0)]
+    lines.append(line("256x64x64", 0.8, 125.0, env={"drawn": "by time"}))
+    (row,) = summary(lines)
+    assert row.by_time == pytest.approx(300 / (50 + 200 + 125))
+    assert (row.count, row.geomean, row.behind) == (3, pytest.approx(1.0), 2)
+    (alone,) = summary(lines[2:])
+    assert alone.geomean == pytest.approx(0.8)
+
+
 def test_a_baseline_counts_where_it_was_measured_and_a_later_run_without_it_changes_nothing():
     by_inductor = {"inductor_us": 50.0}
     lines = [

@@ -23,6 +23,7 @@ from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environ
+from tritile.lab.results import BY_SIZE, BY_TIME
 from tritile.lab.warm import Calls, compile_calls
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
@@ -30,8 +31,6 @@ from tritile.tune.calibrate.draw import LONG_US, limits_us, log_uniform, permuta
 from tritile.tune.suites import OF_ITEMSIZE, Case
 
 SUITE: Final = "unseen"
-BY_SIZE: Final = "by size"  # what lines call each half
-BY_TIME: Final = "by time"
 PRODUCTS: Final = 100  # of each half
 PERMUTATIONS: Final = 100
 SEARCHED: Final = 20  # aligned products of each half, compared with torch.compile's max-autotune too

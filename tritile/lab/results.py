@@ -43,6 +43,8 @@ Result = dict[str, Any]
 Log = Callable[[str], None]
 
 HOST: Final = "host"  # the op and the suite of host times
+BY_SIZE: Final = "by size"  # how a case of suite "unseen" was `drawn`
+BY_TIME: Final = "by time"
 BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
 _OF_SCRIPTS: Final = ("models", "rows", "searches")  # ops of lines that are not read here
 _NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
@@ -229,6 +231,11 @@ def of_cases(results: Iterable[Result]) -> list[Result]:
     return list({(case_of(line), line["env"]["gpu"]): line for line in own}.values())
 
 
+def is_by_size(line: Result) -> bool:
+    """True of a case that was chosen, or drawn as sizes come; means and percentiles are of these."""
+    return line["env"].get("drawn", BY_SIZE) == BY_SIZE
+
+
 def baselines_of(results: list[Result]) -> list[str]:
     """Return the baselines besides torch that some result has a time of."""
     return [name for name in BASELINES if any(line.get(f"ratio_{name}") is not None for line in results)]
@@ -239,8 +246,8 @@ class Summary:
     """How tritile compares with a baseline over one suite, dtype and layout on one GPU.
 
     `by_time` is the sum of the baseline's times by that of tritile's; `geomean` and `worst` are of the ratios
-    of both times: above 1, tritile is faster. `behind` counts the cases below 1. `worst_label` names the case
-    with the worst ratio. `layout` is "" for permutes.
+    of both times: above 1, tritile is faster. `geomean` leaves out cases that were drawn by time. `behind`
+    counts the cases below 1. `worst_label` names the case with the worst ratio. `layout` is "" for permutes.
     """
 
     gpu: str
@@ -268,7 +275,8 @@ def summary(results: Iterable[Result], baseline: str = "torch") -> list[Summary]
     found = []
     for names, lines in groups.items():
         ratios, worst = [line[ratio] for line in lines], min(lines, key=lambda line: line[ratio])
-        behind, mean = sum(each < 1 for each in ratios), geometric_mean(ratios)
+        by_size = [line[ratio] for line in lines if is_by_size(line)]
+        behind, mean = sum(each < 1 for each in ratios), geometric_mean(by_size or ratios)
         baseline_us, tritile_us = (
             sum(line[f"{side}_us"] for line in lines) for side in (baseline, "tritile")
         )

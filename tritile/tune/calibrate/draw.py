@@ -42,8 +42,8 @@ def limits_us(
 ) -> tuple[float, float]:
     """Return the least microseconds of a product on Hopper by its operations, and by its bytes.
 
-    `memory_gbps` is the bandwidth that the vendor names. `slow`: how many times as long as of 16-bit types
-    operations take.
+    `memory_gbps` is the bandwidth that the vendor names. `slow`: the time of an operation by that of one of
+    16-bit types.
     """
     return slow * problem.flops / (ROOF_TFLOPS * 1e6), problem.bytes / (memory_gbps * ROOF_SHARE * 1e3)
 
