@@ -9,7 +9,7 @@ from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
-from tritile.lab import bench, drawn, results
+from tritile.lab import bench, drawn, environment, results
 from tritile.lab.results import Measurement
 from tritile.planning import plans
 from tritile.planning.classes import MOVED as BYTES
@@ -210,6 +210,15 @@ def test_the_seed_is_the_one_given_or_follows_from_the_files(tmp_path, monkeypat
     assert drawn.seed_of() != first
     monkeypatch.setenv("TRITILE_SEED", "set")
     assert drawn.seed_of() == "set"
+
+
+def test_the_seed_is_of_the_package_and_the_commit_of_its_checkout(monkeypatch):
+    root = Path(__file__).parents[2]
+    assert root / "tritile" == drawn._PACKAGE
+    monkeypatch.delenv("TRITILE_COMMIT", raising=False)
+    monkeypatch.setattr(Path, "exists", lambda path: path == root / ".git")
+    monkeypatch.setattr(environment, "output_of", lambda *command: command[2])
+    assert environment._version.__wrapped__() == str(root)
 
 
 def test_further_draws_have_seeds_of_their_own(monkeypatch):

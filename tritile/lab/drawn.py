@@ -34,7 +34,7 @@ SUITE: Final = "unseen"
 PRODUCTS: Final = 100  # of each half
 PERMUTATIONS: Final = 100
 SEARCHED: Final = 20  # aligned products of each half, compared with torch.compile's max-autotune too
-_PACKAGE: Final = Path(__file__).parents[2]
+_PACKAGE: Final = Path(__file__).parents[1]
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
 

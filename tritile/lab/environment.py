@@ -41,7 +41,7 @@ def _version() -> str:
     """Return `TRITILE_COMMIT`, else the checkout's commit as git describes it, else the package's version."""
     if os.environ.get("TRITILE_COMMIT"):
         return os.environ["TRITILE_COMMIT"]  # names the commit of a copy without git history
-    root, commit = Path(__file__).parents[3], ""
+    root, commit = Path(__file__).parents[2], ""
     # Only in tritile's own checkout: installed in another project's folder, git would name that one.
     if (root / ".git").exists():
         commit = output_of("git", "-C", str(root), "describe", "--always", "--dirty", "--tags")
