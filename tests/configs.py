@@ -1,6 +1,11 @@
 """Configs of every family by their sides, as tests write them down."""
 
+from dataclasses import replace
+
+import triton
+
 from tritile.core.config import Config
+from tritile.core.versions import parsed
 from tritile.families.registry import FAMILIES
 
 
@@ -24,9 +29,20 @@ def of_groups(m, n, k, warps=4, stages=4, *, persistent=True, subtiles=1, group=
     return Config.of(warps, stages, "descriptor", **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
 
 
-def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1, family="warpgroups"):
+def warpgroups(m, n, k, consumers, stages, *, persistent=False, subtiles=1, family="warpgroups", **options):
     blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "CONSUMERS": consumers}
-    return Config.of(4, stages, family, **blocks, PERSISTENT=persistent, SUBTILES=subtiles)
+    own = Config.of(4, stages, family, **blocks, PERSISTENT=persistent, SUBTILES=subtiles, **options)
+    return replace(own, num_ctas=2) if "PAIR" in options else own
+
+
+def split(m, n, consumers, stages, subtiles=1):
+    """The config that splits the tiles of the last wave along K."""
+    return warpgroups(m, n, 64, consumers, stages, persistent=True, subtiles=subtiles, SPLIT_TAIL=True)
+
+
+def pair(m, n, consumers, stages, *, persistent=False, subtiles=1):
+    """The config whose clusters of two CTAs share tiles of b."""
+    return warpgroups(m, n, 64, consumers, stages, persistent=persistent, subtiles=subtiles, PAIR=True)
 
 
 def skinny_k(rows, dtype, warps=1, stages=3):
@@ -67,7 +83,8 @@ def boxed(block, run, read, warps=4):
     return Config.of(warps, 1, "box", BLOCK=block, RUN=run, READ=read)
 
 
-# Of every family of products by tiles, with one, two and three consumers.
+HAS_PAIRS = parsed(triton.__version__) >= (3, 7)
+# Of every family of products by tiles, with one, two and three consumers, and with every option.
 ON_GPU = [
     tile(64, 64, 32, 4, 3),
     tile(128, 64, 64, 8, 3),
@@ -77,4 +94,6 @@ ON_GPU = [
     warpgroups(64, 64, 64, 1, 4),
     warpgroups(128, 128, 64, 2, 3, persistent=True, subtiles=2),
     warpgroups(192, 96, 64, 3, 3),
+    split(128, 160, 2, 4, subtiles=2),
+    *([pair(192, 128, 3, 4, persistent=True, subtiles=2), pair(128, 160, 2, 4)] * HAS_PAIRS),
 ]

@@ -2,9 +2,9 @@
 
     python tests/gpu/sanitize.py [CASE ...]
 
-memcheck and racecheck for each, and Triton's ConSan for `warpgroups` where this Triton has it (3.6 on). One
-line a case and tool; ends with 1 where any of them found anything. Needs a GPU, and compute-sanitizer of the
-CUDA toolkit in PATH.
+memcheck and racecheck for each, and Triton's ConSan for `warpgroups` where this Triton has it (3.6 on), but
+not for pairs, whose barriers are in PTX. One line a case and tool; ends with 1 where any of them found
+anything. Needs a GPU, and compute-sanitizer of the CUDA toolkit in PATH.
 
 Not counted are races within Triton's own dispatch of warps. `warp_specialize` says by a byte of shared memory
 which part of the kernel a warp is to run: st.shared, then barrier.sync 1 by every warp of the block, then
@@ -103,6 +103,10 @@ def parameter(name, value):
     return lambda config: config[name] == value
 
 
+def has(option):
+    return lambda config: option in dict(config.kwargs)
+
+
 GROUPS = GroupedProblem(3, 131, 72, 88, "bfloat16", "bfloat16")
 PACKED = QuantizedProblem(37, 80, 512, "bfloat16", 4, 128, True, bias=True)
 CASES = {
@@ -115,6 +119,16 @@ CASES = {
     "warpgroups": Case(product(131, 77, 88), "warpgroups"),
     "warpgroups-two-consumers": Case(product(259, 203, 328), "warpgroups", parameter("CONSUMERS", 2)),
     "warpgroups-persistent": Case(product(1027, 1035, 72), "warpgroups", parameter("PERSISTENT", True)),
+    "split-tail": Case(product(131, 203, 1032), "warpgroups", has("SPLIT_TAIL")),
+    "split-tail-two-pieces": Case(
+        product(131, 203, 1032),
+        "warpgroups",
+        lambda config: has("SPLIT_TAIL")(config) and config["BLOCK_N"] == 80,
+    ),
+    "pairs": Case(product(259, 203, 328), "warpgroups", has("PAIR")),
+    "pairs-persistent": Case(
+        product(4099, 4107, 72), "warpgroups", lambda config: has("PAIR")(config) and config["PERSISTENT"]
+    ),
     "skinny-k": Case(product(3, 77, 1035), "skinny_k"),
     "skinny-k-words": Case(product(3, 77, 1032), "skinny_k"),
     "odd-rows": Case(product(20, 77, 1035), "odd_rows", lambda config: config["SPLIT_K"] == 1),
@@ -243,7 +257,8 @@ def main():
         (name, tool)
         for name in given.cases or CASES
         for tool in tools
-        if tool != "consan" or (has_consan and CASES[name].family == "warpgroups")
+        if tool != "consan"
+        or (has_consan and CASES[name].family == "warpgroups" and not name.startswith("pairs"))
     ]
     with ThreadPoolExecutor(given.jobs) as pool:
         bad = sum(not good for good in pool.map(lambda one: checked(*one, log), wanted))

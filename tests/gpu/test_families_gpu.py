@@ -16,7 +16,7 @@ import torch
 
 import tritile
 from tests.cases.families import *  # noqa: F403
-from tests.configs import ON_GPU, tile, tma, warpgroups
+from tests.configs import HAS_PAIRS, ON_GPU, pair, split, tile, tma, warpgroups
 from tests.launched import captured, in_threads, launched, replayed
 from tests.reference import FP8, assert_product, bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
@@ -42,7 +42,20 @@ CONFIGS = [
     warpgroups(128, 128, 64, 1, 3, persistent=True),
     warpgroups(192, 160, 64, 3, 3),
     warpgroups(256, 144, 64, 2, 3, persistent=True, subtiles=2),
+    split(64, 64, 1, 4),
+    split(192, 80, 3, 4),
+    split(128, 256, 2, 3, subtiles=2),
 ]
+if HAS_PAIRS:
+    CONFIGS += [
+        pair(128, 192, 2, 3, persistent=True),
+        pair(128, 128, 1, 4),
+        pair(256, 144, 2, 3, persistent=True, subtiles=2),
+        pair(64, 256, 1, 3, persistent=True),
+    ]
+SPLIT, PAIRS = (
+    [config for config in CONFIGS if option in dict(config.kwargs)] for option in ("SPLIT_TAIL", "PAIR")
+)
 every_config = pytest.mark.parametrize("config", CONFIGS, ids=str)
 some_configs = pytest.mark.parametrize("config", ON_GPU, ids=str)
 
@@ -281,6 +294,96 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
             wanted = bytes_of(out) if wanted is None else wanted
             assert torch.equal(bytes_of(out), wanted)
     assert_product(out, a, b)
+
+
+@pytest.mark.parametrize("config", SPLIT, ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [
+        (100, 200, 16000),
+        (1500, 1400, 1000),
+        (2300, 1000, 515),
+        (64, 64, 70000),  # a tile in as many parts as there are SMs: most have one group of rows, or none
+    ],
+    ids=str,
+)
+def test_split_tails_repeat_their_bits(config, size):
+    """Whole tiles and parts, one wave and several: parts are summed in one order, whoever sums them."""
+    m, n, k = size
+    a, b = gpu((m, k)), gpu((n, k), seed=1).mT
+    buffer, out = frame((m, n), BF16, "row", "cuda")
+    call = matmul_call(a, b, out, "ieee")
+    ready = launched(call, config)
+    assert_product(out, a, b)
+    wanted = bytes_of(out)
+    for _ in range(30):
+        out.fill_(math.nan)
+        ready(*call.tensors)
+        assert torch.equal(bytes_of(out), wanted)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", PAIRS, ids=str)
+@pytest.mark.parametrize("turned", [False, True], ids=["NN", "NT"])
+@pytest.mark.parametrize(
+    "size",
+    [(1, 131, 64), (577, 1000, 72), (2100, 6120, 136), (300, 5003, 1032), (1800, 1700, 2048)],
+    ids=str,
+)
+def test_pairs_have_the_bits_of_single_programs(config, turned, size):
+    """Odd numbers of tiles, one wave and several, rows off sectors and ends off 16 bytes: 30 times."""
+    m, n, k = size
+    a, b = gpu((m, k)), gpu((n, k), seed=1).mT if turned else gpu((k, n), seed=1)
+    buffer, out = frame((m, n), BF16, "row", "cuda")
+    call, other = matmul_call(a, b, out, "ieee"), torch.empty(m, n, dtype=BF16, device="cuda")
+    launched(matmul_call(a, b, other, "ieee"), warpgroups(128, 128, 64, 2, 3))
+    ready, wanted = launched(call, config), bytes_of(other)
+    assert_product(out, a, b)
+    for _ in range(30):
+        assert torch.equal(bytes_of(out), wanted)
+        out.fill_(math.nan)
+        ready(*call.tensors)
+    assert torch.equal(bytes_of(out), wanted)
+    assert guard_intact(buffer, out)
+
+
+@pytest.mark.parametrize("config", [*PAIRS[::2], SPLIT[0]], ids=str)
+def test_launches_run_beside_kernels_of_one_program(config):
+    """On the same SMs, on other streams, and launched by Triton's own launcher."""
+    ready, call, out = prepared_call(config, 1500, 1400, 1000)
+    plain, _, other = prepared_call(warpgroups(128, 128, 64, 2, 3), 1500, 1400, 1000)
+    wanted, apart, side = bytes_of(out), bytes_of(other), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for native in (True, False):
+        if not native:
+            ready._steps = ready._triton
+        for _ in range(20):
+            for got in (out, other):
+                got.fill_(math.nan)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                plain(*call.tensors[:2], other)
+            ready(*call.tensors)
+            torch.cuda.synchronize()
+            assert torch.equal(bytes_of(out), wanted)
+            assert torch.equal(bytes_of(other), apart)
+
+
+@pytest.mark.parametrize("config", [*SPLIT, *PAIRS], ids=str)
+@pytest.mark.parametrize("size", [(520, 776, 1032), (2100, 1300, 200)], ids=str)
+def test_thousands_of_launches_that_start_early_repeat_their_bits(config, size):
+    """Each may start while the one ahead of it stores: nothing of that one is still in use."""
+    ready, call, out = prepared_call(config, *size)
+    wanted, outs = out.clone(), [torch.full_like(out, math.nan) for _ in range(8)]
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(250):
+        for got in outs:
+            ready(*call.tensors[:2], got)
+        for got in outs:
+            wrong += (got != wanted).sum()
+            got.fill_(math.nan)
+    assert int(wrong) == 0
 
 
 @pytest.mark.parametrize("family", ["tile", "descriptor", "warpgroups"])

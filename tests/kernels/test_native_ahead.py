@@ -13,7 +13,7 @@ from tests.ahead import (
     TURN,
     groups,
 )
-from tests.configs import boxed, tile, tma, turned
+from tests.configs import HAS_PAIRS, boxed, pair, split, tile, tma, turned
 from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.families.common.work import COUNTERS, Buffer, Descriptor
@@ -31,6 +31,8 @@ CASES = [
     (RAGGED, tma(128, 128, 64, 8, 3, persistent=True)),
     (SQUARE, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
     (RAGGED, groups(192, 96, 64, 3, 3)),
+    (RAGGED, split(128, 128, 2, 4)),
+    *([(SQUARE, pair(192, 128, 3, 4, persistent=True, subtiles=2))] * HAS_PAIRS),
     (TURN, turned(64, 64, 4)),
     (TURN, boxed(8192, 64, 16)),
 ]
@@ -153,12 +155,24 @@ def test_every_buffer_comes_to_the_parameter_that_names_it(problem, config, monk
                 assert (size in (1, 2, 4), strides) == (True, [size * s for s in one.strides[-2::-1]])
 
 
-def test_launches_start_before_the_kernel_ahead_is_done(monkeypatch):
-    """By the driver's attribute 6."""
-    config = groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)
+PAIR = {4: [2, 1, 1], 5: [1, 0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("config", "grid", "more"),
+    [
+        (groups(256, 144, 64, 2, 2, persistent=True, subtiles=2), [132, 1, 1], {}),
+        *[(pair(192, 128, 3, 4, persistent=True, subtiles=2), [132, 1, 1], PAIR)] * HAS_PAIRS,
+    ],
+    ids=["warpgroups", "pairs"][: 1 + HAS_PAIRS],
+)
+def test_launches_start_before_the_kernel_ahead_is_done_and_say_how_many_ctas_a_cluster_has(
+    config, grid, more, monkeypatch
+):
+    """By the driver's attributes 6, 4 and 5. The driver counts CTAs in a grid, Triton clusters."""
     steps, buffers = compiled(SQUARE, config, monkeypatch)
     ((step, kernel),) = steps
     driver = Driver(sizes_of(kernel))
     monkeypatch.setattr(native, "_driver", lambda: driver)
     native.NativeLaunch(kernel, step.grid, step.named, dict.fromkeys(buffers, 4096), 0)([1 << 20] * 3, 0)
-    assert driver.asked == [([132, 1, 1], {6: [1, 0, 0]})]
+    assert driver.asked == [(grid, more | {6: [1, 0, 0]})]

@@ -47,18 +47,18 @@ def halves(m, n, k, layout="column", **more):
 @pytest.mark.parametrize(
     ("problem", "copies"),
     [
-        (halves(2048, 4096, 4096), (False, False)),  # rows on lines
-        (halves(2048, 4096, 4104), (True, False)),  # the smaller one, which saves most
-        (halves(4096, 2048, 4104), (False, True)),
-        (halves(16384, 16384, 16376), (True, True)),
-        (halves(4096, 2048, 4112), (False, False)),  # rows on sectors
-        (halves(16, 4096, 4104), (False, False)),  # a copy takes longer than it saves
-        (halves(4096, 4104, 4096, "row"), (False, True)),  # rows of b alone start off sectors
-        (halves(4104, 4096, 4096, "row", a_layout="column"), (True, False)),
-        (halves(4096, 4096, 4104, a_align=8), (False, False)),  # a is copied in any case
-        (replace(halves(4096, 2048, 4104), dtype="float8_e4m3fn"), (False, False)),  # not measured
-        (halves(4096, 2047, 4104, out_align=2), (False, False)),  # nor is this
-        (halves(4096, 4096, 4104, epilogue="gated silu"), (False, False)),  # nor are gated products
+        (halves(128, 8192, 8192), (False, False)),  # rows on lines
+        (halves(128, 8192, 8200), (True, False)),  # the smaller one
+        (halves(8192, 128, 8200), (False, True)),
+        (halves(1024, 8192, 8200), (False, False)),  # not by far the smaller
+        (halves(8192, 128, 8208), (False, False)),  # rows on sectors
+        (halves(16, 8192, 8200), (False, False)),  # a copy takes longer than it saves
+        (halves(4096, 136, 8192, "row"), (False, True)),  # rows of b alone start off sectors
+        (halves(136, 4096, 8192, "row", a_layout="column"), (True, False)),
+        (halves(128, 8192, 8200, a_align=8), (False, False)),  # a is copied in any case
+        (replace(halves(8192, 128, 8200), dtype="float8_e4m3fn"), (False, False)),  # not measured
+        (halves(8192, 127, 8200, out_align=2), (False, False)),  # nor is this
+        (halves(128, 8192, 8200, epilogue="gated silu"), (False, False)),  # nor are gated products
         (halves(1, 60000, 30008), (False, False)),  # one row starts where its tensor does
     ],
     ids=str,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.ahead import H200, compiled, instructions, kernels_of, later
-from tests.configs import boxed, of_groups, packed_weights, tma, turned, warpgroups
+from tests.configs import HAS_PAIRS, boxed, of_groups, packed_weights, pair, tma, turned, warpgroups
 from tritile.core.call import Memory, PermuteCall
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
@@ -81,6 +81,29 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
         kernel = compiled()
     assert kernel.name == "transpose_in_place"
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]
+
+
+with_pairs = pytest.mark.skipif(not HAS_PAIRS, reason="clusters are made from triton 3.7 on")
+
+
+@with_pairs
+def test_a_pair_meets_before_it_copies_and_waits_before_it_reads_memory():
+    """No CTA copies to the other, or arrives there, before that one's barriers are made."""
+    ptx = compiled(SQUARE, pair(128, 192, 2, 4)).asm["ptx"]
+    bodies = re.split(r"barrier\.cluster\.wait\.acquire", ptx)
+    copies = re.compile(r"cp\.async\.bulk\.tensor\S*\.multicast::cluster")
+    assert len(bodies) > 3  # two consumers, the producer, warps that idle
+    assert not copies.search(bodies[0])
+    assert "mbarrier.arrive.shared::cluster" not in bodies[0]
+    assert 0 < ptx.find("griddepcontrol.wait") < copies.search(ptx).start()
+
+
+@with_pairs
+def test_a_pair_releases_stages_in_both_ctas():
+    """Of each consumer a thread a warp in its own CTA, and one of the second CTA's in the first."""
+    ptx = compiled(SQUARE, pair(128, 192, 2, 4)).asm["ptx"]
+    mapped = re.findall(r"@(\w+) mapa\.shared::cluster\.u32 %\w+, %\w+, (\w+);", ptx)
+    assert mapped == 2 * [("own", "rank"), ("other", "0")]
 
 
 def test_warpgroups_store_inside_the_result_each_at_rows_of_its_own():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.configs import numerics, warpgroups
+from tests.configs import numerics, pair, split, warpgroups
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
@@ -20,6 +20,7 @@ from tritile.planning import model
 H200 = replace(target_device("nvidia-h200"), triton="3.7.1")
 EVEN = MatmulProblem(1, 4096, 2048, 1024, "bfloat16", "bfloat16", b_layout="column")
 OWN = warpgroups(128, 80, 64, 2, 4)
+PAIRED, SPLIT = pair(128, 160, 2, 4), split(128, 160, 2, 4)
 
 
 FP8 = replace(EVEN, dtype="float8_e4m3fn")
@@ -57,6 +58,15 @@ INT8, FP32 = {"dtype": "int8", "out_dtype": "int32"}, {"dtype": "float32", "out_
         (changed(OWN, CONSUMERS=3), FP8, "consumers"),
         (replace(OWN, num_warps=8), EVEN, "num_warps"),
         (replace(OWN, num_ctas=2), EVEN, "num_ctas"),
+        (replace(PAIRED, num_ctas=1), EVEN, "num_ctas"),
+        (changed(PAIRED, PAIR=1), EVEN, "num_ctas"),
+        (PAIRED, FP8, "made without"),
+        (SPLIT, FP8, "made without"),
+        (changed(SPLIT, SPLIT_TAIL=1), EVEN, "SPLIT_TAIL must be True"),
+        (changed(SPLIT, PERSISTENT=False), EVEN, "PERSISTENT"),
+        (split(128, 256, 2, 4), replace(EVEN, m=4224, n=8192), "no tile is split"),
+        (split(128, 128, 2, 4), replace(EVEN, k=2**30), "more than is counted"),
+        (warpgroups(128, 80, 64, 2, 4, persistent=True, SPLIT_TAIL=True, PAIR=True), EVEN, "together"),
         (replace(OWN, num_stages=13), FP8, "num_stages"),
         (replace(OWN, num_stages=12), EVEN, "shared memory"),
         (replace(OWN, kwargs=OWN.kwargs[:-1]), EVEN, "parameters"),
@@ -68,6 +78,12 @@ def test_what_is_not_made_is_said(own, problem, why):
     assert why in (illegal(own, problem, H200) or "legal")
 
 
+def test_pairs_need_clusters():
+    assert illegal(PAIRED, EVEN, H200) is None
+    assert "3.7" in illegal(PAIRED, EVEN, replace(H200, triton="3.6.0"))
+    assert "too few SMs" in illegal(PAIRED, EVEN, replace(H200, processors=1))
+
+
 def test_other_gpus_have_none():
     for name in ("sm_80", "sm_100", "gfx942"):
         assert "has no warpgroup" in illegal(OWN, EVEN, TARGETS[name])
@@ -76,9 +92,11 @@ def test_other_gpus_have_none():
     assert OWN.family in model.families(EVEN, H200)
 
 
-def test_sums_are_those_of_batch_invariant_calls():
+def test_sums_are_those_of_batch_invariant_calls_but_of_split_tiles():
+    """Sizes and SMs decide how many parts these have."""
     for own in FAMILIES["matmul"]["warpgroups"].configs:
-        assert numerics(own, EVEN, H200) == canonical(EVEN, H200)
+        wanted = "SPLIT_TAIL" not in dict(own.kwargs)
+        assert (numerics(own, EVEN, H200) == canonical(EVEN, H200)) == wanted
 
 
 @pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)
@@ -114,6 +132,24 @@ def test_boxes_hold_a_tile_in_two_pieces(layouts, own, main, rest):
     assert step.options == {"num_warps": 4, "launch_pdl": True}
 
 
+@pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)
+def test_a_pair_has_tiles_of_a_one_below_the_other_and_shares_those_of_b(layouts):
+    """Rows of a and of the result are those of both CTAs; of b each box is one that both hold."""
+    problem, own = replace(EVEN, a_layout=layouts[0], b_layout=layouts[1]), pair(128, 160, 2, 4, subtiles=2)
+    (step,) = steps_of(problem, own)
+    single = steps_of(problem, warpgroups(128, 160, 64, 2, 4, subtiles=2))[-1].args
+    for name, is_high in (("a_desc", True), ("b_desc", False), ("b_rest_desc", False), ("out_desc", True)):
+        block, alone = step.args[name].block, single[name].block
+        twice = 3 if name == "a_desc" and layouts[0] == "column" else 2
+        assert block == tuple(side * (1 + (is_high and dim == twice)) for dim, side in enumerate(alone)), name
+        (basis,) = step.args[name].layout.cga_layout
+        assert basis == [int(is_high and dim == twice) for dim in range(4)], name
+    assert step.options == {"num_warps": 4, "launch_pdl": True, "num_ctas": 2}
+    assert step.grid == (16 * 13, 1, 1)  # of pairs
+    (step,) = steps_of(problem, changed(own, PERSISTENT=True))
+    assert step.grid == (H200.processors // 2, 1, 1)
+
+
 def test_copies_come_first_and_results_that_no_descriptor_stores_have_a_pointer_and_strides():
     steps = steps_of(replace(EVEN, n=1003, k=1003, a_align=2, out_align=2), OWN)
     assert [step.kernel.__name__ for step in steps] == ["repack", "matmul_warpgroups"]
@@ -126,7 +162,7 @@ def order_of(monkeypatch, step, tiles_m, tiles_n, batch):
     """(matrix, row, column) of tiles as they start, by the kernel's own functions."""
     grid = SimpleNamespace(
         tiles_m=tiles_m, tiles_n=tiles_n, tiles=tiles_m * tiles_n * batch, inner_batch=batch,
-        flag_ptr=None,
+        flag_ptr=None, tail=None,
     )  # fmt: skip
     meta = SimpleNamespace(FLAT=step.args["FLAT"], GROUP_M=step.args["GROUP_M"], BATCHED=batch > 1)
     made = []

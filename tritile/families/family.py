@@ -28,6 +28,7 @@ class Family:
     - `numerics(config, problem, device)`: returns what decides the bits of an element.
     - `canonical(problem, device)`: returns the numerics of batch-invariant calls, for all families of an
       operation.
+    - `options`: parameters that only some configs have.
     - `also`: other kernels of its launches, which count for its digest.
     - `resident(config, problem, device)`: returns how many programs an SM holds at once; None where it is not
       known.
@@ -49,6 +50,7 @@ class Family:
     numerics: Callable[[Config, Any, Device], Numerics] = of_product
     canonical: Callable[[Any, Device], Numerics] = canonical_product
     also: tuple[Kernel, ...] = ()
+    options: tuple[str, ...] = ()
     resident: Callable[[Config, Any, Device], int] | None = None
     contends: Callable[[Any], bool] = lambda problem: True
     margin: float | None = None

@@ -79,7 +79,7 @@ def _permute_traits(problem: PermuteProblem) -> list[float]:
 
 def _begin(shape: Shape) -> Constants:
     """Return the constants to begin a fit with: `work` and `turn` follow from the size of a block."""
-    work = 2 * shape.block_m * shape.block_n * shape.block_k / 5.2e6
+    work = 2 * shape.block_m * shape.block_n * shape.block_k / shape.ctas / 5.2e6
     return replace(Constants(), work=work, turn=max(work, 0.15))
 
 

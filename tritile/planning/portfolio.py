@@ -213,8 +213,10 @@ def _parameters(op: str, name: str) -> frozenset[str]:
 
 
 def _offered(config: Config, op: str) -> Config:
-    names = _parameters(op, config.family)
-    _check({each for each, _ in config.kwargs} == names, f"{config} is not of {sorted(names)}")
+    names, own = _parameters(op, config.family), {each for each, _ in config.kwargs}
+    _check(
+        own.difference(FAMILIES[op][config.family].options) == names, f"{config} is not of {sorted(names)}"
+    )
     blocks = [value for _, value in config.kwargs if not isinstance(value, bool)]
     _check(all(isinstance(value, int) and value >= 1 for value in blocks), f"{config}: expected blocks")
     return config

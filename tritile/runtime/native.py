@@ -22,11 +22,15 @@ import triton
 from tritile.core.of_triton import OutOfResources, driver, handles_of
 from tritile.families.common.work import Buffer, Descriptor
 
-_PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6  # CUlaunchAttributeID
+# CUlaunchAttributeID
+_CLUSTER_DIMENSION, _CLUSTER_SCHEDULING, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 5, 6
+_SPREAD: Final = 1  # CUclusterSchedulingPolicy: as Triton's launcher asks for
 # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE
 _NO_CONTEXT: Final = (3, 201, 400)
 _INVALID_VALUE: Final = 1  # CUDA_ERROR_INVALID_VALUE
-_L2_PROMOTION_256B: Final = 3
+# CUtensorMapL2promotion. Triton's launcher asks for 256 bytes, which cost a tenth of a product's time where
+# rows start amid lines, and gain nothing elsewhere: `tuning/NOTES.md`.
+_L2_PROMOTION_128B: Final = 2
 _UNSIGNED: Final = {1: 0, 2: 1, 4: 2, 8: 4}  # CUtensorMapDataType of unsigned integers, by bytes
 TFLOAT32: Final = 11  # CUtensorMapDataType of fp32 that is rounded to TF32 as it is copied
 _NUMBERS: Final = {
@@ -146,7 +150,7 @@ class _TensorMap:
         assert library is not None
         code = library.cuTensorMapEncodeTiled(
             ctypes.c_void_p(self.address), kind, rank, ctypes.c_void_p(pointer), shape, strides,
-            box, steps, 0, meta["swizzle"], _L2_PROMOTION_256B, 0,
+            box, steps, 0, meta["swizzle"], _L2_PROMOTION_128B, 0,
         )  # fmt: skip
         _checked(
             code, f"encoding a tensor descriptor of shape {descriptor.shape}, strides {descriptor.strides}"
@@ -179,6 +183,18 @@ def _parameters(library: ctypes.CDLL, kernel: Any, function: int) -> list[int]:
             raise ValueError(f"CUDA error {code} while asking for parameter {len(sizes)}")
         _sizes[kernel] = sizes
     return sizes
+
+
+def _attributes(metadata: Any) -> "ctypes.Array[_Attribute]":
+    found: list[tuple[int, tuple[int, ...]]] = []
+    if metadata.num_ctas > 1:
+        ones = 1 | 1 << 32  # the value is three numbers of 32 bits: CTAs along each axis
+        found.append((_CLUSTER_DIMENSION, (metadata.num_ctas - 1 + ones, 1)))
+        found.append((_CLUSTER_SCHEDULING, (_SPREAD,)))
+    if metadata.launch_pdl:
+        found.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+    made = [_Attribute(name, 0, (ctypes.c_uint64 * 8)(*value)) for name, value in found]
+    return (_Attribute * len(made))(*made)
 
 
 class NativeLaunch:
@@ -216,10 +232,10 @@ class NativeLaunch:
         if taken != sizes:  # this Triton passes others
             raise ValueError(f"the kernel takes parameters of {taken} bytes, not of {sizes}")
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        early = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_uint64 * 8)(1))
-        self._attributes = (_Attribute * 1)(early)
+        self._attributes = _attributes(metadata)
         block, attributes = (32 * metadata.num_warps, 1, 1), ctypes.addressof(self._attributes)
-        self._config = _Config(grid, block, metadata.shared, 0, attributes, int(metadata.launch_pdl))
+        grid = grid[0] * metadata.num_ctas, *grid[1:]  # of CTAs, not of clusters
+        self._config = _Config(grid, block, metadata.shared, 0, attributes, len(self._attributes))
         self._calls = (ctypes.addressof(self._config), function, ctypes.addressof(self._parameters), None)
 
     def _laid_out(

@@ -80,17 +80,34 @@ class Shape(NamedTuple):
     split: Any
     slots: Any  # programs resident on an SM; 1 where kernels are persistent
     shared: Any  # bytes of sums that the programs of a tile share
+    ctas: Any  # that make such a tile together
+    tail: Any  # 1 where tiles of the last wave are split along K, else 0
 
 
 def shape_of(config: Config, resident: int, rights: int = 1) -> Shape:
     kwargs: dict[str, Any] = dict(config.kwargs)
-    m, n, split = kwargs["BLOCK_M"], kwargs["BLOCK_N"] * rights, kwargs.get("SPLIT_K", 1)
+    m, n = kwargs["BLOCK_M"] * config.num_ctas, kwargs["BLOCK_N"] * rights
+    split, tail = kwargs.get("SPLIT_K", 1), int(kwargs.get("SPLIT_TAIL", False))
     slots = 1 if kwargs.get("PERSISTENT", False) else resident
-    return Shape(m, n, kwargs["BLOCK_K"], split, slots, 8.0 * split * m * n * (split > 1))
+    shared = 8.0 * split * m * n * (split > 1)
+    return Shape(m, n, kwargs["BLOCK_K"], split, slots, shared, config.num_ctas, tail)
 
 
 def _lesser(x: Any, y: Any) -> Any:
     return (x + y - abs(x - y)) / 2
+
+
+def _larger(x: Any, y: Any) -> Any:
+    return (x + y + abs(x - y)) / 2
+
+
+TURNS: Final = 4  # K iterations of a part of a split tile, at the least
+MOST_PARTS: Final = 255  # of a split tile
+
+
+def tail_parts(rest: Any, blocks: Any, processors: Any) -> Any:
+    """Return in how many parts of K each of `rest` tiles is made, which are fewer than there are SMs."""
+    return _larger(_lesser(_lesser(processors // _larger(rest, 1), blocks // TURNS), MOST_PARTS), 1)
 
 
 def product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
@@ -99,8 +116,13 @@ def product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     tiles = tiles_m * tiles_n * facts.batch
     blocks = -(-k // shape.block_k)
     iterations = -(-blocks // shape.split)
-    busiest = -(-tiles * shape.split // facts.processors)  # programs of the busiest SM
+    processors = facts.processors // shape.ctas
+    busiest = -(-tiles * shape.split // processors)  # programs of the busiest SM
     rounds = -(-busiest // shape.slots)
+    rest = shape.tail * (tiles % processors)
+    parts = tail_parts(rest, blocks, processors)
+    saved = _lesser(rest, 1) * (1 - 1 / parts)  # of the last wave
+    busiest, rounds = busiest - saved, rounds - saved
 
     row_a = _lesser(m, shape.block_m) * facts.size_a  # bytes of a tile per element of K
     row_b = _lesser(n, shape.block_n) * facts.size_b
@@ -120,8 +142,9 @@ def product_parts(shape: Shape, facts: Facts, c: Any) -> tuple[Any, ...]:
     cache = read * slow / c.cache
     power = 1 + c.blend
     us = overlapped(c.start, (wait, work, memory, cache), power)
-    us = us + shape.shared * tiles / c.parts + facts.copies * (c.copy + 2 * facts.copied / c.memory)
-    waves = tiles * shape.split / (facts.processors * shape.slots)
+    shared = shape.shared * tiles + 8.0 * shape.block_m * shape.block_n * rest * (parts - 1)
+    us = us + shared / c.parts + facts.copies * (c.copy + 2 * facts.copied / c.memory)
+    waves = tiles * shape.split / (processors * shape.slots)
     edges = tiles_m * shape.block_m / m, tiles_n * shape.block_n / n
     bounds = wait / us, work / us, memory / us, cache / us
     ratios = waves, rounds / waves, *edges, iterations, missed

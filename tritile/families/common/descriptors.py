@@ -32,7 +32,8 @@ _ROW_BYTES: Final = 128  # rows of a copy start on this many bytes
 # of a product at this many operations a microsecond, and take, on an H200: `tuning/NOTES.md`.
 _OPERATIONS_US: Final = 4e8
 _COPIED_US: Final = 1.8e6  # bytes a microsecond, read and written
-_SAVED: Final = {"column": (0.18, 0.08), "row": (0.10, 0.05)}  # by the first and second copy, by b's layout
+_SAVED: Final = 0.1  # of a product's time, by the copy
+_THINNER: Final = 16  # times as thin as the other operand
 # Rows, columns and warps of a copied tile. For contiguous rows: the fastest measured.
 _TILE: Final = {False: (8, 256, 4), True: (64, 64, 4)}
 
@@ -71,25 +72,21 @@ def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
 
 
 def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
-    """Return which of a and b are copied as their rows start on 16 bytes but not on sectors, where that pays.
+    """Return which of a and b is copied as its rows start on 16 bytes but not on sectors, where that pays.
 
-    Copying only the smaller one saves most of the time that copies of both would save.
+    Only the smaller one may be, by far the smaller: pairs of CTAs read less of operands that are alike.
     """
     plain = problem.itemsize == 2 and problem.out_align == 16 and problem.rights == 1
     measured = plain and min(problem.m, problem.n) > 1
     if not measured or problem.promoted or any(_unreadable(problem)):  # rows of parts are padded
         return False, False
     m, n, k = problem.m, problem.n, problem.k
-    us = problem.flops / _OPERATIONS_US
-    rows = (m if problem.a_layout == "column" else k), (k if problem.b_layout == "column" else n)
-    chosen = {0: False, 1: False}
-    off = [side for side in chosen if rows[side] * problem.itemsize % SECTOR]
-    bytes_of = [problem.batch * side * k * problem.itemsize for side in (m, n)]
-    for side, saved in zip(sorted(off, key=bytes_of.__getitem__), _SAVED[problem.b_layout], strict=False):
-        if us * saved <= 1 + bytes_of[side] / _COPIED_US:
-            break
-        chosen[side] = True
-    return chosen[0], chosen[1]
+    column = problem.a_layout == "column", problem.b_layout == "column"
+    row = (m if column[0] else k) if m < n else (k if column[1] else n)
+    saved, moved = problem.flops / _OPERATIONS_US * _SAVED, problem.batch * min(m, n) * k * problem.itemsize
+    pays = min(m, n) * _THINNER <= max(m, n) and saved > 1 + moved / _COPIED_US
+    chosen = pays and row * problem.itemsize % SECTOR != 0
+    return chosen and m < n, chosen and m >= n
 
 
 def copied(problem: MatmulProblem) -> tuple[bool, bool]:

@@ -13,3 +13,4 @@ else:
 _memory = gl.shared_memory_descriptor
 # A method: its first argument is the shared memory. It is public from 3.9 on.
 reinterpret = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # the first from 3.7 on

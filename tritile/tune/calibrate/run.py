@@ -154,7 +154,7 @@ class Measured:
         own = [self.configs[index] for index in indices]
         formula, facts = self._formula, [self._facts_of(config) for config in own]
         shapes = [formula.shape(config, self.problems[0], self.device) for config in own]
-        kinds = [kind_of(config)[:2] for config in own]
+        kinds = [kind_of(config)[:-1] for config in own]
         constants = fit.fitted(formula, shapes, kinds, facts, self.us[:, indices], rows)
         made = Portfolio(self.name, tuple(own), tuple(constants), Loss(1, 0.0, 0.0, 0.0))
         parts = [formula.parts(*each) for each in zip(shapes, facts, constants, strict=True)]

@@ -37,10 +37,11 @@ def banded(config: Config) -> Config:
     return replace(config, kwargs=tuple((name, 8 if name == "GROUP_M" else v) for name, v in config.kwargs))
 
 
-def kind_of(config: Config) -> tuple[str, bool, bool]:
-    """Return the kind of a config. Predictions for configs of one kind err alike."""
+def kind_of(config: Config) -> tuple[Any, ...]:
+    """Return the kind of a config, whether it is persistent last. Predictions for one kind err alike."""
     kwargs: dict[str, Any] = dict(config.kwargs)
-    return config.family, kwargs.get("SPLIT_K", 1) > 1, kwargs.get("PERSISTENT", False)
+    how = kwargs.get("SPLIT_TAIL", False), kwargs.get("PAIR", False)
+    return config.family, kwargs.get("SPLIT_K", 1) > 1, *how, kwargs.get("PERSISTENT", False)
 
 
 def useful(configs: Iterable[Config], problem: Tiled, device: Device) -> list[Config]:
