@@ -78,7 +78,7 @@ SPECIALISED = [
     later(SQUARE, groups(192, 96, 64, 3, 3)),
     later(RAGGED, groups(64, 64, 64, 1, 6)),
     (RAGGED, split(128, 128, 2, 4)),
-    later(SQUARE, split(192, 192, 3, 3, subtiles=2)),
+    later(SQUARE, split(256, 160, 2, 3, subtiles=2)),
     later(ADDED, split(64, 192, 1, 6)),
     later(RAGGED, groups(256, 144, 64, 2, 2, persistent=True, subtiles=2)),
     *(later(problem, groups(64, 16, 64, 1, 10)) for problem in (SQUARE, RAGGED)),
@@ -89,7 +89,7 @@ if HAS_PAIRS:
         (SQUARE, pair(192, 128, 3, 4, persistent=True, subtiles=2)),
         (RAGGED, pair(128, 160, 2, 3)),
         later(SQUARE, pair(256, 160, 2, 3, subtiles=2)),
-        later(ADDED, pair(128, 144, 1, 4)),
+        later(ADDED, pair(128, 144, 2, 4)),
     ]
 # Permutations, groups and packed weights.
 ODD_BYTES, THIN_BYTES = (

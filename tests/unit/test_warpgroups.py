@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.configs import numerics, pair, split, warpgroups
+from tests.configs import HAS_PAIRS, numerics, pair, split, warpgroups
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
@@ -132,6 +132,7 @@ def test_boxes_hold_a_tile_in_two_pieces(layouts, own, main, rest):
     assert step.options == {"num_warps": 4, "launch_pdl": True}
 
 
+@pytest.mark.skipif(not HAS_PAIRS, reason="clusters are made from triton 3.7 on")
 @pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)
 def test_a_pair_has_tiles_of_a_one_below_the_other_and_shares_those_of_b(layouts):
     """Rows of a and of the result are those of both CTAs; of b each box is one that both hold."""

@@ -213,9 +213,8 @@ def tile_at(index, grid, meta: gl.constexpr):
 # threads of a CTA, those of other partitions included.
 # Source: PTX ISA, `mapa`, `mbarrier` and `barrier.cluster`.
 
-# Clusters are made from 3.7 on: 3.6 looks these names up and does not call them.
+# Clusters are made from 3.7 on: 3.6 looks this name up and does not call it.
 allocate_mbarrier = getattr(mbarrier, "allocate_mbarrier", None)
-fence_init_release_cluster = getattr(mbarrier, "fence_init_release_cluster", None)
 
 
 @gluon.jit
@@ -253,6 +252,12 @@ def init_barriers(barriers, STAGES: gl.constexpr, WARPS: gl.constexpr):
             "=r,r,r",
             [barriers + 8 * stage, expected],
         )
+
+
+@gluon.jit
+def fence_init():
+    """Have the other CTA's threads and TMA see barriers as they were made, once both have met."""
+    asm("fence.mbarrier_init.release.cluster; mov.u32 $0, 0;", "=r", [])
 
 
 @gluon.jit
@@ -369,7 +374,7 @@ def barriers(meta: gl.constexpr):
             mbarrier.init(full.index(i), count=1)
         empty = reserve_barriers()
         init_barriers(empty, meta.STAGES, 4 * meta.CONSUMERS)
-        fence_init_release_cluster()
+        fence_init()
     else:
         full = gl.allocate_shared_memory(gl.int64, [meta.STAGES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [meta.STAGES, 1], mbarrier.MBarrierLayout())
