@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tritile
+from tests.configs import pair, split, warpgroups
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -83,6 +84,25 @@ def test_thin_products_are_bound_by_memory_and_persistent_kernels_have_a_program
     assert thin.bound == explaining.MEMORY
     config = config_like("warpgroups PERSISTENT=True", SQUARE, H200)
     assert tritile.explain(SQUARE, device=H200, config=config).at_once == 132
+
+
+def test_split_tails_and_pairs_are_counted_as_they_run():
+    """20 tiles of 6 parts each; 140, 8 of them of 16 parts; and 5 rows of tiles, which are 3 of pairs."""
+    deep = MatmulProblem(1, 1244, 440, 29648, "bfloat16", "bfloat16")
+    own, alone = split(256, 128, 2, 4), warpgroups(256, 128, 64, 2, 4, persistent=True)
+    found, whole = (traffic.tiling(deep, each, H200) for each in (own, alone))
+    assert (found.tiles, found.programs, found.partials) == (20, 120, 120 * 256 * 128 * 4)
+    assert found.filled == whole.filled
+    parts, unsplit = (parts_us(deep, each, H200)[explaining.TENSOR_CORES] for each in (own, alone))
+    assert parts == pytest.approx(unsplit / 6)
+    waves = replace(deep, m=256 * 35, n=512)
+    assert traffic.tiling(waves, own, H200).programs == 132 + 8 * 16
+    parts, unsplit = (parts_us(waves, each, H200)[explaining.TENSOR_CORES] for each in (own, alone))
+    assert parts == pytest.approx(unsplit * (1 + 1 / 16) / 2)
+    tall = replace(deep, m=128 * 5, n=1024)
+    assert traffic.tiling(tall, pair(128, 256, 2, 4), H200).tiles == 6 * 4
+    read = 29648 * 2 * (128 * 5 * 4 + 1024 * 3)
+    assert traffic.tiled(tall, pair(128, 256, 2, 4), H200).read == read
 
 
 def test_a_gpu_whose_peak_is_not_known_has_the_roof_of_memory(uncompiled):

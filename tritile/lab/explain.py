@@ -23,6 +23,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError, did
 from tritile.families.common import skinny
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
+from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
 from tritile.families.registry import FAMILIES
@@ -304,6 +305,9 @@ def parts_us(problem: Known, config: Config, device: Device) -> dict[str, float]
         work = traffic.tiling(problem, config, device)
         iterations = -(-problem.k // k) / (work.programs / work.tiles)
         busiest = -(-work.programs // device.processors) * iterations
+        if config.family == warpgroups.NAME and warpgroups.splits(config):
+            made = warpgroups.tail(config, problem, device.processors)
+            busiest = -(-problem.k // k) * (made.whole // device.processors + 1 / made.split)
         # tl.dot without tensor cores sums in float32.
         summed = replace(problem, dtype="float32") if config.family in skinny.FAMILIES else problem
         known = peak_tflops(summed, device)

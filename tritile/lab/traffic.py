@@ -17,6 +17,7 @@ from tritile.families.common import descriptors, skinny
 from tritile.families.common.grids import unit
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
+from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
@@ -48,9 +49,10 @@ class Traffic:
 class Tiling:
     """How a config cuts a problem up.
 
-    `programs` exceeds `tiles` where several programs share the K of a tile; `partials` is then how many bytes
-    of partial sums they write and read back. `filled` is the share of what tiles cover (over M, N and K of a
-    product) that is not masked; of a permutation, the share of moved elements that is not moved twice.
+    `programs` exceeds `tiles` where several programs share the K of a tile, or of some tiles; `partials` is
+    then how many bytes of partial sums they write and read back. `filled` is the share of what tiles cover
+    (over M, N and K of a product) that is not masked; of a permutation, the share of moved elements that is
+    not moved twice.
     """
 
     tiles: int
@@ -110,10 +112,10 @@ def tiled(problem: Known, config: Config, device: Device) -> Traffic:
         return _moved(problem, config)
     problem = problem.core
     down, wide = tile_counts(config, problem)
-    # Each column of tiles reads all of a, each row of tiles all of b.
+    # Each column of tiles reads all of a, each row of tiles all of b; of pairs, each row of pairs.
     once = problem.batch * problem.k * problem.itemsize
     sums = tiling(problem, config, device).partials
-    read = once * (problem.m * wide + problem.rights * problem.n * down)
+    read = once * (problem.m * wide + problem.rights * problem.n * (down // config.num_ctas))
     found = Traffic(read + sums, unique(problem).written + sums)
     if config.family == odd_rows.NAME:
         x, copies = odd_rows.copied(problem)
@@ -139,6 +141,10 @@ def tiling(problem: Known, config: Config, device: Device) -> Tiling:
     if config.family in (descriptor.NAME, odd_rows.NAME):
         programs = tiles * config["SPLIT_K"]
         sums = programs * m * n * (config["SPLIT_K"] > 1)
+    elif config.family == warpgroups.NAME and warpgroups.splits(config):
+        made = warpgroups.tail(config, problem, device.processors)
+        programs = made.whole + made.rest * made.split
+        sums = made.rest * made.split * m * n
     elif config.family == family_n.NAME:
         parts = family_n.parts(config, problem, device.processors)
         programs = tiles * parts
@@ -158,11 +164,11 @@ def tile_of(config: Config, problem: MatmulProblem) -> tuple[int, int]:
 
 
 def tile_counts(config: Config, problem: MatmulProblem) -> tuple[int, int]:
-    """How many tiles lie one below the other, and side by side."""
+    """How many tiles lie one below the other, in whole pairs if CTAs are paired, and side by side."""
     if config.family == odd_rows.NAME:
         return odd_rows.tile_counts(config, problem)
     m, n = tile_of(config, problem)
-    return -(-problem.m // m), -(-problem.n // n)
+    return -(-problem.m // (m * config.num_ctas)) * config.num_ctas, -(-problem.n // n)
 
 
 def _copied(problem: MatmulProblem) -> Traffic:
