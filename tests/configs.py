@@ -83,7 +83,7 @@ def boxed(block, run, read, warps=4):
     return Config.of(warps, 1, "box", BLOCK=block, RUN=run, READ=read)
 
 
-HAS_PAIRS = parsed(triton.__version__) >= (3, 7)
+HAS_PAIRS = parsed(triton.__version__) == (3, 7)
 # Of every family of products by tiles, with one, two and three consumers, and with every option.
 ON_GPU = [
     tile(64, 64, 32, 4, 3),

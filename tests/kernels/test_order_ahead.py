@@ -83,7 +83,7 @@ def test_tiles_that_change_places_are_read_before_either_is_written(words):
     assert steps(kernel) == ["load", "load", "barrier", "store", "store"]
 
 
-with_pairs = pytest.mark.skipif(not HAS_PAIRS, reason="clusters are made from triton 3.7 on")
+with_pairs = pytest.mark.skipif(not HAS_PAIRS, reason="pairs are made with triton 3.7")
 
 
 @with_pairs

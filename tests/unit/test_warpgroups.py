@@ -78,9 +78,10 @@ def test_what_is_not_made_is_said(own, problem, why):
     assert why in (illegal(own, problem, H200) or "legal")
 
 
-def test_pairs_need_clusters():
+def test_pairs_are_made_where_they_have_run():
     assert illegal(PAIRED, EVEN, H200) is None
-    assert "3.7" in illegal(PAIRED, EVEN, replace(H200, triton="3.6.0"))
+    for other in ("3.6.0", "3.8.0", "3.9.0"):
+        assert "triton 3.7" in illegal(PAIRED, EVEN, replace(H200, triton=other))
     assert "too few SMs" in illegal(PAIRED, EVEN, replace(H200, processors=1))
 
 
@@ -132,7 +133,7 @@ def test_boxes_hold_a_tile_in_two_pieces(layouts, own, main, rest):
     assert step.options == {"num_warps": 4, "launch_pdl": True}
 
 
-@pytest.mark.skipif(not HAS_PAIRS, reason="clusters are made from triton 3.7 on")
+@pytest.mark.skipif(not HAS_PAIRS, reason="pairs are made with triton 3.7")
 @pytest.mark.parametrize("layouts", [*itertools.product(("row", "column"), repeat=2)], ids=str)
 def test_a_pair_has_tiles_of_a_one_below_the_other_and_shares_those_of_b(layouts):
     """Rows of a and of the result are those of both CTAs; of b each box is one that both hold."""

@@ -74,17 +74,17 @@ def _unreadable(problem: MatmulProblem) -> tuple[bool, bool]:
 def realigned(problem: MatmulProblem) -> tuple[bool, bool]:
     """Return which of a and b is copied as its rows start on 16 bytes but not on sectors, where that pays.
 
-    Only the smaller one may be, by far the smaller: pairs of CTAs read less of operands that are alike.
+    Only one that is by far the thinner is copied: of others pairs of CTAs read less, and it pays no more.
     """
     plain = problem.itemsize == 2 and problem.out_align == 16 and problem.rights == 1
     measured = plain and min(problem.m, problem.n) > 1
     if not measured or problem.promoted or any(_unreadable(problem)):  # rows of parts are padded
         return False, False
     m, n, k = problem.m, problem.n, problem.k
-    column = problem.a_layout == "column", problem.b_layout == "column"
-    row = (m if column[0] else k) if m < n else (k if column[1] else n)
-    saved, moved = problem.flops / _OPERATIONS_US * _SAVED, problem.batch * min(m, n) * k * problem.itemsize
-    pays = min(m, n) * _THINNER <= max(m, n) and saved > 1 + moved / _COPIED_US
+    row_a, row_b = m if problem.a_layout == "column" else k, k if problem.b_layout == "column" else n
+    thin, wide, row = (m, n, row_a) if m < n else (n, m, row_b)
+    saved, moved = problem.flops / _OPERATIONS_US * _SAVED, problem.batch * thin * k * problem.itemsize
+    pays = thin * _THINNER <= wide and saved > 1 + moved / _COPIED_US
     chosen = pays and row * problem.itemsize % SECTOR != 0
     return chosen and m < n, chosen and m >= n
 

@@ -29,7 +29,7 @@ PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "CONSUMERS", "GROUP_M", "P
 SPLIT_TAIL: Final = "SPLIT_TAIL"  # tiles of the last wave are made in parts of K
 PAIR: Final = "PAIR"  # the two CTAs of a cluster make tiles one below the other, and share those of b
 _OPTIONS: Final = (SPLIT_TAIL, PAIR)
-_PAIRS_FROM: Final = (3, 7)  # the version of Triton that has clusters and multicast in Gluon
+_PAIRS_WITH: Final = (3, 7)  # the version of Triton with which pairs have run on a GPU; 3.6 has no multicast
 _BESIDE: Final = 1024  # bytes of shared memory for a pair's barriers, beside Triton's
 REGISTERS: Final = {1: 232, 2: 232, 3: 160}  # registers of a consumer's thread, by the number of consumers
 _ROWS: Final = (64, 128)  # of a tile, for one consumer
@@ -103,8 +103,8 @@ def _unsuited(config: Config, problem: MatmulProblem, device: Device) -> str | N
         return None
     if problem.itemsize != 2 or problem.totals:
         return f"{problem.dtype} is made without {', '.join(_OPTIONS)}"
-    if config.num_ctas == 2 and parsed(device.triton) < _PAIRS_FROM:
-        return f"triton {device.triton} has no clusters: they need {_PAIRS_FROM[0]}.{_PAIRS_FROM[1]}"
+    if config.num_ctas == 2 and parsed(device.triton) != _PAIRS_WITH:
+        return f"pairs are made with triton 3.7, not {device.triton}"
     if config.num_ctas == 2 and device.processors < 2:
         return f"{device.name} has too few SMs for a pair"
     if splits(config):

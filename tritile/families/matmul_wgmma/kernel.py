@@ -11,7 +11,7 @@ shared memory of their own: `rest`.
 Two options, of which a kernel has at most one. The tiles of a last wave that would leave SMs idle are made in
 parts of K, by all of them (see `Tail`). The two CTAs of a cluster are a pair: they make tiles one below the
 other, and tiles of b, which both need, cross from the L2 cache once, to both. Rows that start on 16 bytes and
-not on 32 are read at half of the cache's rate, so that it is what bounds such products.
+not on 32 are read at 0.6 of that cache's rate (`tuning/NOTES.md`), so it is what bounds such products.
 """
 
 from typing import Any, NamedTuple
@@ -215,6 +215,8 @@ def tile_at(index, grid, meta: gl.constexpr):
 
 # Clusters are made from 3.7 on: 3.6 looks this name up and does not call it.
 allocate_mbarrier = getattr(mbarrier, "allocate_mbarrier", None)
+# Has the other CTA and TMA see barriers as they were made, once both CTAs have met; 3.9 has no name for it.
+fence_init_release_cluster = getattr(mbarrier, "fence_init_release_cluster", None)
 
 
 @gluon.jit
@@ -252,12 +254,6 @@ def init_barriers(barriers, STAGES: gl.constexpr, WARPS: gl.constexpr):
             "=r,r,r",
             [barriers + 8 * stage, expected],
         )
-
-
-@gluon.jit
-def fence_init():
-    """Have the other CTA's threads and TMA see barriers as they were made, once both have met."""
-    asm("fence.mbarrier_init.release.cluster; mov.u32 $0, 0;", "=r", [])
 
 
 @gluon.jit
@@ -374,7 +370,7 @@ def barriers(meta: gl.constexpr):
             mbarrier.init(full.index(i), count=1)
         empty = reserve_barriers()
         init_barriers(empty, meta.STAGES, 4 * meta.CONSUMERS)
-        fence_init()
+        fence_init_release_cluster()
     else:
         full = gl.allocate_shared_memory(gl.int64, [meta.STAGES, 1], mbarrier.MBarrierLayout())
         empty = gl.allocate_shared_memory(gl.int64, [meta.STAGES, 1], mbarrier.MBarrierLayout())
