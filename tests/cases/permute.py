@@ -66,6 +66,7 @@ def ways(config, problem):
     box = box_of(config, problem)
     pieces = box.pieces
     found = {f"{problem.itemsize}-byte", f"read {box.read * problem.itemsize}"}
+    found.add(f"write {pieces.lanes * problem.itemsize}")
     found.add("slanted" if pieces.more else "ends" if pieces.skewed else "whole")
     found.add("one piece" if pieces.number == 1 else "pieces")
     found.add("runs" if len(pieces.inner) > 1 else "run")
@@ -83,16 +84,18 @@ WAYS = [
     ((131, 67), (1, 0), torch.uint8, boxed(1024, 64, 4, 1), "slanted, pieces, cut rows, three boxes a line"),
     ((131, 67), (1, 0), torch.bfloat16, boxed(256, 16, 4, 1), "slanted, pieces, split, three boxes a line"),
     ((130, 9, 7), (2, 1, 0), torch.uint8, boxed(512, 32, 1, 1), "slanted, pieces, split, read 1"),
-    ((3, 640), (1, 0), torch.uint8, boxed(512, 64, 16, 1), "slanted, one piece, runs, cut runs, read 16"),
-    ((641, 5), (1, 0), torch.uint8, boxed(1024, 16, 2, 1), "slanted, pieces, run, cut runs, read 2"),
+    ((3, 640), (1, 0), torch.uint8, boxed(512, 64, 16, 1), "slanted, one piece, cut runs, read 16, write 16"),
+    ((641, 5), (1, 0), torch.uint8, boxed(1024, 16, 2, 1), "slanted, pieces, run, cut runs, read 2, write 8"),
     ((641, 5), (1, 0), torch.bfloat16, boxed(512, 32, 16, 1), "slanted, 2-byte, three boxes a line"),
     ((85, 2, 10, 3), (2, 0, 1, 3), torch.uint8, boxed(512, 64, 16, 1), "slanted, one piece, runs, cut rows"),
     ((169, 2, 10, 3), (2, 0, 1, 3), torch.uint8, boxed(1024, 64, 4, 1), "slanted, pieces, runs, cut runs"),
     ((2, 9, 7, 83), (2, 1, 3, 0), torch.uint8, boxed(256, 16, 4, 1), "ends, one piece, runs"),
     ((2, 9, 7, 83), (2, 1, 3, 0), torch.uint8, boxed(512, 64, 16, 1), "ends, pieces, runs"),
-    ((64, 64), (1, 0), torch.uint8, boxed(1024, 64, 4, 1), "whole, one piece, runs, shared, split"),
-    ((256, 64), (1, 0), torch.bfloat16, boxed(1024, 64, 4, 1), "whole, pieces, run, shared, split"),
-    ((4, 300), (1, 0), torch.uint8, boxed(512, 64, 8, 1), "whole, one piece, shared, read 8"),
+    ((5, 301), (1, 0), torch.uint8, boxed(2048, 64, 16, 1), "ends, one piece, runs, write 16"),
+    ((331, 5), (1, 0), torch.bfloat16, boxed(1024, 128, 16, 1), "slanted, run, three boxes a line, write 8"),
+    ((64, 64), (1, 0), torch.uint8, boxed(1024, 64, 4, 1), "whole, one piece, runs, shared, split, write 8"),
+    ((256, 64), (1, 0), torch.bfloat16, boxed(1024, 64, 4, 1), "whole, pieces, run, shared, split, write 16"),
+    ((4, 300), (1, 0), torch.uint8, boxed(512, 64, 8, 1), "whole, one piece, shared, read 8, write 4"),
     ((131, 67), (1, 0), torch.float32, boxed(2048, 64, 16, 1), "whole, pieces, 4-byte, read 16"),
     ((37, 53), (1, 0), torch.float64, boxed(512, 16, 16, 1), "whole, pieces, 8-byte, read 16"),
     ((5, 9, 7, 21), (2, 1, 3, 0), torch.float64, boxed(512, 64, 8, 1), "whole, runs, 8-byte, read 8"),

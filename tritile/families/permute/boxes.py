@@ -28,11 +28,14 @@ BOX: Final = "box"
 PARAMETERS: Final = ("BLOCK", "READ", "RUN")
 _MOST: Final = 16384  # elements of a box: twice its bits are fewer than 32
 _HELD: Final = 64  # elements of a box that a thread takes
-WORD: Final = 4  # bytes
+WORD: Final = 4  # bytes of a bank of shared memory
 _BANKS: Final = 32  # of shared memory, a word each
 _FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
 _CROWDED: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
 _SLANT: Final = 3  # rows of a box, at least, for one more that it reads
+_MORE: Final = 16  # and where that is for the sake of written words of 8 or 16 bytes
+_ENDS: Final = 4  # such words of a piece, at least
+_LANES: Final = 8  # elements of 1 or 2 bytes that are written at once where they lie on words
 # BLOCK, RUN, READ and warps: of 13 that were measured these lose 0.4% to all (tuning/NOTES.md).
 _CONFIGS: Final = (
     (2048, 64, 16, 4), (4096, 64, 16, 4), (4096, 64, 4, 4), (8192, 64, 16, 4), (8192, 64, 8, 4),
@@ -130,13 +133,19 @@ def _pieces(problem: PermuteProblem, sides: Sequence[int]) -> Pieces:
         size *= sides[i]
         if sides[i] < shape[i]:
             break
-    lanes = max(1, WORD // problem.itemsize) if inner else 1
     starts = (out[i] * gcd(sides[i], shape[i] - sides[i]) for i in inner)
-    skewed = gcd(max(1, problem.out_align // problem.itemsize), size, *starts) % lanes > 0
-    more = 0
-    if skewed and sides[last := inner[-1]] < shape[last]:
-        more = -(-(lanes - 1) // out[last])
-        more *= _SLANT * more <= sides[last]
+    even = gcd(max(1, problem.out_align // problem.itemsize), size, *starts)
+    narrow = max(1, WORD // problem.itemsize) if inner else 1
+    lanes, skewed, more = narrow, even % narrow > 0, 0
+    if skewed:
+        side, cut = sides[inner[-1]], sides[inner[-1]] < shape[inner[-1]]
+        for lanes in (4 * narrow, 2 * narrow, narrow):
+            more = -(-(lanes - 1) // out[inner[-1]]) if cut else 0
+            if size >= _ENDS * lanes and _MORE * more <= side:
+                break
+        more *= _SLANT * more <= side
+    elif narrow > 1:
+        lanes = gcd(even, _LANES)
     outer = [i for i in outer if sides[i] > 1]
     return Pieces(tuple(inner), tuple(outer), size, prod(sides[i] for i in outer), lanes, skewed, more)
 
