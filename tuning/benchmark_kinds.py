@@ -1,5 +1,6 @@
 """Sort the committed lines into the kinds of problem that docs/benchmarks.md and README.md show."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import geometric_mean as geomean
@@ -15,7 +16,7 @@ HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")
 RESULTS = HERE / "results" / DEVICE.slug
 DRAWN = "unseen"
-PLAIN = ("batched", "deep", "llama", "llm", "permute", "ragged", "square", "transpose")
+PLAIN = ("batched", "deep", "large", "llama", "llm", "permute", "ragged", "square", "transpose")
 ALIGNED = ("square", "llm", "deep", "batched")
 EXTENTS = ("m", "n", "k")
 THIN = 128  # the largest extent of a thin permutation
@@ -27,6 +28,7 @@ SEARCHES_HEAD = (
 )
 ANSWERS_HEAD = "problems | GPU | is tritile faster? | how many: | by time: | mean: | 5%: | worst: | at"
 EVEN = 0.05  # a ratio by time within this of 1 counts as equal
+LARGE_HEAD = "GPU | MxNxK | layout | cuBLAS: | a call: | tritile's own kernel:"
 LOSSES_HEAD = f"GPU | instead | {HEAD}"
 Kind = tuple[str, str, str]  # suite, dtype and layout, as a row names them
 Case = tuple[Kind, Pair]  # its row, and both times
@@ -213,6 +215,16 @@ def permutations(cases: Iterable[Line], large_gbps: float) -> Iterator[Cells]:
         rates = [line["gbps"] for line in own]
         count, weighted, middle, _, worst, at = spread(map(drawn.versus_copy, own))
         yield kind, count, f"{geomean(rates) / large_gbps:.2f}", weighted, middle, worst, at
+
+
+def large(results: Path) -> Iterator[Cells]:
+    """Yield TFLOP/s of the suite `large`, from the folders of all GPUs."""
+    for folder in sorted((path for path in results.iterdir() if path.is_dir()), reverse=True):
+        for line in latest(read(folder / "large.jsonl"), (*EXTENTS, "layout")):
+            flops = 2 * math.prod(line[extent] for extent in EXTENTS)
+            rates = (flops / line[f"{who}_us"] / 1e6 for who in ("torch", "tritile", "triton"))
+            gpu = line["env"]["gpu"].split()[1]
+            yield gpu, sizes_label(line), line["layout"], *(f"{rate:.0f}" for rate in rates)
 
 
 def advice(kind: Kind) -> str:
