@@ -205,9 +205,10 @@ CASES = [
     *on(NAMES, *((problem, tile(64, 64, 32, stages=2)) for problem in GROUPED)),
     *on(FROM_HOPPER, *by_descriptor()),
     *(case for name in NAMES for case in packed(name)),
-    *on(HOPPER, *((problem, PICKED) for problem in (*PACKED[:3], *PACKED[5:7]))),
-    *(later("nvidia-h200", problem, PICKED) for problem in (*PACKED[3:5], *PACKED[7:])),
-    *on((*NAMES[:3], "nvidia-l40s"), *OF_FEW, (ODD_ROWS, odd_rows)),
+    *on(HOPPER, *((problem, PICKED) for problem in (*PACKED[:2], PACKED[5]))),
+    *(later("nvidia-h200", problem, PICKED) for problem in (*PACKED[2:5], *PACKED[6:])),
+    *on(NAMES[:3], *OF_FEW, (ODD_ROWS, odd_rows)),
+    *(later("nvidia-l40s", *case) for case in (*OF_FEW, (ODD_ROWS, odd_rows))),
 ]
 
 
@@ -316,7 +317,7 @@ LONG = replace(PARTS, m=512, n=512, k=20000, a_layout="strided", b_layout="strid
 LOWERED = [
     *on(NAMES, (BY_ROWS, tile(32, 64, 16)), (ODD_BY_ROWS, tile(32, 64, 16))),
     ("sm_80", PARTS, tile(128, 64, 32, 8, 3)),
-    *on(HOPPER, (RAGGED_PARTS, PICKED), (LONG, PICKED), (ALONG, PICKED)),
+    *on(HOPPER, (RAGGED_PARTS, PICKED), later(LONG, PICKED), later(ALONG, PICKED)),
     ("sm_100", RAGGED_PARTS, PICKED),
 ]
 
