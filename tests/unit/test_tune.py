@@ -262,7 +262,7 @@ def race(monkeypatch, forgotten):
     monkeypatch.setattr(now, "_compile", lambda *arguments: None)
     monkeypatch.setattr(now, "flusher", lambda device: None)
     monkeypatch.setattr(now, "Queued", Clock)
-    monkeypatch.setattr(now.launch, "prepare", lambda call, config: config)
+    monkeypatch.setattr(now.launching, "prepare", lambda call, config: config)
     for module in (now, race_module):
         monkeypatch.setattr(module, "run_of", lambda prepared: prepared)
     monkeypatch.setattr(now.answers, "check", check)

@@ -17,12 +17,12 @@ from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.core.threads import at_fork
 from tritile.errors import TuningError, brief
+from tritile.families import launching
 from tritile.families.registry import FAMILIES
 from tritile.planning import aten, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
-from tritile.runtime import launch
 from tritile.runtime.compiles import asking, compiles_heard
 from tritile.tune.calibrate.sweep import compile_at
 from tritile.tune.measure import engine
@@ -130,7 +130,7 @@ def _fastest(problem: Tiled, likely: list[Config], device: Device, gpu: int) -> 
     winner = None
     for config in settled(samples) if samples else ():
         try:
-            error = answers.check(run_of(launch.prepare(calls[0], config)), calls[0], every=False)
+            error = answers.check(run_of(launching.prepare(calls[0], config)), calls[0], every=False)
         except TuningError as wrong:
             trials[config] = replace(trials[config], us=None, failure=str(wrong))
             continue
@@ -147,7 +147,7 @@ def _compile(call: Call, configs: list[Config], device: Device, gpu: int) -> Non
         # A config that does not compile is reported by the race.
         at = asking(call.problem.label, str(config))
         with at, compiles_heard() as seconds, contextlib.suppress(TuningError):
-            launch.prepare(call, config)
+            launching.prepare(call, config)
         if seconds:
             with borrowed(gpu) as shop:
                 rest = configs[index + 1 :]

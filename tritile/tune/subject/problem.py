@@ -12,13 +12,14 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError
+from tritile.families import launching
+from tritile.families.launching import compiled_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import model, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.trial import best_of
-from tritile.runtime import launch
-from tritile.runtime.ahead import check_fits, compiled_for
+from tritile.runtime.ahead import check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
@@ -138,7 +139,7 @@ class _Stage:
         (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
-        prepared = launch.prepare(self.calls[0], config)
+        prepared = launching.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
         taken = Taken(found.registers, found.spills, kernel.metadata.shared)
@@ -154,7 +155,7 @@ class _Stage:
         if illegal(config, sibling, self._device) is None:
             guarded = Guarded(sibling)
             try:
-                launch.prepare(guarded.call, config)(*guarded.call.tensors)
+                launching.prepare(guarded.call, config)(*guarded.call.tensors)
                 torch.cuda.synchronize()
                 answers.answer_error(guarded.call)
                 guarded.check()
