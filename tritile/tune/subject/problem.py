@@ -23,7 +23,7 @@ from tritile.runtime.native import loaded
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
-from tritile.tune.search import from_parameters, parameters
+from tritile.tune.search import Listed, from_parameters, parameters
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 
@@ -163,13 +163,16 @@ class _Stage:
         return error
 
 
-def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
-    """Return the task of a problem with its stored trials, unless `force`, and its likely configs."""
+def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence[Config] = ()) -> Task:
+    """Return the task of a problem with its stored trials, unless `force`.
+
+    Its space are the configs `among`, else all, the likely ones first.
+    """
     earlier = [] if force else plans.trials(problem, device)
     tabled, foreseen = plans.tabled(problem, device), plans.by_portfolio(problem, device)
     seeds = [plan.config for plan in (tabled, foreseen) if plan is not None]
     best = best_of(trial for trial in earlier if trial.right)
-    space = ProblemSpace(problem, device, seeds)
+    space = Listed(among) if among else ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
     known = {trial.config: trial for trial in earlier if trial.settled and trial.config in space}
     return Task(ProblemSubject(problem, device), space, known, incumbent)
