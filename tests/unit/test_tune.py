@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import importlib
-import itertools
 import json
 import pickle
 from concurrent.futures import Future
@@ -34,7 +33,7 @@ from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import Tuned
 from tritile.tune.measure.timing import Timing
 from tritile.tune.measure.workers import WorkerError
-from tritile.tune.subject import race as race_module
+from tritile.tune.subject import problem as subject
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import is_tuned
 
@@ -238,82 +237,9 @@ def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
 # --- Mode "tune"
 
 
-@pytest.fixture
-def race(monkeypatch, forgotten):
-    """Times by config or call of torch's, which a test sets, and what was timed."""
-    times, seen = {}, []
-
-    class Clock:
-        def __init__(self, run, calls, before):
-            self.run = getattr(run, "func", run)
-            if self.run not in times:
-                raise TuningError("it does not run")
-            self.us = itertools.cycle(times[self.run])
-
-        def time_us(self):
-            seen.append((self.run, torch.backends.cuda.matmul.fp32_precision))
-            return next(self.us)
-
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch.random, "fork_rng", lambda gpus: contextlib.nullcontext())
-    monkeypatch.setattr(now, "calls_of", lambda problem, device: [problem])
-    monkeypatch.setattr(now, "flusher", lambda device: None)
-    monkeypatch.setattr(now, "Queued", Clock)
-    monkeypatch.setattr(race_module.launch, "prepare", lambda call, config: config)
-    monkeypatch.setattr(race_module, "run_of", lambda prepared: prepared)
-    return times, seen
-
-
 def fastest(problem):
     """The config that is on record as the fastest."""
     return remembered(40.0, legal_configs(problem, H200, "tile")[0], problem).config
-
-
-@pytest.mark.parametrize(
-    ("change", "run"),
-    [
-        ({}, torch_calls.multiply),
-        ({"epilogue": "bias=row"}, torch_calls.add),
-        ({"epilogue": "bias=row gelu"}, None),
-        ({"epilogue": "bias=row", "batch": 3}, None),
-        ({"epilogue": "gelu", "dtype": "float32", "out_dtype": "float32"}, torch_calls.compose),
-        (PACKED, torch_calls.unpack_and_multiply),
-    ],
-)
-def test_torch_is_timed_in_turns_with_the_fastest_on_record(race, change, run):
-    """Its time on record is by as much longer than ours as it was in the race, however far behind it is."""
-    times, seen = race
-    problem = PACKED if change is PACKED else replace(PROBLEM, **change)
-    now.time_torch(problem, H200, 0)
-    assert seen == []  # nothing of ours is on record
-    config = fastest(problem)
-    times |= {config: [10.0], run: [25.0]}
-    now.time_torch(problem, H200, 0)
-    found = store_of(H200).best(TORCH, problem)
-    if run is None:
-        assert (found, seen) == (None, [])
-        return
-    assert [clock for clock, _ in seen[4:]] == [config, run] * 4
-    assert found.us == pytest.approx(100.0)
-
-
-def test_where_torch_offers_no_such_product_the_failure_is_remembered(race):
-    times, _ = race
-    times[fastest(PROBLEM)] = [10.0]
-    now.time_torch(PROBLEM, H200, 0)
-    (failed,) = store_of(H200).trials(TORCH, PROBLEM)
-    assert failed.failure == "TuningError: it does not run"
-
-
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_torch_is_timed_in_the_precision_of_the_problem(race, cuda_matmul, precision):
-    times, seen = race
-    problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
-    times |= {fastest(problem): [1.0], torch_calls.multiply: [1.0]}
-    cuda_matmul.fp32_precision = "ieee" if precision == "tf32" else "tf32"
-    now.time_torch(problem, H200, 0)
-    assert {setting for _, setting in seen} == {precision}
-    assert cuda_matmul.fp32_precision != precision
 
 
 @pytest.fixture
@@ -339,6 +265,8 @@ def shop(monkeypatch, forgotten):
             return Screened(Timing(times[config], 0.0), Taken())
 
         def race(self, subject, configs):
+            if not {*configs} <= times.keys():
+                raise WorkerError("it does not run")
             return [[times[config]] * 5 for config in configs]
 
         def check(self, subject, config):
@@ -387,3 +315,49 @@ def test_without_a_portfolio_or_where_none_of_it_runs_all_are_searched(shop):
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # there was no memory
     times[legal_configs(UNSERVED, H200)[0]] = 1.0
     assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # nothing ran
+
+
+@pytest.mark.parametrize(
+    ("change", "run"),
+    [
+        ({}, torch_calls.multiply),
+        ({"epilogue": "bias=row"}, torch_calls.add),
+        ({"epilogue": "bias=row gelu"}, None),
+        ({"epilogue": "bias=row", "batch": 3}, None),
+        ({"epilogue": "gelu", "dtype": "float32", "out_dtype": "float32"}, torch_calls.compose),
+        (PACKED, torch_calls.unpack_and_multiply),
+    ],
+)
+def test_torch_is_timed_in_turns_with_the_fastest_on_record(shop, change, run):
+    """Its time on record is by as much longer than ours as it was in the race."""
+    times, _ = shop
+    problem = PACKED if change is PACKED else replace(PROBLEM, **change)
+    found = torch_calls.run_of(problem)
+    assert getattr(found, "func", found) == run
+    times[aten.CONFIG] = 25.0
+    now.time_torch(problem, H200, 0)
+    assert store_of(H200).trials(TORCH, problem) == []  # nothing of ours is on record
+    times[fastest(problem)] = 10.0
+    now.time_torch(problem, H200, 0)
+    best = store_of(H200).best(TORCH, problem)
+    assert (best and best.us) == (None if run is None else pytest.approx(100.0))
+
+
+def test_where_torch_offers_no_such_product_the_failure_is_remembered(shop):
+    times, _ = shop
+    times[fastest(PROBLEM)] = 10.0
+    now.time_torch(PROBLEM, H200, 0)
+    (failed,) = store_of(H200).trials(TORCH, PROBLEM)
+    assert failed.failure == "it does not run"
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_torch_is_timed_in_the_precision_of_the_problem(monkeypatch, cuda_matmul, precision):
+    seen, stage = [], object.__new__(subject._Stage)
+    stage._problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
+    run = lambda call: seen.append((call, cuda_matmul.fp32_precision))  # noqa: E731
+    monkeypatch.setattr(torch_calls, "run_of", lambda problem: run)
+    cuda_matmul.fp32_precision = "ieee" if precision == "tf32" else "tf32"
+    stage.prepared(aten.CONFIG)[0]("call")
+    assert seen == [("call", precision)]
+    assert cuda_matmul.fp32_precision != precision

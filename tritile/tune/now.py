@@ -2,33 +2,22 @@
 
 import contextlib
 import statistics
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
-
-import torch
 
 from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
-from tritile.core.threads import at_fork
-from tritile.errors import TuningError, brief
+from tritile.errors import TuningError
 from tritile.planning import aten, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune.measure import engine
 from tritile.tune.measure.engine import Keep, Rules, Tuned, logged, now
-from tritile.tune.measure.timing import Queued
 from tritile.tune.measure.workers import Workshop, borrowed
-from tritile.tune.subject import answers, torch_calls
-from tritile.tune.subject.problem import task_of
-from tritile.tune.subject.race import calls_of, flusher, raced
-
-_racing: Final[dict[int, Any]] = {}  # by GPU
-_fp32: Final = threading.RLock()  # held while torch computes in a precision of ours: one setting for all GPUs
-at_fork(_fp32)
+from tritile.tune.subject import torch_calls
+from tritile.tune.subject.problem import ProblemSubject, task_of
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:
@@ -84,26 +73,13 @@ def time_torch(problem: Tiled, device: Device, gpu: int) -> None:
     best = best_of(plans.trials(problem, device))
     if torch_calls.run_of(problem) is None or best is None or not best.us:
         return
-    both, us, failures = (best.config, aten.CONFIG), None, list[str]()
-    precision = "tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"
-    try:
-        with _alone(gpu), _fp32, answers.torch_fp32(precision):
-            flush, calls = flusher(device), calls_of(problem, device)
-            samples = raced(problem, calls, both, flush, Queued, lambda _, why: failures.append(why))
-        if not failures:
-            pairs = zip(*map(samples.__getitem__, both), strict=True)
-            us = best.us * statistics.median(torchs / own for own, torchs in pairs)
-    except (TuningError, RuntimeError) as error:
-        failures.append(brief(error))
-    failure = failures[0] if failures else None
-    logged(store_of(device).add)(TORCH, Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now()))
-
-
-@contextlib.contextmanager
-def _alone(gpu: int) -> Iterator[None]:
-    """Measure alone: one thread at a time on a GPU, the program's random state kept."""
-    with _racing.setdefault(gpu, threading.RLock()), torch.cuda.device(gpu), torch.random.fork_rng([gpu]):
+    subject, us, failure = ProblemSubject(problem, device), None, None
+    with borrowed(gpu) as shop:
         try:
-            yield
+            pairs = zip(*shop.race(subject, [best.config, aten.CONFIG]), strict=True)
+            us = best.us * statistics.median(torchs / own for own, torchs in pairs)
+        except TuningError as error:
+            failure = str(error)
         finally:
-            torch.cuda.empty_cache()
+            shop.end(subject)
+    logged(store_of(device).add)(TORCH, Trial(problem, aten.CONFIG, us, failure=failure, measured_utc=now()))

@@ -14,7 +14,7 @@ from tritile.core.problem import Tiled
 from tritile.errors import TuningError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
-from tritile.planning import model, plans
+from tritile.planning import aten, model, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.trial import best_of
 from tritile.runtime import launch
@@ -24,7 +24,7 @@ from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
 from tritile.tune.search import Listed, from_parameters, parameters
-from tritile.tune.subject import answers
+from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels these are no powers of two
@@ -138,11 +138,19 @@ class _Stage:
         (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
+        if config == aten.CONFIG:
+            return self._by_torch, Taken()
         prepared = launch.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
         taken = Taken(found.registers, found.spills, kernel.metadata.shared)
         return run_of(prepared), taken
+
+    def _by_torch(self, call: Call) -> None:
+        run = torch_calls.run_of(self._problem)
+        assert run is not None
+        with answers.torch_fp32("tf32" if getattr(self._problem, "precision", "") == "tf32" else "ieee"):
+            run(call)
 
     def timed(self, config: Config, run: Run) -> Eager:
         return graph_of(run, self.calls)
