@@ -21,7 +21,6 @@ from tests.launched import captured, in_threads, launched, replayed
 from tests.reference import FP8, assert_product, bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
-from tritile.core.of_torch import wait_on_gpu
 from tritile.core.problem import MatmulProblem
 from tritile.families import launching
 from tritile.families.space import illegal
@@ -206,7 +205,7 @@ def test_a_stream_may_get_the_handle_of_one_that_was_destroyed_with_work_under_w
         handle = ctypes.c_size_t()
         assert int(runtime.cudaStreamCreate(ctypes.addressof(handle))) == 0
         with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
-            wait_on_gpu(100_000)
+            torch.cuda._sleep(100_000)
             prepared(*call.tensors[:2], own)
         assert int(runtime.cudaStreamDestroy(handle.value)) == 0
     torch.cuda.synchronize()

@@ -23,7 +23,7 @@ from tritile.core.device import target_device
 from tritile.core.of_torch import constant_in_graphs
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
-from tritile.errors import InvalidValueError, StoreWarning, UnsupportedError
+from tritile.errors import InvalidValueError, StoreWarning, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs
 from tritile.ops import memo
@@ -500,11 +500,14 @@ def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeyp
     def refuse(*_):
         raise sqlite3.OperationalError("disk is full")
 
-    def out_of_memory(*_):
-        raise torch.OutOfMemoryError("no memory")
+    class Shop:
+        def race(self, subject, configs):
+            raise TuningError("no memory")
 
-    monkeypatch.setattr(now, "_alone", lambda gpu: contextlib.nullcontext())
-    monkeypatch.setattr(now, "flusher", out_of_memory)
+        def end(self, subject):
+            pass
+
+    monkeypatch.setattr(now, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
     monkeypatch.setattr(now, "tuned_now", tuned_now)
     timed = now.time_torch
     monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))

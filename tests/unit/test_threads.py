@@ -30,7 +30,6 @@ from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
 from tritile.runtime.compiles import compiles_heard, compiles_refused
 from tritile.runtime.launch import At
-from tritile.tune import now
 from tritile.tune.measure import workers
 
 DEVICE = replace(TARGETS["nvidia-h200"], name="a GPU without a table")
@@ -299,12 +298,9 @@ def test_gpus_tune_side_by_side_and_one_gpu_in_turns(monkeypatch):
     monkeypatch.setattr(workers, "Workshop", Shop)
     monkeypatch.setattr(workers, "_lendings", {}, raising=False)
     monkeypatch.setattr(workers, "_IDLE_S", 1e6)
-    for name in ("device", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(torch.random, "fork_rng", lambda *_: contextlib.nullcontext())
 
     def borrow(gpu, wait=lambda: None):
-        with workers.borrowed(gpu) as shop, now._alone(gpu):
+        with workers.borrowed(gpu) as shop:
             wait()
             return shop.gpu == gpu
 

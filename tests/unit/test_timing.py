@@ -1,4 +1,4 @@
-"""Launches enqueued behind a wait, on a GPU that is a clock of numbers."""
+"""Timers, on a GPU that is a clock of numbers."""
 
 import contextlib
 from types import SimpleNamespace
@@ -11,7 +11,6 @@ from tritile.errors import TuningError
 from tritile.tune.measure import timing
 
 ENQUEUE_US, NEUTRAL_US, LAUNCH_US = 10.0, 2.0, 7.0
-CYCLES_A_US = 1000.0
 
 
 class Gpu:
@@ -19,17 +18,12 @@ class Gpu:
 
     def __init__(self):
         self.host = self.stream = 0.0
-        self.waits = []
         self.seen = []  # of what is enqueued, in order
 
     def enqueue(self, us, what="launch"):
         self.seen.append(what)
         self.host += ENQUEUE_US
         self.stream = max(self.stream, self.host) + us
-
-    def wait(self, cycles):
-        self.waits.append(cycles)
-        self.enqueue(cycles / CYCLES_A_US, "wait")
 
 
 @pytest.fixture
@@ -43,9 +37,6 @@ def gpu(monkeypatch):
         def record(self):
             made.enqueue(0.0, "event")
             self.at = made.stream
-
-        def query(self):
-            return made.host >= self.at
 
         def synchronize(self):
             made.host = max(made.host, self.at)
@@ -76,7 +67,6 @@ def gpu(monkeypatch):
         "stream": contextlib.nullcontext,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(timing, "wait_on_gpu", made.wait)
     monkeypatch.setattr(timing, "_idle", lambda device: Neutral())
     monkeypatch.setattr(timing, "_side", lambda device: stream)
     kept = timing._neutral_us, timing._kept
@@ -87,47 +77,19 @@ def gpu(monkeypatch):
         cached.cache_clear()
 
 
-def test_launches_that_wait_for_the_last_take_what_the_gpu_takes(gpu):
-    """An event ahead of each keeps it from starting early."""
-    calls = []
-    clock = timing.Queued(lambda call: (calls.append(call), gpu.enqueue(LAUNCH_US)), range(2))
-    assert calls == [0]
-    assert clock.time_us() == pytest.approx(LAUNCH_US)
-    gpu.seen.clear()
-    clock.time_us()
-    assert gpu.seen == ["wait", "event", *["neutral", "event", "launch"] * 2, "event"]
-    assert calls == [0, 0, 1, 0, 1]
-
-
 def test_a_graph_has_the_neutral_kernel_ahead_of_each_launch_and_its_time_is_subtracted(gpu):
     clock = timing.Graph(gpu.seen.append, range(8))
     assert clock.time_us() == pytest.approx(LAUNCH_US)
     assert clock._graph.captured == [each for call in range(8) for each in ("neutral", call)]
 
 
-def test_a_wait_that_ends_too_soon_is_made_longer(gpu):
-    """Enqueue launches again behind a longer wait where they take the host longer than the first."""
+def test_a_time_that_no_launch_takes_is_refused():
+    class Broken(timing.Eager):
+        def _all_us(self):
+            return 0.0
 
-    def run(call):
-        gpu.host += 400.0
-        gpu.enqueue(LAUNCH_US)
-
-    assert timing.Queued(run, range(4)).time_us() == pytest.approx(LAUNCH_US)
-    assert gpu.waits[-1] > timing._WAITS[0]
-
-
-@pytest.mark.parametrize(
-    ("host_us", "launch_us", "told"),
-    [(1e9, LAUNCH_US, "too long to enqueue"), (0.0, 0.0, "it was timed at")],
-    ids=["never waits long enough", "takes no time"],
-)
-def test_what_is_no_time_is_told(gpu, host_us, launch_us, told):
-    def run(call):
-        gpu.host += host_us
-        gpu.enqueue(launch_us)
-
-    with pytest.raises(TuningError, match=told):
-        timing.Queued(run, range(4)).time_us()
+    with pytest.raises(TuningError, match="it was timed at"):
+        Broken(print, range(4)).time_us()
 
 
 def test_a_host_that_is_slow_for_a_while_does_not_lengthen_neutral_kernels(monkeypatch):

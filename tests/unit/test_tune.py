@@ -3,9 +3,9 @@
 import contextlib
 import copy
 import importlib
-import itertools
 import json
 import pickle
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -29,8 +29,11 @@ from tritile.planning import aten, plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
+from tritile.tune.measure.bench import Screened, Taken
 from tritile.tune.measure.engine import Tuned
-from tritile.tune.subject import race as race_module
+from tritile.tune.measure.timing import Timing
+from tritile.tune.measure.workers import WorkerError
+from tritile.tune.subject import problem as subject
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import is_tuned
 
@@ -66,7 +69,7 @@ def asked(monkeypatch, forgotten):
     """What the engine was asked for, on a machine with an H200 whose configs take 12 and 10 us."""
     found = []
 
-    def search(problems, device, shop, keep, rules, force):
+    def search(problems, device, shop, keep, rules, force, among=()):
         found.append((problems, rules, force))
         first, second, third = legal_configs(PROBLEM, H200, "tile")[:3]
         remembered(None, third, failure="hung")
@@ -115,7 +118,7 @@ def test_what_is_remembered_is_not_measured_again(asked, monkeypatch):
 
 def test_where_no_config_works_the_reason_is_told(asked, monkeypatch):
     failed = Tuned(PROBLEM, None, 4, 1.0, "every config hung")
-    monkeypatch.setattr(tuning.now, "tune", lambda *given: iter([failed]))
+    monkeypatch.setattr(tuning.now, "tune", lambda *given, among: iter([failed]))
     with pytest.raises(TuningError, match="every config hung"):
         tritile.tune(PROBLEM)
 
@@ -234,59 +237,84 @@ def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
 # --- Mode "tune"
 
 
-@pytest.fixture
-def race(monkeypatch, forgotten):
-    """Times by config or call of torch's, which a test sets, and the configs whose answers are wrong."""
-    times, wrong, seen = {}, set(), []
-
-    class Clock:
-        def __init__(self, run, calls, before):
-            self.run = getattr(run, "func", run)
-            if self.run not in times:
-                raise TuningError("it does not run")
-            self.us = itertools.cycle(times[self.run])
-
-        def time_us(self):
-            seen.append((self.run, torch.backends.cuda.matmul.fp32_precision))
-            return next(self.us)
-
-    def check(run, call, every):
-        assert not every
-        if run in wrong:
-            raise TuningError("wrong answer")
-        return 1e-3
-
-    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(torch.random, "fork_rng", lambda gpus: contextlib.nullcontext())
-    monkeypatch.setattr(now, "calls_of", lambda problem, device: [problem])
-    monkeypatch.setattr(now, "_compile", lambda *arguments: None)
-    monkeypatch.setattr(now, "flusher", lambda device: None)
-    monkeypatch.setattr(now, "Queued", Clock)
-    monkeypatch.setattr(now.launching, "prepare", lambda call, config: config)
-    for module in (now, race_module):
-        monkeypatch.setattr(module, "run_of", lambda prepared: prepared)
-    monkeypatch.setattr(now.answers, "check", check)
-    monkeypatch.setattr(now, "searched_now", lambda *arguments: "searched")
-    return times, wrong, seen
-
-
 def fastest(problem):
     """The config that is on record as the fastest."""
     return remembered(40.0, legal_configs(problem, H200, "tile")[0], problem).config
 
 
-def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
-    times, *_ = race
+@pytest.fixture
+def shop(monkeypatch, forgotten):
+    """Times by config, and configs whose answers are wrong. Without a list of configs it is "searched"."""
+    times, wrong, searched_now = {}, set(), now.searched_now
+
+    class Shop:
+        benches = 1
+
+        def compile(self, subject, config, for_check=False):
+            done = Future()
+            done.set_result(None)
+            return done
+
+        def begin(self, subject):
+            if not times:
+                raise TuningError("no memory")
+
+        def screen(self, subject, config, fastest_us):
+            if config not in times:
+                raise WorkerError("it does not run")
+            return Screened(Timing(times[config], 0.0), Taken())
+
+        def race(self, subject, configs):
+            if not {*configs} <= times.keys():
+                raise WorkerError("it does not run")
+            return [[times[config]] * 5 for config in configs]
+
+        def check(self, subject, config):
+            if config in wrong:
+                raise WorkerError("wrong answer")
+            return 1e-3
+
+        def end(self, subject):
+            pass
+
+    def searched(*given, among=()):
+        return searched_now(*given, among=among) if among else "searched"
+
+    monkeypatch.setattr(now, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
+    monkeypatch.setattr(now, "searched_now", searched)
+    return times, wrong
+
+
+def test_the_fastest_of_the_likeliest_runs_and_is_remembered(shop):
+    times, _ = shop
     likely = plans.likely(PROBLEM, H200, now.RACED)
     assert len(likely) == now.RACED
-    times |= {
-        config: [10.0 + place, 10.1 + place, 9.9 + place] for place, config in enumerate(reversed(likely))
-    }
+    times |= {config: 10.0 + place for place, config in enumerate(reversed(likely))}
     assert now.tuned_now(PROBLEM, H200, 0) == likely[-1]
-    plans.forget()
-    plan = plans.plan_for(PROBLEM, H200, "cached")
+    plan = plans.plan_for(PROBLEM, H200, "tune")
     assert (plan.source, plan.config, plan.us) == ("exact", likely[-1], 10.0)
-    assert len(plans.trials(PROBLEM, H200)) == now.RACED
+    assert {trial.config for trial in plans.trials(PROBLEM, H200)} == {*likely}
+    assert not is_tuned(PROBLEM, H200)  # `tritile tune` goes on from here
+
+
+def test_a_wrong_answer_costs_its_config_alone(shop):
+    times, wrong = shop
+    likely = plans.likely(PROBLEM, H200, now.RACED)
+    times |= {config: 10.0 + place for place, config in enumerate(likely)}
+    wrong.add(likely[0])
+    assert now.tuned_now(PROBLEM, H200, 0) == likely[1]
+    failed = [trial for trial in plans.trials(PROBLEM, H200) if trial.failure]
+    assert [trial.config for trial in failed] == [likely[0]]
+    wrong.update(likely)
+    assert now.tuned_now(PROBLEM, H200, 0) == "searched"
+
+
+def test_without_a_portfolio_or_where_none_of_it_runs_all_are_searched(shop):
+    times, _ = shop
+    assert now.tuned_now(UNSERVED, H200, 0) == "searched"
+    assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # there was no memory
+    times[legal_configs(UNSERVED, H200)[0]] = 1.0
+    assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # nothing ran
 
 
 @pytest.mark.parametrize(
@@ -300,78 +328,36 @@ def test_the_fastest_of_the_likeliest_runs_and_is_remembered(race):
         (PACKED, torch_calls.unpack_and_multiply),
     ],
 )
-def test_torch_is_timed_in_turns_with_the_fastest_on_record(race, change, run):
-    """Its time on record is by as much longer than ours as it was in the race, however far behind it is."""
-    times, _, seen = race
+def test_torch_is_timed_in_turns_with_the_fastest_on_record(shop, change, run):
+    """Its time on record is by as much longer than ours as it was in the race."""
+    times, _ = shop
     problem = PACKED if change is PACKED else replace(PROBLEM, **change)
+    found = torch_calls.run_of(problem)
+    assert getattr(found, "func", found) == run
+    times[aten.CONFIG] = 25.0
     now.time_torch(problem, H200, 0)
-    assert seen == []  # nothing of ours is on record
-    config = fastest(problem)
-    times |= {config: [10.0], run: [25.0]}
+    assert store_of(H200).trials(TORCH, problem) == []  # nothing of ours is on record
+    times[fastest(problem)] = 10.0
     now.time_torch(problem, H200, 0)
-    found = store_of(H200).best(TORCH, problem)
-    if run is None:
-        assert (found, seen) == (None, [])
-        return
-    assert [clock for clock, _ in seen[4:]] == [config, run] * 4
-    assert found.us == pytest.approx(100.0)
+    best = store_of(H200).best(TORCH, problem)
+    assert (best and best.us) == (None if run is None else pytest.approx(100.0))
 
 
-def test_where_torch_offers_no_such_product_the_failure_is_remembered(race):
-    times, *_ = race
-    times[fastest(PROBLEM)] = [10.0]
+def test_where_torch_offers_no_such_product_the_failure_is_remembered(shop):
+    times, _ = shop
+    times[fastest(PROBLEM)] = 10.0
     now.time_torch(PROBLEM, H200, 0)
     (failed,) = store_of(H200).trials(TORCH, PROBLEM)
-    assert failed.failure == "TuningError: it does not run"
+    assert failed.failure == "it does not run"
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_torch_is_timed_in_the_precision_of_the_problem(race, cuda_matmul, precision):
-    times, _, seen = race
-    problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
-    times |= {fastest(problem): [1.0], torch_calls.multiply: [1.0]}
+def test_torch_is_timed_in_the_precision_of_the_problem(monkeypatch, cuda_matmul, precision):
+    seen, stage = [], object.__new__(subject._Stage)
+    stage._problem = replace(PROBLEM, dtype="float32", out_dtype="float32", precision=precision)
+    run = lambda call: seen.append((call, cuda_matmul.fp32_precision))  # noqa: E731
+    monkeypatch.setattr(torch_calls, "run_of", lambda problem: run)
     cuda_matmul.fp32_precision = "ieee" if precision == "tf32" else "tf32"
-    now.time_torch(problem, H200, 0)
-    assert {setting for _, setting in seen} == {precision}
+    stage.prepared(aten.CONFIG)[0]("call")
+    assert seen == [("call", precision)]
     assert cuda_matmul.fp32_precision != precision
-
-
-def test_of_winners_within_noise_the_first_in_a_fixed_order(race):
-    times, *_ = race
-    likely = plans.likely(PROBLEM, H200, now.RACED)
-    first = min(likely, key=lambda config: config.key)
-    for one, other in ((10.00, 10.03), (10.03, 10.00)):
-        times |= {config: [one, 10.1, 10.0] if config == first else [other, 10.05, 10.1] for config in likely}
-        assert now.tuned_now(PROBLEM, H200, 0) == first
-
-
-def test_a_wrong_answer_costs_its_config_alone(race):
-    times, wrong, _ = race
-    likely = plans.likely(PROBLEM, H200, now.RACED)
-    times |= {config: [10.0 + place] * 3 for place, config in enumerate(likely)}
-    wrong.add(likely[0])
-    assert now.tuned_now(PROBLEM, H200, 0) == likely[1]
-    failed = [trial for trial in plans.trials(PROBLEM, H200) if trial.failure]
-    assert [trial.config for trial in failed] == [likely[0]]
-    wrong.update(likely)
-    assert now.tuned_now(PROBLEM, H200, 0) == "searched"
-
-
-def test_a_race_is_no_search_and_where_it_finds_no_memory_it_is_searched(race, monkeypatch):
-    times, *_ = race
-    times |= {config: [10.0] * 3 for config in plans.likely(PROBLEM, H200, now.RACED)}
-    now.tuned_now(PROBLEM, H200, 0)
-    plans.forget()
-    assert plans.plan_for(PROBLEM, H200, "tune").source == "exact"
-    assert not is_tuned(PROBLEM, H200)  # `tritile tune` goes on where the race stopped
-
-    def no_memory(problem, device):
-        raise torch.OutOfMemoryError("of 9 GiB")
-
-    monkeypatch.setattr(now, "calls_of", no_memory)
-    assert now.tuned_now(replace(PROBLEM, m=99), H200, 0) == "searched"
-
-
-def test_without_a_portfolio_it_is_searched(race):
-    assert now.tuned_now(UNSERVED, H200, 0) == "searched"
-    assert now.tuned_now(PROBLEM, H200, 0) == "searched"  # nothing ran

@@ -29,8 +29,6 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # The current GPU.
 
-# Have the current stream do nothing for so many cycles of the GPU's clock.
-wait_on_gpu: Any = bound("torch.cuda._sleep")
 # Return the number of the current GPU.
 current_gpu: Any = bound("torch._C._cuda_getDevice", torch.cuda.current_device)
 # Return the current stream of a GPU as the driver's number.

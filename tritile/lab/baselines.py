@@ -22,6 +22,7 @@ from tritile.core.quantized import by_row, unpacked
 from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.operands import weight_rows
+from tritile.tune.subject.torch_calls import tensors_of
 
 Inputs = dict[str, Any]
 Way = Callable[[Any], torch.Tensor | None]
@@ -78,7 +79,7 @@ def torch_ways(call: Call) -> dict[str, Way]:
     gelu, alone = call.activation == "gelu_tanh", Epilogue(bias="row", activation=call.activation)
     if call.problem.batch == 1 and call.epilogue == alone and (gelu or call.activation == "relu"):
         ways["_addmm_activation"] = Product(
-            _operands, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu)
+            tensors_of, lambda a, b, bias: of_torch.addmm_activation(bias, a, b, use_gelu=gelu)
         )
     return ways | ({COMPILED: compiled(fused(call))} if call.epilogue else {})
 
@@ -96,7 +97,7 @@ def in_general(call: Call) -> Product:
     if call.epilogue:
         return fused(call)
     multiply = torch_calls.product(call)
-    return Product(_operands, lambda a, b: multiply(a, b))
+    return Product(tensors_of, lambda a, b: multiply(a, b))
 
 
 def _groups(call: GroupedCall) -> Inputs:
@@ -105,21 +106,6 @@ def _groups(call: GroupedCall) -> Inputs:
 
 
 # --- Products with an epilogue ---
-
-
-def _operands(call: MatmulCall) -> Inputs:
-    """Return a and b, the epilogue's tensors with broadcast dimensions of extent 1 or dropped, and `up`."""
-    found: Inputs = dict(zip("ab", torch_calls.in_one_batch(call)[0], strict=True))
-    for name, view in call.sides.items():
-        tensor = operands.matrix(view, call.problem.batch)
-        wide = tensor if view.batch_strides and view.batch_strides[0] else tensor[0]
-        rows, columns = (slice(None) if step else slice(1) for step in view.strides)
-        wide = wide[..., rows, columns]
-        found[name] = wide[0] if view.strides[0] == 0 and call.dtype not in FP8_DTYPES else wide
-    if call.up is not None:
-        up = operands.matrix(call.up, call.problem.batch)
-        found["up"] = up[0] if call.problem.batch == 1 else up
-    return found
 
 
 def fused(call: MatmulCall) -> Product:
@@ -148,12 +134,12 @@ def fused(call: MatmulCall) -> Product:
             add(bias, a, b, beta=call.beta, alpha=call.alpha), None, residual, call.activation
         )
 
-    return Product(_operands, run)
+    return Product(tensors_of, run)
 
 
 def _both_weights(call: MatmulCall) -> Inputs:
     """Return both weights of a gated product in one, and both biases, zeros for a missing one."""
-    found = _operands(call)
+    found = tensors_of(call)
     gate, up, biases = found["b"], found["up"], (found.get("bias"), found.get("bias_up"))
     weight = torch.cat((gate.t(), up.t()))
     if biases == (None, None):

@@ -101,13 +101,11 @@ def _args(call: GroupedCall, config: Config) -> dict[str, Any]:
     return {
         "a_ptr": Buffer(a.buffer), "b_ptr": Buffer(b.buffer), "out_ptr": Buffer(out.buffer),
         "offs_ptr": Buffer("offs"),
-        "scale_a_ptr": None, "scale_b_ptr": None,
         "groups": call.groups, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1],
         "stride_ag": _group_stride(a), "stride_am": a.strides[0], "stride_ak": a.strides[1],
         "stride_bg": _group_stride(b), "stride_bk": b.strides[0], "stride_bn": b.strides[1],
         "stride_og": _group_stride(out), "stride_om": out.strides[0], "stride_on": out.strides[1],
-        "stride_sa": 0, "stride_sb": 0,
-        "PRECISION": call.precision, "RAGGED": "m", "SCALED": False,
+        "PRECISION": call.precision,
         "BLOCK_G": max(_LEAST_LANES, 1 << (call.groups - 1).bit_length()), **dict(config.kwargs),
     }  # fmt: skip
 
@@ -136,7 +134,7 @@ def _seen(view: View, groups: int) -> Seen:
 
 
 def _cut(whole: Descriptor) -> Descriptor:
-    """Return the descriptor of one matrix, which a kernel may end at any row: see `load_cut`."""
+    """Return the descriptor of one matrix, which a kernel may end at any row: see `store_rows`."""
     (_, _, columns), step = whole.shape, whole.strides[1]
     shape = (grids.WIDE_FROM, grids.WIDE_FROM, FAR, columns)
     return Descriptor(whole.buffer, shape, (_STEP - step, step, step, 1), (1, *whole.block))

@@ -1,4 +1,4 @@
-"""Find on the GPU which rows or columns belong to a group, or to none, and which group a tile belongs to."""
+"""Find on the GPU which rows belong to a group, or to none, and which group a tile belongs to."""
 
 import triton
 import triton.language as tl
@@ -55,30 +55,6 @@ def group_of_tile(index, ends, tile_ends, total):
         0,
         placed,
     )
-
-
-@triton.jit
-def range_of_group(offs_ptr, group, groups, total, BLOCK_G: tl.constexpr):
-    """Return where a group starts, as `ends_of_groups` has it, and how long it is."""
-    index = tl.arange(0, BLOCK_G)
-    offs = cut_offsets(offs_ptr, index, groups, total)
-    start = tl.max(tl.where(index < group, offs, 0), 0)
-    return start, tl.max(tl.where(index <= group, offs, 0), 0) - start
-
-
-@triton.jit
-def scaled(
-    acc, scale_a_ptr, scale_b_ptr, group, stride_sa, stride_sb, m, n, row_end, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """acc, each row and column of it multiplied by its own scale."""
-    rows = m + tl.arange(0, BLOCK_M)
-    columns = n + tl.arange(0, BLOCK_N)
-    scale_a_ptr += group.to(tl.int64) * stride_sa
-    scale_b_ptr += group.to(tl.int64) * stride_sb
-    by_row = tl.load(scale_a_ptr + rows, mask=rows < row_end, other=0.0)
-    by_column = tl.load(scale_b_ptr + columns, mask=columns < N, other=0.0)
-    return acc * by_row[:, None] * by_column[None, :]
 
 
 @triton.jit(do_not_specialize=("groups", "rows", "stride"))

@@ -4,29 +4,27 @@ import triton
 import triton.language as tl
 
 from tritile.families.common.tiles import add_product, grouped_tile, load_tile, multiple
-from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
+from tritile.families.grouped.groups import ends_of_groups, group_of_tile
 
 
 @triton.jit(do_not_specialize=("groups", "M"))
 def grouped_matmul_tile(
-    a_ptr, b_ptr, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr,
+    a_ptr, b_ptr, out_ptr, offs_ptr,
     groups, M, N, K,
     stride_ag, stride_am, stride_ak, stride_bg, stride_bk, stride_bn, stride_og, stride_om, stride_on,
-    stride_sa, stride_sb,
     ALIGN_N: tl.constexpr, ALIGN_K: tl.constexpr,
     ALIGN_A: tl.constexpr, ALIGN_B: tl.constexpr, ALIGN_OUT: tl.constexpr,
     MASK_N: tl.constexpr, MASK_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    RAGGED: tl.constexpr, SCALED: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """Make, in each program, one BLOCK_M x BLOCK_N tile of the product of one group.
 
-    RAGGED "m": rows of a belong to groups, out[rows of g] = a[rows of g] @ b[g], and rows of no group become
-    zero. "k": columns of a and rows of b do, out[g] = a[:, those of g] @ b[those of g]. "none": out[g] =
-    a[g] @ b[g]. `offs` says where each group ends. The stride over groups of what has none is 0.
+    out[rows of g] = a[rows of g] @ b[g], where `offs` says before which row each group ends. Rows of no group
+    become zero.
 
-    ALIGN_* and MASK_* are facts as of `matmul_tile`; the group, row and column strides of an operand.
-    WIDE: offsets within a tile need 64 bits. SCALED: rows and columns of each group have a scale each.
+    The stride over groups of what has none is 0. ALIGN_* and MASK_* are facts as in `matmul_tile`, with the
+    group, row and column strides of an operand. WIDE: offsets within a tile need 64 bits.
     """
     N = multiple(N, ALIGN_N)
     stride_ag = multiple(stride_ag, ALIGN_A[0])
@@ -47,22 +45,10 @@ def grouped_matmul_tile(
         stride_on = tl.cast(stride_on, tl.int64)
     index = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    # Of this group: rows from row_start to before row_end, and so many of K from k_start on.
-    row_start = index * 0
-    row_end = M
-    k_start = index * 0
-    depth = multiple(K, ALIGN_K)
-    if RAGGED == "m":
-        ends, tile_ends = ends_of_groups(offs_ptr, groups, M, tiles_n, BLOCK_M, BLOCK_G)
-        group, first, row_start, row_end = group_of_tile(index, ends, tile_ends, M)
-        index -= first
-        depth = multiple(tl.where(group < groups, K, 0), ALIGN_K)
-    else:
-        tiles = tl.cdiv(M, BLOCK_M) * tiles_n
-        group = index // tiles
-        index = index % tiles
-        if RAGGED == "k":
-            k_start, depth = range_of_group(offs_ptr, group, groups, K, BLOCK_G)
+    ends, tile_ends = ends_of_groups(offs_ptr, groups, M, tiles_n, BLOCK_M, BLOCK_G)
+    group, first, row_start, row_end = group_of_tile(index, ends, tile_ends, M)
+    index -= first
+    depth = multiple(tl.where(group < groups, K, 0), ALIGN_K)
     tiles_m = tl.cdiv(row_end - row_start, BLOCK_M)
     if index >= tiles_m * tiles_n:  # there are more programs than tiles, whose number the host does not know
         return
@@ -76,8 +62,8 @@ def grouped_matmul_tile(
     column_mask = n + in_n[None, :] < N
 
     in_groups = tl.minimum(group, groups - 1).to(tl.int64)
-    a_ptr += in_groups * stride_ag + m.to(tl.int64) * stride_am + k_start.to(tl.int64) * stride_ak
-    b_ptr += in_groups * stride_bg + k_start.to(tl.int64) * stride_bk + n.to(tl.int64) * stride_bn
+    a_ptr += in_groups * stride_ag + m.to(tl.int64) * stride_am
+    b_ptr += in_groups * stride_bg + n.to(tl.int64) * stride_bn
     out_ptr += in_groups * stride_og + m.to(tl.int64) * stride_om + n.to(tl.int64) * stride_on
     a_ptrs = a_ptr + (in_m[:, None] * stride_am + ks[None, :] * stride_ak)  # [BLOCK_M, BLOCK_K]
     b_ptrs = b_ptr + (ks[:, None] * stride_bk + in_n[None, :] * stride_bn)  # [BLOCK_K, BLOCK_N]
@@ -90,10 +76,5 @@ def grouped_matmul_tile(
         acc = add_product(acc, a, b, PRECISION, True)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
-    if SCALED:
-        acc = scaled(
-            acc, scale_a_ptr, scale_b_ptr, in_groups, stride_sa, stride_sb, m, n, row_end, N, BLOCK_M, BLOCK_N
-        )
-        acc = tl.where(group < groups, acc, 0.0)  # rows of no group are zero, whatever lies in their scales
     out_ptrs = out_ptr + (in_m[:, None] * stride_om + in_n[None, :] * stride_on)
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=row_mask & column_mask)

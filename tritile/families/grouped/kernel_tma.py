@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tritile.families.common.tiles import add_product, constant, grouped_tile
-from tritile.families.grouped.groups import ends_of_groups, group_of_tile, range_of_group, scaled
+from tritile.families.grouped.groups import ends_of_groups, group_of_tile
 
 FAR = constant(2**30)  # rows of a cut descriptor, whatever the matrix has
 
@@ -23,46 +23,6 @@ def load_block(desc, group, row, column, ROW_MAJOR: tl.constexpr):
 
 
 @triton.jit
-def load_cut(desc, end, row, column):
-    """Return the tile at (row, column) of a matrix, zero from row `end` on: `desc` is a cut one.
-
-    The hardware cuts off what lies past a descriptor's end, and knows one end only. A cut descriptor has FAR
-    rows, of which row FAR - end + row is meant, and two dimensions ahead of them that, stepped FAR and `end`
-    times, lead back from there to where the row lies. Source: Triton's own `tools.ragged_tma`.
-    """
-    tile = desc.load([FAR, end, FAR - end + row, column])
-    return tile.reshape(tile.shape[2], tile.shape[3])
-
-
-@triton.jit
-def multiply_group(
-    a_desc, b_desc, group, m, n, k_start, depth,
-    A_ROW: tl.constexpr, B_ROW: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Return the tile at (m, n) of a's rows times b's columns, over `depth` of K from k_start on.
-
-    What lies past the end of K itself is read as zero. Past that of a group others follow: their part of its
-    last block is cut off in both operands, as 0 times what another group holds need not be 0. So where
-    groups share K it is the outer dimension of both.
-    """
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if RAGGED == "k":
-        for block in range(tl.cdiv(depth, BLOCK_K)):
-            k = k_start + block * BLOCK_K
-            a = load_cut(a_desc, k_start + depth, k, m).T
-            b = load_cut(b_desc, k_start + depth, k, n)
-            acc = add_product(acc, a, b, PRECISION, False)
-    else:
-        of_a = group if RAGGED == "none" else 0
-        for block in range(tl.cdiv(depth, BLOCK_K)):
-            a = load_block(a_desc, of_a, m, block * BLOCK_K, A_ROW)
-            b = load_block(b_desc, group, block * BLOCK_K, n, B_ROW)
-            acc = add_product(acc, a, b, PRECISION, False)
-    return acc
-
-
-@triton.jit
 def store_masked(out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, part):
     """Store part of a tile through pointers, up to the last row and column."""
     rows = m + tl.arange(0, part.shape[0])
@@ -75,98 +35,69 @@ def store_masked(out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end,
 @triton.jit
 def store_rows(
     out_desc, out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, part,
-    RAGGED: tl.constexpr, BY_DESCRIPTOR: tl.constexpr,
+    BY_DESCRIPTOR: tl.constexpr,
 ):  # fmt: skip
-    """Store part of a tile, up to its group's last row; of rows that belong to groups by a cut descriptor."""
+    """Store part of a tile, up to its group's last row.
+
+    TMA clips at a descriptor's end, and a group may end at any row. So the descriptor has FAR rows, of which
+    FAR - row_end + m is written, and two outer dimensions that, stepped FAR and row_end times, lead back from
+    there to where row m lies. Source: Triton's own `tools.ragged_tma`.
+    """
     part = part.to(out_ptr.dtype.element_ty)
     if not BY_DESCRIPTOR:
         store_masked(out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, part)
-    elif RAGGED == "m":
+    else:
         part = part.reshape(1, 1, part.shape[0], part.shape[1])
         out_desc.store([FAR, row_end, FAR - row_end + m, n], part)
-    else:
-        out_desc.store([group, m, n], part.reshape(1, part.shape[0], part.shape[1]))
 
 
 @triton.jit
 def make_tile(
-    a_desc, b_desc, out_desc, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr, ends, tile_ends, index,
-    groups, M, N, K, stride_og, stride_om, stride_on, stride_sa, stride_sb,
-    RAGGED: tl.constexpr, A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr,
-    SCALED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_G: tl.constexpr,
+    a_desc, b_desc, out_desc, out_ptr, ends, tile_ends, index, M, N, K, stride_og, stride_om, stride_on,
+    A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
     """Make tile `index` of all groups' and store it, in SUBTILES parts of its columns."""
     tiles_n = tl.cdiv(N, BLOCK_N)
-    # Of this group: rows from row_start to before row_end, and so many of K from k_start on.
-    row_start = index * 0
-    row_end = M
-    k_start = index * 0
-    depth = K
-    if RAGGED == "m":
-        group, first, row_start, row_end = group_of_tile(index, ends, tile_ends, M)
-        index -= first
-    else:
-        tiles = tl.cdiv(M, BLOCK_M) * tiles_n
-        group = index // tiles
-        index = index % tiles
-        if RAGGED == "k":
-            k_start, depth = range_of_group(offs_ptr, group, groups, K, BLOCK_G)
-    row, column = grouped_tile(index, tl.cdiv(row_end - row_start, BLOCK_M), tiles_n, GROUP_M)
+    group, first, row_start, row_end = group_of_tile(index, ends, tile_ends, M)
+    row, column = grouped_tile(index - first, tl.cdiv(row_end - row_start, BLOCK_M), tiles_n, GROUP_M)
     m = row_start + row * BLOCK_M
     n = column * BLOCK_N
-    acc = multiply_group(
-        a_desc,
-        b_desc,
-        group,
-        m,
-        n,
-        k_start,
-        depth,
-        A_ROW,
-        B_ROW,
-        RAGGED,
-        PRECISION,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
-    if SCALED:
-        acc = scaled(
-            acc, scale_a_ptr, scale_b_ptr, group, stride_sa, stride_sb, m, n, row_end, N, BLOCK_M, BLOCK_N
-        )
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(tl.cdiv(K, BLOCK_K)):  # past the end of K zeros are read
+        a = load_block(a_desc, 0, m, block * BLOCK_K, A_ROW)
+        b = load_block(b_desc, group, block * BLOCK_K, n, B_ROW)
+        acc = add_product(acc, a, b, PRECISION, False)
     if SUBTILES == 2:
         HALF: tl.constexpr = BLOCK_N // 2
         left, right = acc.reshape(BLOCK_M, 2, HALF).permute(0, 2, 1).split()
         store_rows(
-            out_desc, out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, left,
-            RAGGED, BY_DESCRIPTOR,
+            out_desc, out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, left, BY_DESCRIPTOR,
         )  # fmt: skip
         store_rows(
             out_desc, out_ptr, stride_og, stride_om, stride_on, group, m, n + HALF, row_end, N, right,
-            RAGGED, BY_DESCRIPTOR,
+            BY_DESCRIPTOR,
         )  # fmt: skip
     else:
         store_rows(
-            out_desc, out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, acc,
-            RAGGED, BY_DESCRIPTOR,
+            out_desc, out_ptr, stride_og, stride_om, stride_on, group, m, n, row_end, N, acc, BY_DESCRIPTOR,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("groups", "M"))
 def grouped_matmul_descriptor(
-    a_desc, b_desc, out_desc, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr,
-    groups, M, N, K, stride_og, stride_om, stride_on, stride_sa, stride_sb,
-    RAGGED: tl.constexpr, A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr,
-    SCALED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_G: tl.constexpr, WAIT: tl.constexpr,
+    a_desc, b_desc, out_desc, out_ptr, offs_ptr,
+    groups, M, N, K, stride_og, stride_om, stride_on,
+    A_ROW: tl.constexpr, B_ROW: tl.constexpr, BY_DESCRIPTOR: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_G: tl.constexpr, WAIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PERSISTENT: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """Make the products of all groups, in the ways of `grouped_matmul_tile`.
+    """Make the products of all groups, as `grouped_matmul_tile` does.
 
-    Descriptors have three dimensions, the first of which counts groups and is 1 of what has none. A tile of a
-    may reach into rows of the next group: they make rows of the result that are not stored.
+    Descriptors of a and b have three dimensions, the first of which counts groups: a has one. A tile of a may
+    reach into rows of the next group: they make rows of the result that are not stored.
     PERSISTENT: a program makes tile after tile, so that one's epilogue runs beside the next one's loads.
     WAIT: launched before the kernel ahead of it is done, so wait for that one before touching memory.
     """
@@ -175,38 +106,30 @@ def grouped_matmul_descriptor(
         gdc_launch_dependents()
     first = tl.program_id(0)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    ends = first
-    tile_ends = first
-    if RAGGED == "m":
-        ends, tile_ends = ends_of_groups(offs_ptr, groups, M, tiles_n, BLOCK_M, BLOCK_G)
-        tiles = tl.max(tile_ends, 0)
-    else:
-        tiles = tl.cdiv(M, BLOCK_M) * tiles_n * groups
+    ends, tile_ends = ends_of_groups(offs_ptr, groups, M, tiles_n, BLOCK_M, BLOCK_G)
+    tiles = tl.max(tile_ends, 0)
     if PERSISTENT:
-        # The K loops of tiles become one where all are as long.
-        for index in tl.range(first, tiles, tl.num_programs(0), flatten=RAGGED != "k"):
+        # Flattened, the K loops of all tiles become one.
+        for index in tl.range(first, tiles, tl.num_programs(0), flatten=True):
             make_tile(
-                a_desc, b_desc, out_desc, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr, ends, tile_ends, index,
-                groups, M, N, K, stride_og, stride_om, stride_on, stride_sa, stride_sb,
-                RAGGED, A_ROW, B_ROW, BY_DESCRIPTOR, SCALED, PRECISION, BLOCK_G,
+                a_desc, b_desc, out_desc, out_ptr, ends, tile_ends, index,
+                M, N, K, stride_og, stride_om, stride_on, A_ROW, B_ROW, BY_DESCRIPTOR, PRECISION,
                 BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SUBTILES,
             )  # fmt: skip
     elif first < tiles:
         make_tile(
-            a_desc, b_desc, out_desc, out_ptr, offs_ptr, scale_a_ptr, scale_b_ptr, ends, tile_ends, first,
-            groups, M, N, K, stride_og, stride_om, stride_on, stride_sa, stride_sb,
-            RAGGED, A_ROW, B_ROW, BY_DESCRIPTOR, SCALED, PRECISION, BLOCK_G,
+            a_desc, b_desc, out_desc, out_ptr, ends, tile_ends, first,
+            M, N, K, stride_og, stride_om, stride_on, A_ROW, B_ROW, BY_DESCRIPTOR, PRECISION,
             BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SUBTILES,
         )  # fmt: skip
-    if RAGGED == "m":
-        # Rows of no group become zero: a share for each program, or one for each that had no tile.
-        m = tl.max(ends, 0)
-        cleared = tl.cdiv(M - m, BLOCK_M) * tiles_n
-        if not PERSISTENT:
-            first = tl.where(first < tiles, cleared, first - tiles)
-        zeros = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for index in range(first, cleared, tl.num_programs(0)):
-            store_rows(
-                None, out_ptr, stride_og, stride_om, stride_on, first, m + index // tiles_n * BLOCK_M,
-                index % tiles_n * BLOCK_N, M, N, zeros, RAGGED, False,
-            )  # fmt: skip
+    # Rows of no group become zero: a share for each program, or one for each that had no tile.
+    m = tl.max(ends, 0)
+    cleared = tl.cdiv(M - m, BLOCK_M) * tiles_n
+    if not PERSISTENT:
+        first = tl.where(first < tiles, cleared, first - tiles)
+    zeros = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for index in range(first, cleared, tl.num_programs(0)):
+        store_rows(
+            None, out_ptr, stride_og, stride_om, stride_on, first, m + index // tiles_n * BLOCK_M,
+            index % tiles_n * BLOCK_N, M, N, zeros, False,
+        )  # fmt: skip

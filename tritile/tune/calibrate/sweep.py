@@ -17,7 +17,6 @@ from tritile.core.problem import Tiled
 from tritile.families.launching import compiled_for
 from tritile.families.space import unbanded, worthwhile
 from tritile.planning import aten, model
-from tritile.tune.measure.timing import Graph
 from tritile.tune.measure.workers import Workers
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
@@ -116,7 +115,7 @@ def timed(
 
     torchs = [aten.CONFIG] if problem.op in torch_calls.RUNS else []
     with torch_fp32():
-        samples = raced(problem, calls_of(problem, device), [*configs, *torchs], flush, Graph, failed)
+        samples = raced(problem, calls_of(problem, device), [*configs, *torchs], flush, failed)
     times = {config: statistics.median(us) for config, us in samples.items()}
     torch_us = times.pop(aten.CONFIG, None)
     return Row(problem, times, torch_us)

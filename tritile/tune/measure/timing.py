@@ -19,7 +19,6 @@ import torch
 import triton.testing
 
 from tritile.core.config import Config
-from tritile.core.of_torch import wait_on_gpu
 from tritile.errors import TuningError
 
 K = TypeVar("K")
@@ -28,7 +27,6 @@ _WARMUP_MS, _REPEAT_MS = 5, 25  # of `do_bench`
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of a race
 _HOPELESS = 3.0  # times as slow as the fastest, beyond which a first look is enough
 _MAX_COPIES = 400
-_WAITS = tuple(500_000 << i for i in range(8))  # cycles that the GPU waits while launches are enqueued
 _TIED = 1.01  # times as slow as the fastest, up to which noise may explain a difference
 _REPLAYS = 60  # of neutral kernels, and for how long at least: the first of them raise the clocks of an idle
 _REPLAYS_S = 0.02  # GPU, and a busy host may slow all of them for some 10 ms
@@ -135,7 +133,7 @@ def _elapsed_us(work: Callable[[], object]) -> float:
 
 
 @functools.cache
-def _neutral_us(kind: "type[Graph | Queued]", device: int, count: int) -> float:
+def _neutral_us(kind: type[Eager], device: int, count: int) -> float:
     """Return the least of many times of neutral kernels, as others may use the host and the GPU too."""
     alone = kind(lambda call: None, range(count))
     until, times = time.monotonic() + _REPLAYS_S, [alone._all_us()]
@@ -188,46 +186,6 @@ class Graph(Eager):
 
     def _between_us(self) -> float:
         return _neutral_us(Graph, torch.cuda.current_device(), self.launches)
-
-
-class Queued(Eager):
-    """Time launches in a stream; they wait on the GPU until the last is enqueued.
-
-    Nothing is captured, as during a capture a program's other threads may not wait for the GPU.
-    """
-
-    def _load(self) -> None:
-        self._run(self._calls[0])  # modules
-
-    def _all_us(self) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for cycles in _WAITS:
-            self._before()
-            wait_on_gpu(cycles)
-            start.record()
-            self._enqueue()
-            end.record()
-            waited = not start.query()
-            end.synchronize()
-            if waited:
-                return float(1e3 * start.elapsed_time(end))
-        raise TuningError("launches took too long to enqueue to be timed")
-
-    def _enqueue(self) -> None:
-        """Launch each behind a neutral kernel and an event.
-
-        The event keeps a launch from starting early: in a stream that would hide 1.3 us of each, a third of a
-        short product's time, and in a graph hides a quarter of that.
-        """
-        neutral = _idle(torch.cuda.current_device())
-        between = torch.cuda.Event(enable_timing=True)  # without a time to take it holds back nothing
-        for call in self._calls:
-            neutral.add_(1)
-            between.record()
-            self._run(call)
-
-    def _between_us(self) -> float:
-        return _neutral_us(Queued, torch.cuda.current_device(), self.launches)
 
 
 def graph_of(run: Run, calls: Sequence[Any], before: Callable[[], object] = lambda: None) -> Eager:

@@ -16,7 +16,7 @@ from tritile.families import launching
 from tritile.families.launching import compiled_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
-from tritile.planning import model, plans
+from tritile.planning import aten, model, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.trial import best_of
 from tritile.runtime.ahead import check_fits
@@ -24,8 +24,8 @@ from tritile.runtime.native import loaded
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
 from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
-from tritile.tune.search import from_parameters, parameters
-from tritile.tune.subject import answers
+from tritile.tune.search import Listed, from_parameters, parameters
+from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels these are no powers of two
@@ -139,11 +139,19 @@ class _Stage:
         (one @ one).sum().item()  # loads torch's kernels of checks ahead of the first check
 
     def prepared(self, config: Config) -> tuple[Run, Taken]:
+        if config == aten.CONFIG:
+            return self._by_torch, Taken()
         prepared = launching.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
         taken = Taken(found.registers, found.spills, kernel.metadata.shared)
         return run_of(prepared), taken
+
+    def _by_torch(self, call: Call) -> None:
+        run = torch_calls.run_of(self._problem)
+        assert run is not None
+        with answers.torch_fp32("tf32" if getattr(self._problem, "precision", "") == "tf32" else "ieee"):
+            run(call)
 
     def timed(self, config: Config, run: Run) -> Eager:
         return graph_of(run, self.calls)
@@ -164,13 +172,16 @@ class _Stage:
         return error
 
 
-def task_of(problem: Tiled, device: Device, force: bool = False) -> Task:
-    """Return the task of a problem with its stored trials, unless `force`, and its likely configs."""
+def task_of(problem: Tiled, device: Device, force: bool = False, among: Sequence[Config] = ()) -> Task:
+    """Return the task of a problem with its stored trials, unless `force`.
+
+    Its space are the configs `among`, else all, the likely ones first.
+    """
     earlier = [] if force else plans.trials(problem, device)
     tabled, foreseen = plans.tabled(problem, device), plans.by_portfolio(problem, device)
     seeds = [plan.config for plan in (tabled, foreseen) if plan is not None]
     best = best_of(trial for trial in earlier if trial.right)
-    space = ProblemSpace(problem, device, seeds)
+    space = Listed(among) if among else ProblemSpace(problem, device, seeds)
     incumbent = best.config if best is not None else tabled.config if tabled is not None else None
     known = {trial.config: trial for trial in earlier if trial.settled and trial.config in space}
     return Task(ProblemSubject(problem, device), space, known, incumbent)

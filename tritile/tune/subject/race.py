@@ -13,7 +13,7 @@ from tritile.core.problem import Tiled
 from tritile.errors import TuningError, brief
 from tritile.families import launching
 from tritile.planning import aten
-from tritile.tune.measure.timing import Graph, Queued, Run, in_turns
+from tritile.tune.measure.timing import Graph, Run, in_turns
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
 
@@ -51,7 +51,6 @@ def raced(
     calls: Sequence[Call],
     configs: Iterable[Config],
     flush: Callable[[], object],
-    timer: type[Graph | Queued],
     failed: Callable[[Config, str], object] = lambda config, why: None,
 ) -> dict[Config, list[float]]:
     """Return microseconds of configs, and of torch for `aten.CONFIG`, on the same calls of a problem.
@@ -59,11 +58,11 @@ def raced(
     Those near the fastest config are timed several times, in turns, and so is torch. What does not run is
     reported to `failed`, and left out. `flush` empties the L2 cache.
     """
-    timers: dict[Config, Graph | Queued] = {}
+    timers: dict[Config, Graph] = {}
     first: dict[Config, float] = {}
     for config in configs:
         try:
-            timers[config] = timer(_run(problem, calls[0], config), calls, flush)
+            timers[config] = Graph(_run(problem, calls[0], config), calls, flush)
             # A graph's first replay uploads it: the second counts, unless the host held that up for longer.
             first[config] = min(timers[config].time_us(), timers[config].time_us())
         except (TuningError, RuntimeError) as error:  # torch multiplies no int8 of 16 rows and fewer

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from tritile.core import of_torch
-from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall, View
+from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import Epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.families import torch_kernels
@@ -15,11 +15,6 @@ from tritile.families.quantized.unpacked import Unpack
 from tritile.planning import aten
 from tritile.tune.subject.operands import matrix
 from tritile.tune.suites import OF_ITEMSIZE
-
-
-def _row(view: View) -> torch.Tensor:
-    """Return a bias in one dimension, for which cuBLAS adds it itself."""
-    return matrix(view, 1)[0, 0]
 
 
 def matrices(call: MatmulCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -32,6 +27,25 @@ def in_one_batch(call: MatmulCall) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return a and b, and out: matrices, or batches of them where there are several."""
     *inputs, out = [tensor[0] if call.problem.batch == 1 else tensor for tensor in matrices(call)]
     return inputs, out
+
+
+def tensors_of(call: MatmulCall) -> dict[str, torch.Tensor]:
+    """Return a, b, the epilogue's operands and `up` by name; what an operand is broadcast over has size 1.
+
+    A row's only dimension is that of columns, for which cuBLAS adds it itself. Scales have two, as in torch.
+    """
+    found = dict(zip("ab", in_one_batch(call)[0], strict=True))
+    for name, view in call.sides.items():
+        whole = matrix(view, call.problem.batch)
+        if not (view.batch_strides and view.batch_strides[0]):
+            whole = whole[0]
+        rows, columns = (slice(None) if step else slice(1) for step in view.strides)
+        whole = whole[..., rows, columns]
+        found[name] = whole if view.strides[0] or name.startswith("scale") else whole[0]
+    if call.up is not None:
+        up = matrix(call.up, call.problem.batch)
+        found["up"] = up[0] if call.problem.batch == 1 else up
+    return found
 
 
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
@@ -55,17 +69,16 @@ def multiply(call: MatmulCall) -> None:
 
 def add(call: MatmulCall) -> None:
     """Make a product with a bias, as torch's linear layers do."""
-    (a, b), out = in_one_batch(call)
-    torch.addmm(_row(call.sides["bias"]), a, b, out=out)
+    found = tensors_of(call)
+    torch.addmm(found["bias"], found["a"], found["b"], out=in_one_batch(call)[1])
 
 
 def compose(call: MatmulCall) -> None:
     """Make a product with an epilogue, an operation after the other."""
-    (a, b), out = in_one_batch(call)
-    sides = {name: matrix(view, call.problem.batch) for name, view in call.sides.items()}
-    sides = {name: side if out.ndim == 3 else side[0] for name, side in sides.items()}
-    how = call.activation, call.alpha, call.beta
-    out.copy_(apply_epilogue_in_dtype(torch.matmul(a, b), sides.get("bias"), sides.get("residual"), *how))
+    found, how = tensors_of(call), (call.activation, call.alpha, call.beta)
+    sums = torch.matmul(found["a"], found["b"])
+    made = apply_epilogue_in_dtype(sums, found.get("bias"), found.get("residual"), *how)
+    in_one_batch(call)[1].copy_(made)
 
 
 def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
@@ -76,17 +89,14 @@ def unpack_and_multiply(unpack: Unpack, call: QuantizedCall) -> None:
     if call.bias is None:
         torch.mm(x, weight, out=out)
     else:
-        torch.addmm(_row(call.bias), x, weight, out=out)
+        torch.addmm(matrix(call.bias, 1)[0, 0], x, weight, out=out)
 
 
 def scale(call: MatmulCall) -> None:
     """Make a product of fp8 matrices with scales, and perhaps a bias."""
-    (inputs, out), sides = in_one_batch(call), call.sides
-    scales = matrix(sides["scale_a"], 1)[0, :, :1], matrix(sides["scale_b"], 1)[0, :1]
-    if call.epilogue.scale_a == call.epilogue.scale_b == "one":
-        scales = scales[0][:1], scales[1][:, :1]
-    bias = _row(sides["bias"]) if "bias" in sides else None
-    of_torch.scaled_mm(*inputs, *scales, bias, **_how(call), out=out)
+    found, out = tensors_of(call), in_one_batch(call)[1]
+    given = [found.get(name) for name in ("a", "b", "scale_a", "scale_b", "bias")]
+    of_torch.scaled_mm(*given, **_how(call), out=out)
 
 
 def groups(call: GroupedCall) -> None:
