@@ -8,9 +8,9 @@ from typer.testing import CliRunner, Result
 from tritile import cli
 
 
-def run(*arguments: object, **words: object) -> Result:
+def run(*arguments: object, app: typer.Typer = cli.app, **words: object) -> Result:
     """Return what a command printed, its exit status, and the exception that ended it, if any."""
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **words)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **words)
 
 
 def refused(*arguments: object, status: int = 2, **words: object) -> str:

@@ -27,7 +27,17 @@ TABLES = HERE.parent / "tritile" / "tables"
 def run(*arguments: str) -> int:
     """One tritile command, its words shown first; its exit status."""
     print(f"$ tritile {' '.join(arguments)}", flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "tritile", *arguments])
+    return _status(sys.executable, "-m", "tritile", *arguments)
+
+
+def benchmark(*arguments: str) -> int:
+    """Run bench.py, its words shown first; its exit status."""
+    print(f"$ python tuning/bench.py {' '.join(arguments)}", flush=True)
+    return _status(sys.executable, str(HERE / "bench.py"), *arguments)
+
+
+def _status(*command: str) -> int:
+    process = subprocess.Popen(command)
     while True:
         try:
             return process.wait()
@@ -52,7 +62,7 @@ def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool)
         status |= run("export", "--output", str(TABLES / f"{gpu.slug}.json"))
     if bench or quick:
         results = [] if quick else ["--output", str(HERE / "results" / gpu.slug)]
-        status |= run("bench", *suites, *results)
+        status |= benchmark(*suites, *results)
     return status
 
 

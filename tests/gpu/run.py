@@ -50,7 +50,7 @@ CONCERNS = {
     "test_permute_gpu.py": ("permute/",),
     "test_quantized_gpu.py": ("linear_quantized/",),
     "test_remember_gpu.py": (*_TUNED, "tune", "planning"),
-    "test_rungs_gpu.py": ("lab/ladder",),
+    "test_rungs_gpu.py": (),  # the kernels of tuning/, which it imports
     "test_tuner_gpu.py": (*_TUNED, "tune"),
     "test_warm_gpu.py": ("matmul/", "lab/warm", "planning/table"),
     **{f"test_{name}_gpu.py": ("matmul/",) for name in ("families", "skinny", "fp16x3", "fused", "matmul")},
@@ -70,17 +70,21 @@ def kernels_of(file: str) -> list[str]:
 
 @functools.cache
 def _imported(path: Path) -> frozenset[Path]:
-    """The files of the tests that one imports."""
+    """The files of tests/ and tuning/ that one imports."""
     bases = set[str]()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests":
-            bases |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            is_test = node.module.split(".")[0] == "tests"
+            bases |= {f"{node.module}.{alias.name}" for alias in node.names} if is_test else set()
+            bases.add(node.module if is_test else f"tuning.{node.module}")
+        elif isinstance(node, ast.Import):
+            bases |= {f"tuning.{alias.name}" for alias in node.names}
     paths = (ROOT / f"{base.replace('.', '/')}.py" for base in bases)
     return frozenset(path for path in paths if path.is_file())
 
 
 def _helpers(path: Path) -> set[Path]:
-    """A file of tests, and the files beside the tests that it imports."""
+    """A file of tests, and the files of tests/ and tuning/ that it imports."""
     found, pending = set[Path](), {path}
     while pending:
         one = pending.pop()

@@ -13,15 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.commands import run
-from tritile.cli.bench import print_results, print_summary
-from tritile.core.config import Config
-from tritile.core.device import target_device
-from tritile.errors import FileError, InvalidValueError
-from tritile.lab import report
-from tritile.lab.environment import environment
-from tritile.lab.results import (
-    Measurement,
+import report
+from bench import print_results, print_summary
+from benchmark_results import (
     append,
     case_of,
     host_result,
@@ -31,6 +25,12 @@ from tritile.lab.results import (
     stored,
     summary,
 )
+from tests.commands import run
+from tritile.core.config import Config
+from tritile.core.device import target_device
+from tritile.errors import FileError, InvalidValueError
+from tritile.lab.bench import Measurement
+from tritile.lab.environment import environment
 from tritile.tune.suites import parse_shape
 
 ENV = {
@@ -44,7 +44,7 @@ HOST = host_result("matmul(a, b)", 8.0, 10.0, ENV)
 def line(text="64x64x64", ratio=2.0, us=100.0, measured=(), env=(), **case):
     """Return the result of a case; `ratio` is torch's time by tritile's."""
     rest = {
-        "inductor_us": None, "spread": 0.01, "error": 1e-3, "torch_error": 2e-3, "copy_gbps": None,
+        "spread": 0.01, "error": 1e-3, "torch_error": 2e-3, "copy_gbps": None,
         "config": CONFIG, "source": "exact",
     }  # fmt: skip
     found = Measurement(us, us * ratio, **(rest | dict(measured)))
@@ -63,7 +63,9 @@ def printed(lines, show=print_results, **options):
 
 
 def test_a_line_of_a_product_and_one_of_a_permutation():
-    found = line("8x1000x500x200", us=10.0, measured={"inductor_us": 5.0}, layout="NT", suite="given")
+    found = line(
+        "8x1000x500x200", us=10.0, measured={"others_us": {"inductor": 5.0}}, layout="NT", suite="given"
+    )
     said = {
         "op": "matmul", "suite": "given", "dtype": "bfloat16", "layout": "NT", "batch": 8, "m": 1000,
         "n": 500, "k": 200, "ratio_torch": 2.0, "ratio_inductor": 0.5, "config": CONFIG.to_dict(),
@@ -96,7 +98,7 @@ def test_every_side_of_a_line_comes_back_and_older_lines_lack_some(tmp_path):
     assert read(path, pytest.fail) == lines
     assert case_of(lines[2]) == parse_shape("1000x2000", op="permute", dtype="float32", suite="transpose")
     fused = replace(parse_shape("64x64x64"), epilogue="bias=row relu")
-    found = result(fused, Measurement(1.0, 2.0, None, 0.0, 0.0, 0.0, None, CONFIG, "exact"), ENV)
+    found = result(fused, Measurement(1.0, 2.0, 0.0, 0.0, 0.0, None, CONFIG, "exact"), ENV)
     assert case_of(found) == fused
 
 
@@ -171,7 +173,7 @@ def test_times_are_summed_and_what_was_drawn_by_time_is_left_out_of_the_mean():
 
 
 def test_a_baseline_counts_where_it_was_measured_and_a_later_run_without_it_changes_nothing():
-    by_inductor = {"inductor_us": 50.0}
+    by_inductor = {"others_us": {"inductor": 50.0}}
     lines = [
         line(measured=by_inductor),
         line(ratio=6.0, env={"time": "2027-01-01T00:00:00+00:00"}),
@@ -220,7 +222,7 @@ def test_environment():
 
 
 REPORTED = [
-    line("64x64x64", measured={"inductor_us": 150.0}),
+    line("64x64x64", measured={"others_us": {"inductor": 150.0}}),
     line("128x64x64", 0.5),
     line("128x64x64", 0.25),  # later: it counts
     transposed(4.0),
@@ -244,7 +246,7 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path):
     append(tmp_path / "gpu" / "square.jsonl", REPORTED)
     with (tmp_path / "gpu" / "square.jsonl").open("a") as file:
         file.write(json.dumps(REPORTED[0] | {"tritile_us": -1}) + "\n")
-    done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "report.html")
+    done = run(tmp_path, "--target", "h200", "--output", tmp_path / "report.html", app=report.app)
     assert done.exit_code == 0, done.output
     assert "1 of 7 lines skipped; line 6: tritile_us = -1" in done.stderr
     assert "1 results of another are left out" in done.output
@@ -253,7 +255,7 @@ def test_the_command_writes_a_page_and_a_picture(tmp_path):
     assert "torch 2.11.0, triton 3.6.0" in text
     losses = re.findall(r"<td>(\d\.\d{3})</td><td>100.00</td><td>25.00</td><td>(\w+)", text)
     assert losses == [("0.250", "128x64x64")]
-    done = run("report", tmp_path, "--target", "h200", "--output", tmp_path / "speedups.svg")
+    done = run(tmp_path, "--target", "h200", "--output", tmp_path / "speedups.svg", app=report.app)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "speedups.svg").read_text().startswith("<svg")
 

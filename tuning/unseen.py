@@ -1,6 +1,6 @@
 """The suite "unseen": products and permutations of sizes that nobody chose, drawn anew for each version.
 
-The seed is the hash of the package's files: whoever changes the code changes the sizes, so nothing can be
+The seed is the hash of the files of `tritile/`: whoever changes the code changes the sizes, so nothing can be
 tuned to them.
 
 Products: bf16, NN and NT in turn, M log-uniform from 1 to 16384, N and K from 32 to 32768, 2e7 to 2e12
@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import tritile
+from benchmark_results import BY_SIZE, BY_TIME
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.lab.environment import environ
-from tritile.lab.results import BY_SIZE, BY_TIME
 from tritile.lab.warm import Calls, compile_calls
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
@@ -34,7 +35,7 @@ SUITE: Final = "unseen"
 PRODUCTS: Final = 100  # of each half
 PERMUTATIONS: Final = 100
 SEARCHED: Final = 20  # aligned products of each half, compared with torch.compile's max-autotune too
-_PACKAGE: Final = Path(__file__).parents[1]
+_PACKAGE: Final = Path(tritile.__file__).parent
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
 
