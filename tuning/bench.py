@@ -1,8 +1,5 @@
 """Time suites, and sizes that nobody chose, against torch and other baselines.
 
-    python tuning/bench.py --suite llm --suite ragged --output results
-    python tuning/bench.py --suite unseen --draw 2 --inductor
-
 Each case is timed as `tritile bench` times given sizes, with the config that a call would use.
 """
 

@@ -13,8 +13,7 @@ suite "unseen" has the `seed`, and how its half is `drawn` ("by size" in older l
 `torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
 each side there are `samples` times; each is the mean over `launches` launches on operands of their own.
 
-Older lines lack some of `triton_us, torch_call, torch_calls, spreads, samples, launches`. Some have
-`tutorial_us` and `ratio_tutorial`, of the matmul of Triton's tutorial.
+Older lines lack some of `triton_us, torch_call, torch_calls, spreads, samples, launches`.
 
 In op "grouped" `batch` counts groups, which share m, and `load` says how.
 
@@ -34,16 +33,16 @@ from typing import Any, Final
 from tritile.core.config import Config
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import FileError, InvalidValueError
-from tritile.lab.bench import Log, Measurement
-from tritile.lab.environment import ENV_FIELDS
+from tritile.lab.bench import BenchResult, Log
 from tritile.tune.suites import Case
 
 Result = dict[str, Any]
 
+ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 HOST: Final = "host"  # the op and the suite of host times
 BY_SIZE: Final = "by size"  # how a case of suite "unseen" was `drawn`
 BY_TIME: Final = "by time"
-BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
+BASELINES: Final = ("inductor",)  # besides torch, which is always there
 _OF_SCRIPTS: Final = ("models", "rows", "searches")  # ops of lines that are not read here
 _NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
 _SIZES: Final = {
@@ -69,7 +68,7 @@ def _plain(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
+def result(case: Case, measured: BenchResult, env: Mapping[str, str]) -> Result:
     """Return the result of one measured case; `env` is as `environment.environment` returns it."""
     assert isinstance(measured.config, Config)
     problem, us = case.problem, measured.tritile_us

@@ -15,13 +15,9 @@ __all__ = ["app_of", "run"]
 class Command(TyperCommand):
     """A command whose errors of tritile's, or of files, are one line and an exit status."""
 
-    def make_context(self, *args: Any, **words: Any) -> Any:
+    def main(self, *args: Any, **words: Any) -> Any:
         with one_line_errors():
-            return super().make_context(*args, **words)
-
-    def invoke(self, ctx: Any) -> Any:
-        with one_line_errors():
-            return super().invoke(ctx)
+            return super().main(*args, **words)
 
 
 def app_of(function: Callable[..., None], *examples: str) -> typer.Typer:

@@ -26,11 +26,10 @@ from benchmark_tables import Cells, Line, measured_on, read, span, table
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
-from tritile.lab.environment import environ
 from tritile.planning import model
 from tritile.planning.store import Store
 from tritile.tune.calibrate import draw as roof
-from unseen import nothing_remembered
+from unseen import environ, nothing_remembered
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 INDEX: Final = HERE.parent / "docs" / "index.md"

@@ -1,7 +1,5 @@
 """Climb tutorial kernels from a naive one up to the library's own, each with what it adds.
 
-    python tuning/ladder.py [N] [--op transpose] [--target h200]
-
 Kernels are timed side by side on a GPU, or compiled for one elsewhere.
 """
 

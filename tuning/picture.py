@@ -1,7 +1,4 @@
-"""Draw a step of a kernel's tiling as SVG: the blocks that a tile loads, and the tiles made before it.
-
-python tuning/picture.py 300x200x150 --output tiling.svg
-"""
+"""Draw a step of a kernel's tiling as SVG: the blocks that a tile loads, and the tiles made before it."""
 
 import math
 import sys

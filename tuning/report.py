@@ -1,7 +1,5 @@
 """Write results as one HTML page: a chart of where a GPU gains and loses, and its slowest problems.
 
-    python tuning/report.py [FILES] [--target h200] [--output report.html]
-
 altair draws the chart, with its own filters. Nothing is loaded from the network.
 """
 

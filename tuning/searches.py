@@ -25,13 +25,14 @@ import unseen
 from tritile.core.config import Config
 from tritile.core.device import Device, current_gpu
 from tritile.core.problem import Tiled
-from tritile.lab.environment import environ, environment
+from tritile.lab.environment import environment
 from tritile.planning import plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
 from tritile.tune.measure.engine import Keep, Rules, Tuned, whole
 from tritile.tune.measure.workers import Workshop
+from unseen import environ
 
 SEARCHES = 2
 OPERATIONS, BYTES = 2e11, 1e9  # the most of a product and of a permutation: some 300 microseconds

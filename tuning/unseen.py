@@ -22,9 +22,9 @@ from typing import Final
 import tritile
 from benchmark_results import BY_SIZE, BY_TIME
 from tritile.core.device import Device
+from tritile.core.forgetting import forget
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.environment import environ
 from tritile.lab.warm import Calls, compile_calls
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
@@ -105,6 +105,23 @@ def draws(numbers: Iterable[int], only: str = "") -> list[tuple[dict[str, str], 
 def aligned(cases: Iterable[Case]) -> list[Case]:
     """Return the products whose N and K are multiples of 8."""
     return [case for case in cases if case.op == "matmul" and case.n % 8 == case.k % 8 == 0]
+
+
+@contextlib.contextmanager
+def environ(**values: str | None) -> Iterator[None]:
+    """Set variables of the environment, or unset those of None, in a `with`; forget plans at both ends."""
+    before = dict(os.environ)
+    try:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+        forget()
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
+        forget()
 
 
 @contextlib.contextmanager

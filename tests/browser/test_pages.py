@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import picture
-import report
 from picture import blocks_of, tiling_of
 from tests.commands import run
 from tests.tilings import H200, product
@@ -153,7 +151,7 @@ def test_the_tiles_shown_first_are_more_than_run_at_once_and_share_blocks(page):
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    done = run(ROOT / "tuning" / "results" / "nvidia-h200", "--output", path, app=report.app)
+    done = run("report.py", ROOT / "tuning" / "results" / "nvidia-h200", "--output", path)
     assert done.exit_code == 0, done.output
     return path
 
@@ -205,7 +203,7 @@ def unreadable(shown, width):
 @pytest.mark.parametrize("sizes", ["8192x8192x8192", "16x8192x8192", "8192x64x500000", "3x1000x500x300"])
 def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     path = tmp_path / "tiling.svg"
-    assert run(sizes, "--output", path, app=picture.app).exit_code == 0
+    assert run("picture.py", sizes, "--output", path).exit_code == 0
     assert unreadable(visit(path), 800) == []
 
 

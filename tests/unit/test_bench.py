@@ -19,7 +19,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.lab import baselines, bench
 from tritile.lab.baselines import PACKED_WEIGHT as PACKED
 from tritile.lab.baselines import WIDE_WEIGHT as WIDE
-from tritile.lab.bench import Measurement
+from tritile.lab.bench import BenchResult
 from tritile.planning import model
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.measure import timing
@@ -253,7 +253,8 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
         if case.m == 8:
             raise ValueError("no")
         sides = {"others_us": {"inductor": 3.0}}
-        return Measurement(1.0, 2.0, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact", **sides)
+        times, config = (1.0, 2.0, 0.0, 0.0, 0.0, None), Config.of(BLOCK_M=64)
+        return BenchResult(case.problem, H200, *times, config, "exact", **sides)
 
     monkeypatch.setattr(script, "measured", measured)
     told, done = [], []
@@ -303,7 +304,7 @@ PROBLEM = MatmulProblem(1, 64, 32, 48, "bfloat16", "bfloat16")
 )
 def test_a_call_is_timed_beside_torch(what, monkeypatch):
     config, asked = model.pick(PROBLEM, H200), []
-    found = Measurement(10.0, 15.0, 0.02, 1e-3, 2e-3, None, config, "exact", "matmul")
+    found = BenchResult(PROBLEM, H200, 10.0, 15.0, 0.02, 1e-3, 2e-3, None, config, "exact", "matmul")
     monkeypatch.setattr(bench.devices, "current_index", lambda: 0)
     monkeypatch.setattr(bench.devices, "gpu", lambda index: H200)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

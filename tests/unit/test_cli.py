@@ -20,7 +20,7 @@ import typer._completion_classes
 from rich.console import Console
 
 import autotune
-from tests.commands import commands, refused, run
+from tests.commands import SCRIPTS, commands, refused, run, scripts
 from tritile import cli, errors
 from tritile.cli import compile as compile_module
 from tritile.cli import findings, shared
@@ -31,7 +31,7 @@ from tritile.core.device import SHORT, target_device
 from tritile.core.epilogue import ACTIVATIONS
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.families import registry as families
-from tritile.lab.bench import Measurement
+from tritile.lab.bench import BenchResult
 from tritile.planning import aten, gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
@@ -100,6 +100,20 @@ def test_examples_of_help_are_taken(name):
         program, first, *arguments = shlex.split(line)
         assert (program, first) == ("tritile", name)
         command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run_in_a_checkout_and_their_examples_are_taken(name, tmp_path):
+    script = Path(__file__).parents[2] / "tuning" / f"{name}.py"
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, script, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
+    lines = shown.stdout.partition("Examples:")[2].strip().splitlines()
+    assert lines
+    for line in lines:
+        python, file, *arguments = shlex.split(line)
+        assert (python, file) == ("python", f"tuning/{name}.py")
+        scripts()[f"{name}.py"].make_context(name, arguments)
 
 
 @pytest.mark.parametrize("name", ["explain", "show"])
@@ -172,6 +186,20 @@ USAGE = {
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M=5 together with tile",
+    "picture.py 4x30x20x15 --op grouped": "--op 'grouped': expected one of matmul, transpose",
+    "picture.py 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
+    "picture.py 300x200x150 --output tiling.pdf": "expected a name that ends in .svg",
+    "picture.py 300x200x150 --tile 100000": "tile is 100000",
+    "picture.py 300x200x150 --step 0": "step is 0",
+    "ladder.py 0": "n = 0: expected 1 to 16,384",
+    "ladder.py 8 --op conv": "--op 'conv': expected one of matmul, transpose",
+    "ladder.py 8 --target ''": "--target '': expected one of",
+    "bench.py": "there is no GPU here",
+    "bench.py --output notes.txt": "notes.txt is not a folder",
+    "bench.py --output not/there/x.jsonl": "--output not/there/x.jsonl: expected a folder",
+    "bench.py --draw 2": "--draw is for --suite unseen",
+    "bench.py --suite unseen --only nothing": "no drawn case has that in its name",
+    "report.py --output report.pdf": "expected a name that ends in .html or .svg",
     "show": "there is no GPU here: name one, as --target h200",
     "export --target h200": "nothing is remembered",
     "export --output notes.txt/t.json": "cannot be written",
@@ -207,6 +235,10 @@ FAILURES = {
     "compile 8x8x8 --dtype complex64 --target h200": "only torch computes 8x8x8 NN complex64",
     "tune 8x8x8 --dtype complex64 --target h200": "there is nothing of tritile's to measure",
     "clear --kernel nope --target h200 --yes": "nope on NVIDIA H200: nor of any other decorated kernel",
+    "picture.py 8x8x8 --dtype complex64": "only torch computes 8x8x8 NN complex64",
+    "report.py missing.jsonl": "no such file",
+    "report.py notes.txt": "there are no results",
+    "report.py none": "no .jsonl file",
     "merge missing.sqlite3": "missing.sqlite3 does not exist",
     "merge none": "none does not exist, or is not a regular file",
     "merge empty": "empty is not a store",
@@ -308,9 +340,15 @@ TABLES = {
     "show --target h200": "halves-nn",
     "explain 64 48 32 --target H200": "64x48x32",
     "explain 32x32x32": "on NVIDIA H200",
+    "ladder.py 8 --op transpose": "row by row",
 }
 # Commands that write where --output says.
-WRITES = ("export --target h200 --output {}.json",)
+WRITES = (
+    "picture.py 30 20 10 --output {}.svg",
+    "picture.py 30x20 --op transpose --output {}.svg",
+    "export --target h200 --output {}.json",
+    "report.py --output {}.svg",
+)
 
 
 @pytest.fixture
@@ -318,9 +356,6 @@ def prepared(tmp_path, monkeypatch):
     """Make what the commands above read, in the working directory."""
     monkeypatch.chdir(tmp_path)
     remember(store_of(H200))
-    results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
-    Path("results").mkdir()
-    Path("results", "permute.jsonl").write_bytes((results / "permute.jsonl").read_bytes())
 
 
 @without_gpu
@@ -347,6 +382,7 @@ def test_tables_fit_80_columns_and_json_is_all_that_standard_output_has(words, p
             "doctor",
             "-> torch computes calls on the CPU; `tritile compile --target` compiles for a GPU elsewhere",
         ),
+        ("ladder.py 8 --op transpose", "element by element a thread an element: far more of them under way"),
         ("show --target h200", f"256x256x256 NN float16 7.5 {CONFIG}"),
     ],
 )
@@ -789,22 +825,22 @@ def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(wo
 
 
 def test_bench_shows_both_sides_and_a_problem_that_fails_costs_itself_alone(monkeypatch):
-    def measured(problem, log):
-        if problem.op == "matmul" and problem.m == 8:
+    def measured(case, log):
+        if case.m == 8:
             raise ValueError("no")
-        copy = 2000.0 if problem.op == "permute" else None
-        return Measurement(10.0, 9.0, 0.01, 0.0, 0.0, copy, CONFIG, "exact", "matmul")
+        copy = 2000.0 if case.op == "permute" else None
+        return BenchResult(case.problem, H200, 10.0, 9.0, 0.01, 0.0, 0.0, copy, CONFIG, "exact", "matmul")
 
     monkeypatch.setattr("tritile.core.device.current_gpu", lambda: H200)
     monkeypatch.setattr("tritile.lab.bench.measured", measured)
     found = run("bench", "1000x777x333", "8x8x8")
     assert found.exit_code == 1
     assert "8x8x8 NN bfloat16: ValueError: no" in found.stderr
-    head, names, row = found.stdout.splitlines()
-    assert head.startswith("NVIDIA H200, torch ")
-    assert row.split() == ["1000x777x333", "NN", "bfloat16", "10.00", "9.00", "0.900", "51.7", "TFLOP/s"]
-    assert names.split() == ["problem", "us", "torch", "us", "x", "torch", "rate"]
-    assert "311 GB/s (16% of copy)" in run("bench", "1000x777", "--op", "transpose").stdout
+    assert found.stdout.splitlines()[0] == "1000x777x333 NN bfloat16 on NVIDIA H200"
+    shown = " ".join(found.stdout.split())
+    assert "torch 9.0 us, 0.90 times as long: matmul" in shown
+    assert "rate 51.7 TFLOP/s" in shown
+    assert "311 GB/s, 16% of a copy's" in run("bench", "1000x777", "--op", "transpose").stdout
     (line,) = json.loads(run("bench", "64", "64", "64", "--json").stdout)
     assert (line["problem"], line["torch_us"], line["env"]["gpu"]) == (
         "64x64x64 NN bfloat16",

@@ -20,8 +20,7 @@ import torch
 import typer
 
 import tritile
-from tests.commands import commands, run
-from tests.unit.test_scripts import SCRIPTS
+from tests.commands import commands, run, scripts
 from tritile import cli
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
@@ -48,11 +47,11 @@ COMMANDS = [
     if (found := re.match(r"(?:.* )?(?:-m |^)tritile (.*)$", line.removeprefix("RUN ")))
 ]
 COMMAND = commands()
-SCRIPT = {name: typer.main.get_command(script.app) for name, script in SCRIPTS.items()}
+SCRIPT = scripts()
 OF_SCRIPTS = [
     (found[1], found[2])
     for line in (*LINES, *INLINE)
-    if (found := re.match(rf"python tuning/({'|'.join(SCRIPT)})\.py ?(.*)$", line))
+    if (found := re.match(rf"python tuning/({'|'.join(SCRIPT)}) ?(.*)$", line))
 ]
 
 

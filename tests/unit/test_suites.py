@@ -13,12 +13,14 @@ from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
 from tritile.lab import environment
-from tritile.lab.bench import Measurement
+from tritile.lab.bench import BenchResult
 from tritile.planning import plans
 from tritile.planning.classes import MOVED as BYTES
 from tritile.planning.classes import OPERATIONS
 from tritile.tune.suites import OPS, SHIPPED, Case, find, load, parse_shape
 
+H200 = TARGETS["nvidia-h200"]
+CONFIG = Config.of(BLOCK_M=64)
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 SIZES = 'sizes = ["256x256x256"]\n'
 MOVED = '[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nsizes = ["8x8"]\n'
@@ -244,14 +246,14 @@ def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
         (case, *_), inside = unseen.aligned(unseen.draw("a tree")), cache_dir()
         assert inside != tmp_path
         assert table_path() is None
-        chosen = plans.plan_for(case.problem, TARGETS["nvidia-h200"], "cached")
+        chosen = plans.plan_for(case.problem, H200, "cached")
     assert (cache_dir(), table_path()) == (tmp_path, tmp_path / "table.json")
     assert not inside.exists()
     assert chosen.source == "predicted"
 
 
 def test_what_calls_of_drawn_cases_launch_is_compiled(monkeypatch):
-    compiled, device = [], TARGETS["nvidia-h200"]
+    compiled, device = [], H200
     monkeypatch.setattr(unseen, "compile_calls", lambda calls, device: compiled.append(calls))
     cases = unseen.draw("a tree", 3, 2)
     unseen.compile_all(cases, device)
@@ -270,20 +272,18 @@ def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch
     def measured(case, others, log):
         asked[case] = others is not None
         assert cache_dir() != tmp_path / "cache"
-        return Measurement(
-            1.0, 2.0, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted",
-            others_us={"inductor": 3.0} if others else {},
-        )  # fmt: skip
+        times, searched = (1.0, 2.0, 0.0, 0.0, 0.0, None), {"inductor": 3.0} if others else {}
+        return BenchResult(case.problem, H200, *times, CONFIG, "predicted", others_us=searched)
 
     monkeypatch.setenv("TRITILE_SEED", "given")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: TARGETS["nvidia-h200"])
+    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: H200)
     monkeypatch.setattr(bench, "measured", measured)
     monkeypatch.setattr(bench, "_host_calls", lambda: [])
     monkeypatch.setattr(unseen, "compile_all", lambda cases, device: compiled.append(list(cases)))
     monkeypatch.setattr(unseen, "SEARCHED", 5)
     words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--inductor"]
-    done = run(*words, "--output", tmp_path, app=bench.app, catch_exceptions=False)
+    done = run("bench.py", *words, "--output", tmp_path, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "against torch" in done.stdout
     assert "against inductor" in done.stdout

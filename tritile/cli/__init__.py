@@ -48,7 +48,7 @@ def one_line_errors() -> Iterator[None]:
     except (TritileError, OSError) as error:
         print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
         usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
-        raise typer.Exit(2 if usage else 1) from error
+        sys.exit(2 if usage else 1)
 
 
 class Commands(TyperGroup):

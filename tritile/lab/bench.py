@@ -16,6 +16,7 @@ from tritile.core.call import Call
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.core.settings import uses_aten
 from tritile.errors import UnsupportedError, brief
@@ -35,16 +36,29 @@ Log = Callable[[str], None]
 Ways = Mapping[str, baselines.Way]
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured of one call.
+@dataclass(frozen=True, repr=False)
+class BenchResult(Tabular):
+    """How long a call takes, compared with torch. It prints as a table.
 
-    Times are medians in microseconds. `tritile_us` is as a call is made, `triton_us` by tritile's own kernel,
-    `others_us` has further baselines by name. A spread is that of times over their median. Errors are
-    relative norms against a reference in float64 or exact integers. `copy_gbps` (permutes only) is the rate
-    of a plain copy of as many bytes, read and written.
+    Attributes:
+        problem: what is computed.
+        device: the GPU.
+        tritile_us: median microseconds on the GPU, measured in turns with torch, on operands that are not in
+            the L2 cache.
+        torch_us: the same for the fastest of torch's ways to the result, which `torch_call` names. For a
+            decorated kernel, that of its reference, or None without one.
+        spread: spread of tritile's times, as a share of their median.
+        config: the config that ran.
+        source: where the config comes from, as in `tritile.plan`.
+        error: norm of the result's error relative to a float64 reference; None for a decorated kernel.
+        torch_error: the same for torch's result.
+        copy_gbps: the rate of a plain copy of as many bytes as a permutation moves, read and written.
+        torch_calls: microseconds of each of torch's ways, where there are several; `others_us` has further
+            baselines, and `triton_us` tritile's own kernel where a call runs torch's.
     """
 
+    problem: Problem
+    device: Device
     tritile_us: float
     torch_us: float | None
     spread: float
@@ -61,6 +75,34 @@ class Measurement:
     launches: int | None = None
     triton_us: float | None = None
 
+    @property
+    def ratio(self) -> float | None:
+        """torch's time divided by tritile's: above 1, tritile is faster; None if torch was not timed."""
+        return None if self.torch_us is None else self.torch_us / self.tritile_us
+
+    @property
+    def _rows(self) -> tuple[tuple[str, str], ...]:
+        found = [("tritile", f"{self.tritile_us:.1f} us, spread {self.spread:.1%}")]
+        if self.torch_us is not None:
+            found.append(
+                ("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long: {self.torch_call}")
+            )
+        elif isinstance(self.problem, KernelProblem):
+            found.append(("torch", "not timed, because the kernel has no reference="))
+        if self.error is not None and self.torch_error is not None:
+            found.append(("error", f"{self.error:.2g}, torch's {self.torch_error:.2g}"))
+        if isinstance(self.problem, PermuteProblem):
+            gbps = self.problem.bytes / self.tritile_us / 1e3
+            share = f", {gbps / self.copy_gbps:.0%} of a copy's" if self.copy_gbps else ""
+            found.append(("rate", f"{gbps:.0f} GB/s{share}"))
+        elif not isinstance(self.problem, KernelProblem):
+            found.append(("rate", f"{self.problem.flops / self.tritile_us / 1e6:.1f} TFLOP/s"))
+        return (*found, ("config", str(self.config)), ("source", self.source))
+
+    @property
+    def _title(self) -> str:
+        return f"{self.problem.label.strip()} on {self.device.name}"
+
 
 def _graphs(problem: Tiled, calls: list[Call], ways: Ways, log: Log) -> dict[str, tuple[timing.Graph, float]]:
     """Capture the ways that run and answer rightly, with the errors of their answers; log the others."""
@@ -76,7 +118,7 @@ def _graphs(problem: Tiled, calls: list[Call], ways: Ways, log: Log) -> dict[str
 
 def measured(
     what: Case | Tiled, others: Callable[[Call], Ways] | None = None, log: Log = warnings.warn
-) -> Measurement:
+) -> BenchResult:
     """Time tritile, torch, and `others` that make the answer of a call, with the config of a call.
 
     torch's time is that of the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers
@@ -115,7 +157,9 @@ def measured(
     us = {side: found.us for side, found in timings.items()}
     fastest = min(ways, key=us.__getitem__)
     backend = "aten" if "aten" in graphs else "triton"
-    return Measurement(
+    return BenchResult(
+        problem,
+        device,
         tritile_us=us[backend],
         triton_us=us["triton"],
         torch_us=us[fastest],
@@ -132,50 +176,6 @@ def measured(
         torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
         others_us={name: us[name] for name in more},
     )
-
-
-@dataclass(frozen=True, repr=False)
-class BenchResult(Tabular, Measurement):
-    """How long a call takes, compared with torch. It prints as a table.
-
-    Attributes:
-        problem: what is computed.
-        device: the GPU.
-        tritile_us: median microseconds on the GPU, measured in turns with torch, on operands that are not in
-            the L2 cache.
-        torch_us: the same for the fastest of torch's ways to the result, which `torch_call` names. For a
-            decorated kernel, that of its reference, or None without one.
-        spread: spread of tritile's times, as a share of their median.
-        config: the config that ran.
-        source: where the config comes from, as in `tritile.plan`.
-        error: norm of the result's error relative to a float64 reference; None for a decorated kernel.
-        torch_error: the same for torch's result.
-    """
-
-    problem: Problem = field(kw_only=True)
-    device: Device = field(kw_only=True)
-
-    @property
-    def ratio(self) -> float | None:
-        """torch's time divided by tritile's: above 1, tritile is faster; None if torch was not timed."""
-        return None if self.torch_us is None else self.torch_us / self.tritile_us
-
-    @property
-    def _rows(self) -> tuple[tuple[str, str], ...]:
-        found = [("tritile", f"{self.tritile_us:.1f} us, spread {self.spread:.1%}")]
-        if self.torch_us is not None:
-            found.append(
-                ("torch", f"{self.torch_us:.1f} us, {self.ratio:.2f} times as long: {self.torch_call}")
-            )
-        elif isinstance(self.problem, KernelProblem):
-            found.append(("torch", "not timed, because the kernel has no reference="))
-        if self.error is not None and self.torch_error is not None:
-            found.append(("error", f"{self.error:.2g}, torch's {self.torch_error:.2g}"))
-        return (*found, ("config", str(self.config)), ("source", self.source))
-
-    @property
-    def _title(self) -> str:
-        return f"{self.problem.label.strip()} on {self.device.name}"
 
 
 def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BenchResult:
@@ -195,9 +195,8 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     own, *referred = map(timing.timing_of, samples)
     torch_us, way = (referred[0].us, "the kernel's reference") if referred else (None, "")
     return BenchResult(
-        own.us, torch_us, own.spread, None, None, None, plan.config, plan.source, way,
-        problem=plan.problem, device=device,
-    )  # fmt: skip
+        plan.problem, device, own.us, torch_us, own.spread, None, None, None, plan.config, plan.source, way
+    )
 
 
 def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwargs: Any) -> BenchResult:
@@ -226,7 +225,6 @@ def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwar
     if isinstance(what, Autotuner):
         return _of_kernel(what, args, kwargs)
     problem = problem_of("bench", what, args, kwargs)
-    device, gpu = gpu_for("bench", (*args, *kwargs.values()))
+    _, gpu = gpu_for("bench", (*args, *kwargs.values()))
     with torch.cuda.device(gpu):
-        found = measured(problem, log=lambda text: warnings.warn(text, stacklevel=2))
-    return BenchResult(**vars(found), problem=problem, device=device)
+        return measured(problem, log=lambda text: warnings.warn(text, stacklevel=3))
