@@ -35,7 +35,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    $(PYTHON) -c 'import sys; sys.exit("tritile needs Python 3.11 or later: make PYTHON=..." if sys.version_info < (3, 11) else 0)' \
 	    && $(PYTHON) -m venv --clear $(VENV); }
 	$(PY) -m pip install --quiet -c constraints.txt setuptools wheel
-	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[report,test,lint]"
+	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[tuning,test,lint]"
 	@touch $@
 
 tune: $(INSTALLED)
@@ -90,9 +90,9 @@ browser: $(INSTALLED)
 	    || $(PY) -m playwright install chromium
 
 pictures: $(INSTALLED)
-	$(PY) -m tritile picture 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --target nvidia-h200 \
+	$(PY) tuning/picture.py 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --target nvidia-h200 \
 	    --tile 19 --step 5 --output tuning/pictures/tiling.svg
-	$(PY) -m tritile report --target h200 --output tuning/pictures/speedups.svg
+	$(PY) tuning/report.py --target h200 --output tuning/pictures/speedups.svg
 
 $(VENV)/.installed-docs: $(INSTALLED)
 	$(PY) -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[docs]"

@@ -1,5 +1,6 @@
-"""Run the command line as tests do: in this process."""
+"""Run command lines as tests do, in this process: those of tritile and, as "ladder.py", of tuning/."""
 
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -7,10 +8,15 @@ from typer.testing import CliRunner, Result
 
 from tritile import cli
 
+SCRIPTS = ("bench", "ladder", "picture", "report")  # of tuning/
+
 
 def run(*arguments: object, **words: object) -> Result:
     """Return what a command printed, its exit status, and the exception that ended it, if any."""
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], **words)
+    app = cli.app
+    if arguments and str(arguments[0]).endswith(".py"):
+        app, arguments = import_module(str(arguments[0])[:-3]).app, arguments[1:]
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **words)
 
 
 def refused(*arguments: object, status: int = 2, **words: object) -> str:
@@ -22,6 +28,11 @@ def refused(*arguments: object, status: int = 2, **words: object) -> str:
     *_, line = found.stderr.splitlines()
     assert line.startswith("tritile: "), found.stderr
     return line.removeprefix("tritile: ")
+
+
+def scripts() -> dict[str, Any]:
+    """Return the commands of scripts by name."""
+    return {f"{name}.py": typer.main.get_command(import_module(name).app) for name in SCRIPTS}
 
 
 def commands() -> dict[str, Any]:

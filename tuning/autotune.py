@@ -24,10 +24,10 @@ HERE = Path(__file__).parent
 TABLES = HERE.parent / "tritile" / "tables"
 
 
-def run(*arguments: str) -> int:
-    """One tritile command, its words shown first; its exit status."""
-    print(f"$ tritile {' '.join(arguments)}", flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "tritile", *arguments])
+def run(*arguments: str, of: tuple[str, ...] = ("-m", "tritile")) -> int:
+    """One command of tritile's, or a script, its words shown first; its exit status."""
+    print(f"$ python {' '.join((*of, *arguments))}", flush=True)
+    process = subprocess.Popen([sys.executable, *of, *arguments])
     while True:
         try:
             return process.wait()
@@ -52,7 +52,7 @@ def tune_gpu(gpu: device.Device, quick: bool, budget: float | None, bench: bool)
         status |= run("export", "--output", str(TABLES / f"{gpu.slug}.json"))
     if bench or quick:
         results = [] if quick else ["--output", str(HERE / "results" / gpu.slug)]
-        status |= run("bench", *suites, *results)
+        status |= run(*suites, *results, of=(str(HERE / "bench.py"),))
     return status
 
 

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from benchmark_results import case_of, sizes_label
 from benchmark_tables import Cells, Line, Pair, latest, mean, measured_on, pair, read, spread, starts, table
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
-from tritile.lab.results import case_of, sizes_label
 from tritile.tune.calibrate.draw import ROOF_US, limits_us
 from tritile.tune.suites import PERMUTE_ITEMSIZE
 

@@ -8,9 +8,9 @@ from statistics import geometric_mean as geomean
 import jinja2
 
 import benchmark_drawn as drawn
+from benchmark_results import case_of, of_cases, sizes_label, stored
 from benchmark_tables import Cells, Line, Pair, by_time, latest, mean, pair, read, span, spread, starts
 from tritile.core.device import target_device
-from tritile.lab.results import case_of, of_cases, sizes_label, stored
 
 HERE = Path(__file__).parent
 DEVICE = target_device("nvidia-h200")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import geometric_mean as geomean
 from typing import Any, NamedTuple
 
-from tritile.lab.results import is_by_size
+from benchmark_results import is_by_size
 
 Line = dict[str, Any]
 Cells = tuple[str, ...]

@@ -29,11 +29,12 @@ import triton
 
 import tritile
 from authors import SUBJECTS, Subject, configs_of
+from bench import host_us
 from tritile.core.config import Config
 from tritile.core.device import current_gpu
-from tritile.lab.bench import host_us
-from tritile.lab.environment import environ, environment
+from tritile.lab.environment import environment
 from tritile.tune.measure.timing import Graph, copies_wanted, interleaved, timing_of
+from unseen import environ
 
 HERE = Path(__file__).resolve().parent
 DTYPE = torch.bfloat16

@@ -20,16 +20,15 @@ import benchmark_kinds as kinds
 import plots
 import tritile
 from benchmark_kinds import DEVICE, HERE, RESULTS
+from benchmark_results import of_cases, stored
 from benchmark_tables import Cells, Line, measured_on, read, span, table
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
-from tritile.lab.drawn import nothing_remembered
-from tritile.lab.environment import environ
-from tritile.lab.results import of_cases, stored
 from tritile.planning import model
 from tritile.planning.store import Store
 from tritile.tune.calibrate import draw as roof
+from unseen import environ, nothing_remembered
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"
 INDEX: Final = HERE.parent / "docs" / "index.md"
@@ -125,7 +124,7 @@ def page(results: Path = HERE / "results", stores: Iterable[Path] = STORES) -> s
         predictions=lambda: predictions(stores),
         pick=lambda condition: kinds.picked(cases, condition),
         span=lambda values: " | ".join(span(values)),
-        ladder=read(HERE / "ladder" / f"{DEVICE.slug}.json"),
+        ladder=read(RESULTS / "ladder.json"),
         autotune=read(RESULTS / "autotune.json"),
     )  # fmt: skip
 

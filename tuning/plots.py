@@ -15,8 +15,8 @@ from typing import Final
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 from benchmark_kinds import HERE
+from benchmark_results import of_cases, stored
 from benchmark_tables import Line, read
-from tritile.lab.results import of_cases, stored
 
 PICTURE: Final = HERE / "pictures" / "tflops_vs_size.svg"
 TUNED: Final = {

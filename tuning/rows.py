@@ -2,7 +2,7 @@
 
     python tuning/rows.py [--output tuning/results/GPU] [--count 120] [--size 4096] [--mode cached]
 
-Row counts from 1 to 4096 are drawn by a seed that nobody chose, that of `tritile bench --suite unseen`. Two
+Row counts from 1 to 4096 are drawn by a seed that nobody chose, that of suite "unseen" (unseen.py). Two
 processes make the same calls, one after the other: the first begins with nothing compiled and nothing
 remembered, the second finds what the first compiled, and remembers nothing. A call is timed with the host's
 clock to the end of its product; a second call of each size follows. Then each size is timed beside torch on
@@ -58,11 +58,11 @@ def measured(count: int, size: int, mode: str) -> dict[str, Any]:
     import torch
 
     import tritile
-    from tritile.lab import drawn
+    import unseen
     from tritile.lab.environment import environment
     from tritile.runtime.compiles import compiles_heard
 
-    seed = drawn.seed_of()
+    seed = unseen.seed_of()
     rows = random.Random(seed).sample(range(1, 4097), count)
     weight = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     inputs = [torch.randn(m, size, device="cuda", dtype=torch.bfloat16) for m in rows]
@@ -95,14 +95,14 @@ def main() -> None:
     if asked.one:
         print(json.dumps(measured(asked.count, asked.size, asked.mode)))
         return
-    from tritile.lab import drawn
+    import unseen
 
     with tempfile.TemporaryDirectory() as folder:
         for number, process in enumerate(PROCESSES):
             caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TRITILE_CACHE_DIR": f"{folder}/{number}"}
             run = subprocess.run(
                 [sys.executable, *sys.argv, "--one"], stdout=subprocess.PIPE, text=True, check=True,
-                env=os.environ | caches | {"TRITILE_SEED": drawn.seed_of()},
+                env=os.environ | caches | {"TRITILE_SEED": unseen.seed_of()},
             )  # fmt: skip
             line = json.loads(run.stdout.splitlines()[-1]) | {"process": process}
             print(json.dumps(line))

@@ -1,6 +1,6 @@
 """Measure how good and how quick searches are: python tuning/searches.py [--output tuning/results/GPU]
 
-Products and permutations of drawn sizes, by the seed of `tritile bench --suite unseen`, are searched twice
+Products and permutations of drawn sizes, by the seed of suite "unseen" (unseen.py), are searched twice
 with nothing remembered and nothing compiled. Then every config of their space is timed, and torch beside the
 fastest. Sizes whose space would take long are left out. A line of each is appended to `searches.jsonl`:
 
@@ -21,17 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import unseen
 from tritile.core.config import Config
 from tritile.core.device import Device, current_gpu
 from tritile.core.problem import Tiled
-from tritile.lab import drawn
-from tritile.lab.environment import environ, environment
+from tritile.lab.environment import environment
 from tritile.planning import plans
 from tritile.planning.store import store_of
 from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
 from tritile.tune.measure.engine import Keep, Rules, Tuned, whole
 from tritile.tune.measure.workers import Workshop
+from unseen import environ
 
 SEARCHES = 2
 OPERATIONS, BYTES = 2e11, 1e9  # the most of a product and of a permutation: some 300 microseconds
@@ -39,7 +40,7 @@ OPERATIONS, BYTES = 2e11, 1e9  # the most of a product and of a permutation: som
 
 def problems(seed: str) -> Iterator[Tiled]:
     """Yield the drawn problems that do not take long: two products, then a permutation, and so on."""
-    cases = drawn.draw(seed)
+    cases = unseen.draw(seed)
     products = (case.problem for case in cases if case.op == "matmul" and case.problem.flops < OPERATIONS)
     moved = (case.problem for case in cases if case.op == "permute" and case.problem.bytes < BYTES)
     yield from itertools.chain.from_iterable(zip(products, products, moved, strict=False))
@@ -97,9 +98,9 @@ def main() -> None:
     given = parser.parse_args()
     device = current_gpu()
     assert device is not None
-    seed = drawn.seed_of()
+    seed = unseen.seed_of()
     for problem in itertools.islice(problems(seed), given.count):
-        with drawn.nothing_remembered():
+        with unseen.nothing_remembered():
             line = measured(problem, device)
         if line is None:
             print(f"{problem.label}: no config works")

@@ -35,9 +35,10 @@ import triton.language as tl  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 import tritile  # noqa: E402
+from bench import host_us  # noqa: E402
 from tritile.core.device import current_gpu  # noqa: E402
-from tritile.lab.bench import host_us  # noqa: E402
-from tritile.lab.environment import environ, environment  # noqa: E402
+from tritile.lab.environment import environment  # noqa: E402
+from unseen import environ  # noqa: E402
 
 SIDES = {"tritile": tritile.autotune, "triton": triton.autotune}
 SIZE = 64

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from picture import blocks_of, tiling_of
 from tests.commands import run
 from tests.tilings import H200, product
 from tritile.core.config import Config
 from tritile.lab import traffic
-from tritile.lab.picture import blocks_of, tiling_of
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("m", "n", "k", "block_m", "block_n", "block_k", "group_m", "itemsize", "at_once")
@@ -149,16 +149,16 @@ def test_the_tiles_shown_first_are_more_than_run_at_once_and_share_blocks(page):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def reported(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    done = run("report", ROOT / "tuning" / "results" / "nvidia-h200", "--output", path)
+    done = run("report.py", ROOT / "tuning" / "results" / "nvidia-h200", "--output", path)
     assert done.exit_code == 0, done.output
     return path
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
-def test_the_report_opens_and_fits(visit, report, width, dark):
-    shown = visit(report, width=width, dark=dark)
+def test_the_report_opens_and_fits(visit, reported, width, dark):
+    shown = visit(reported, width=width, dark=dark)
     shown.wait_for_selector("svg text")
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
     light = shown.evaluate(
@@ -171,8 +171,8 @@ def test_the_report_opens_and_fits(visit, report, width, dark):
 POINTS = ".mark-symbol path[aria-roledescription='point']"
 
 
-def test_filters_of_the_report_leave_what_they_name(visit, report):
-    shown = visit(report)
+def test_filters_of_the_report_leave_what_they_name(visit, reported):
+    shown = visit(reported)
     points = shown.locator(POINTS)
     shown.wait_for_selector("select")
     every, count = points.count(), f'document.querySelectorAll("{POINTS}").length'
@@ -203,7 +203,7 @@ def unreadable(shown, width):
 @pytest.mark.parametrize("sizes", ["8192x8192x8192", "16x8192x8192", "8192x64x500000", "3x1000x500x300"])
 def test_words_of_pictures_lie_apart(visit, tmp_path, sizes):
     path = tmp_path / "tiling.svg"
-    assert run("picture", sizes, "--output", path).exit_code == 0
+    assert run("picture.py", sizes, "--output", path).exit_code == 0
     assert unreadable(visit(path), 800) == []
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from ladder import error_of, matrices, timed
+from ladder_rungs import LADDERS
 from tests.reference import assert_product
 from tritile.core import device as devices
-from tritile.lab.ladder.results import error_of, matrices, timed
-from tritile.lab.ladder.rungs import LADDERS
 
 pytestmark = pytest.mark.gpu
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder]

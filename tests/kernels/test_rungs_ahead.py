@@ -6,11 +6,11 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+import ladder_transpose as transpose
+from ladder import described, matrices
+from ladder_rungs import LADDERS
 from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem
-from tritile.lab.ladder import transpose
-from tritile.lab.ladder.results import described, matrices
-from tritile.lab.ladder.rungs import LADDERS
 from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import At
 from tritile.tune.decorated import KernelCall

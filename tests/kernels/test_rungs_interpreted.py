@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+import ladder_transpose as transpose
+from ladder import matrices
+from ladder_rungs import ITEMSIZE, LADDERS
 from tests.accesses import counted
 from tests.reference import assert_product
-from tritile.lab.ladder import transpose
-from tritile.lab.ladder.results import matrices
-from tritile.lab.ladder.rungs import ITEMSIZE, LADDERS
 from tritile.lab.traffic import SECTOR
 
 pytestmark = pytest.mark.interpreted

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from picture import blocks_of, tiling_of
 from tests import configs
 from tests.accesses import watched
 from tests.reference import values
@@ -16,7 +17,6 @@ from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.families import launching
 from tritile.families.work import work_of
-from tritile.lab.picture import blocks_of, tiling_of
 from tritile.ops.products import matmul_call
 
 pytestmark = pytest.mark.interpreted

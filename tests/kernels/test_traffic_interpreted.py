@@ -6,13 +6,13 @@ import threading
 import pytest
 import torch
 
+from ladder_matmul import matmul_naive
+from ladder_transpose import transpose_rows
 from tests.accesses import counted
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.families import launching
 from tritile.lab import traffic
-from tritile.lab.ladder.matmul import matmul_naive
-from tritile.lab.ladder.transpose import transpose_rows
 from tritile.lab.traffic import SECTOR
 from tritile.ops import permute as permute_op
 from tritile.ops.products import matmul_call

@@ -1,4 +1,4 @@
-"""`tritile.bench` and the suites of `tritile bench`, without a GPU: whom tritile is measured against, that
+"""`tritile.bench` and suites of tuning/bench.py, without a GPU: whom tritile is measured against, that
 a side that fails costs only itself, and what is reported of times that stand-ins measure."""
 
 import contextlib
@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 
+import bench as script
 import tritile
+from benchmark_results import read, result
 from tests.unit.test_plan import BLOCKS, H200, _double, meta
 from tritile.core import of_torch
 from tritile.core.call import call_for
@@ -17,7 +19,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.lab import baselines, bench
 from tritile.lab.baselines import PACKED_WEIGHT as PACKED
 from tritile.lab.baselines import WIDE_WEIGHT as WIDE
-from tritile.lab.results import Measurement, read, result
+from tritile.lab.bench import BenchResult
 from tritile.planning import model
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.measure import timing
@@ -152,9 +154,9 @@ def test_every_way_answers_rightly_on_every_call(case, uncompiled, monkeypatch):
 def test_the_compiler_gets_both_weights_of_a_gated_product_in_one(uncompiled):
     case = of("float32", "gated silu")
     call = calls_of(case)[0]
-    way = baselines.inductor(call)
+    way = script.by_inductor(call)["inductor"]
     assert error_of(way, call) < 1e-5
-    assert uncompiled == [{"mode": baselines.SEARCHING, "dynamic": False, "fullgraph": True}]
+    assert uncompiled == [{"mode": script.SEARCHING, "dynamic": False, "fullgraph": True}]
     weight = way.inputs(call)["weight"]
     assert weight.shape == (2 * case.n, case.k)
     assert way.inputs(call)["weight"] is weight  # made once, ahead of a capture
@@ -246,16 +248,18 @@ def test_a_peer_that_fails_costs_itself_alone(peer, said):
 
 
 def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
-    def measured(case, inductor, log):
-        assert inductor
+    def measured(case, others, log):
+        assert others is script.by_inductor
         if case.m == 8:
             raise ValueError("no")
-        return Measurement(1.0, 2.0, 3.0, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "exact")
+        sides = {"others_us": {"inductor": 3.0}}
+        times, config = (1.0, 2.0, 0.0, 0.0, 0.0, None), Config.of(BLOCK_M=64)
+        return BenchResult(case.problem, H200, *times, config, "exact", **sides)
 
-    monkeypatch.setattr(bench, "measured", measured)
+    monkeypatch.setattr(script, "measured", measured)
     told, done = [], []
     cases = [parse_shape("8x8x8"), parse_shape("16x8x8")]
-    run = bench.Run(tmp_path, told.append, done.append)
+    run = script.Run(tmp_path, told.append, done.append)
     run.cases(cases, ENV, True)
     assert run.failed == 1
     assert told == ["8x8x8 NN bfloat16: ValueError: no"]
@@ -265,12 +269,12 @@ def test_a_case_that_fails_does_not_end_the_benchmark(tmp_path, monkeypatch):
 
 
 def test_host_costs_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "_host_calls", lambda: [("matmul(a, b)", None, None)])
-    monkeypatch.setattr(bench, "host_us", lambda *calls: [8.0, 10.0])
-    lines = bench.Run(tmp_path, print, print).host(ENV)
+    monkeypatch.setattr(script, "_host_calls", lambda: [("matmul(a, b)", None, None)])
+    monkeypatch.setattr(script, "host_us", lambda *calls: [8.0, 10.0])
+    lines = script.Run(tmp_path, print, print).host(ENV)
     assert read(tmp_path / "host.jsonl", pytest.fail) == lines
     assert json.loads((tmp_path / "host.jsonl").read_text())["ratio_torch"] == 1.25
-    assert bench.Run(None, print, print).host(ENV) == lines
+    assert script.Run(None, print, print).host(ENV) == lines
 
 
 def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, uncompiled):
@@ -281,7 +285,7 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     monkeypatch.setattr(bench.launching, "prepare", lambda call, config: None)
     ours = baselines.into_out(baselines.fused(calls_of(case)[0]))
     monkeypatch.setattr(operands, "run_of", lambda launch: ours)
-    line = result(case, bench.measured(case, True), ENV)
+    line = result(case, bench.measured(case, script.by_inductor), ENV)
     assert (line["torch_us"], line["ratio_torch"]) == (5.0, 1.25)
     assert line["torch_call"] == "torch.compile, one product"
     assert line["torch_calls"] == {"two products": 9.0, "one product": 8.0, "torch.compile, one product": 5.0}
@@ -300,7 +304,7 @@ PROBLEM = MatmulProblem(1, 64, 32, 48, "bfloat16", "bfloat16")
 )
 def test_a_call_is_timed_beside_torch(what, monkeypatch):
     config, asked = model.pick(PROBLEM, H200), []
-    found = Measurement(10.0, 15.0, None, 0.02, 1e-3, 2e-3, None, config, "exact", "matmul")
+    found = BenchResult(PROBLEM, H200, 10.0, 15.0, 0.02, 1e-3, 2e-3, None, config, "exact", "matmul")
     monkeypatch.setattr(bench.devices, "current_index", lambda: 0)
     monkeypatch.setattr(bench.devices, "gpu", lambda index: H200)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

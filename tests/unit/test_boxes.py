@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from picture import tiling_of
 from tests.configs import boxed
 from tritile.core.config import Config
 from tritile.core.device import target_device
@@ -13,7 +14,6 @@ from tritile.families.permute import boxes, family
 from tritile.families.space import illegal
 from tritile.lab import traffic
 from tritile.lab.explain import INSTRUCTIONS, LATENCY, MEMORY, SHARED, parts_us
-from tritile.lab.picture import tiling_of
 from tritile.planning import gpu_tables, model, plans
 from tritile.planning.portfolio import Portfolio
 

@@ -20,10 +20,10 @@ import typer._completion_classes
 from rich.console import Console
 
 import autotune
-from tests.commands import commands, refused, run
+from tests.commands import SCRIPTS, commands, refused, run, scripts
 from tritile import cli, errors
-from tritile.cli import bench, findings, ladder, report, shared
 from tritile.cli import compile as compile_module
+from tritile.cli import findings, shared
 from tritile.cli import tune as tune_options
 from tritile.cli import tuning as tune_module
 from tritile.core.config import Config
@@ -31,8 +31,7 @@ from tritile.core.device import SHORT, target_device
 from tritile.core.epilogue import ACTIVATIONS
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.families import registry as families
-from tritile.lab import drawn
-from tritile.lab.ladder.rungs import LADDERS
+from tritile.lab.bench import BenchResult
 from tritile.planning import aten, gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
 from tritile.planning.store import Store, store_of
@@ -60,7 +59,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"), [("--help", "picture"), ("-h", "merge"), ("--version", "tritile 0.1")]
+    ("argument", "told"), [("--help", "explain"), ("-h", "merge"), ("--version", "tritile 0.1")]
 )
 def test_help_and_version_need_neither_torch_nor_triton(argument, told, tmp_path):
     script = tmp_path / "tritile"  # as the command is named that pip installs
@@ -103,26 +102,39 @@ def test_examples_of_help_are_taken(name):
         command.make_context(name, arguments)
 
 
-@pytest.mark.parametrize("name", ["explain", "picture", "show"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_run_in_a_checkout_and_their_examples_are_taken(name, tmp_path):
+    script = Path(__file__).parents[2] / "tuning" / f"{name}.py"
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, script, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environ)
+    lines = shown.stdout.partition("Examples:")[2].strip().splitlines()
+    assert lines
+    for line in lines:
+        python, file, *arguments = shlex.split(line)
+        assert (python, file) == ("python", f"tuning/{name}.py")
+        scripts()[f"{name}.py"].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", ["explain", "show"])
 def test_examples_of_help_that_need_no_gpu_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [line.strip() for line in commands()[name].epilog.splitlines() if line.startswith("  ")]
     for line in lines:
         _, *arguments = shlex.split(line)
-        elsewhere = [] if "--target" in arguments or name == "picture" else ["--target", "h200"]
+        elsewhere = [] if "--target" in arguments else ["--target", "h200"]
         found = run(*arguments, *elsewhere)
         assert found.exit_code == 0, (line, found.output)
 
 
-def test_what_explain_and_picture_cannot_take_is_refused_in_their_own_words():
-    for name in ("explain", "picture"):
-        told = refused(name, "8x8x8", "--op", "grouped", "--target", "h200")
-        assert told == f"--op 'grouped': tritile {name} takes matmul or transpose"
-        shown = run(name, "--help").stdout
-        assert "grouped" not in shown
-        assert "linear_quantized" not in shown
-        told = refused(name, "100x100x0", "--target", "h200")
-        assert told == "100x100x0: sizes must be at least 1"
+def test_what_explain_cannot_take_is_refused_in_its_own_words():
+    told = refused("explain", "8x8x8", "--op", "grouped", "--target", "h200")
+    assert told == "--op 'grouped': expected one of matmul, transpose"
+    shown = run("explain", "--help").stdout
+    assert "grouped" not in shown
+    assert "linear_quantized" not in shown
+    told = refused("explain", "100x100x0", "--target", "h200")
+    assert told == "100x100x0: sizes must be at least 1"
 
 
 def test_what_clear_is_to_forget_has_to_be_there():
@@ -140,21 +152,17 @@ def test_help_names_what_the_modules_that_import_torch_define():
     assert {"permute" if op == "transpose" else op for op in shared.OPS} == {*suites.OPS}
     assert list(shared.SUITES) == sorted(path.stem for path in suites.SHIPPED.glob("*.toml"))
     assert tuple(MEASURED) == tune_options.CLASSES
-    assert tuple(LADDERS) == ladder.OPS
     assert tuple(ACTIVATIONS) == compile_module.ACTIVATIONS
-    here = bench.DRAWN, bench.PRODUCTS, bench.PERMUTATIONS, bench.SEARCHED
-    assert here == (drawn.SUITE, drawn.PRODUCTS, drawn.PERMUTATIONS, drawn.SEARCHED)
-    for name in ("tune", "bench", "compile"):
+    for name in ("tune", "compile"):
         shown = " ".join(run(name, "--help").stdout.split())
         assert all(suite in shown for suite in shared.SUITES), name
 
 
-def test_a_warning_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda: warnings.warn("of a\nfile", errors.StoreWarning, stacklevel=1))
+def test_a_warning_is_one_line(capsys):
     before = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        cli.main()
+        cli.main(lambda: warnings.warn("of a\nfile", errors.StoreWarning, stacklevel=1))
     assert capsys.readouterr().err == "tritile: StoreWarning: of a file\n"
     assert warnings.showwarning is before
 
@@ -178,20 +186,24 @@ USAGE = {
     "explain 64 64 0 --target sm_90": "0",
     "explain 64x64x64 --op conv --target sm_90": "conv",
     "explain 64x64x64 --config 'tile BLOCK_M=5' --target sm_90": "BLOCK_M=5 together with tile",
-    "picture 300x200x150 --op conv": "--op 'conv': expected one of matmul, transpose",
-    "picture 4x30x20x15 --op grouped": "tritile picture takes matmul or transpose",
-    "picture 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
-    "picture 300x200x150 --output tiling.pdf": "expected a name that ends in .svg",
-    "picture 300x200x150 --tile 100000": "tile is 100000",
-    "picture 300x200x150 --step 0": "step is 0",
-    "ladder 0": "n = 0: expected 1 to 16,384",
-    "ladder 16385": "n = 16385: expected 1 to 16,384",
-    "ladder 8 --op conv": "--op 'conv': expected one of matmul, transpose",
+    "picture.py 4x30x20x15 --op grouped": "--op 'grouped': expected one of matmul, transpose",
+    "picture.py 300x200x150 --config 'tile BLOCKS=64'": "BLOCKS",
+    "picture.py 300x200x150 --output tiling.pdf": "expected a name that ends in .svg",
+    "picture.py 300x200x150 --tile 100000": "tile is 100000",
+    "picture.py 300x200x150 --step 0": "step is 0",
+    "ladder.py 0": "n = 0: expected 1 to 16,384",
+    "ladder.py 8 --op conv": "--op 'conv': expected one of matmul, transpose",
+    "ladder.py 8 --target ''": "--target '': expected one of",
+    "bench.py": "there is no GPU here",
+    "bench.py --output notes.txt": "notes.txt is not a folder",
+    "bench.py --output not/there/x.jsonl": "--output not/there/x.jsonl: expected a folder",
+    "bench.py --draw 2": "--draw is for --suite unseen",
+    "bench.py --suite unseen --only nothing": "no drawn case has that in its name",
+    "report.py --output report.pdf": "expected a name that ends in .html or .svg",
     "show": "there is no GPU here: name one, as --target h200",
     "export --target h200": "nothing is remembered",
     "export --output notes.txt/t.json": "cannot be written",
-    "bench": "there is no GPU here",
-    "bench 64x64x64 --output notes.txt": "notes.txt is not a folder",
+    "bench 64x64x64": "there is no GPU here",
     "tune --calibrate all --output t.json --sweeps notes.txt": "notes.txt is not a folder",
     "compile 8x8x8": "there is no GPU here: name one",
     "tune --suite qick": "--suite 'qick': did you mean quick?",
@@ -199,15 +211,11 @@ USAGE = {
     "tune --calibrate halfs": "did you mean halves-nn or halves-nt or halves-odd?",
     "explain 8x8x8 --target nvidia-h201": "(did you mean nvidia-h20",
     "explain 8x8x8 --target ''": "--target '': expected one of h200 (nvidia-h200), h100",
-    "picture 8x8x8 --target ''": "--target '': expected one of",
-    "ladder 8 --target ''": "--target '': expected one of",
     "tune 8x8x8 --target ''": "--target '': expected one of",
     "tune --suite quick --dtype fp16": "--dtype does not go with --suite: each case of a suite has its own",
     "compile --suite quick --layout TT --target h200": "--layout does not go with --suite",
-    "bench --suite quick --op transpose": "--op does not go with --suite",
     "tune --dtype fp16": "--dtype is for shapes",
     "explain 8x8 --op transpose --layout NT": "--layout does not go with --op transpose",
-    "picture 8x8 --op transpose --layout NT": "--layout does not go with --op transpose",
     "compile 8x8x8 --op linear_quantized --layout NT --target h200": "takes one such as int4/128",
     "compile 8x8 --op transpose --any-rows --target h200": "--any-rows is for matmul and linear_quantized",
     "compile 8x8x8 --suite llm --activation silu --target h200": "--activation does not go with --suite",
@@ -221,19 +229,16 @@ USAGE = {
     "tune 8x8x8 --target h200 --budget 5": "--target does not go with --budget: nothing is measured",
     "tune 8x8x8 --sweeps here": "--sweeps is for --calibrate",
     "tune 8x8x8 --sizes 200": "--sizes is for --calibrate",
-    "bench 8x8x8 --draw 2": "--draw is for --suite unseen",
-    "bench 8x8x8 --output not/there/x.jsonl": "--output not/there/x.jsonl: expected a folder",
-    "report --output report.pdf": "expected a name that ends in .html or .svg",
 }
 FAILURES = {
     "TRITILE_BACKENDS=triton,aten explain 8x8x8 --dtype complex64 --target h200": "explain: only torch",
-    "picture 8x8x8 --dtype complex64": "only torch computes 8x8x8 NN complex64",
     "compile 8x8x8 --dtype complex64 --target h200": "only torch computes 8x8x8 NN complex64",
     "tune 8x8x8 --dtype complex64 --target h200": "there is nothing of tritile's to measure",
     "clear --kernel nope --target h200 --yes": "nope on NVIDIA H200: nor of any other decorated kernel",
-    "report missing.jsonl": "no such file",
-    "report notes.txt": "there are no results",
-    "report none": "no .jsonl file",
+    "picture.py 8x8x8 --dtype complex64": "only torch computes 8x8x8 NN complex64",
+    "report.py missing.jsonl": "no such file",
+    "report.py notes.txt": "there are no results",
+    "report.py none": "no .jsonl file",
     "merge missing.sqlite3": "missing.sqlite3 does not exist",
     "merge none": "none does not exist, or is not a regular file",
     "merge empty": "empty is not a store",
@@ -247,7 +252,7 @@ FAILURES = {
     "tune --suite ./bare.toml": "bare.toml",
     **{
         f"TRITILE_TABLE={name} {words} --target h200": f"{name} is not JSON"
-        for words in ("explain 8x8x8", "picture 8x8x8", "show")
+        for words in ("explain 8x8x8", "show")
         for name in ("notes.txt", "empty")
     },
 }
@@ -297,6 +302,7 @@ def test_wrong_arguments_and_files_are_named_before_anything_is_written(words, i
         ("doctor nothing", 2, "extra argument"),
         ("tune 8x8x8 --dtyp int8", 2, "--dtype"),
         ("merge", 2, "Missing argument"),
+        ("bench", 2, "Missing argument"),
         ("TRITILE_TABLE=notes.txt doctor", 1, "notes.txt is not JSON"),
     ],
 )
@@ -330,18 +336,18 @@ def test_shapes_dtypes_layouts_and_gpus_are_taken_as_people_type_them(words, lab
 
 # Commands that print a table; each takes --json.
 TABLES = {
-    "doctor": "extra report",
+    "doctor": "none that torch can use",
     "show --target h200": "halves-nn",
     "explain 64 48 32 --target H200": "64x48x32",
     "explain 32x32x32": "on NVIDIA H200",
-    "ladder 8 --op transpose": "row by row",
+    "ladder.py 8 --op transpose": "row by row",
 }
 # Commands that write where --output says.
 WRITES = (
-    "picture 30 20 10 --output {}.svg",
-    "picture 30x20 --op transpose --output {}.svg",
+    "picture.py 30 20 10 --output {}.svg",
+    "picture.py 30x20 --op transpose --output {}.svg",
     "export --target h200 --output {}.json",
-    "report results --output {}.svg",
+    "report.py --output {}.svg",
 )
 
 
@@ -350,9 +356,6 @@ def prepared(tmp_path, monkeypatch):
     """Make what the commands above read, in the working directory."""
     monkeypatch.chdir(tmp_path)
     remember(store_of(H200))
-    results = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200"
-    Path("results").mkdir()
-    Path("results", "permute.jsonl").write_bytes((results / "permute.jsonl").read_bytes())
 
 
 @without_gpu
@@ -379,8 +382,8 @@ def test_tables_fit_80_columns_and_json_is_all_that_standard_output_has(words, p
             "doctor",
             "-> torch computes calls on the CPU; `tritile compile --target` compiles for a GPU elsewhere",
         ),
+        ("ladder.py 8 --op transpose", "element by element a thread an element: far more of them under way"),
         ("show --target h200", f"256x256x256 NN float16 7.5 {CONFIG}"),
-        ("ladder 8 --op transpose", "element by element a thread an element: far more of them under way"),
     ],
 )
 def test_tables_do_not_fold_in_a_pipe(words, one_line, prepared, monkeypatch):
@@ -445,7 +448,7 @@ def test_a_shell_completes_commands_options_and_gpus(monkeypatch):
     real = cli.import_module
     monkeypatch.setattr(cli, "import_module", lambda name: pytest.fail(f"{name} is imported"))
     assert completed_by("tritile ") == set(cli.COMMANDS)
-    assert completed_by("tritile re") == {"report"}
+    assert completed_by("tritile ex") == {"explain", "export"}
     monkeypatch.setattr(cli, "import_module", real)
     assert completed_by("tritile merge --t") == {"--target"}
     assert completed_by("tritile explain --target h") == {"h100", "h20", "h200", "h200-nvl", "h800"}
@@ -814,27 +817,36 @@ def test_tune_for_the_gpu_that_is_here_measures(searches):
 @pytest.mark.parametrize("words", ["tune 299x256x256 --dtype fp16", "bench 64x64x64"])
 def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(words, searches, monkeypatch):
     monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: pytest.fail("measures"))
-    monkeypatch.setattr("tritile.lab.bench.Run", lambda *_, **__: pytest.fail("measures"))
+    monkeypatch.setattr("tritile.lab.bench.measured", lambda *_, **__: pytest.fail("measures"))
     environ = {"TRITILE_TABLE": "no/such.json"}
     assert refused(*words.split(), status=1, env=environ).startswith(
         "TRITILE_TABLE: no/such.json does not exist"
     )
 
 
-def test_report_takes_the_results_of_the_checkout_it_is_started_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_CHECKOUT", tmp_path / "installed")
-    monkeypatch.chdir(tmp_path)
-    told = refused("report")
-    assert told.startswith("FILES is missing: name .jsonl files that `tritile bench --output FOLDER` wrote")
-    checkout = tmp_path / "checkout"
-    (checkout / "tritile" / "suites").mkdir(parents=True)
-    (checkout / "tuning" / "results").mkdir(parents=True)
-    committed = Path(__file__).parents[2] / "tuning" / "results" / "nvidia-h200" / "permute.jsonl"
-    (checkout / "tuning" / "results" / "permute.jsonl").write_bytes(committed.read_bytes())
-    monkeypatch.chdir(checkout / "tritile")
-    found = run("report", "--output", "page.svg")
-    assert found.exit_code == 0, found.output
-    assert found.stdout.startswith("page.svg: ")
+def test_bench_shows_both_sides_and_a_problem_that_fails_costs_itself_alone(monkeypatch):
+    def measured(case, log):
+        if case.m == 8:
+            raise ValueError("no")
+        copy = 2000.0 if case.op == "permute" else None
+        return BenchResult(case.problem, H200, 10.0, 9.0, 0.01, 0.0, 0.0, copy, CONFIG, "exact", "matmul")
+
+    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: H200)
+    monkeypatch.setattr("tritile.lab.bench.measured", measured)
+    found = run("bench", "1000x777x333", "8x8x8")
+    assert found.exit_code == 1
+    assert "8x8x8 NN bfloat16: ValueError: no" in found.stderr
+    assert found.stdout.splitlines()[0] == "1000x777x333 NN bfloat16 on NVIDIA H200"
+    shown = " ".join(found.stdout.split())
+    assert "torch 9.0 us, 0.90 times as long: matmul" in shown
+    assert "rate 51.7 TFLOP/s" in shown
+    assert "311 GB/s, 16% of a copy's" in run("bench", "1000x777", "--op", "transpose").stdout
+    (line,) = json.loads(run("bench", "64", "64", "64", "--json").stdout)
+    assert (line["problem"], line["torch_us"], line["env"]["gpu"]) == (
+        "64x64x64 NN bfloat16",
+        9.0,
+        "NVIDIA H200",
+    )
 
 
 def test_make_says_that_it_installs_before_it_does(tmp_path):

@@ -20,7 +20,7 @@ import torch
 import typer
 
 import tritile
-from tests.commands import commands, run
+from tests.commands import commands, run, scripts
 from tritile import cli
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
@@ -46,6 +46,12 @@ COMMANDS = [
     if (found := re.match(r"(?:.* )?(?:-m |^)tritile (.*)$", line.removeprefix("RUN ")))
 ]
 COMMAND = commands()
+SCRIPT = scripts()
+OF_SCRIPTS = [
+    (found[1], found[2])
+    for line in (*LINES, *INLINE)
+    if (found := re.match(rf"python tuning/({'|'.join(SCRIPT)}) ?(.*)$", line))
+]
 
 
 def slug(heading):
@@ -95,8 +101,17 @@ def test_the_command_exists_and_takes_these_options(command):
         COMMAND[name].make_context(name, arguments)
 
 
+@pytest.mark.parametrize(("name", "arguments"), dict.fromkeys(OF_SCRIPTS))
+def test_the_script_takes_these_options(name, arguments):
+    words = shlex.split(arguments)
+    if len(words) == 1 and words[0].startswith("--"):
+        assert words[0] in options_of(SCRIPT[name])
+    elif words:
+        SCRIPT[name].make_context(name, words)
+
+
 def test_options_exist():
-    known = {"--help"}.union(*map(options_of, COMMAND.values()))
+    known = {"--help"}.union(*map(options_of, (*COMMAND.values(), *SCRIPT.values())))
     scripts = "".join(path.read_text() for path in (ROOT / "tuning").glob("*.py"))
     options = {found[0] for code in INLINE if (found := re.match(r"--[a-z][\w-]*", code))}
     assert {option for option in options - known if f'"{option}"' not in scripts} == set()
@@ -193,7 +208,9 @@ def test_pages_of_reference_have_every_command_error_and_public_name():
 
 
 def test_the_page_of_the_ladder_has_the_committed_ratios():
-    readings = json.loads((ROOT / "tuning" / "ladder" / "nvidia-h200.json").read_text())["readings"]
+    readings = json.loads((ROOT / "tuning" / "results" / "nvidia-h200" / "ladder.json").read_text())[
+        "readings"
+    ]
     steps = {(one["op"], one["name"]): one["us"] for one in readings if not one["name"].startswith("torch")}
     requested = {(one["op"], one["name"]): one["requested"] for one in readings}
     product, transpose = PAGES["ladder.md"].read_text().split("## Product")[1].split("## Transpose")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tritile
+import unseen
 from tests.configs import pair, split, warpgroups
 from tritile.core.call import call_for
 from tritile.core.config import Config
@@ -19,8 +20,8 @@ from tritile.core.problem import MatmulProblem, problem_from_dict
 from tritile.errors import InvalidValueError, TuningError, UnsupportedError
 from tritile.families.common.rates import peak_tflops
 from tritile.families.work import work_of
-from tritile.lab import drawn, traffic
 from tritile.lab import explain as explaining
+from tritile.lab import traffic
 from tritile.lab.explain import config_like, occupancy, parts_us
 from tritile.planning import gpu_tables, model
 from tritile.planning.plans import Plan
@@ -355,7 +356,7 @@ def test_bytes_are_written_as_people_do():
 @pytest.mark.parametrize("target", ["h100", "h200"])
 def test_the_time_of_a_predicted_config_is_the_plans_and_none_is_predicted_to_be_faster(target):
     gpu, seen = target_device(target), 0
-    for case in drawn.draw("explained", 6, 3):
+    for case in unseen.draw("explained", 6, 3):
         with tritile.mode(backends="triton"):
             plan = tritile.plan(case.problem, device=gpu)
         if plan.source != "predicted" or plan.why.startswith("by the formula of"):

@@ -12,7 +12,7 @@ import benchmark_kinds as kinds
 import figures
 import models
 import plots
-from tritile.lab.results import of_cases, stored
+from benchmark_results import of_cases, stored
 
 
 def test_every_committed_line_is_a_result():

@@ -32,7 +32,7 @@ IMPORTS_NOTHING = {"errors.py"} | {
     for name in ("forgetting", "of_interpreter", "of_torch", "of_triton", "source", "threads")
 }
 FREE = {"__init__", "__main__"}  # the package's own face, which nothing below the command line imports
-OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "altair", "vl_convert", "jinja2"}
+OPTIONAL = {"typer", "rich", "matplotlib", "pandas", "jinja2"}
 OPTIONAL_ROOMS = ("lab", "cli")
 
 
@@ -197,7 +197,7 @@ found["enumerated"] = [family.label for family in ALL if "configs" in vars(famil
 tritile.plan(tritile.matmul, x, x.mT, device="nvidia-h200")
 found["rooms"] = sorted({{name.split(".")[1] for name in sys.modules if name.startswith("tritile.")}})
 sys.modules["rich"] = None
-import tritile.lab.results  # which needs it only to print
+import tritile.lab.bench  # which needs it only to print
 assert tritile.autotune and tritile.Space and tritile.explain
 found["when asked"] = "tritile.tune.autotuner" in sys.modules and callable(tritile.explain)
 print(json.dumps(found))

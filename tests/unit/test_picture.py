@@ -5,12 +5,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from picture import blocks_of, picture, tiling_of
 from tests import commands
 from tests.tilings import H200, mover, product, tile, warped
 from tritile.core.config import Config
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.lab.picture import blocks_of, picture, tiling_of
 from tritile.tune.suites import parse_shape
 
 POSED = {
@@ -148,12 +148,12 @@ def test_requests_are_counted():
 def test_the_command_takes_a_config_by_some_of_its_parameters(tmp_path):
     output = tmp_path / "tiling.svg"
     words = ("--config", "tile BLOCK_M=64 BLOCK_N=64", "--tile", 3, "--step", 1, "--output", output)
-    assert commands.run("picture", "300x200x150", *words).exit_code == 0
+    assert commands.run("picture.py", "300x200x150", *words).exit_code == 0
     assert "BLOCK_M=64 BLOCK_N=64" in " ".join(output.read_text().split())
     assert "Tile 3 of 0 to 19" in output.read_text()
 
 
 def test_where_a_call_has_no_tiles_to_draw_the_next_config_is_drawn(tmp_path):
-    result = commands.run("picture", "1x8192x8192", "--layout", "NT", "--output", tmp_path / "t.svg")
+    result = commands.run("picture.py", "1x8192x8192", "--layout", "NT", "--output", tmp_path / "t.svg")
     assert result.exit_code == 0, result.output
     assert "skinny_k" not in result.output

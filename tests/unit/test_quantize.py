@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import benchmark_results as results
 import tritile
 from tests.packed import KINDS
 from tests.reference import name, values
@@ -16,7 +17,7 @@ from tritile.core.problem import QuantizedProblem
 from tritile.core.quantized import by_row, packed, unpacked
 from tritile.errors import DeviceError, DtypeError, InvalidValueError, ShapeError, UnsupportedError
 from tritile.families.space import illegal
-from tritile.lab import results
+from tritile.lab.bench import BenchResult
 from tritile.planning import model
 from tritile.tune.suites import SHIPPED, find
 
@@ -202,7 +203,7 @@ def test_a_result_names_its_case(tmp_path):
     case, env = find(["weights"], SHIPPED)[0], dict.fromkeys(results.ENV_FIELDS, "here")
     chosen = model.pick(case.problem, H200)
     assert illegal(chosen, case.problem, H200) is None
-    measured = results.Measurement(10.0, 25.0, None, 0.01, 1e-3, 1e-3, None, chosen, "model")
+    measured = BenchResult(case.problem, H200, 10.0, 25.0, 0.01, 1e-3, 1e-3, None, chosen, "model")
     line = results.result(case, measured, env)
     assert line["gbps"] == pytest.approx(case.problem.bytes / 1e4, rel=1e-5)
     results.append(tmp_path / "weights.jsonl", [line])

@@ -1,21 +1,26 @@
-"""Suites: what they hold, the problems they pose, what bad files are told; and those that are drawn."""
+"""Suites: what they hold, the problems they pose, what bad files are told; and those that are unseen."""
 
 from pathlib import Path
 
 import pytest
 
+import bench
+import benchmark_results
+import unseen
 from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import TARGETS
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
-from tritile.lab import bench, drawn, environment, results
-from tritile.lab.results import Measurement
+from tritile.lab import environment
+from tritile.lab.bench import BenchResult
 from tritile.planning import plans
 from tritile.planning.classes import MOVED as BYTES
 from tritile.planning.classes import OPERATIONS
 from tritile.tune.suites import OPS, SHIPPED, Case, find, load, parse_shape
 
+H200 = TARGETS["nvidia-h200"]
+CONFIG = Config.of(BLOCK_M=64)
 GOOD = '[[cases]]\nop = "matmul"\ndtypes = ["float16"]\nlayouts = ["NN"]\n'
 SIZES = 'sizes = ["256x256x256"]\n'
 MOVED = '[[cases]]\nop = "permute"\ndtypes = ["uint8"]\nsizes = ["8x8"]\n'
@@ -153,9 +158,9 @@ def test_case_refuses_what_does_not_fit(fields: dict) -> None:
 
 
 def test_products_are_drawn_in_range_and_in_both_layouts():
-    cases = drawn.draw("range", 400, 0)
-    assert cases == drawn.draw("range", 400, 0)
-    assert not set(cases) & set(drawn.draw("another tree", 400, 0))
+    cases = unseen.draw("range", 400, 0)
+    assert cases == unseen.draw("range", 400, 0)
+    assert not set(cases) & set(unseen.draw("another tree", 400, 0))
     assert {case.layout for case in cases} == {"NN", "NT"}
     for case in cases:
         assert 1 <= case.m <= 16384
@@ -169,8 +174,8 @@ def test_products_are_drawn_in_range_and_in_both_layouts():
 
 def test_half_of_the_products_are_drawn_among_those_that_take_long():
     """20 us at 800 TFLOP/s, or at 88.3% of an H200's bandwidth."""
-    cases = drawn.draw_by_time("long", 300)
-    assert not set(cases) & set(drawn.draw("long", 300, 0))
+    cases = unseen.draw_by_time("long", 300)
+    assert not set(cases) & set(unseen.draw("long", 300, 0))
     assert len({case.layout for case in cases}) == 2
     by_memory = 0
     for case in cases:
@@ -183,7 +188,7 @@ def test_half_of_the_products_are_drawn_among_those_that_take_long():
 
 
 def test_permutations_are_drawn_in_range_and_move_something():
-    cases = drawn.draw("moved", 0, 150)
+    cases = unseen.draw("moved", 0, 150)
     assert len({case.dtype for case in cases}) == 5
     assert {len(case.shape) for case in cases} == {2, 3, 4, 5}
     for case in cases:
@@ -193,28 +198,28 @@ def test_permutations_are_drawn_in_range_and_move_something():
 
 def test_sizes_of_a_seed_stay_what_they_were():
     """A line names its seed: anyone can draw its sizes again."""
-    first, second, *_ = drawn.draw("9ca5e47a185f8357d8edac32ed1f0a2dc3da615c")
+    first, second, *_ = unseen.draw("9ca5e47a185f8357d8edac32ed1f0a2dc3da615c")
     assert first.problem.label == "13763x5392x1552 NN bfloat16"
     assert second.problem.label == "375x201x1141 NT bfloat16"
 
 
 def test_the_seed_is_the_one_given_or_follows_from_the_files(tmp_path, monkeypatch):
     monkeypatch.delenv("TRITILE_SEED", raising=False)
-    monkeypatch.setattr(drawn, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(unseen, "_PACKAGE", tmp_path)
     (tmp_path / "a.py").write_text("A = 1\n")
-    first = drawn.seed_of()
+    first = unseen.seed_of()
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
-    assert drawn.seed_of() == first
+    assert unseen.seed_of() == first
     (tmp_path / "a.py").write_text("A = 2\n")
-    assert drawn.seed_of() != first
+    assert unseen.seed_of() != first
     monkeypatch.setenv("TRITILE_SEED", "set")
-    assert drawn.seed_of() == "set"
+    assert unseen.seed_of() == "set"
 
 
 def test_the_seed_is_of_the_package_and_the_commit_of_its_checkout(monkeypatch):
     root = Path(__file__).parents[2]
-    assert root / "tritile" == drawn._PACKAGE
+    assert root / "tritile" == unseen._PACKAGE
     monkeypatch.delenv("TRITILE_COMMIT", raising=False)
     monkeypatch.setattr(Path, "exists", lambda path: path == root / ".git")
     monkeypatch.setattr(environment, "output_of", lambda *command: command[2])
@@ -223,73 +228,72 @@ def test_the_seed_is_of_the_package_and_the_commit_of_its_checkout(monkeypatch):
 
 def test_further_draws_have_seeds_of_their_own(monkeypatch):
     monkeypatch.setenv("TRITILE_SEED", "given")
-    seeds = [drawn.seed_of(number) for number in (1, 2, 3)]
+    seeds = [unseen.seed_of(number) for number in (1, 2, 3)]
     assert len({seed[:8] for seed in seeds}) == 3  # as tables name them
     ways = [{"seed": seed, "drawn": how} for seed in seeds for how in ("by size", "by time")]
-    assert ways == [way for way, _ in drawn.draws([1, 2, 3])]
-    (_, cases), (_, long) = drawn.draws([2], "NT bfloat16")
-    assert cases == [case for case in drawn.draw(seeds[1]) if case.layout == "NT"]
-    assert long == [case for case in drawn.draw_by_time(seeds[1]) if case.layout == "NT"]
+    assert ways == [way for way, _ in unseen.draws([1, 2, 3])]
+    (_, cases), (_, long) = unseen.draws([2], "NT bfloat16")
+    assert cases == [case for case in unseen.draw(seeds[1]) if case.layout == "NT"]
+    assert long == [case for case in unseen.draw_by_time(seeds[1]) if case.layout == "NT"]
     with pytest.raises(InvalidValueError, match="no drawn case"):
-        drawn.draws([1], "nothing")
+        unseen.draws([1], "nothing")
 
 
 def test_what_was_remembered_or_pinned_does_not_count(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITILE_TABLE", str(tmp_path / "table.json"))
-    with drawn.nothing_remembered():
-        (case, *_), inside = drawn.aligned(drawn.draw("a tree")), cache_dir()
+    with unseen.nothing_remembered():
+        (case, *_), inside = unseen.aligned(unseen.draw("a tree")), cache_dir()
         assert inside != tmp_path
         assert table_path() is None
-        chosen = plans.plan_for(case.problem, TARGETS["nvidia-h200"], "cached")
+        chosen = plans.plan_for(case.problem, H200, "cached")
     assert (cache_dir(), table_path()) == (tmp_path, tmp_path / "table.json")
     assert not inside.exists()
     assert chosen.source == "predicted"
 
 
 def test_what_calls_of_drawn_cases_launch_is_compiled(monkeypatch):
-    compiled, device = [], TARGETS["nvidia-h200"]
-    monkeypatch.setattr(drawn, "compile_calls", lambda calls, device: compiled.append(calls))
-    cases = drawn.draw("a tree", 3, 2)
-    drawn.compile_all(cases, device)
+    compiled, device = [], H200
+    monkeypatch.setattr(unseen, "compile_calls", lambda calls, device: compiled.append(calls))
+    cases = unseen.draw("a tree", 3, 2)
+    unseen.compile_all(cases, device)
     (calls,) = compiled
     pairs = [(config, problem) for config, problems in calls.items() for problem in problems]
     assert {problem: config for config, problem in pairs} == {
         case.problem: plans.plan_for(case.problem, device, "cached").config for case in cases
     }
-    drawn.compile_all(cases, TARGETS["gfx942"])  # whose kernels are not compiled ahead
+    unseen.compile_all(cases, TARGETS["gfx942"])  # whose kernels are not compiled ahead
     assert len(compiled) == 1
 
 
 def test_the_command_draws_and_searches_some_of_the_aligned_products(monkeypatch, tmp_path):
     compiled, asked = [], {}
 
-    def measured(case, inductor, log):
-        asked[case] = inductor
+    def measured(case, others, log):
+        asked[case] = others is not None
         assert cache_dir() != tmp_path / "cache"
-        return Measurement(
-            1.0, 2.0, 3.0 if inductor else None, 0.0, 0.0, 0.0, None, Config.of(BLOCK_M=64), "predicted"
-        )
+        times, searched = (1.0, 2.0, 0.0, 0.0, 0.0, None), {"inductor": 3.0} if others else {}
+        return BenchResult(case.problem, H200, *times, CONFIG, "predicted", others_us=searched)
 
     monkeypatch.setenv("TRITILE_SEED", "given")
     monkeypatch.setenv("TRITILE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: TARGETS["nvidia-h200"])
+    monkeypatch.setattr("tritile.core.device.current_gpu", lambda: H200)
     monkeypatch.setattr(bench, "measured", measured)
     monkeypatch.setattr(bench, "_host_calls", lambda: [])
-    monkeypatch.setattr(drawn, "compile_all", lambda cases, device: compiled.append(list(cases)))
-    monkeypatch.setattr(drawn, "SEARCHED", 5)
+    monkeypatch.setattr(unseen, "compile_all", lambda cases, device: compiled.append(list(cases)))
+    monkeypatch.setattr(unseen, "SEARCHED", 5)
     words = ["--suite", "unseen", "--draw", "1", "--draw", "2", "--inductor"]
-    done = run("bench", *words, "--output", tmp_path, catch_exceptions=False)
+    done = run("bench.py", *words, "--output", tmp_path, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "against torch" in done.stdout
     assert "against inductor" in done.stdout
-    seeds = [drawn.seed_of(number) for number in (1, 2)]
-    by_draw = [draw(seed) for seed in seeds for draw in (drawn.draw, drawn.draw_by_time)]
+    seeds = [unseen.seed_of(number) for number in (1, 2)]
+    by_draw = [draw(seed) for seed in seeds for draw in (unseen.draw, unseen.draw_by_time)]
     assert compiled == by_draw
     assert set(asked) == {case for cases in by_draw for case in cases}
     searched = [case for case, inductor in asked.items() if inductor]
-    assert searched == [case for cases in by_draw for case in drawn.aligned(cases)[:5]]
-    lines = results.read(tmp_path / "unseen.jsonl", pytest.fail)
-    assert [line["env"]["seed"] for line in (lines[0], lines[-1])] == ["given", drawn.seed_of(2)]
+    assert searched == [case for cases in by_draw for case in unseen.aligned(cases)[:5]]
+    lines = benchmark_results.read(tmp_path / "unseen.jsonl", pytest.fail)
+    assert [line["env"]["seed"] for line in (lines[0], lines[-1])] == ["given", unseen.seed_of(2)]
     assert [line["env"]["drawn"] for line in (lines[0], lines[-1])] == ["by size", "by time"]
     assert len(lines) == sum(map(len, by_draw))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -22,15 +21,12 @@ from tests.unit.test_cli import remember
 from tritile.cli import COMMANDS
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.core.distribution import EXTRAS, extra_advice
 from tritile.planning.store import Store
 from tritile.tune.suites import SHIPPED
 
 ROOT = Path(tritile.__file__).parents[1]
-LINES = ROOT / "tuning" / "results" / "nvidia-h200" / "transpose.jsonl"
 H200 = ("--target", "nvidia-h200")
 MOST_BYTES = 1_500_000
-IMPORTED_AS = {"vl_convert": "vl_convert_python"}  # where a distribution and its module have different names
 BUILD_SDIST = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
 # For each command line, or Python file, on stdin: the exit status and what it prints.
 RUNS = """
@@ -107,19 +103,15 @@ def installed(wheel, tmp_path_factory):
 
 @pytest.fixture
 def packages(tmp_path):
-    """A function: an environ whose PYTHONPATH has the installed packages except tritile and `hidden`."""
-
-    def link(hidden=()):
-        around = tmp_path / "packages"
-        around.mkdir()
-        places = [Path(place) for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
-        for each in (each for place in places for each in place.iterdir()):
-            left_out = "tritile" in each.name or each.name.partition(".")[0] in hidden
-            if not (left_out or each.suffix == ".pth" or (around / each.name).is_symlink()):
-                (around / each.name).symlink_to(each)
-        return os.environ | {"PYTHONPATH": str(around), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300"}
-
-    return link
+    """An environ whose PYTHONPATH has the installed packages except tritile."""
+    around = tmp_path / "packages"
+    around.mkdir()
+    places = [Path(place) for place in sys.path if place.endswith(("site-packages", "dist-packages"))]
+    for each in (each for place in places for each in place.iterdir()):
+        left_out = "tritile" in each.name or each.suffix == ".pth"
+        if not (left_out or (around / each.name).is_symlink()):
+            (around / each.name).symlink_to(each)
+    return os.environ | {"PYTHONPATH": str(around), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300"}
 
 
 def wrong(expected, installed, environ, here):
@@ -188,12 +180,11 @@ def test_metadata_declares_what_the_package_imports_in_ranges_that_contain_the_p
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
     modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"tritile"}
-    needed = {IMPORTED_AS.get(name, name) for name in modules}
-    assert needed == {name for marker, name in declared if marker in ("", 'extra == "report"')}
+    assert modules == {name for marker, name in declared if not marker}
 
 
 def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, tmp_path):
-    here, environ = tmp_path / "here", packages()
+    here, environ = tmp_path / "here", packages
     for folder in (here, tmp_path / "other"):
         folder.mkdir()
     snippets = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
@@ -202,18 +193,14 @@ def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, t
     expected = {
         ("readme.py",): (0, "matmul"),
         ("tune", "--suite", "llm", "--only", "nothing"): (2, "no case has that in its name"),
-        ("bench", "--suite", "quick"): (2, "no GPU here"),
-        ("report",): (2, "FILES is missing: name .jsonl files"),
+        ("bench", "64x64x64"): (2, "no GPU here"),
         ("compile", "8x8x8", "--dtype", "int8", *H200): (0, "1 kernel of 1 problem"),
         ("doctor",): (0, "torch computed the product on the CPU"),
         ("explain", "64x64x64", *H200): (0, "BLOCK_M"),
-        ("ladder", 8, "--op", "transpose", *H200): (0, "row by row"),
-        ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
         ("merge", store, *H200): (0, "2 trials added"),
         ("show", *H200): (0, "BLOCK_N=32"),
         ("export", "--output", "b.json", *H200): (0, "1 entries"),
         ("clear", "--yes", *H200): (0, "on NVIDIA H200 deleted: 2 trials"),
-        ("report", LINES, "--output", "b.svg"): (0, "b.svg: "),
     }
     assert snippets
     assert {words[0] for words in expected} == {"readme.py", *COMMANDS}
@@ -222,32 +209,8 @@ def test_the_readme_and_every_command_work_from_the_wheel(installed, packages, t
     assert said == f"tritile {tritile.__version__}\n"
 
 
-def test_without_the_extras_commands_work_or_name_the_one_they_need(installed, packages, tmp_path):
-    recorded(tmp_path)  # this user's own
-    (tmp_path / "here").mkdir()
-    environ = packages(hidden={name for names in EXTRAS.values() for name in names})
-    expected = {
-        ("doctor",): (0, "missing altair"),
-        ("tune", "--suite", "llm", "--only", "M=nothing"): (2, "no case has that in its name"),
-        ("export", "--output", "c.json", *H200): (0, "1 entries"),
-        ("picture", "300x200x150", "--output", "a.svg"): (0, "a.svg: "),
-        ("report", LINES): (1, "tritile[report]"),
-    }
-    assert wrong(expected, installed, environ, tmp_path / "here") == {}
-
-
 def test_an_editable_install_is_a_path_which_type_checkers_follow(source, tmp_path):
     """By default setuptools installs an import hook, and mypy then finds neither tritile nor py.typed."""
     pip("install", "--no-deps", "--no-build-isolation", "--target", tmp_path, "--editable", source)
     (path,) = tmp_path.glob("*.pth")
     assert path.read_text().strip() == str(source)
-
-
-def test_extras_are_those_of_pyproject():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    for extra, names in EXTRAS.items():
-        brought = {re.split("-python|>=", text)[0].replace("-", "_") for text in extras[extra]}
-        assert set(names) <= brought
-    assert extra_advice("altair.vegalite") == f'pip install -e "{ROOT}[report]"'  # this is a checkout
-    assert extra_advice("torch") == ""

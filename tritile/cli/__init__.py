@@ -7,6 +7,8 @@ import them inside their functions.
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -19,25 +21,34 @@ from tritile.errors import FileError, InvalidValueError, TritileError
 
 # What help says of each command: the first paragraph of its docstring.
 COMMANDS: Final = {
-    "bench": "Time tritile against torch and other baselines, side by side, with the configs that "
-    "calls would use.",
+    "bench": "Time tritile and torch side by side, with the configs that calls would use.",
     "compile": "Compile what calls launch into Triton's cache, TRITON_CACHE_DIR, for this GPU or a --target.",
     "doctor": "Show versions, GPU, driver and cache, run a kernel, and say what to do about what is missing.",
     "explain": "Explain a problem's bytes, roofline, tiles, waves and kernel resources, and what bounds its "
     "time.",
-    "ladder": "Climb from a naive matmul and a naive transpose to tritile's own, one idea a step.",
-    "picture": "Draw one step of a kernel's tiling: the blocks that a tile loads, and the tiles made before.",
     "show": "Show what is remembered of this GPU (or --target), and the tables and portfolios that it runs "
     "by.",
     "export": "Write the best remembered configs of this GPU, and its portfolios, as a table to ship, or to "
     "pin.",
     "merge": "Add the trials of other stores to this one; where both have one, the newer stays.",
     "clear": "Forget what was measured on this GPU (or --target): of all problems, or of one kernel.",
-    "report": "Write results as one HTML page that needs no network, or its chart as a picture.",
     "tune": "Measure configs for problems on this GPU and remember the best.",
 }
 _MODULES: Final = dict.fromkeys(("show", "export", "merge", "clear"), "remembered")
 _LISTING: Final = "tritile.cli.listing"  # set while help lists the commands
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Make an error of ours, or of a file, one line and exit status 2 (wrong usage) or 1, in a `with`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (TritileError, OSError) as error:
+        print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
+        usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
+        sys.exit(2 if usage else 1)
 
 
 class Commands(TyperGroup):
@@ -67,15 +78,8 @@ class Commands(TyperGroup):
         return super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an error of ours, or of a file, is one line and status 2 (wrong usage) or 1."""
-        try:
+        with one_line_errors():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise
-        except (TritileError, OSError) as error:
-            print(f"tritile: {' '.join(str(error).split())}", file=sys.stderr)
-            usage = isinstance(error, InvalidValueError) and not isinstance(error, FileError)
-            raise typer.Exit(2 if usage else 1) from error
 
 
 app = typer.Typer(
@@ -107,8 +111,8 @@ def _print_warning(message: Warning | str, category: type[Warning], *rest: Any) 
     print(f"tritile: {category.__name__}: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def main() -> None:
-    """Run the command line; a warning is one line on standard error.
+def main(app: typer.Typer = app) -> None:
+    """Run a command line, by default tritile's; a warning is one line on standard error.
 
     Where nobody reads the output any more, as behind `| head`, end with status 1 and no message.
     """

@@ -1,6 +1,5 @@
 """What tritile needs, what of it was found, and what to do about what is missing: for `tritile doctor`."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -16,7 +15,6 @@ import tritile.ops.matmul as matmul_op
 from tritile.cli.shared import counted
 from tritile.core import device as devices
 from tritile.core import settings
-from tritile.core.distribution import EXTRAS, extra_advice
 from tritile.core.of_triton import INTERPRETING
 from tritile.core.versions import OLDEST_TRITON, parsed, untested
 from tritile.errors import TritileError, brief
@@ -39,16 +37,11 @@ def _versions() -> list[Finding]:
     old = parsed(triton.__version__) < OLDEST_TRITON
     oldest = ".".join(map(str, OLDEST_TRITON))
     advice = f"install triton {oldest} or later" if old else untested("triton", triton.__version__)
-    found = [
+    return [
         Finding("python", platform.python_version(), sys.version_info >= (3, 11)),
         Finding("torch", torch.__version__, True, untested("torch", torch.__version__)),
         Finding("triton", triton.__version__, not old, advice),
     ]
-    for name, modules in EXTRAS.items():
-        missing = [module for module in modules if importlib.util.find_spec(module) is None]
-        text = f"missing {', '.join(missing)}" if missing else "there"
-        found.append(Finding(f"extra {name}", text, True, extra_advice(missing[0]) if missing else ""))
-    return found
 
 
 def _settings() -> list[Finding]:

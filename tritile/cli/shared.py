@@ -44,7 +44,7 @@ GPUS: Final = (
     "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350",
 )  # fmt: skip
 OPS: Final = ("matmul", "grouped", "transpose", "linear_quantized")
-SINGLE_OPS: Final = ("matmul", "transpose")  # of which `explain` and `picture` know the tiles
+SINGLE_OPS: Final = ("matmul", "transpose")  # whose tiles are explained
 SUITES: Final = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "suites").glob("*.toml")))
 
 _DTYPES: Final = {
@@ -119,10 +119,7 @@ def _op_name(op: str) -> str:
     return "permute" if op == "transpose" else op
 
 
-def _single_op_name(context: typer.Context, op: str) -> str:
-    if op in OPS and op not in SINGLE_OPS:
-        choices = " or ".join(SINGLE_OPS)
-        raise InvalidValueError(f"--op {op!r}: tritile {context.info_name} takes {choices}")
+def _single_op_name(op: str) -> str:
     if op not in (*SINGLE_OPS, "permute"):
         raise unknown("--op", op, SINGLE_OPS)
     return _op_name(op)

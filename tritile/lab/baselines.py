@@ -1,4 +1,4 @@
-"""Baselines of tritile: the calls a torch user would make, and on request torch.compile's search.
+"""Baselines of tritile: the calls a torch user would make.
 
 A way to make a call's answer writes it into the call's output, or returns it. torch's grouped product has a
 fast path for bfloat16. For other dtypes torch reads the offsets on the host, which raises under graph
@@ -29,7 +29,6 @@ Way = Callable[[Any], torch.Tensor | None]
 WIDE_WEIGHT: Final = "matmul by the weight in 16 bits"
 PACKED_WEIGHT: Final = "_weight_int4pack_mm"
 COMPILED: Final = "torch.compile"
-SEARCHING: Final = "max-autotune-no-cudagraphs"  # every side is captured in a graph by the measurement
 _INNER_K_TILES: Final = 8  # of 16 columns each
 _EVEN: Final = 32  # bytes: two words of a copy
 _prepared: Final[WeakTensorKeyDictionary] = WeakTensorKeyDictionary()  # by tensor, then by function
@@ -62,7 +61,7 @@ def torch_ways(call: Call) -> dict[str, Way]:
     if isinstance(call, PermuteCall):
         return {"copy_": torch_calls.copy}
     if isinstance(call, GroupedCall):
-        return {"_grouped_mm": in_general(call)}
+        return {"_grouped_mm": grouped(call)}
     if isinstance(call, QuantizedCall):
         (_, n), k = call.out.shape, call.x.shape[1]
         ways: dict[str, Way] = {WIDE_WEIGHT: Product(_wide_weight, F.linear)}
@@ -84,20 +83,9 @@ def torch_ways(call: Call) -> dict[str, Way]:
     return ways | ({COMPILED: compiled(fused(call))} if call.epilogue else {})
 
 
-def in_general(call: Call) -> Product:
-    """Return a product or permutation as one function, which torch.compile takes."""
-    if isinstance(call, PermuteCall):
-        contiguous = torch.contiguous_format
-        return Product(lambda c: {"x": answers.permuted(c)[0]}, lambda x: x.clone(memory_format=contiguous))
-    if isinstance(call, GroupedCall):
-        return Product(_groups, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
-    assert isinstance(call, MatmulCall)
-    if call.up is not None:
-        return merged(call)
-    if call.epilogue:
-        return fused(call)
-    multiply = torch_calls.product(call)
-    return Product(tensors_of, lambda a, b: multiply(a, b))
+def grouped(call: GroupedCall) -> Product:
+    """Return torch's own product of groups."""
+    return Product(_groups, lambda a, b, offs: of_torch.grouped_mm(a, b, offs=offs))
 
 
 def _groups(call: GroupedCall) -> Inputs:
@@ -218,16 +206,6 @@ def compiled(way: Product, **options: Any) -> Product:
         return torch.compile(lambda **inputs: way.make(**inputs), dynamic=False, fullgraph=True, **options)
 
     return Product(way.inputs, lambda **inputs: made()(**inputs))
-
-
-def inductor(call: Call) -> Way:
-    """Return a call by torch.compile in its max-autotune mode: products by kernels of cuBLAS and Triton.
-
-    torch makes no CUDA graph of its own. The operands are those of torch's eager side. A gated product has
-    both weights in one. Products with packed weights are not taken.
-    """
-    of_torch.print_no_candidates()
-    return compiled(in_general(call), mode=SEARCHING)
 
 
 def into_out(way: Way) -> Callable[[Call], None]:

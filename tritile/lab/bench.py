@@ -1,36 +1,28 @@
-"""Time tritile against torch and other baselines: `tritile.bench`, and the suites of `tritile bench`.
+"""Time tritile against torch: `tritile.bench`, and what `tritile bench` and benchmarks of suites measure.
 
 All backends of a case run in one process, in turns, in CUDA graphs, on operands that are not in the L2 cache.
 """
 
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import triton
 
 from tritile.core import device as devices
-from tritile.core import of_torch
 from tritile.core.call import Call
+from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
+from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.core.settings import uses_aten
 from tritile.errors import UnsupportedError, brief
 from tritile.families import launching
-from tritile.lab import baselines, drawn
-from tritile.lab.results import HOST, Log, Measurement, Result, append, host_result, result
+from tritile.lab import baselines
 from tritile.lab.tune import gpu_for, problem_of
-from tritile.ops.fused import addmm, baddbmm, linear
-from tritile.ops.matmul import matmul
-from tritile.ops.permute import permute, transpose
-from tritile.ops.scaled import scaled_matmul
 from tritile.planning import aten, plans
 from tritile.tune.arguments import check_grid, check_keywords, identity
 from tritile.tune.autotuner import Autotuner
@@ -40,185 +32,12 @@ from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
 
-Act = Callable[[], object]
-
-
-def _graphs(
-    problem: Tiled, calls: list[Call], ways: Mapping[str, baselines.Way], log: Log
-) -> dict[str, tuple[timing.Graph, float]]:
-    """Capture the ways that run and answer rightly, with the errors of their answers; log the others."""
-    graphs = {}
-    for name, way in ways.items():
-        try:
-            error = answers.check(baselines.into_out(way), calls[0], every=False)
-            graphs[name] = baselines.graph_of(way, calls), error
-        except Exception as error:  # a baseline that fails costs its own numbers alone
-            log(f"{problem.label}: not measured against {name}: {brief(error)}")
-    return graphs
-
-
-def measured(what: Case | Tiled, inductor: bool = False, log: Log = warnings.warn) -> Measurement:
-    """Time tritile, torch and, if `inductor`, torch.compile's search, with the config of a call.
-
-    torch's time is that of the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers
-    wrongly is left out and logged. Raises UnsupportedError if there is no GPU, and what the call would raise.
-    """
-    device = devices.current_gpu()
-    if device is None:
-        raise UnsupportedError("bench: there is no GPU here to measure")
-    problem, load = (what.problem, what.load) if isinstance(what, Case) else (what, "skewed")
-    chosen = plans.plan_for(problem, device, "cached", uses_aten())
-    own = plans.plan_for(problem, device, "cached")
-    assert chosen is not None and own is not None  # noqa: PT018
-    calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
-    ours = operands.run_of(launching.prepare(calls[0], own.config))
-    error = answers.check(ours, calls[0])
-    graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
-    with torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
-        (plainest, way), *others = baselines.torch_ways(calls[0]).items()  # the plainest has to run
-        operands.poison(calls[0])
-        baselines.into_out(way)(calls[0])
-        torch.cuda.synchronize()
-        ways = {plainest: (baselines.graph_of(way, calls), answers.error_of(calls[0]))}
-        ways |= _graphs(problem, calls, dict(others), log)
-        if chosen.config == aten.CONFIG:
-            run = torch_calls.run_of(problem)
-            assert run is not None  # what torch may make, it makes in one call
-            graphs["aten"] = timing.Graph(run, calls)
-        searched = inductor and problem.op != "linear_quantized"
-        more = _graphs(problem, calls, {"inductor": baselines.inductor(calls[0])} if searched else {}, log)
-    graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
-    if problem.op == "permute":
-        # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
-        copy = baselines.device_copy
-        graphs |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
-    samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
-    timings = {side: timing.timing_of(times) for side, times in zip(graphs, samples, strict=True)}
-    us = {side: found.us for side, found in timings.items()}
-    fastest = min(ways, key=us.__getitem__)
-    backend = "aten" if "aten" in graphs else "triton"
-    return Measurement(
-        tritile_us=us[backend],
-        triton_us=us["triton"],
-        torch_us=us[fastest],
-        inductor_us=us.get("inductor"),
-        spread=timings[backend].spread,
-        spreads={"torch": timings[fastest].spread} | {name: timings[name].spread for name in more},
-        samples=len(samples[0]),
-        launches=len(calls),
-        error=error,
-        torch_error=ways[fastest][1],
-        copy_gbps=problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if "copy" in us else None,
-        config=chosen.config,
-        source=chosen.source,
-        torch_call=fastest,
-        torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
-    )
-
-
-def _host_calls() -> list[tuple[str, Act, Act]]:
-    """Return small calls, whose results are new tensors or go to one: the name, tritile's and torch's."""
-    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    a, b, out = (torch.randn(256, 256, **options) for _ in range(3))
-    bias, batch = torch.randn(256, **options), torch.randn(4, 256, 256, **options)
-    dims, into = (2, 0, 1), torch.empty_like(batch.permute(2, 0, 1)).contiguous()
-    found: list[tuple[str, Act, Act]] = [
-        ("matmul(a, b)", lambda: matmul(a, b), lambda: torch.matmul(a, b)),
-        ("linear(x, w, bias)", lambda: linear(a, b, bias), lambda: F.linear(a, b, bias)),
-        ("addmm(c, a, b)", lambda: addmm(bias, a, b), lambda: torch.addmm(bias, a, b)),
-        ("baddbmm(c, a, b)", lambda: baddbmm(batch, batch, batch),
-         lambda: torch.baddbmm(batch, batch, batch)),
-        ("matmul(a, b, out=)", lambda: matmul(a, b, out=out), lambda: torch.matmul(a, b, out=out)),
-        ("addmm(c, a, b, out=)", lambda: addmm(bias, a, b, out=out),
-         lambda: torch.addmm(bias, a, b, out=out)),
-        ("linear(x, w, bias, out=)", lambda: linear(a, b, bias, out=out),
-         lambda: torch.addmm(bias, a, b.t(), out=out)),
-        ("transpose(x)", lambda: transpose(a), lambda: a.mT.contiguous()),
-        ("transpose(x, out=)", lambda: transpose(a, out=out), lambda: out.copy_(a.mT)),
-        ("permute(x, dims)", lambda: permute(batch, dims), lambda: batch.permute(dims).contiguous()),
-        ("permute(x, dims, out=)", lambda: permute(batch, dims, out=into),
-         lambda: into.copy_(batch.permute(dims))),
-    ]  # fmt: skip
-    if torch.cuda.get_device_capability() >= (8, 9):
-        x, one = a.to(torch.float8_e4m3fn), torch.ones((), device="cuda", dtype=torch.float32)
-        by_torch = partial(of_torch.scaled_mm, x, x.t(), one, one, out_dtype=torch.bfloat16)
-        found.append(("scaled_matmul(a, b, s, s)", partial(scaled_matmul, x, x.t(), one, one), by_torch))
-    return found
-
-
-def host_us(*calls: Act, batches: int = 200, size: int = 20) -> list[float]:
-    """Return the microseconds that each call keeps the host busy: medians of batches, by turns.
-
-    The GPU is waited for before each batch, so that no launch waits for room in the queue.
-    """
-    for call in calls:
-        for _ in range(20):
-            call()
-    found: list[list[float]] = [[] for _ in calls]
-    for _ in range(batches):
-        for call, times in zip(calls, found, strict=True):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(size):
-                call()
-            times.append((time.perf_counter() - started) / size * 1e6)
-    torch.cuda.synchronize()
-    return [statistics.median(times) for times in found]
-
-
-@dataclass
-class Run:
-    """A benchmark: its results, and how many cases failed.
-
-    Each result is appended at once to its suite's file in `folder`, if given. `log` gets what went wrong,
-    `done` the name of each finished case.
-    """
-
-    folder: Path | None
-    log: Log
-    done: Log
-    lines: list[Result] = field(default_factory=list)
-    failed: int = 0
-
-    def cases(self, cases: Iterable[Case], env: Mapping[str, str], inductor: bool = False) -> None:
-        """Measure every case. Raises OSError if a file cannot be written."""
-        for case in cases:
-            try:
-                self.lines.append(result(case, measured(case, inductor, self.log), env))
-                if self.folder is not None:
-                    append(self.folder / f"{case.suite}.jsonl", self.lines[-1:])
-            except OSError:
-                raise
-            except Exception as error:  # a case that raises, in torch too, costs itself alone
-                self.failed += 1
-                self.log(f"{case.problem.label}: {brief(error)}")
-            torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
-            self.done(case.problem.label)
-
-    def drawn(self, cases: Sequence[Case], device: Device, env: Mapping[str, str], inductor: bool) -> None:
-        """Measure drawn cases with nothing remembered and every kernel compiled before.
-
-        With `inductor`, the first `SEARCHED` aligned products are compared with torch.compile's max-autotune.
-        """
-        first = drawn.aligned(cases)[: drawn.SEARCHED] if inductor else []
-        with drawn.nothing_remembered():
-            drawn.compile_all(cases, device)
-            self.cases(first, env, True)
-            self.cases([case for case in cases if case not in first], env, False)
-
-    def host(self, env: Mapping[str, str]) -> list[Result]:
-        """Time how long small calls keep the host busy."""
-        lines = []
-        for name, *sides in _host_calls():
-            ours, theirs = host_us(*sides)
-            lines.append(host_result(name, ours, theirs, env))
-        if self.folder is not None:
-            append(self.folder / f"{HOST}.jsonl", lines)
-        return lines
+Log = Callable[[str], None]
+Ways = Mapping[str, baselines.Way]
 
 
 @dataclass(frozen=True, repr=False)
-class BenchResult(Tabular, Measurement):
+class BenchResult(Tabular):
     """How long a call takes, compared with torch. It prints as a table.
 
     Attributes:
@@ -233,10 +52,28 @@ class BenchResult(Tabular, Measurement):
         source: where the config comes from, as in `tritile.plan`.
         error: norm of the result's error relative to a float64 reference; None for a decorated kernel.
         torch_error: the same for torch's result.
+        copy_gbps: the rate of a plain copy of as many bytes as a permutation moves, read and written.
+        torch_calls: microseconds of each of torch's ways, where there are several; `others_us` has further
+            baselines, and `triton_us` tritile's own kernel where a call runs torch's.
     """
 
-    problem: Problem = field(kw_only=True)
-    device: Device = field(kw_only=True)
+    problem: Problem
+    device: Device
+    tritile_us: float
+    torch_us: float | None
+    spread: float
+    error: float | None
+    torch_error: float | None
+    copy_gbps: float | None
+    config: Config | triton.Config
+    source: str
+    torch_call: str = ""
+    torch_calls: Mapping[str, float] = field(default_factory=dict)
+    others_us: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    samples: int | None = None
+    launches: int | None = None
+    triton_us: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -254,11 +91,91 @@ class BenchResult(Tabular, Measurement):
             found.append(("torch", "not timed, because the kernel has no reference="))
         if self.error is not None and self.torch_error is not None:
             found.append(("error", f"{self.error:.2g}, torch's {self.torch_error:.2g}"))
+        if isinstance(self.problem, PermuteProblem):
+            gbps = self.problem.bytes / self.tritile_us / 1e3
+            share = f", {gbps / self.copy_gbps:.0%} of a copy's" if self.copy_gbps else ""
+            found.append(("rate", f"{gbps:.0f} GB/s{share}"))
+        elif not isinstance(self.problem, KernelProblem):
+            found.append(("rate", f"{self.problem.flops / self.tritile_us / 1e6:.1f} TFLOP/s"))
         return (*found, ("config", str(self.config)), ("source", self.source))
 
     @property
     def _title(self) -> str:
         return f"{self.problem.label.strip()} on {self.device.name}"
+
+
+def _graphs(problem: Tiled, calls: list[Call], ways: Ways, log: Log) -> dict[str, tuple[timing.Graph, float]]:
+    """Capture the ways that run and answer rightly, with the errors of their answers; log the others."""
+    graphs = {}
+    for name, way in ways.items():
+        try:
+            error = answers.check(baselines.into_out(way), calls[0], every=False)
+            graphs[name] = baselines.graph_of(way, calls), error
+        except Exception as error:  # a baseline that fails costs its own numbers alone
+            log(f"{problem.label}: not measured against {name}: {brief(error)}")
+    return graphs
+
+
+def measured(
+    what: Case | Tiled, others: Callable[[Call], Ways] | None = None, log: Log = warnings.warn
+) -> BenchResult:
+    """Time tritile, torch, and `others` that make the answer of a call, with the config of a call.
+
+    torch's time is that of the fastest of its ways (`baselines.torch_ways`). A baseline that fails or answers
+    wrongly is left out and logged. Raises UnsupportedError if there is no GPU, and what the call would raise.
+    """
+    device = devices.current_gpu()
+    if device is None:
+        raise UnsupportedError("bench: there is no GPU here to measure")
+    problem, load = (what.problem, what.load) if isinstance(what, Case) else (what, "skewed")
+    chosen = plans.plan_for(problem, device, "cached", uses_aten())
+    own = plans.plan_for(problem, device, "cached")
+    assert chosen is not None and own is not None  # noqa: PT018
+    calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
+    ours = operands.run_of(launching.prepare(calls[0], own.config))
+    error = answers.check(ours, calls[0])
+    graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
+    with torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):
+        (plainest, way), *further = baselines.torch_ways(calls[0]).items()  # the plainest has to run
+        operands.poison(calls[0])
+        baselines.into_out(way)(calls[0])
+        torch.cuda.synchronize()
+        ways = {plainest: (baselines.graph_of(way, calls), answers.error_of(calls[0]))}
+        ways |= _graphs(problem, calls, dict(further), log)
+        if chosen.config == aten.CONFIG:
+            run = torch_calls.run_of(problem)
+            assert run is not None  # what torch may make, it makes in one call
+            graphs["aten"] = timing.Graph(run, calls)
+        more = _graphs(problem, calls, others(calls[0]), log) if others else {}
+    graphs |= {name: graph for name, (graph, _) in (ways | more).items()}
+    if problem.op == "permute":
+        # Some copies in a graph go to a slower copy engine; a short eager copy waits for its launch.
+        copy = baselines.device_copy
+        graphs |= {"copy": timing.Graph(copy, calls), "eager copy": timing.Eager(copy, calls)}
+    samples = timing.interleaved(list(graphs.values()), budget_ms=50.0 * len(graphs))
+    timings = {side: timing.timing_of(times) for side, times in zip(graphs, samples, strict=True)}
+    us = {side: found.us for side, found in timings.items()}
+    fastest = min(ways, key=us.__getitem__)
+    backend = "aten" if "aten" in graphs else "triton"
+    return BenchResult(
+        problem,
+        device,
+        tritile_us=us[backend],
+        triton_us=us["triton"],
+        torch_us=us[fastest],
+        spread=timings[backend].spread,
+        spreads={"torch": timings[fastest].spread} | {name: timings[name].spread for name in more},
+        samples=len(samples[0]),
+        launches=len(calls),
+        error=error,
+        torch_error=ways[fastest][1],
+        copy_gbps=problem.bytes / min(us["copy"], us["eager copy"]) / 1e3 if "copy" in us else None,
+        config=chosen.config,
+        source=chosen.source,
+        torch_call=fastest,
+        torch_calls={way: us[way] for way in ways} if len(ways) > 1 else {},
+        others_us={name: us[name] for name in more},
+    )
 
 
 def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BenchResult:
@@ -278,9 +195,8 @@ def _of_kernel(kernel: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any])
     own, *referred = map(timing.timing_of, samples)
     torch_us, way = (referred[0].us, "the kernel's reference") if referred else (None, "")
     return BenchResult(
-        own.us, torch_us, None, own.spread, None, None, None, plan.config, plan.source, way,
-        problem=plan.problem, device=device,
-    )  # fmt: skip
+        plan.problem, device, own.us, torch_us, own.spread, None, None, None, plan.config, plan.source, way
+    )
 
 
 def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwargs: Any) -> BenchResult:
@@ -309,7 +225,6 @@ def bench(what: Callable[..., Any] | str | Tiled | Autotuner, *args: Any, **kwar
     if isinstance(what, Autotuner):
         return _of_kernel(what, args, kwargs)
     problem = problem_of("bench", what, args, kwargs)
-    device, gpu = gpu_for("bench", (*args, *kwargs.values()))
+    _, gpu = gpu_for("bench", (*args, *kwargs.values()))
     with torch.cuda.device(gpu):
-        found = measured(problem, log=lambda text: warnings.warn(text, stacklevel=2))
-    return BenchResult(**vars(found), problem=problem, device=device)
+        return measured(problem, log=lambda text: warnings.warn(text, stacklevel=3))

@@ -4,19 +4,14 @@ import contextlib
 import functools
 import os
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Final
 
 import torch
 import triton
 
 from tritile.core.device import Device, current_gpu
-from tritile.core.forgetting import forget
-
-ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 
 
 def output_of(*command: str) -> str:
@@ -65,20 +60,3 @@ def environment(gpu: Device | None = None) -> dict[str, str]:
         "tritile": _version(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-@contextlib.contextmanager
-def environ(**values: str | None) -> Iterator[None]:
-    """Set variables of the environment, or unset those of None, in a `with`; forget plans at both ends."""
-    before = dict(os.environ)
-    try:
-        for name, value in values.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
-        forget()
-        yield
-    finally:
-        for name in values:
-            os.environ.pop(name, None)
-            os.environ.update({name: before[name]} if name in before else {})
-        forget()

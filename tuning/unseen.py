@@ -1,6 +1,6 @@
 """The suite "unseen": products and permutations of sizes that nobody chose, drawn anew for each version.
 
-The seed is the hash of the package's files: whoever changes the code changes the sizes, so nothing can be
+The seed is the hash of the files of `tritile/`: whoever changes the code changes the sizes, so nothing can be
 tuned to them.
 
 Products: bf16, NN and NT in turn, M log-uniform from 1 to 16384, N and K from 32 to 32768, 2e7 to 2e12
@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import tritile
+from benchmark_results import BY_SIZE, BY_TIME
 from tritile.core.device import Device
+from tritile.core.forgetting import forget
 from tritile.core.problem import MatmulProblem
 from tritile.errors import InvalidValueError
-from tritile.lab.environment import environ
-from tritile.lab.results import BY_SIZE, BY_TIME
 from tritile.lab.warm import Calls, compile_calls
 from tritile.planning import plans
 from tritile.planning.classes import OPERATIONS, ROWS, SIDES
@@ -34,7 +35,7 @@ SUITE: Final = "unseen"
 PRODUCTS: Final = 100  # of each half
 PERMUTATIONS: Final = 100
 SEARCHED: Final = 20  # aligned products of each half, compared with torch.compile's max-autotune too
-_PACKAGE: Final = Path(__file__).parents[1]
+_PACKAGE: Final = Path(tritile.__file__).parent
 _UNITS: Final = (64, 8, 1), (60, 20, 20)  # what sizes of a shape are multiples of, and how often
 
 
@@ -104,6 +105,23 @@ def draws(numbers: Iterable[int], only: str = "") -> list[tuple[dict[str, str], 
 def aligned(cases: Iterable[Case]) -> list[Case]:
     """Return the products whose N and K are multiples of 8."""
     return [case for case in cases if case.op == "matmul" and case.n % 8 == case.k % 8 == 0]
+
+
+@contextlib.contextmanager
+def environ(**values: str | None) -> Iterator[None]:
+    """Set variables of the environment, or unset those of None, in a `with`; forget plans at both ends."""
+    before = dict(os.environ)
+    try:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+        forget()
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
+        forget()
 
 
 @contextlib.contextmanager

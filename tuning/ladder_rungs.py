@@ -8,6 +8,8 @@ import torch
 from triton import cdiv
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+import ladder_matmul as products
+import ladder_transpose as transposes
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.fields import alignment
@@ -15,8 +17,6 @@ from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import mode
 from tritile.families import launching
-from tritile.lab.ladder import matmul as products
-from tritile.lab.ladder import transpose as transposes
 from tritile.lab.traffic import SECTOR
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose

@@ -1,23 +1,34 @@
-"""Results as one HTML page: a chart of where this GPU gains and loses, and a table of the slowest problems.
+"""Write results as one HTML page: a chart of where a GPU gains and loses, and its slowest problems.
 
 altair draws the chart, with its own filters. Nothing is loaded from the network.
 """
 
 import html
 import json
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import altair as alt
+import typer
 import vl_convert
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import command
+from benchmark_results import BASELINES, Result, dtype_label, of_cases, sizes_label, stored
+from tritile.cli import shared
+from tritile.cli.shared import console, say
+from tritile.core import device as devices
 from tritile.core.config import ATEN, Config
 from tritile.errors import FileError, UnsupportedError
-from tritile.lab.results import BASELINES, Result, dtype_label, of_cases, sizes_label
 
 Row = dict[str, Any]
+COMMITTED: Final = Path(__file__).parent / "results"
 FILTERS: Final = {"op": "operation", "dtype": "dtype", "layout": "layout", "suite": "suite"}
 _MOST_LOSSES: Final = 40
 _LEGEND: Final = (
@@ -120,7 +131,7 @@ def speedups(rows: list[Row], base: alt.Chart | None = None) -> alt.LayerChart |
     `base` draws rows that filters leave; by default all. Raises FileError where there is no row.
     """
     if not rows:
-        raise FileError("there are no results for this GPU: run `tritile bench --output DIR` first")
+        raise FileError("there are no results for this GPU: run `python tuning/bench.py --output DIR` first")
     base = alt.Chart(alt.InlineData(rows)) if base is None else base
     bands: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -217,3 +228,62 @@ def picture(rows: list[Row]) -> str:
     svg: str = vl_convert.vegalite_to_svg(json.dumps(spec, allow_nan=False))
     end = svg.index(">") + 1
     return f"{svg[:end]}{_DARK_STYLE}{svg[end:]}"
+
+
+def _gpu_of(target: str | None, results: list[Result]) -> str:
+    """The name of the GPU to report: the one named, the current one, or the one of most results."""
+    counts = Counter(line["env"]["gpu"] for line in results)
+    here = devices.current_gpu()
+    if target is not None:
+        named = [name for name in counts if replace(devices.HOST, name=name).slug == target.lower()]
+        return named[0] if named else shared.device_of(target).name
+    return here.name if here and counts[here.name] else max(counts, key=counts.__getitem__)
+
+
+def main(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Results (.jsonl) or folders of them, which `tuning/bench.py --output` writes. "
+            "Default: tuning/results."
+        ),
+    ] = None,
+    target: shared.Target = None,
+    output: Annotated[
+        Path, typer.Option(help="The page to write (.html), or its chart alone (.svg).")
+    ] = Path("report.html"),
+) -> None:
+    """Write results as one HTML page that needs no network, or its chart as a picture.
+
+    The page shows where tritile gains and where it loses, with filters.
+    """
+    shared.check_output(output, ".html", ".svg")
+    for file in files or []:
+        if not file.exists():
+            raise FileError(f"{file}: no such file or folder")
+    places = files or [COMMITTED]
+
+    with shared.working("drawing"):
+        lines = stored(places, say)
+        if not lines:
+            raise FileError(f"there are no results in {', '.join(map(str, places))}")
+        gpu = _gpu_of(target, lines)
+        rows = rows_of(lines, gpu)
+        env = shared.measured_on([line for line in lines if line["env"]["gpu"] == gpu])
+        drawn = page(rows, gpu, env) if output.suffix == ".html" else picture(rows)
+        shared.write(output, drawn)
+    console.print(f"{output}: {shared.counted(len(rows), 'comparison')} on {gpu}")
+    for other, count in Counter(line["env"]["gpu"] for line in of_cases(lines)).items():
+        if other != gpu:
+            console.print(f"{count} results of {other} are left out: --target shows them")
+
+
+app = command.app_of(
+    main,
+    "python tuning/report.py",
+    "python tuning/report.py results --target h200 --output report.html",
+    "python tuning/report.py results --output speedups.svg",
+)
+
+if __name__ == "__main__":
+    command.run(app)

@@ -1,11 +1,20 @@
-"""A step of a kernel's tiling as an SVG picture: the blocks that a tile loads, and the tiles before it."""
+"""Draw a step of a kernel's tiling as SVG: the blocks that a tile loads, and the tiles made before it."""
 
 import math
+import sys
 import textwrap
 from dataclasses import dataclass
 from html import escape
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
 
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import command
+from tritile.cli import shared
+from tritile.cli.shared import console
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import Device
@@ -16,9 +25,12 @@ from tritile.families.common.tiles import grouped_tile
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.lab import traffic
+from tritile.lab.explain import config_like
+from tritile.planning import model, plans
+from tritile.tune import suites
 
 # Families that walk down bands of tiles.
-DRAWN: Final = ("tile", "descriptor", "warpgroups", "scaled")
+_DRAWN: Final = ("tile", "descriptor", "warpgroups")
 _LEFT, _TOP, _WIDTH, _HEIGHT, _GAP = 24.0, 108.0, 500.0, 430.0, 46.0  # of the matrices, in pixels
 _THIN: Final = 7  # no side is drawn thinner than the longest by more than this
 _STYLE: Final = """
@@ -78,8 +90,8 @@ def tiling_of(problem: MatmulProblem | PermuteProblem, config: Config, device: D
     reason = illegal(config, problem, device)
     if reason is not None:
         raise InvalidValueError(f"{config} cannot run {problem.label} on {device.name}: {reason}")
-    if config.family not in DRAWN:
-        raise UnsupportedError(f"{config} has no tiles to draw: expected a config of {', '.join(DRAWN)}")
+    if config.family not in _DRAWN:
+        raise UnsupportedError(f"{config} has no tiles to draw: expected a config of {', '.join(_DRAWN)}")
     if isinstance(problem, PermuteProblem):
         if not problem.is_transposing:
             raise UnsupportedError(f"{problem.label} copies rows: only permutations that transpose are drawn")
@@ -335,3 +347,50 @@ def picture(
         f'stroke-width="1.6"/></pattern>\n{_rect("paper", 0, 0, 800, height)}'
         f"{_text('head', _LEFT, 36, heading)}{drawn}</svg>\n"
     )
+
+
+def main(
+    context: typer.Context,
+    sizes: shared.Shape,
+    op: shared.SingleOp = "matmul",
+    dtype: shared.Dtype = "bfloat16",
+    layout: shared.Layout = "NN",
+    config: shared.ConfigText = "",
+    target: shared.Target = None,
+    output: Annotated[Path, typer.Option(help="What to write (.svg).")] = Path("tiling.svg"),
+    tile: Annotated[
+        int | None, typer.Option(help="Which tile, counted from 0 in the order in which programs take them.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Which K iteration, counted from 1.")] = None,
+) -> None:
+    """Draw one step of a kernel's tiling: the blocks that a tile loads, and the tiles made before.
+
+    Drawing needs no GPU: without a --target it is for an h200.
+    """
+    shared.refuse_unread(context, op, layout, sizes)
+    shared.check_output(output, ".svg")
+
+    device = shared.device_of("h200" if target is None else target)
+    problem = suites.parse_shape(shared.joined(sizes), op, dtype, layout).problem
+    assert isinstance(problem, MatmulProblem | PermuteProblem)
+    with shared.working("drawing"):
+        if config:
+            chosen = config_like(config, problem, device)
+        else:  # a call's; where that has no tiles to draw, the next one
+            plan = plans.plan_for(problem, device, "cached")
+            assert plan is not None
+            ranked = (plan.config, *model.ranked(problem, device))
+            chosen = next(each for each in ranked if each.family in _DRAWN)
+        shared.write(output, picture(problem, chosen, device, tile, step))
+    console.print(f"{output}: {problem.label} on {device.name} by {chosen}")
+
+
+app = command.app_of(
+    main,
+    "python tuning/picture.py 300x200x150 --output tiling.svg",
+    'python tuning/picture.py 300x200x150 --dtype float32 --config "tile BLOCK_M=64 BLOCK_N=64" --tile 19 '
+    "--step 5",
+)
+
+if __name__ == "__main__":
+    command.run(app)

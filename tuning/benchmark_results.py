@@ -13,8 +13,7 @@ suite "unseen" has the `seed`, and how its half is `drawn` ("by size" in older l
 `torch_calls` has the time of each. `spreads` has the spread of torch's times and of the other baselines'. Of
 each side there are `samples` times; each is the mean over `launches` launches on operands of their own.
 
-Older lines lack some of `triton_us, torch_call, torch_calls, spreads, samples, launches`. Some have
-`tutorial_us` and `ratio_tutorial`, of the matmul of Triton's tutorial.
+Older lines lack some of `triton_us, torch_call, torch_calls, spreads, samples, launches`.
 
 In op "grouped" `batch` counts groups, which share m, and `load` says how.
 
@@ -25,27 +24,25 @@ A result of op "host" has the time that a call keeps the host busy: `op, suite` 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Final
 
-import triton
-
 from tritile.core.config import Config
 from tritile.core.permutation import PermuteProblem
 from tritile.errors import FileError, InvalidValueError
-from tritile.lab.environment import ENV_FIELDS
+from tritile.lab.bench import BenchResult, Log
 from tritile.tune.suites import Case
 
 Result = dict[str, Any]
-Log = Callable[[str], None]
 
+ENV_FIELDS: Final = ("gpu", "torch", "triton", "driver", "tritile", "time")
 HOST: Final = "host"  # the op and the suite of host times
 BY_SIZE: Final = "by size"  # how a case of suite "unseen" was `drawn`
 BY_TIME: Final = "by time"
-BASELINES: Final = ("inductor", "tutorial")  # besides torch, which is always there
+BASELINES: Final = ("inductor",)  # besides torch, which is always there
 _OF_SCRIPTS: Final = ("models", "rows", "searches")  # ops of lines that are not read here
 _NAMES: Final = ("op", "suite", "dtype", "precision", "layout")
 _SIZES: Final = {
@@ -62,33 +59,6 @@ _RATES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What was measured of one case, by the names of the lines of results; `source` is their `plan_source`.
-
-    Times are medians in microseconds, None for a baseline that was not run. `tritile_us` is as a call is
-    made, `triton_us` by tritile's own kernel. A spread is that of times over their median. Errors are
-    relative norms against a reference in float64 or exact integers. `copy_gbps` (permutes only) is the rate
-    of a plain copy of as many bytes, read and written.
-    """
-
-    tritile_us: float
-    torch_us: float | None
-    inductor_us: float | None
-    spread: float
-    error: float | None
-    torch_error: float | None
-    copy_gbps: float | None
-    config: Config | triton.Config
-    source: str
-    torch_call: str = ""
-    torch_calls: Mapping[str, float] = field(default_factory=dict)
-    spreads: Mapping[str, float] = field(default_factory=dict)
-    samples: int | None = None
-    launches: int | None = None
-    triton_us: float | None = None
-
-
 def _plain(value: Any) -> Any:
     """Return a value as JSON holds it, numbers with six digits."""
     if isinstance(value, Mapping):
@@ -98,7 +68,7 @@ def _plain(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
+def result(case: Case, measured: BenchResult, env: Mapping[str, str]) -> Result:
     """Return the result of one measured case; `env` is as `environment.environment` returns it."""
     assert isinstance(measured.config, Config)
     problem, us = case.problem, measured.tritile_us
@@ -109,8 +79,7 @@ def result(case: Case, measured: Measurement, env: Mapping[str, str]) -> Result:
         if value := getattr(measured, name):
             line[name] = value
     line["tritile_us"] = us
-    for name in ("torch", "inductor"):
-        theirs = getattr(measured, f"{name}_us")
+    for name, theirs in (("torch", measured.torch_us), ("inductor", measured.others_us.get("inductor"))):
         line |= {f"{name}_us": theirs, f"ratio_{name}": None if theirs is None else theirs / us}
     rates = {"gbps": problem.bytes / us / 1e3}
     if isinstance(problem, PermuteProblem):
