@@ -17,8 +17,8 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo "make tune       measure this machine's GPU on a few problems and remember the best configs"
 	@echo "make test       lint, type check and all tests, compiled and interpreted (of tests/gpu only where there is a GPU)"
-	@echo "make test-gpu   GPU tests of what changed since they last passed, recorded in tests/gpu/last.json; ALL=1 for"
-	@echo "                all, SHARD=1/2 for a part, PY=python3 for an interpreter of your own, ARGS for run.py"
+	@echo "make test-gpu   the tests that need a GPU, with results in gpu-tests*.xml; SHARD=1/2 for a part, PY=python3 for"
+	@echo "                an interpreter of your own, ARGS for pytest"
 	@echo "make test-stacks  what depends on Triton, interpreted and compiled ahead, on triton $(STACKS)"
 	@echo "make lint       ruff: rules and format"
 	@echo "make typecheck  mypy"
@@ -64,9 +64,16 @@ $(VENV)/triton-%/.installed: $(INSTALLED)
 	$(PY) -m pip install --quiet --no-deps --target $(@D) triton==$* $(BESIDE_$*)
 	@touch $@
 
+# As many processes as there are cores, which compile most of the time; what is marked serial runs alone, after them.
+GPU_TESTS = -m pytest tests/gpu $(if $(SHARD),--shard $(SHARD)) $(ARGS) -m
+GPU_JOBS ?= $(shell nproc)
+
 # On a machine without network an interpreter that has torch, triton and pytest will do: make test-gpu PY=python3.
 test-gpu: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
-	$(PY) tests/gpu/run.py $(if $(ALL),--all) $(if $(SHARD),--shard $(SHARD)) $(ARGS)
+	status=0; \
+	$(PY) $(GPU_TESTS) "gpu and not serial" -n $(GPU_JOBS) --dist worksteal --junitxml=gpu-tests.xml || status=1; \
+	$(PY) $(GPU_TESTS) "gpu and serial" --junitxml=gpu-tests-serial.xml || status=1; \
+	exit $$status
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .

@@ -10,8 +10,8 @@ from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.core.versions import parsed
+from tritile.families import launching
 from tritile.families.space import illegal
-from tritile.runtime import ahead
 from tritile.runtime.ahead import compiling_for
 
 NAMES = ("sm_80", "nvidia-h200", "sm_100", "gfx942")
@@ -46,13 +46,13 @@ def pairs(first, second):
 def compiled(problem, config, device=H200):
     """Compile the call's own kernel by a legal config."""
     assert illegal(config, problem, device) is None
-    return ahead.compiled_for(problem, config, device)
+    return launching.compiled_for(problem, config, device)
 
 
 def kernels_of(problem, config, device=H200):
     """Compile all kernels of a call."""
     with compiling_for(device):
-        return [compile_one() for compile_one in ahead.compiles_for(problem, config, device)]
+        return [compile_one() for compile_one in launching.compiles_for(problem, config, device)]
 
 
 def instructions(kernel, folder):

@@ -52,6 +52,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if (gpu_tests and without) or is_of_other_process(collection_path) else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="I/N", default="1/1", help="run the I-th of N parts of the tests")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
     files = {file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py"))}
@@ -75,6 +79,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         targets = {str(given.get(argument)) for argument in ("name", "target")}
         if item.path.parent.name == "kernels" and targets & OTHER_TARGETS:
             item.add_marker(pytest.mark.stacks)
+    number, parts = map(int, config.getoption("shard").split("/"))
+    if left := [item for i, item in enumerate(items) if i % parts != number - 1]:
+        config.hook.pytest_deselected(items=left)
+        items[:] = items[number - 1 :: parts]
     if torch.cuda.is_available():
         return
     for item in items:

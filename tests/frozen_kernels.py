@@ -12,7 +12,7 @@ import torch
 
 import tritile
 from tests.ahead import instructions
-from tritile.runtime import ahead
+from tritile.families import launching
 from tritile.runtime.ahead import compiling_for
 
 GPU = "h200"
@@ -177,7 +177,7 @@ def machine_code(name: str, text: str) -> str:
     device, problem = plan(name).device, plan(name).problem
     try:
         with compiling_for(device):
-            kernels = [compiled() for compiled in ahead.compiles_for(problem, config(text), device)]
+            kernels = [compiled() for compiled in launching.compiles_for(problem, config(text), device)]
     except Exception as error:  # a compiler may raise anything
         return f"refused: {type(error).__name__}"
     codes = ["\n".join(code(kernel)) for kernel in kernels]

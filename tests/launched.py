@@ -8,8 +8,8 @@ import triton
 
 from tests.reference import words_of
 from tritile.core import device as devices
+from tritile.families import launching
 from tritile.families.space import illegal
-from tritile.runtime import launch
 
 # Kernels of a test process run in one place alone: see tests/conftest.py.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -19,11 +19,11 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 def launched(call, config):
     """Make the call, or skip the test where the config is not legal; return what may be launched again."""
     if call.tensors[0].device.type == "cpu":
-        return launch.run_interpreted(call, config)
+        return launching.run_interpreted(call, config)
     reason = illegal(config, call.problem, devices.gpu(0))
     if reason is not None:
         pytest.skip(reason)
-    prepared = launch.prepare(call, config)
+    prepared = launching.prepare(call, config)
     prepared(*call.tensors)
     return prepared
 

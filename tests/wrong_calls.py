@@ -3,8 +3,8 @@
 import pytest
 
 from tritile import errors
+from tritile.families import launching
 from tritile.ops import reference
-from tritile.runtime import launch
 
 
 def cases(tables):
@@ -20,7 +20,7 @@ def recorded(monkeypatch):
     """A list to which every launch, and all that torch would compute, comes from now on; none happens."""
     seen = []
     for name in ("run_interpreted", "prepare"):
-        monkeypatch.setattr(launch, name, lambda call, *rest: seen.append(call))
+        monkeypatch.setattr(launching, name, lambda call, *rest: seen.append(call))
     for name in ("product", "grouped", "linear_quantized", "permute"):
         monkeypatch.setattr(reference, name, lambda *given, **fused: seen.append(given))
     return seen

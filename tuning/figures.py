@@ -15,7 +15,6 @@ from typing import Final
 
 import jinja2
 
-import badges
 import benchmark_drawn as drawn
 import benchmark_kinds as kinds
 import plots
@@ -148,7 +147,6 @@ def main() -> None:
     INDEX.write_text(index())
     README.write_text(readme())
     plots.PICTURE.write_text(plots.picture())
-    badges.PICTURE.write_text(badges.picture())
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ from tests.reference import (
 from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.families import launching
 from tritile.families.space import illegal, legal_configs
 from tritile.ops.products import matmul_call
 from tritile.planning import model
-from tritile.runtime import launch
 
 BY_ROWS = "tritile.core.problem._BY_ROWS_FROM"
 WIDE = "tritile.families.matmul_tile.family.WIDE_FROM"
@@ -196,7 +196,7 @@ def launches(family, a, b, out, sides=PLAIN, up=None):
             if INTERPRETED:
                 assert illegal(config, call.problem, target_device("nvidia-h200")) is None
                 with reading_only(*(t for t in (a, b, up, *sides[:4]) if t is not None)):
-                    yield functools.partial(launch.run_interpreted, call, config)
+                    yield functools.partial(launching.run_interpreted, call, config)
             else:
                 yield functools.partial(launched(call, config), *call.tensors)
 

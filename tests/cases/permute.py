@@ -24,10 +24,10 @@ from tests.reference import (
 )
 from tritile.core import device as devices
 from tritile.core.device import target_device
+from tritile.families import launching
 from tritile.families.permute.boxes import box_of, shared
 from tritile.families.space import illegal
 from tritile.ops import permute as permute_op
-from tritile.runtime import launch
 
 
 def bits(shape, dtype, seed=0):
@@ -51,9 +51,9 @@ def check(shape, dims, dtype, config, offsets=(0, 0)):
     if illegal(config, call.problem, device) is not None:
         return None
     if INTERPRETED:
-        launch.run_interpreted(call, config)
+        launching.run_interpreted(call, config)
     else:
-        launch.prepare(call, config)(*call.tensors)
+        launching.prepare(call, config)(*call.tensors)
     assert same_bits(out, wanted)
     after = words_of(buffer)
     assert torch.equal(after[:out_at], before[:out_at])

@@ -33,11 +33,11 @@ import triton  # noqa: E402
 from tritile.core import device as devices  # noqa: E402
 from tritile.core.call import call_for  # noqa: E402
 from tritile.core.problem import GroupedProblem, QuantizedProblem  # noqa: E402
+from tritile.families import launching  # noqa: E402
 from tritile.families.permute.family import in_place  # noqa: E402
 from tritile.ops import permute as permute_op  # noqa: E402
 from tritile.ops.products import matmul_call  # noqa: E402
 from tritile.planning import model  # noqa: E402
-from tritile.runtime import launch  # noqa: E402
 from tritile.tune.subject.operands import shared  # noqa: E402
 
 FOUND, MINUTES = 9, 10
@@ -170,7 +170,7 @@ def run(name):
         )
     case = CASES[name]
     call = case.call("cuda")
-    prepared = launch.prepare(call, config_of(case, call, devices.gpu(0)))
+    prepared = launching.prepare(call, config_of(case, call, devices.gpu(0)))
     for _ in range(2):
         prepared(*call.tensors)
     torch.cuda.synchronize()

@@ -22,10 +22,10 @@ from tests.reference import FP8, assert_product, bytes_of, frame, guard_intact, 
 from tests.simulated import rounded_to_tf32
 from tritile.core import device as devices
 from tritile.core.problem import MatmulProblem
+from tritile.families import launching
 from tritile.families.space import illegal
 from tritile.ops.products import matmul_call
 from tritile.planning import model
-from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -110,7 +110,7 @@ def test_types_layouts_and_ragged_sizes(config, kind):
         buffer, out = frame((*batch, m, n), out_dtype, layout, "cuda")
         call = matmul_call(a, b, out, precision)
         if illegal(config, call.problem, devices.gpu(0)) is None:
-            launch.prepare(call, config)(*call.tensors)
+            launching.prepare(call, config)(*call.tensors)
             assert_product(out, a, b, precision)
             assert guard_intact(buffer, out), (batch, m, n, k, of_a, of_b, layout)
             ran += 1
@@ -286,7 +286,7 @@ def test_shared_k_repeats_its_bits_whether_programs_wait_or_give_up(monkeypatch,
         monkeypatch.setattr("tritile.families.common.grids.POLLS", looks)
         out = torch.empty(size, dtype=a.dtype, device="cuda")
         call = matmul_call(a, b, out, "ieee")
-        ready = launch.prepare(call, config)
+        ready = launching.prepare(call, config)
         for _ in range(50):
             out.fill_(math.nan)
             ready(*call.tensors)
@@ -439,7 +439,7 @@ def test_the_tuner_checks_answers(fields):
     problem, device = MatmulProblem(**common | fields), devices.current_gpu()
     for config in model.screened(problem, device, 6):
         guarded = operands.Guarded(problem)
-        prepared = launch.prepare(guarded.call, config)
+        prepared = launching.prepare(guarded.call, config)
         answers.check(operands.run_of(prepared), guarded.call)
         guarded.check()
     out = guarded.call.out.tensor

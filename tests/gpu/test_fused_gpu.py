@@ -28,10 +28,10 @@ from tests.reference import (
 )
 from tests.scales import assert_block_scaled, blocks_of, scale
 from tritile.core import device as devices
+from tritile.families import launching
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import model
-from tritile.runtime import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison", "fresh")]
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
@@ -184,7 +184,7 @@ def test_sums_of_int8_are_exact_by_every_family(size, of_a):
         assert_fused(got, a, b, Sides(*scales, bias))
     call = matmul_call(a, b, torch.empty(m, n, device="cuda"), "ieee", scale_a=scales[0], scale_b=scales[1])
     for config in model.screened(call.problem, devices.gpu(0), 6):
-        launch.prepare(call, config)(*call.tensors)
+        launching.prepare(call, config)(*call.tensors)
         assert_fused(call.out.tensor, a, b, Sides(*scales))
 
 

@@ -11,13 +11,13 @@ from tests.groups import assert_groups, operands, shape_of, spoiled
 from tests.launched import captured, launched, replayed
 from tests.reference import bytes_of, frame, guard_intact, name, placed, values
 from tritile.core import device as devices
+from tritile.families import launching
 from tritile.families.space import illegal
 from tritile.lab import baselines
 from tritile.ops import memo
 from tritile.ops import request as ops_request
 from tritile.ops.grouped import grouped_call
 from tritile.planning import aten, model
-from tritile.runtime import launch
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import copies_of
 from tritile.tune.suites import parse_shape
@@ -101,7 +101,7 @@ def test_layouts_and_ragged_sizes(ragged, dtype, config):
         buffer, out = frame((m, n), dtype, layout, "cuda")
         call = grouped_call(a, b, offs, None, None, out, precision)
         if illegal(config, call.problem, devices.gpu(0)) is None:
-            launch.prepare(call, config)(*call.tensors)
+            launching.prepare(call, config)(*call.tensors)
             assert_groups(out, a, b, offs, precision)
             assert guard_intact(buffer, out), (m, n, k, layouts, layout)
             ran += 1
@@ -257,7 +257,7 @@ def test_answers_of_the_model_and_of_torch(text, load):
     shared(call, load)
     for family in model.families(problem, devices.gpu(0)):
         for config in model.ranked(problem, devices.gpu(0), family)[:3]:
-            answers.check(lambda call, c=config: launch.prepare(call, c)(*call.tensors), call)
+            answers.check(lambda call, c=config: launching.prepare(call, c)(*call.tensors), call)
     if torch.cuda.get_device_capability() == (9, 0) and hasattr(torch, "_grouped_mm"):
         (way,) = baselines.torch_ways(call).values()
         answers.check(baselines.into_out(way), call, every=False)

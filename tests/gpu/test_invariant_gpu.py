@@ -13,11 +13,11 @@ import torch
 import tritile
 from tests.reference import assert_product, bytes_of, name, placed, values, words_of
 from tritile.core import device as devices
+from tritile.families import launching
 from tritile.families.space import legal_configs
 from tritile.ops import linear_quantized as packed_op
 from tritile.ops import memo
 from tritile.ops.products import matmul_call
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.gpu
 BF16, FP16, FP32, FP64, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8
@@ -183,7 +183,7 @@ def assert_alike(call, out):
     for config in some(legal_configs(call.problem, devices.gpu(0))):
         words_of(out).fill_(-1)  # NaN, of floats
         with contextlib.suppress(tritile.errors.TuningError):  # what does not compile sums nothing
-            launch.prepare(call, config)(*call.tensors)
+            launching.prepare(call, config)(*call.tensors)
             bits.append(bytes_of(out))
             ran.append(config)
     assert len(ran) > 1

@@ -14,10 +14,10 @@ from tests.reference import guard_intact, name, placed, poisoned, values
 from tritile.core import device as devices
 from tritile.core.problem import QuantizedProblem
 from tritile.errors import TuningError
+from tritile.families import launching
 from tritile.families.space import legal_configs
 from tritile.lab import baselines
 from tritile.planning import aten, gpu_tables, model
-from tritile.runtime import launch
 from tritile.tune.subject import answers, operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
@@ -120,7 +120,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     problem = QuantizedProblem(m, 1000, 1024, "float16", bits, 32, zeros, bias=True)
     device = devices.gpu(0)
     calls = operands.copies_of(problem, device, 2)
-    prepared = launch.prepare(calls[0], model.pick(problem, device))
+    prepared = launching.prepare(calls[0], model.pick(problem, device))
     run = operands.run_of(prepared)
     for call in calls:
         assert 0 < answers.check(run, call) < 1e-3
@@ -130,7 +130,7 @@ def test_posed_problems_are_checked(bits, zeros, m):
     torchs = baselines.torch_ways(calls[0])[baselines.WIDE_WEIGHT]
     assert answers.check(baselines.into_out(torchs), calls[0], every=False) > 0
     guarded = operands.Guarded(operands.ragged(problem))
-    launch.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
+    launching.prepare(guarded.call, model.pick(guarded.call.problem, device))(*guarded.call.tensors)
     answers.answer_error(guarded.call)
     guarded.check()
 
@@ -143,7 +143,7 @@ def test_a_sample_of_the_space_is_right(m, bits, part):
     device = devices.gpu(0)
     (call,) = operands.copies_of(problem, device, 1)
     for config in legal_configs(problem, device)[9 * part :: 54]:
-        answers.check(operands.run_of(launch.prepare(call, config)), call)
+        answers.check(operands.run_of(launching.prepare(call, config)), call)
 
 
 # Products by torch, of weights that our kernel unpacks in memory first.

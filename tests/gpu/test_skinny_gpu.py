@@ -13,13 +13,13 @@ import tritile
 from tests.launched import replayed
 from tests.reference import assert_product, at_offset, frame, guard_intact, placed, values
 from tritile.core import device as devices
+from tritile.families import launching
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.skinny import family_k as skinny_k
 from tritile.families.skinny import family_n
 from tritile.families.space import legal_configs
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
-from tritile.runtime import launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
@@ -59,7 +59,7 @@ def check(a, b, layout="row", of_w="column", some=slice(None)):
     configs = configs_of(call, of_w)[some]
     assert configs
     for config in configs:
-        prepared, found = launch.prepare(call, config), []
+        prepared, found = launching.prepare(call, config), []
         for _ in range(2):
             out.fill_(float("nan"))
             prepared(*call.tensors)
@@ -128,7 +128,7 @@ def test_sums_of_fp32_are_compensated(of_w):
     out, wanted = torch.empty(1, 5, device="cuda"), a.double() @ b.double()
     call = matmul_call(a, b, out, "ieee")
     for config in configs_of(call, of_w):
-        launch.prepare(call, config)(*call.tensors)
+        launching.prepare(call, config)(*call.tensors)
         assert ((out - wanted).abs() <= 4 * torch.finfo(FP32).eps * wanted).all()
 
 

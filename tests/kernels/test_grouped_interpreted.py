@@ -10,11 +10,11 @@ from tests.configs import of_groups, tile
 from tests.groups import OFFSETS, SHARED, assert_groups, offsets, operands, shape_of, spoiled
 from tests.reference import frame, guard_intact, placed
 from tritile.errors import TuningError
+from tritile.families import launching
 from tritile.families.common import grids
 from tritile.families.grouped.family import tile_work
 from tritile.families.grouped.groups import zero_rows
 from tritile.ops.grouped import grouped_call
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
@@ -41,7 +41,7 @@ def run(config, a, b, offs, layout="row"):
     if config is None:
         tritile.grouped_matmul(a, b, offs, out=out)
     else:
-        launch.run_interpreted(grouped_call(a, b, offs, None, None, out, "ieee"), config)
+        launching.run_interpreted(grouped_call(a, b, offs, None, None, out, "ieee"), config)
     assert_groups(out, a, b, offs)
     assert guard_intact(buffer, out)
 

@@ -25,8 +25,8 @@ from tests.unit.test_invariant import (
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, target_device
 from tritile.core.problem import MatmulProblem
+from tritile.families.launching import compiled_for
 from tritile.families.space import illegal
-from tritile.runtime.ahead import compiled_for
 
 BLACKWELL = TARGETS["sm_100"]
 MATRIX = re.compile(r"wgmma\.mma_async\S*?m64n\d+(k\d+)|(tcgen05\.mma)\S*|mma\.sync\S*?(m\d+n\d+k\d+)")

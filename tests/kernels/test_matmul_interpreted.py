@@ -27,14 +27,14 @@ from tritile.core import problem as problems
 from tritile.core.call import call_for
 from tritile.core.device import TARGETS
 from tritile.core.problem import MatmulProblem
+from tritile.families import launching
 from tritile.families.common.grids import WIDE_FROM
-from tritile.families.common.work import Buffer
 from tritile.families.matmul_tile import family as tile_family
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
 from tritile.planning import model
-from tritile.runtime import launch
+from tritile.runtime.work import Buffer
 
 pytestmark = pytest.mark.interpreted
 
@@ -132,7 +132,7 @@ def test_blocks_of_any_shape_give_the_answer(blocks, k, dtype):
     out = torch.empty(37, 41, dtype=dtype)
     call = matmul_call(a, b, out, "ieee")
     assert illegal(config, call.problem, TARGETS["sm_90"]) is None
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     assert_product(out, a, b)
 
 
@@ -141,7 +141,7 @@ def test_what_rounding_loses_of_each_block_of_k_is_added_again():
     step = torch.finfo(FP32).eps
     a, b, out = torch.zeros(16, 128 * 32), torch.ones(128 * 32, 16), torch.empty(16, 16)
     a[:, 0], a[:, 32::32] = 1.0, step / 4
-    launch.run_interpreted(matmul_call(a, b, out, "ieee"), tile(16, 16, 32, group=1))
+    launching.run_interpreted(matmul_call(a, b, out, "ieee"), tile(16, 16, 32, group=1))
     assert float((out.double() - (1 + 127 * step / 4)).abs().max()) <= step
 
 
@@ -192,7 +192,7 @@ def test_a_stretched_b_is_copied_once(monkeypatch):
     config = model.pick(call.problem, TARGETS["nvidia-h200"])
     work = work_of(call, config, 132, False)
     assert [section.elements for section in work.scratch.values()] == [7 * 32]
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     assert_product(call.out.tensor, a, b)
 
 

@@ -16,12 +16,12 @@ from tests.ahead import (
 from tests.configs import HAS_PAIRS, boxed, pair, split, tile, tma, turned
 from tritile.core.call import call_for
 from tritile.core.device import target_device
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor
 from tritile.families.work import work_of
 from tritile.runtime import native
 from tritile.runtime.ahead import compiling_for
-from tritile.runtime.launch import At, _compiled, _placed
+from tritile.runtime.launch import At, _compiled, placed
 from tritile.runtime.native import Loaded
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor
 
 BYTES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "b32": 4, "b64": 8, "f32": 4, "f64": 8}
 CASES = [
@@ -90,9 +90,7 @@ def compiled(problem, config, monkeypatch):
     with compiling_for(device):
         call = call_for(problem)
         work = work_of(call, config, device.processors, True)
-        buffers = _placed(call.buffers) | {
-            name: make(section.dtype) for name, section in work.scratch.items()
-        }
+        buffers = placed(call.buffers) | {name: make(section.dtype) for name, section in work.scratch.items()}
         buffers |= {COUNTERS: make("int64")} if work.counters else {}
         kernels = [_compiled(step, buffers) for step in work.steps]
     monkeypatch.setattr(native, "_context_of", lambda device: None)

@@ -13,12 +13,12 @@ from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
+from tritile.families import launching
 from tritile.families.common import descriptors
 from tritile.families.common.descriptors import copied, k_major_copies, realigned
-from tritile.families.common.work import Descriptor
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
-from tritile.runtime import launch
+from tritile.runtime.work import Descriptor
 
 pytestmark = pytest.mark.interpreted
 
@@ -76,7 +76,7 @@ def test_copies_of_rows_off_sectors_give_the_same_answers(copies, layout, monkey
     m, n, k = 44, 52, 68  # of 4 bytes: rows start on 16 bytes, and not on 32
     a, b = (placed(values(shape, torch.float32, i), layout) for i, shape in enumerate(((m, k), (k, n))))
     buffer, out = frame((m, n), torch.float32, "row")
-    launch.run_interpreted(matmul_call(a, b, out, "tf32"), CONFIG)  # computed as fp32 here
+    launching.run_interpreted(matmul_call(a, b, out, "tf32"), CONFIG)  # computed as fp32 here
     assert_product(out, a, b)
     assert guard_intact(buffer, out)
     assert steps(a, b)[0] == ["repack", "matmul_descriptor"]
@@ -116,7 +116,7 @@ def test_operands_are_copied_so_that_k_is_contiguous(monkeypatch, layouts, batch
     *_, step = work_of(call, config, 132, False).steps
     read = [value for value in step.values if isinstance(value, Descriptor)][:2]
     assert [value.shape[-1] for value in read] == [70, 70]
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     assert_product(out, a, b, "tf32")
     assert guard_intact(buffer, out)
 

@@ -11,10 +11,10 @@ from tests.configs import HAS_PAIRS, boxed, of_groups, packed_weights, pair, tma
 from tritile.core.call import Memory, PermuteCall
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
+from tritile.families import launching
+from tritile.families.launching import compiles_of
 from tritile.families.permute.family import in_place
-from tritile.runtime import ahead
 from tritile.runtime.ahead import compiling_for, resources
-from tritile.runtime.launch import compiles_of
 
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "float16", "float16")
 TURN, KEPT = PermuteProblem.transposed(1, 1024, 1024, 2), PermuteProblem.of((64, 64), (128, 1), (64, 1), 2)
@@ -50,7 +50,7 @@ def steps(kernel):
     ids=["turn", "copy", "box", "product", "shared K", "gated", "groups", "int4", "int4 by TMA"],
 )
 def test_a_kernel_that_starts_early_waits_before_it_touches_memory(problem, config):
-    ptx = ahead.compiled_for(problem, config, H200).asm["ptx"]
+    ptx = launching.compiled_for(problem, config, H200).asm["ptx"]
     wait, first = ptx.find("griddepcontrol.wait"), GLOBAL.search(ptx)
     assert first
     assert 0 < wait < first.start()
@@ -67,7 +67,7 @@ def test_warpgroups_wait_before_they_ask_for_a_tile():
 
 
 def test_parts_of_a_sum_are_written_before_any_thread_says_so():
-    order = steps(ahead.compiled_for(SQUARE, shared_k(4), H200))
+    order = steps(launching.compiled_for(SQUARE, shared_k(4), H200))
     assert order[:3] == ["store", "barrier", "atomic"]
 
 

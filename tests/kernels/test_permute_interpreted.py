@@ -15,13 +15,13 @@ from tests.configs import boxed, turned
 from tests.reference import bytes_of, frame, guard_intact, name, random_bits, same_bits, values
 from tritile.core.device import TARGETS
 from tritile.errors import TuningError
+from tritile.families import launching
 from tritile.families.common import grids
 from tritile.families.permute.family import in_place
 from tritile.families.space import illegal
 from tritile.families.work import pieces_of, work_of
 from tritile.ops import permute as permute_op
 from tritile.ops import request as ops_request
-from tritile.runtime import launch
 
 pytestmark = [
     pytest.mark.interpreted,
@@ -79,7 +79,7 @@ def test_batches_too_large_for_one_launch_are_split(monkeypatch, dtype, most):
     pieces = [piece for piece, _ in pieces_of(call, config, TARGETS["nvidia-h200"])]
     assert (len(pieces) > 1) == (most < 5)
     for piece in pieces:
-        launch.run_interpreted(piece, config)
+        launching.run_interpreted(piece, config)
     assert same_bits(out, bits.transpose(1, 2))
 
 
@@ -89,7 +89,7 @@ def test_in_place_only_what_is_not_exchanged_is_split(monkeypatch):
     call = permute_op.permute_call(x, x, [1, 0, 2])
     monkeypatch.setattr("tritile.families.work._MAX_PROGRAMS", 8)
     for piece, _ in pieces_of(call, in_place(call.problem), TARGETS["nvidia-h200"]):
-        launch.run_interpreted(piece, in_place(call.problem))
+        launching.run_interpreted(piece, in_place(call.problem))
     assert torch.equal(x, before.transpose(0, 1))
     square = torch.zeros(200, 200)
     call = permute_op.permute_call(square, square, [1, 0])
@@ -185,7 +185,7 @@ def test_rows_of_out_that_lie_apart_and_lazy_negation(config, shape):
     def run(x, bits, out):
         call = permute_op.permute_call(x, out, [0, 2, 1])
         assert illegal(config, call.problem, TARGETS["nvidia-h200"]) is None
-        launch.run_interpreted(call, config)
+        launching.run_interpreted(call, config)
         assert same_bits(out, bits.permute(0, 2, 1, 3))
 
     for dtype in (torch.uint8, torch.float16, torch.complex64):
@@ -238,6 +238,6 @@ def test_boxes_read_nothing_outside_their_input(case, monkeypatch):
         return load(self, ptrs, mask, *rest)
 
     monkeypatch.setattr(InterpreterBuilder, "create_masked_load", recorded)
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     assert x.data_ptr() == min(read)
     assert max(read) < x.data_ptr() + x.nbytes

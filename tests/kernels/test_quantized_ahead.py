@@ -11,11 +11,11 @@ from tests.ahead import H200, kernels_of, later
 from tests.configs import packed_weights as tile
 from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
+from tritile.families import launching
 from tritile.families.quantized.family import scales_sums, shared_bytes
 from tritile.families.space import legal_configs
 from tritile.lab import warm
 from tritile.planning import aten, model
-from tritile.runtime import ahead
 from tritile.runtime.ahead import resources
 
 KINDS = list(itertools.product((4, 8), ("bfloat16", "float16"), (False, True)))
@@ -47,7 +47,7 @@ def test_weights_are_unpacked_in_the_registers_that_are_multiplied(bits, dtype, 
     """The loop stores nothing to shared memory and turns no layout over; all its loads are asynchronous."""
     config = tile(*sizes, family=family)
     one = problem(4096, bits, dtype, zeros)
-    kernel = ahead.compiled_for(one, config, H200)
+    kernel = launching.compiled_for(one, config, H200)
     ptx, text = kernel.asm["ptx"], kernel.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert "local_store" not in loop
@@ -108,5 +108,5 @@ def test_formulas_cover_the_space(bits):
         assert len(configs) > 50
         assert min(times) > one.bytes / (H200.memory_gbps * 1e3)
         config = configs[len(configs) // 3]
-        taken = ahead.compile_resources(one, config, H200)
+        taken = launching.compile_resources(one, config, H200)
         assert shared_bytes(config, one, H200) <= taken.shared <= H200.shared_memory

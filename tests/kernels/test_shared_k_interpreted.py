@@ -11,10 +11,10 @@ import torch
 from tests.configs import tma
 from tests.interleaved import interleaved
 from tests.reference import assert_product, values
-from tritile.families.common.work import COUNTERS
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
 from tritile.runtime import launch
+from tritile.runtime.work import COUNTERS
 
 pytestmark = pytest.mark.interpreted
 

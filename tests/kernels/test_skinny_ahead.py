@@ -8,6 +8,7 @@ import pytest
 from tests.ahead import H200, compiled, instructions, later
 from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem
+from tritile.families import launching
 from tritile.families.odd_rows import family as odd_rows
 from tritile.families.skinny import family_k, family_n
 from tritile.families.space import legal_configs
@@ -27,7 +28,7 @@ ODD_ROWS = replace(ODD, m=64, n=8191, k=8191)
 def test_no_config_spills_or_takes_more_shared_memory_than_told(m, problem):
     problem = replace(problem, m=m)
     for config in model.outside_portfolios(problem, H200)[:2]:
-        taken = ahead.compile_resources(problem, config, H200)
+        taken = launching.compile_resources(problem, config, H200)
         assert taken.spills == 0
         assert taken.shared <= max(1024, family_k.shared_bytes(config, problem))  # 1024 to sum over threads
 
@@ -66,7 +67,7 @@ def test_no_config_spills_and_no_more_programs_are_launched_than_registers_hold(
     for problem in ACROSS:
         problem = replace(problem, m=m, a_align=16 if m == 1 else problem.a_align)
         for config in legal_configs(problem, H200, family_n.NAME):
-            taken, threads = ahead.compile_resources(problem, config, H200), 32 * config.num_warps
+            taken, threads = launching.compile_resources(problem, config, H200), 32 * config.num_warps
             held = 65536 // (threads * -(-taken.registers // 8) * 8)
             assert taken.spills == 0
             assert family_n.resident(config, problem, H200) <= held, (config, problem, taken)

@@ -13,11 +13,11 @@ from tests.configs import odd_rows, skinny_k, skinny_n
 from tests.reference import assert_product, at_offset, frame, guard_intact, name, placed, values
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.families import launching
 from tritile.families.skinny import family_n
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
@@ -32,7 +32,7 @@ def run(a, b, out, of_w="column", config=None):
     call = matmul_call(a, b, out, "ieee")
     config = config or CONFIG_OF[of_w](min(call.problem.m, call.problem.n), a.dtype)
     assert illegal(config, call.problem, H200) is None
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     return work_of(call, config, H200.processors, True)
 
 

@@ -12,9 +12,10 @@ from tests.ahead import SQUARE, later, pairs
 from tritile.core.device import SHORT, TARGETS, known_target, target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem, QuantizedProblem
+from tritile.families.launching import compiled_for
 from tritile.families.space import illegal
 from tritile.planning import plans
-from tritile.runtime.ahead import check_fits, compiled_for
+from tritile.runtime.ahead import check_fits
 
 NEW = ("5090", "pro-6000", "gb10", "b300", "h20", "h800", "h200-nvl", "gh200", "l4", "a10", "mi325x", "mi350")
 ARCHITECTURES = ("5090", "gb10", "b300", "h20", "l4", "a10", "mi325x", "mi350")  # each one once

@@ -14,10 +14,10 @@ from tests.reference import values
 from tritile.core.call import call_for
 from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
+from tritile.families import launching
 from tritile.families.work import work_of
 from tritile.lab.picture import blocks_of, tiling_of
 from tritile.ops.products import matmul_call
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
@@ -88,7 +88,7 @@ def test_programs_of_a_product_load_and_store_the_blocks_of_their_tiles(size, co
     call = matmul_call(a, b, out, "tf32")
     tiling = tiling_of(call.problem, config, DEVICE)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     torch.testing.assert_close(out, a @ b, atol=1e-4, rtol=1e-4)
     a, b, out = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (a, b, out))
     loads, stores = watch
@@ -135,7 +135,7 @@ def test_programs_of_a_transpose_move_their_tiles(problem, group, watch):
 
     call = call_for(problem, make)
     tiling = tiling_of(problem, config, DEVICE)
-    launch.run_interpreted(call, config)
+    launching.run_interpreted(call, config)
     grid = work_of(call, config, DEVICE.processors, False).steps[-1].grid
     loads, stores = watch
     programs = {linear(program, grid): program for program in loads}

@@ -9,6 +9,7 @@ import torch
 from tests.accesses import counted
 from tritile.core.config import Config
 from tritile.core.device import target_device
+from tritile.families import launching
 from tritile.lab import traffic
 from tritile.lab.ladder.matmul import matmul_naive
 from tritile.lab.ladder.transpose import transpose_rows
@@ -16,7 +17,6 @@ from tritile.lab.traffic import SECTOR
 from tritile.ops import permute as permute_op
 from tritile.ops.products import matmul_call
 from tritile.planning import model
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
@@ -49,7 +49,7 @@ def test_products_ask_for_just_what_is_said(sizes, dtype, config, layout):
     *batch, m, n, k = sizes
     call = product(m, n, k, layout, dtype, batch)
     with counted() as found:
-        launch.run_interpreted(call, config)
+        launching.run_interpreted(call, config)
     assert traffic.tiled(call.problem, config, H200) == traffic.Traffic(found.read, found.written)
 
 
@@ -75,7 +75,7 @@ def test_permutations_touch_the_sectors_that_are_said(shape, dims, dtype, gap, w
     call = permute_op.permute_call(x, x.permute(dims).contiguous(), dims)
     for config in model.ranked(call.problem, H200)[which]:
         with counted() as found:
-            launch.run_interpreted(call, config)
+            launching.run_interpreted(call, config)
         said = traffic.tiled(call.problem, config, H200)
         shares = said.read / SECTOR / found.read_sectors, said.written / SECTOR / found.written_sectors
         least, most = (0.99, 1.01) if config.family == "tile" and dims == TURN else bounds
@@ -103,7 +103,7 @@ def test_a_sector_that_a_program_reads_again_counts_once_for_the_program_and_in_
     config = Config.of(family="tile", **SMALL | {"BLOCK_M": 16})
     with counted() as found:
         for _ in range(2):
-            thread = threading.Thread(target=launch.run_interpreted, args=(call, config))
+            thread = threading.Thread(target=launching.run_interpreted, args=(call, config))
             thread.start()
             thread.join()
     assert found.read_sectors == (16 * 64 * 2 + 64 * 16 * 2) // SECTOR

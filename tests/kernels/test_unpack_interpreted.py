@@ -14,9 +14,10 @@ from tritile.core.device import target_device
 from tritile.core.problem import QuantizedProblem
 from tritile.core.quantized import QuantizedWeight
 from tritile.errors import TuningError
+from tritile.families.quantized import unpacked
 from tritile.ops import request as ops_request
 from tritile.planning import aten
-from tritile.runtime import launch, unpacked
+from tritile.runtime import launch
 from tritile.tune.subject import operands, torch_calls
 
 pytestmark = pytest.mark.interpreted

@@ -23,11 +23,12 @@ from tritile.core.device import target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.errors import NotCompiledError, TuningError
+from tritile.families import launching
 from tritile.families import registry as families
 from tritile.lab import warm
 from tritile.ops import request as ops_request
 from tritile.planning import plans, table
-from tritile.runtime import ahead, launch
+from tritile.runtime import ahead
 from tritile.runtime.compiles import compiles_heard, compiles_refused
 
 H200 = target_device("nvidia-h200")
@@ -54,7 +55,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch, triton, tritile
-from tritile.runtime import ahead, launch; from tritile.planning import plans, table
+from tritile.families import launching; from tritile.runtime import ahead
+from tritile.planning import plans, table
 from tritile.ops import permute; from tritile.ops.products import matmul_call
 
 heard = []
@@ -73,7 +75,7 @@ with ahead.compiling_for(device):
             x = torch.empty(rows, columns, dtype=torch.bfloat16)
             call = permute.permute_call(x, x.new_empty(columns, rows), [1, 0])
         assert call.problem == problem, (call.problem, problem)
-        for compiled in launch.compiles_of(call, entry.config, device):
+        for compiled in launching.compiles_of(call, entry.config, device):
             assert compiled().asm["ptx"]
 print(json.dumps([tritile.__file__, heard.count(True), heard.count(False)]))
 """
@@ -164,7 +166,7 @@ def first_call(monkeypatch, tmp_path):
 
     def compiled(call, config):
         with ahead.compiling_for(H200):
-            return [compile_one() for compile_one in ahead.compiles_for(TURN, config, H200)]
+            return [compile_one() for compile_one in launching.compiles_for(TURN, config, H200)]
 
     def first(mode):
         with tritile.mode(mode):
@@ -174,7 +176,7 @@ def first_call(monkeypatch, tmp_path):
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: H200)
     monkeypatch.setattr(ops_request, "_candidates", lambda *given: [config])
     monkeypatch.setattr(ops_request, "fixed", lambda call: None)
-    monkeypatch.setattr(launch, "prepare", compiled)
+    monkeypatch.setattr(launching, "prepare", compiled)
     in_a_new_process(TURN, config)
     return first
 
@@ -243,7 +245,7 @@ def test_a_split_call_compiles_each_of_its_parts():
     """A batch of more programs than one launch counts is launched in parts, whose sizes are their own."""
     problem = PermuteProblem.transposed(2**23, 256, 256, 1)
     with ahead.compiling_for(H200):
-        parts = list(ahead.compiles_for(problem, turned(16, 16), H200))
+        parts = list(launching.compiles_for(problem, turned(16, 16), H200))
     assert len(parts) > 1
     assert torch.iinfo(torch.int32).max < 2**23 * 16 * 16 <= len(parts) * torch.iinfo(torch.int32).max
 

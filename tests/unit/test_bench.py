@@ -278,7 +278,7 @@ def test_the_fastest_of_torchs_ways_is_what_a_ratio_is_made_of(monkeypatch, unco
     monkeypatch.setattr(Graph, "times", iter((4.0, 9.0, 8.0, 5.0, 3.0)))  # ours, torch's three, max-autotune
     monkeypatch.setattr(bench.devices, "current_gpu", lambda: H200)
     monkeypatch.setattr(operands, "copies_of", lambda problem, device: calls_of(case))
-    monkeypatch.setattr(bench.launch, "prepare", lambda call, config: None)
+    monkeypatch.setattr(bench.launching, "prepare", lambda call, config: None)
     ours = baselines.into_out(baselines.fused(calls_of(case)[0]))
     monkeypatch.setattr(operands, "run_of", lambda launch: ours)
     line = result(case, bench.measured(case, True), ENV)

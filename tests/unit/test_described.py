@@ -24,7 +24,7 @@ from tests.reference import (
     random_bits,
     same_bits,
 )
-from tritile.runtime import launch
+from tritile.families import launching
 
 pytestmark = [
     pytest.mark.interpreted,
@@ -35,7 +35,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _by_torch(monkeypatch):
     poison_empty(monkeypatch)
-    monkeypatch.setattr(launch, "run_interpreted", executed)
+    monkeypatch.setattr(launching, "run_interpreted", executed)
 
 
 CASES = [

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-import badges
 import benchmark_drawn
 import benchmark_kinds as kinds
 import figures
@@ -48,16 +47,6 @@ def test_answers_are_of_each_gpu_with_such_problems_in_its_words(tmp_path):
 
 def test_the_picture_of_rates_is_what_the_command_draws():
     assert plots.PICTURE.read_text() == plots.picture()
-
-
-def test_the_badges_are_what_the_command_draws_and_count_what_is_not_tested(monkeypatch):
-    assert badges.PICTURE.read_text() == badges.picture()
-    untested = [badges.tested.Pending("matmul/tile", "3.6.0", "0", None)]
-    before = badges.facts()["GPU tests"]
-    monkeypatch.setattr(badges.tested, "pending", lambda: untested)
-    pairs = len(badges.tested.STACKS) * len(badges.tested.digests())
-    assert badges.facts()["GPU tests"].startswith(f"pass for {pairs - 1} of {pairs} kernels")
-    assert before.startswith("pass for ")
 
 
 def test_a_drawn_product_is_a_dot_of_each_side_and_an_octave_with_few_has_no_median():

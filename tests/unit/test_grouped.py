@@ -12,6 +12,7 @@ from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import LOADS, GroupedProblem, ends_of
 from tritile.errors import InvalidValueError, ShapeError, UnsupportedError
+from tritile.families import launching
 from tritile.families.grouped import kernel_tma
 from tritile.families.grouped.family import FAR, tiles
 from tritile.families.registry import FAMILIES
@@ -19,7 +20,6 @@ from tritile.families.space import illegal, legal_configs
 from tritile.families.work import work_of
 from tritile.lab import baselines
 from tritile.planning import model
-from tritile.runtime import launch
 from tritile.tune.subject import answers
 from tritile.tune.subject.operands import shared
 from tritile.tune.suites import SHIPPED, find
@@ -117,7 +117,7 @@ TILE = Config.of(4, 2, "tile", BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, GROUP_M=2)
 def test_rows_of_no_group_are_looked_at():
     call = on_host(SMALL)
     call.offs.tensor.clamp_(max=40)
-    launch.run_interpreted(call, TILE)
+    launching.run_interpreted(call, TILE)
     assert answers.error_of(call) < 1e-6
     call.out.tensor[-1] = 1e-30
     assert answers.error_of(call) == float("inf")

@@ -16,15 +16,16 @@ from tritile.core.config import Config
 from tritile.core.device import compiler_version, target_device
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section
+from tritile.families import launching
+from tritile.families.launching import compiled_for
 from tritile.families.matmul_tile import family as tile
 from tritile.families.space import legal_configs
-from tritile.families.work import laid_out, lowered, pieces_of, work_of, workspace_bytes
+from tritile.families.work import lowered, pieces_of, work_of, workspace_bytes
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import ahead, launch, native
-from tritile.runtime.ahead import compiled_for
 from tritile.runtime.counters import Taken
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Section, laid_out
 
 HOPPER = target_device("nvidia-h200")
 TINY = Config.of(family="tile", BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=1)
@@ -138,7 +139,7 @@ def test_tensors_workspaces_and_counters_come_to_the_arguments_that_name_them(mo
     monkeypatch.setattr(launch, "counters_of", lambda device: take)
     monkeypatch.setattr(launch, "current_gpu", lambda: 0)
     monkeypatch.setattr(launch, "current_raw_stream", lambda device: 7)
-    made = launch.Launch(work, kernels, launch._placed(call.buffers), 0)
+    made = launch.Launch(work, kernels, launch.placed(call.buffers), 0)
     monkeypatch.setattr(torch, "empty", lambda size, **rest: memory[:size])
     made(*call.tensors)
     lies = {name: memory.address for name, memory in call.buffers.items()}
@@ -175,7 +176,7 @@ def test_pieces_of_a_batch_are_given_their_own_parts_of_every_operand(monkeypatc
     monkeypatch.setattr(launch, "bound", noted)
     for more in (extras, gated):
         call = matmul_call(a, b, torch.empty(4, 3, 7), "ieee", **more)
-        launch.prepare(call, TINY)(*call.tensors)
+        launching.prepare(call, TINY)(*call.tensors)
         starts = given[-4:]
         assert starts == posed_of[-4:]
         for name, *found in zip(call.buffers, *starts, strict=True):

@@ -18,12 +18,13 @@ from tritile.core import log
 from tritile.core.device import target_device
 from tritile.core.problem import MatmulProblem
 from tritile.errors import SettingWarning, TuningError
+from tritile.families import launching
 from tritile.families.matmul_tile.kernel import matmul_tile
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import plans
 from tritile.planning.trial import Trial
-from tritile.runtime import ahead, compiles, launch
+from tritile.runtime import compiles
 from tritile.tune.measure import engine, workers
 
 HOPPER = target_device("nvidia-h200")
@@ -120,7 +121,7 @@ def test_a_compile_is_logged_with_its_problem_and_whence_it_came(records, tmp_pa
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = tile(16, 16, 16)
     for _ in range(2):
-        ahead.compiled_for(PROBLEM, config, HOPPER)
+        launching.compiled_for(PROBLEM, config, HOPPER)
         matmul_tile.device_caches.clear()  # what Triton keeps in memory
     compiled, found = map(facts, records)
     known = {"kernel": "matmul_tile", "problem": PROBLEM.label, "config": str(config)}
@@ -171,7 +172,7 @@ def test_a_config_that_does_not_compile_is_a_warning(records, monkeypatch):
         return config
 
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: HOPPER)
-    monkeypatch.setattr(launch, "prepare", prepare)
+    monkeypatch.setattr(launching, "prepare", prepare)
     a, b, out = (torch.empty(256, 256, dtype=torch.bfloat16) for _ in range(3))
     ops_request.prepared(matmul_call(a, b, out, "ieee"))
     plan, failed = records

@@ -1,8 +1,5 @@
-"""Names with a choice: a type checker knows them, and a call takes just these."""
+"""Names with a choice: a call takes just those that its type has."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -13,52 +10,6 @@ from tritile.core.epilogue import ACTIVATIONS, Activation
 from tritile.core.problem import PRECISIONS_OF, Precision
 from tritile.core.quantized import WeightKind
 from tritile.core.settings import MODES, Mode
-
-ROOT = Path(tritile.__file__).parents[1]
-# torch is left out: to check its own types takes longer than all the rest.
-SETTINGS = "[mypy]\n[mypy-torch.*,triton.*,numpy.*,platformdirs.*]\nfollow_imports = skip\n"
-USER = """\
-import torch
-import tritile
-
-
-class Net(torch.nn.Linear):  # type: ignore[misc,unused-ignore]
-    inner: int
-
-
-def step(x: torch.Tensor, net: Net) -> torch.Tensor:
-    with tritile.mode("tune"), tritile.mode("cached"):
-        y = tritile.linear(x, x, activation="gelu", precision="fp16x3")
-    with tritile.mode("tuen"):
-        y = tritile.linear(y, x, activation="glue")
-    same = tritile.nn.convert(net, "int8", group_size=64)
-    reveal_type(same)
-    weight = tritile.quantize(x, bits=4)
-    seconds: float = tritile.tune("matmul", x, x, exhaustive=True).seconds
-    ratio: float | None = tritile.bench(tritile.matmul, x, x).ratio
-    source: str = tritile.plan("matmul", x, x).source
-    print(net.inner, seconds, ratio, source, tritile.errors.NotTunedError)
-    return tritile.linear(y, weight)
-"""
-
-
-@pytest.mark.slow
-def test_a_type_checker_finds_misspelt_names_in_a_users_file_and_nothing_else(tmp_path):
-    (tmp_path / "user.py").write_text(USER)
-    (tmp_path / "mypy.ini").write_text(SETTINGS)
-    command = [
-        *(sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-error-summary"),
-        *(f"--cache-dir={tmp_path / 'cache'}", f"--config-file={tmp_path / 'mypy.ini'}", "user.py"),
-    ]
-    environment = {"MYPYPATH": str(ROOT), "PATH": ""}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.stderr == ""
-    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
-    places = {USER[: USER.index(text)].count("\n") + 1: text for text in ("tuen", "glue")}
-    assert [int(line.split(":")[1]) for line in lines] == list(places), done.stdout
-    for line, text in zip(lines, places.values(), strict=True):
-        assert f"'{text}'" in line
-    assert 'Revealed type is "tritile.nn.convert.Conversion"' in done.stdout
 
 
 def test_what_a_call_takes_is_what_its_type_says():

@@ -12,13 +12,13 @@ from tests.commands import run
 from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, NotTunedError, ShapeError, UnsupportedError
+from tritile.families import launching
 from tritile.ops import plan as plan_module
 from tritile.ops import request as ops_request
 from tritile.ops.plan import OPERATIONS
 from tritile.planning.plans import KernelPlan
 from tritile.planning.store import store_of
 from tritile.planning.trial import Trial
-from tritile.runtime import launch
 
 pytestmark = pytest.mark.interpreted
 
@@ -161,9 +161,9 @@ def test_of_host_tensors_the_interpreters_config_is_told(kernel):
 
 
 def test_host_tensors_go_to_tritiles_kernels_in_the_interpreter(monkeypatch):
-    seen, run = [], launch.run_interpreted
+    seen, run = [], launching.run_interpreted
     monkeypatch.setattr(
-        launch, "run_interpreted", lambda call, config: seen.append(call.op) or run(call, config)
+        launching, "run_interpreted", lambda call, config: seen.append(call.op) or run(call, config)
     )
     a = torch.arange(12.0, dtype=torch.bfloat16).view(3, 4)
     assert torch.equal(tritile.matmul(a, a.t()), a @ a.t())
@@ -175,7 +175,7 @@ def test_host_tensors_go_to_tritiles_kernels_in_the_interpreter(monkeypatch):
 def test_what_torch_alone_computes_is_not_interpreted(monkeypatch):
     for module in (ops_request, plan_module):
         monkeypatch.setattr(module, "is_torch_only", lambda problem: True)
-    monkeypatch.setattr(launch, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
+    monkeypatch.setattr(launching, "run_interpreted", lambda *args: pytest.fail("it was interpreted"))
     a = torch.arange(12.0).view(3, 4)
     assert torch.equal(tritile.matmul(a, a.mT), a @ a.mT)
     assert tritile.plan(tritile.matmul, a, a.mT).source == "host"

@@ -9,11 +9,12 @@ from triton.runtime.errors import OutOfResources
 
 from tritile.core.device import target_device
 from tritile.errors import DtypeError, TuningError, UnsupportedError
-from tritile.families.common.work import Step, Work
+from tritile.families import launching
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import model, plans
 from tritile.runtime import launch
+from tritile.runtime.work import Step, Work
 
 HOPPER = target_device("nvidia-h200")
 
@@ -37,7 +38,7 @@ def preparing(monkeypatch, fail):
             raise TuningError(f"refused {len(tried)}")
         return config
 
-    monkeypatch.setattr(launch, "prepare", prepare)
+    monkeypatch.setattr(launching, "prepare", prepare)
     return tried
 
 
@@ -85,7 +86,7 @@ def test_configs_that_fail_keep_no_tensor_of_the_call(call, monkeypatch, uncolle
         except RuntimeError as error:
             raise TuningError("refused") from error
 
-    monkeypatch.setattr(launch, "prepare", prepare)
+    monkeypatch.setattr(launching, "prepare", prepare)
     weight = torch.nn.Parameter(torch.empty(64, 65536, dtype=torch.bfloat16))
 
     def run():
@@ -113,7 +114,7 @@ def failing(call, monkeypatch, error):
     """Has every kernel fail so; returns the kernel."""
     kernel = Kernel(error)
     work = Work(steps=(Step(kernel, (1, 1, 1), {}, {}),), main=0)
-    monkeypatch.setattr(launch, "pieces_of", lambda call, config, device: iter([(call, work)]))
+    monkeypatch.setattr(launching, "pieces_of", lambda call, config, device: iter([(call, work)]))
     monkeypatch.setattr(launch.torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(launch.devices, "gpu", lambda index: HOPPER)
     return kernel

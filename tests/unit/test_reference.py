@@ -36,9 +36,9 @@ from tests.unit.test_described import (
 )
 from tritile.core.device import HOST
 from tritile.errors import HostWarning
+from tritile.families import launching
 from tritile.ops import request as ops_request
 from tritile.planning import aten
-from tritile.runtime import launch
 
 __all__ = [
     "test_expanded_overlapping_and_shared_operands",
@@ -64,7 +64,7 @@ PRECISIONS = {
 def _no_kernel(monkeypatch):
     poison_empty(monkeypatch)
     for made in ("run_interpreted", "prepare"):
-        monkeypatch.setattr(launch, made, lambda *args: pytest.fail("a kernel was launched"))
+        monkeypatch.setattr(launching, made, lambda *args: pytest.fail("a kernel was launched"))
 
 
 def numbers(shape, dtype, seed=0):

@@ -14,12 +14,12 @@ from tests.reference import DEFAULT_OUT
 from tritile.core.device import target_device
 from tritile.core.problem import ITEMSIZE
 from tritile.errors import TuningError
-from tritile.families.common.work import Descriptor
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.families.work import work_of
 from tritile.ops import grouped as groups
 from tritile.ops.products import matmul_call
+from tritile.runtime.work import Descriptor
 
 H200 = target_device("nvidia-h200")
 READ = {"a_desc", "b_desc", "b_rest_desc", "up_desc"}

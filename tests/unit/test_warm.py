@@ -28,10 +28,11 @@ from tritile.errors import (
     UnsupportedError,
 )
 from tritile.families.common.descriptors import copied
+from tritile.families.launching import compiles_for
 from tritile.lab import check as checking
 from tritile.lab import warm as asked
 from tritile.planning import gpu_tables, plans
-from tritile.runtime.ahead import compiles_for, compiling_for
+from tritile.runtime.ahead import compiling_for
 from tritile.tune.measure.shipping import stood_in
 
 H200 = target_device("nvidia-h200")

@@ -9,8 +9,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.source import source_hash
 from tritile.families.common.cost import Program
-from tritile.families.common.work import Kernel, Work
 from tritile.families.numerics import Numerics, canonical_product, of_product
+from tritile.runtime.work import Kernel, Work
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,24 @@ it. So are products of more digits than tensor cores hold made, or of slow layou
 than a launch counts is cut into pieces.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Final
-
-import torch
 
 from tritile.core.call import Call, MatmulCall, Memory, PermuteCall, QuantizedCall, View
 from tritile.core.config import ATEN, Config
 from tritile.core.device import Device
 from tritile.errors import TuningError
-from tritile.families.common.work import Lowered, Section, Work
+from tritile.families.common.work import Lowered
 from tritile.families.fp16x3 import lowering as fp16x3
 from tritile.families.quantized.family import unpacking
 from tritile.families.registry import FAMILIES
 from tritile.families.rows import lowering as rows
+from tritile.runtime.work import Work, laid_out
 
 LOWERINGS: Final = (fp16x3, rows)
 # Of one launch: Triton's launcher counts programs in 32 bits, and drops the rest.
 _MAX_PROGRAMS: Final = 2**31 - 1
-ALIGNMENT: Final = 256  # bytes, of each workspace
 
 
 def early(device: Device) -> bool:
@@ -55,16 +52,6 @@ def work_of(call: Call, config: Config, processors: int, early: bool) -> Work:
     if family is None:
         raise TuningError(f"{config} is of no family of {call.op}: {', '.join(FAMILIES[call.op])}")
     return family.work(call, config, processors, early)
-
-
-def laid_out(scratch: Iterable[Section]) -> tuple[list[int], int]:
-    """Return where each workspace begins in one piece of memory, and the bytes of that piece."""
-    offsets, end = [], 0
-    for section in scratch:
-        offsets.append(end)
-        size = section.elements * getattr(torch, section.dtype).itemsize
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    return offsets, end
 
 
 def workspace_bytes(call: Call, config: Config, device: Device) -> int:

@@ -23,6 +23,7 @@ from tritile.core.markup import Tabular
 from tritile.core.problem import KernelProblem, Problem, Tiled
 from tritile.core.settings import uses_aten
 from tritile.errors import UnsupportedError, brief
+from tritile.families import launching
 from tritile.lab import baselines, drawn
 from tritile.lab.results import HOST, Log, Measurement, Result, append, host_result, result
 from tritile.lab.tune import gpu_for, problem_of
@@ -31,7 +32,6 @@ from tritile.ops.matmul import matmul
 from tritile.ops.permute import permute, transpose
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import aten, plans
-from tritile.runtime import launch
 from tritile.tune.arguments import check_grid, check_keywords, identity
 from tritile.tune.autotuner import Autotuner
 from tritile.tune.decorated import REFERENCE, elsewhere
@@ -71,7 +71,7 @@ def measured(what: Case | Tiled, inductor: bool = False, log: Log = warnings.war
     own = plans.plan_for(problem, device, "cached")
     assert chosen is not None and own is not None  # noqa: PT018
     calls = [operands.shared(call, load) for call in operands.copies_of(problem, device)]
-    ours = operands.run_of(launch.prepare(calls[0], own.config))
+    ours = operands.run_of(launching.prepare(calls[0], own.config))
     error = answers.check(ours, calls[0])
     graphs: dict[str, timing.Graph | timing.Eager] = {"triton": timing.Graph(ours, calls)}
     with torch_fp32("tf32" if getattr(problem, "precision", "") == "tf32" else "ieee"):

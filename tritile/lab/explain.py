@@ -23,6 +23,7 @@ from tritile.errors import InvalidValueError, TuningError, UnsupportedError, did
 from tritile.families.common import skinny
 from tritile.families.common.products import uses_tensor_cores
 from tritile.families.common.rates import peak_tflops, rate
+from tritile.families.launching import compiled_for
 from tritile.families.matmul_wgmma import family as warpgroups
 from tritile.families.permute import boxes
 from tritile.families.permute import family as permute
@@ -34,7 +35,7 @@ from tritile.ops.plan import IN_PLACE, check_what, plan
 from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.plans import Plan, trials
-from tritile.runtime.ahead import Resources, check_fits, compiled_for, resources
+from tritile.runtime.ahead import Resources, check_fits, resources
 
 MEMORY: Final = "device memory"
 L2: Final = "L2 cache"

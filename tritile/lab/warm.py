@@ -31,13 +31,14 @@ from tritile.errors import (
     is_bug,
 )
 from tritile.families import numerics
+from tritile.families.launching import compiles_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, invariant
 from tritile.ops.plan import IN_PLACE, check_what, plan
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
 from tritile.planning.store import store_of
-from tritile.runtime.ahead import compiles_for, compiling_for
+from tritile.runtime.ahead import compiling_for
 from tritile.runtime.compiles import as_mode_asks, compiles_refused
 from tritile.tune.arguments import check_keywords
 from tritile.tune.autotuner import Autotuner

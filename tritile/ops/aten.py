@@ -28,10 +28,10 @@ from tritile.core.problem import AS_TORCH, BLOCK_SCALES, MatmulProblem, Quantize
 from tritile.core.settings import is_batch_invariant, uses_aten
 from tritile.errors import UnsupportedError, brief
 from tritile.families import torch_kernels
+from tritile.families.quantized.unpacked import Unpack
 from tritile.ops.checks import capability
 from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import MOST_GROUPS, is_torch_only
-from tritile.runtime.unpacked import Unpack
 
 # Bound now: a program may put tritile's functions in the place of torch's.
 MM: Final = torch.mm

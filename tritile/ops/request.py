@@ -36,6 +36,7 @@ from tritile.errors import (
     brief,
     callers_level,
 )
+from tritile.families import launching
 from tritile.families.permute.family import in_place
 from tritile.ops.aten import BYTES, LOWERED, torch_call_of
 from tritile.ops.dispatch import (
@@ -321,7 +322,7 @@ def prepared(call: Call, allows_torch: bool = False) -> launch.Launch | launch.S
         for config in _candidates(call, device, allows_torch):
             try:
                 with asking(call.problem.label, str(config)), as_mode_asks(f"{label} with {config}", advice):
-                    return launch.prepare(call, config)
+                    return launching.prepare(call, config)
             except TuningError as error:
                 failures.append(str(error))
                 last = error
@@ -359,7 +360,7 @@ def warn_of_host() -> None:
 
 
 def interpret(call: Call) -> None:
-    launch.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
+    launching.run_interpreted(call, fixed(call) or plans.interpreted(call.problem).config)
 
 
 # --- Traced by torch's compiler ---

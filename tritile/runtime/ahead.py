@@ -5,12 +5,11 @@ byte, what a call on that GPU would ask for.
 """
 
 import contextlib
-import functools
 import io
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,9 @@ from typing import Any
 
 import triton
 
-from tritile.core.call import call_for
-from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.of_triton import assembler, driven_by
-from tritile.core.problem import Tiled
-from tritile.errors import TuningError, brief, is_bug
-from tritile.runtime.compiles import asking
-from tritile.runtime.launch import compiles_of
+from tritile.errors import TuningError
 
 
 @contextlib.contextmanager
@@ -48,37 +42,6 @@ def compiling_for(device: Device) -> Iterator[None]:
     # If the assembler refuses, Triton prints the whole assembly: the error says enough.
     with driven_by(stand_in), contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def compiles_for(problem: Tiled, config: Config, device: Device) -> Iterator[Callable[[], Any]]:
-    """Yield a function that compiles it for each kernel that a call of `problem` launches with `config`.
-
-    To be called inside `compiling_for(device)`. Each function returns Triton's kernel. Any error, here or in
-    a compile, means that the config cannot be used.
-    """
-
-    def compiled(compiles: Callable[[], Any]) -> Any:
-        with asking(problem.label, str(config)):
-            return compiles()
-
-    for compiles in compiles_of(call_for(problem), config, device):
-        yield functools.partial(compiled, compiles)
-
-
-def compiled_for(problem: Tiled, config: Config, device: Device) -> Any:
-    """Return Triton's compiled kernel of `config` for `problem` on `device`, which need not be present.
-
-    If a call launches several kernels, return the one that computes. Not for use while another thread
-    launches kernels: Triton's driver is a global. Raises TuningError, with the first line of the reason,
-    where the compiler refuses. A programming error passes.
-    """
-    with compiling_for(device):
-        try:
-            return [compiled() for compiled in compiles_for(problem, config, device)][-1]
-        except Exception as error:  # compilers raise many kinds, which mean "refused"
-            if is_bug(error):
-                raise
-            raise TuningError(f"{config} does not compile for {device.name}: {brief(error)}") from error
 
 
 # --- What a compiled kernel takes ---
@@ -106,14 +69,6 @@ def check_fits(kernel: Any, device: Device) -> None:
     excess = Resources(0, 0, int(kernel.metadata.shared)).excess(device)
     if excess is not None:
         raise TuningError(excess)
-
-
-def compile_resources(problem: Tiled, config: Config, device: Device) -> Resources:
-    kernel = compiled_for(problem, config, device)
-    try:
-        return resources(kernel)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise TuningError(f"the resources of {config} cannot be read: {brief(error)}") from error
 
 
 def _number(pattern: str, text: str) -> int:

@@ -1,7 +1,7 @@
-"""Make a running kernel of a call and a config.
+"""Make running kernels of a work.
 
-`prepare` compiles what `tritile.families.work` says a call launches, and returns a `Launch`, which runs the
-compiled kernels with nothing left to decide: calling it costs a stream look-up and the driver's launch.
+`bound` compiles what a work launches and returns a `Launch`, which runs the compiled kernels with nothing
+left to decide: calling it costs a stream look-up and the driver's launch.
 """
 
 import functools
@@ -14,16 +14,14 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
-from tritile.core.call import Call, Memory
-from tritile.core.config import Config
+from tritile.core.call import Memory
 from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, interpreter_lock
 from tritile.errors import NotCompiledError, TuningError, brief, is_bug
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Section, Step, Work
-from tritile.families.work import ALIGNMENT, laid_out, pieces_of, work_of
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.counters import counters_of
 from tritile.runtime.native import TFLOAT32, NativeLaunch, listened, loaded
+from tritile.runtime.work import ALIGNMENT, COUNTERS, Buffer, Descriptor, Section, Step, Work, laid_out
 
 _RUNTIME: Final = triton.knobs.runtime
 
@@ -39,7 +37,7 @@ class At:
         return self.address
 
 
-def _placed(buffers: Mapping[str, Memory]) -> dict[str, At]:
+def placed(buffers: Mapping[str, Memory]) -> dict[str, At]:
     return {name: At(memory.address, getattr(torch, memory.dtype)) for name, memory in buffers.items()}
 
 
@@ -77,17 +75,16 @@ def _compiled(step: Step, buffers: Mapping[str, Any]) -> Any:
     return step.kernel.warmup(**args, grid=step.grid, **OPTIONS, **options)
 
 
-def compiles_of(call: Call, config: Config, device: devices.Device) -> Iterator[Callable[[], Any]]:
-    """Return, for each kernel that `prepare` needs for `call` with `config`, a function that compiles it.
+def compiles_of(work: Work, memory: Mapping[str, Memory]) -> Iterator[Callable[[], Any]]:
+    """Return, for each kernel of a work on these buffers, a function that compiles it.
 
-    They compile for the current target and return Triton's kernel; nothing runs. If a call takes several
-    kernels, the last is the one that computes.
+    They compile for the current target and return Triton's kernel; nothing runs. Of several kernels, the one
+    that computes is the last.
     """
-    for piece, work in pieces_of(call, config, device):
-        buffers = _placed(piece.buffers) | _workspaces(work, lambda s: At(0, getattr(torch, s.dtype)))
-        main = work.steps[work.main]
-        others = [step for step in work.steps if step is not main]
-        yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
+    buffers = placed(memory) | _workspaces(work, lambda s: At(0, getattr(torch, s.dtype)))
+    main = work.steps[work.main]
+    others = [step for step in work.steps if step is not main]
+    yield from (functools.partial(_compiled, step, buffers) for step in (*others, main))
 
 
 class _TritonLaunch:
@@ -192,24 +189,11 @@ class SplitLaunch:
             launch.at([pointer + by for pointer, by in zip(pointers, offsets, strict=True)])
 
 
-def prepare(call: Call, config: Config) -> Launch | SplitLaunch:
-    """Compile for the GPU that the call's tensors are on, and load.
-
-    Raises TuningError where the config does not compile, or asks for more than the GPU has, and
-    NotCompiledError where compiles are refused. A programming error passes.
-    """
-    index, pieces = call.tensors[0].device.index, []
-    for piece, work in pieces_of(call, config, devices.gpu(index)):
-        launch = bound(work, _placed(piece.buffers), index, f"{config} cannot run {piece.problem.label}")
-        starts = zip(piece.memory, call.memory, strict=True)
-        pieces.append((launch, tuple(at.address - start.address for at, start in starts)))
-    return pieces[0][0] if len(pieces) == 1 else SplitLaunch(tuple(pieces))
-
-
 def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Launch:
-    """Return the launch of work on tensors by the names of their buffers, compiled and loaded.
+    """Return the launch of a work on tensors by the names of their buffers, compiled and loaded.
 
-    Raises TuningError, which begins with `fault`, and NotCompiledError as `prepare` does.
+    Raises TuningError, which begins with `fault`, where a kernel does not compile or asks for more than the
+    GPU has, and NotCompiledError where compiles are refused. A programming error passes.
     """
     device = devices.gpu(index)
     with torch.cuda.device(index):
@@ -229,13 +213,12 @@ def bound(work: Work, tensors: Mapping[str, Any], index: int, fault: str) -> Lau
             raise TuningError(f"{fault}: {brief(error)}") from error
 
 
-def run_interpreted(call: Call, config: Config) -> None:
-    """Run a call in Triton's interpreter, one at a time: in a process with TRITON_INTERPRET=1."""
-    work = work_of(call, config, 3, False)  # few SMs, so that a program makes several tiles
+def interpret(work: Work, memory: Sequence[Memory]) -> None:
+    """Run a work in Triton's interpreter, one at a time: in a process with TRITON_INTERPRET=1."""
     scratch = _workspaces(
         work, lambda s: torch.zeros(s.elements, dtype=getattr(torch, s.dtype), device="cpu")
     )
-    buffers = {memory.buffer: memory.tensor for memory in call.memory} | scratch
+    buffers = {each.buffer: each.tensor for each in memory} | scratch
     for step in work.steps:
         args = {name: _bound(value, buffers) for name, value in step.args.items()}
         with interpreter_lock:

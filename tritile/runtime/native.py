@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import triton
 
 from tritile.core.of_triton import OutOfResources, driver, handles_of
-from tritile.families.common.work import Buffer, Descriptor
+from tritile.runtime.work import Buffer, Descriptor
 
 # CUlaunchAttributeID
 _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 5, 6

@@ -12,15 +12,8 @@ from tritile.core.problem import MatmulProblem
 from tritile.errors import TuningError
 from tritile.families.common.grids import MAX_AXIS, WIDE_FROM
 from tritile.families.common.products import SECTOR
-from tritile.families.common.work import (
-    Buffer,
-    Descriptor,
-    Kernel,
-    Section,
-    Step,
-    epilogue_arguments,
-    fallback_arguments,
-)
+from tritile.families.common.work import epilogue_arguments, fallback_arguments
+from tritile.runtime.work import Buffer, Descriptor, Kernel, Section, Step
 
 repack: Final = Kernel("tritile.families.common.repack", "repack")
 

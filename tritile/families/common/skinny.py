@@ -9,7 +9,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import WIDE_FROM
-from tritile.families.common.work import Buffer, epilogue_arguments
+from tritile.families.common.work import epilogue_arguments
+from tritile.runtime.work import Buffer
 
 FAMILIES: Final = ("skinny_k", "skinny_n")  # without tensor cores
 MOST_ROWS: Final = 8  # that these make

@@ -52,8 +52,9 @@ from tritile.core.config import Config
 from tritile.core.problem import PART_UNIT, part_length
 from tritile.errors import TuningError
 from tritile.families.common.fallback import END, UNFIT
-from tritile.families.common.work import Buffer, Kernel, Lowered, Section, Step, copied_batch, step_of
+from tritile.families.common.work import Lowered, copied_batch
 from tritile.families.matmul_tile import family as tile
+from tritile.runtime.work import Buffer, Kernel, Section, Step, step_of
 
 reset: Final = Kernel("tritile.families.common.fallback", "reset")
 find_peaks: Final = Kernel("tritile.families.fp16x3.kernel", "find_peaks")

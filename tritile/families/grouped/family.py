@@ -16,11 +16,11 @@ from tritile.core.problem import GroupedProblem
 from tritile.errors import TuningError
 from tritile.families.common import grids, products
 from tritile.families.common.descriptors import Seen, described, readable, seen_of, storable
-from tritile.families.common.work import Buffer, Descriptor, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tile import family as tile
 from tritile.families.matmul_tma import family as descriptor
 from tritile.families.numerics import of_product
+from tritile.runtime.work import Buffer, Descriptor, Kernel, Work, step_of
 
 grouped_matmul_tile: Final = Kernel("tritile.families.grouped.kernel", "grouped_matmul_tile")
 grouped_matmul_descriptor: Final = Kernel("tritile.families.grouped.kernel_tma", "grouped_matmul_descriptor")

@@ -13,15 +13,9 @@ from tritile.families.common import products
 from tritile.families.common.cost import Program
 from tritile.families.common.grids import WIDE_FROM, grid, options, unit, units
 from tritile.families.common.rates import multiply_clocks, slowdown
-from tritile.families.common.work import (
-    Buffer,
-    Kernel,
-    Work,
-    epilogue_arguments,
-    fallback_arguments,
-    step_of,
-)
+from tritile.families.common.work import epilogue_arguments, fallback_arguments
 from tritile.families.family import Family
+from tritile.runtime.work import Buffer, Kernel, Work, step_of
 
 gated_tile: Final = Kernel("tritile.families.matmul_tile.gated", "gated_tile")
 matmul_tile: Final = Kernel("tritile.families.matmul_tile.kernel", "matmul_tile")

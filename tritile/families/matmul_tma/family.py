@@ -21,16 +21,17 @@ from tritile.families.common.descriptors import BARRIER, by_tma, k_major_copies,
 from tritile.families.common.grids import options, polls
 from tritile.families.common.products import MAX_WORDS
 from tritile.families.common.rates import multiply_clocks, slowdown
-from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import of_product
+from tritile.runtime.counters import MOST
+from tritile.runtime.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 
 gated_descriptor: Final = Kernel("tritile.families.matmul_tma.gated", "gated_descriptor")
 matmul_descriptor: Final = Kernel("tritile.families.matmul_tma.kernel", "matmul_descriptor")
 
 NAME: Final = "descriptor"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES")
-MAX_SHARED: Final = 16384  # tiles that several programs may make together
+MAX_SHARED: Final = MOST  # tiles that several programs may make together, a counter each
 _SM_SHARED: Final = 228 << 10  # bytes of an SM of Hopper or Blackwell, 1 KiB of them taken for each program
 
 

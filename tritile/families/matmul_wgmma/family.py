@@ -16,10 +16,10 @@ from tritile.families.common import products
 from tritile.families.common.cost import MOST_PARTS, Program, tail_parts
 from tritile.families.common.descriptors import Seen, by_tma, k_major_copies, reachable, repack, tiles
 from tritile.families.common.rates import multiply_clocks, slowdown
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.matmul_tma.family import held, stage_bytes
 from tritile.families.numerics import Numerics, of_product
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
 
 matmul_warpgroups: Final = Kernel("tritile.families.matmul_wgmma.kernel", "matmul_warpgroups")
 

@@ -16,9 +16,10 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.common.grids import POLLS, options
 from tritile.families.common.products import config_fault, held, resource_fault, warpgroup_mma
 from tritile.families.common.skinny import Sides, arguments, fault, sides_of
-from tritile.families.common.work import COUNTERS, Buffer, Kernel, Section, Work, epilogue_arguments, step_of
+from tritile.families.common.work import epilogue_arguments
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
+from tritile.runtime.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 
 copy_shifted: Final = Kernel("tritile.families.odd_rows.kernel", "copy_shifted")
 odd_rows: Final = Kernel("tritile.families.odd_rows.kernel", "odd_rows")

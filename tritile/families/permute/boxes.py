@@ -18,9 +18,9 @@ from tritile.core.permutation import PermuteProblem, merged
 from tritile.families.common import grids
 from tritile.families.common.cost import overlapped
 from tritile.families.common.products import config_fault, resource_fault
-from tritile.families.common.work import Buffer, Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.permute.family import TILE, Parts, digits
+from tritile.runtime.work import Buffer, Kernel, Work, step_of
 
 permute_box: Final = Kernel("tritile.families.permute.box", "permute_box")
 

@@ -17,9 +17,9 @@ from tritile.core.permutation import PermuteProblem
 from tritile.families.common import grids
 from tritile.families.common.cost import overlapped
 from tritile.families.common.products import config_fault, held, is_disordered, resource_fault
-from tritile.families.common.work import Buffer, Kernel, Step, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
+from tritile.runtime.work import Buffer, Kernel, Step, Work, step_of
 
 permute_tile: Final = Kernel("tritile.families.permute.kernel", "permute_tile")
 transpose_in_place: Final = Kernel("tritile.families.permute.kernel", "transpose_in_place")

@@ -19,12 +19,13 @@ from tritile.families.common.descriptors import BARRIER
 from tritile.families.common.grids import WIDE_FROM, options, polls, unit
 from tritile.families.common.products import LINE, MAX_WORDS, SECTOR, config_fault, held, resource_fault
 from tritile.families.common.rates import rate
-from tritile.families.common.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, extra, step_of
+from tritile.families.common.work import extra
 from tritile.families.family import Family
 from tritile.families.matmul_tile.family import NAME
 from tritile.families.matmul_tma.family import MAX_SHARED
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
 from tritile.families.numerics import Numerics, fastest, matrix
+from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
 
 linear_quantized: Final = Kernel("tritile.families.quantized.kernel", "linear_quantized")
 unpack: Final = Kernel("tritile.families.quantized.unpack", "unpack")

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from tritile.core.call import MatmulCall, Memory, View
-from tritile.families.common.work import Buffer, Kernel, Lowered, Section, Step, copied_batch
+from tritile.families.common.work import Lowered, copied_batch
+from tritile.runtime.work import Buffer, Kernel, Section, Step
 
 lay_rows: Final = Kernel("tritile.families.rows.kernel", "lay_rows")
 

@@ -15,9 +15,9 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.common import skinny
 from tritile.families.common.grids import grid, options
 from tritile.families.common.products import config_fault, held, resource_fault
-from tritile.families.common.work import Kernel, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
+from tritile.runtime.work import Kernel, Work, step_of
 
 skinny_k: Final = Kernel("tritile.families.skinny.kernel_k", "skinny_k")
 

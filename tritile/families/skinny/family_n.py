@@ -16,9 +16,9 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.common import skinny
 from tritile.families.common.grids import grid, options, unit
 from tritile.families.common.products import config_fault, resource_fault
-from tritile.families.common.work import Buffer, Kernel, Section, Work, step_of
 from tritile.families.family import Family
 from tritile.families.numerics import Numerics
+from tritile.runtime.work import Buffer, Kernel, Section, Work, step_of
 
 skinny_n: Final = Kernel("tritile.families.skinny.kernel_n", "skinny_n")
 sum_parts: Final = Kernel("tritile.families.skinny.kernel_n", "sum_parts")

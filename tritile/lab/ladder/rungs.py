@@ -14,13 +14,13 @@ from tritile.core.fields import alignment
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.core.settings import mode
+from tritile.families import launching
 from tritile.lab.ladder import matmul as products
 from tritile.lab.ladder import transpose as transposes
 from tritile.lab.traffic import SECTOR
 from tritile.ops.matmul import matmul
 from tritile.ops.permute import transpose
 from tritile.planning import plans
-from tritile.runtime import ahead
 from tritile.runtime.ahead import Resources, check_fits, compiling_for, resources
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.launch import At
@@ -93,7 +93,7 @@ class Rung:
     def resources(self, n: int, config: Config, device: Device) -> Resources:
         """Compile for a device, which need not be here. Raises TuningError where it does not fit."""
         if self.problem is not None:
-            return ahead.compile_resources(self.problem(n), config, device)
+            return launching.compile_resources(self.problem(n), config, device)
         pointers = [At(0, getattr(torch, self.dtype))] * (3 if self.op == "matmul" else 2)
         with compiling_for(device):
             args = self.arguments(pointers, n, config)

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
+from tritile.families.launching import compiled_for
 from tritile.families.space import unbanded, worthwhile
 from tritile.planning import aten, model
-from tritile.runtime.ahead import compiled_for
 from tritile.tune.measure.workers import Workers
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32

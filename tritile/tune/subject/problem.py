@@ -12,13 +12,14 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError
+from tritile.families import launching
+from tritile.families.launching import compiled_for
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import aten, model, plans
 from tritile.planning.portfolio import RACED
 from tritile.planning.trial import best_of
-from tritile.runtime import launch
-from tritile.runtime.ahead import check_fits, compiled_for
+from tritile.runtime.ahead import check_fits
 from tritile.runtime.native import loaded
 from tritile.tune.measure.bench import Stage, Taken
 from tritile.tune.measure.engine import Task
@@ -140,7 +141,7 @@ class _Stage:
     def prepared(self, config: Config) -> tuple[Run, Taken]:
         if config == aten.CONFIG:
             return self._by_torch, Taken()
-        prepared = launch.prepare(self.calls[0], config)
+        prepared = launching.prepare(self.calls[0], config)
         kernel = prepared.kernel
         found = loaded(kernel, self._device.shared_memory)
         taken = Taken(found.registers, found.spills, kernel.metadata.shared)
@@ -162,7 +163,7 @@ class _Stage:
         if illegal(config, sibling, self._device) is None:
             guarded = Guarded(sibling)
             try:
-                launch.prepare(guarded.call, config)(*guarded.call.tensors)
+                launching.prepare(guarded.call, config)(*guarded.call.tensors)
                 torch.cuda.synchronize()
                 answers.answer_error(guarded.call)
                 guarded.check()

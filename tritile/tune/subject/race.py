@@ -11,8 +11,8 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Tiled
 from tritile.errors import TuningError, brief
+from tritile.families import launching
 from tritile.planning import aten
-from tritile.runtime import launch
 from tritile.tune.measure.timing import Graph, Run, in_turns
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
@@ -39,7 +39,7 @@ def flusher(device: Device) -> Callable[[], object]:
 
 def _run(problem: Tiled, call: Call, config: Config) -> Run:
     if config != aten.CONFIG:
-        return run_of(launch.prepare(call, config))
+        return run_of(launching.prepare(call, config))
     run = torch_calls.run_of(problem)
     if run is None:
         raise TuningError("torch has no single call for it")

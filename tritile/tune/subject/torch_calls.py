@@ -11,8 +11,8 @@ from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCal
 from tritile.core.epilogue import Epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
 from tritile.families import torch_kernels
+from tritile.families.quantized.unpacked import Unpack
 from tritile.planning import aten
-from tritile.runtime.unpacked import Unpack
 from tritile.tune.subject.operands import matrix
 from tritile.tune.suites import OF_ITEMSIZE
 
