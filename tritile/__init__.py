@@ -16,33 +16,25 @@ Your kernels    autotune (replaces triton.autotune), Space, check, kernels (trit
 Errors          TritileError, the base of every error in errors, which also holds the warnings
 """
 
-import os
 import sys
-from importlib import import_module, reload
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# `tritile --help`, the help of a command and a shell's completion use nothing below, and importing torch
-# takes seconds. A name that is needed after all is imported by `__getattr__`. While Python looks for what
-# `-m` names, argv[0] is "-m".
-_argv = getattr(sys, "argv", None) or [""]
-_IS_COMMAND = Path(_argv[0]).stem == "tritile" or (_argv[0] == "-m" and "tritile" in sys.orig_argv)
-_ONLY_HELP = _IS_COMMAND and (
-    not {"-h", "--help"}.isdisjoint(_argv[1:])
-    or _argv[1:] in ([], ["--version"])
-    or "_TRITILE_COMPLETE" in os.environ
-)
+from tritile.core.distribution import __version__ as __version__
 
-if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
+if TYPE_CHECKING:
     from tritile import errors, nn
     from tritile.core.config import Config
     from tritile.core.device import Device, target_device
-    from tritile.core.distribution import __version__ as __version__
     from tritile.core.forgetting import forget
     from tritile.core.quantized import QuantizedWeight
     from tritile.core.settings import batch_invariant, mode
     from tritile.errors import TritileError
-    from tritile.ops import operators as _operators  # noqa: F401, registers torch.ops.tritile
+    from tritile.lab.bench import bench
+    from tritile.lab.check import check
+    from tritile.lab.explain import explain
+    from tritile.lab.tune import tune
+    from tritile.lab.warm import warm
     from tritile.ops.fused import addmm, baddbmm, gated_linear, linear
     from tritile.ops.grouped import grouped_matmul
     from tritile.ops.matmul import bmm, matmul, mm
@@ -51,29 +43,38 @@ if TYPE_CHECKING or not _ONLY_HELP or "_WANTED" in globals():
     from tritile.ops.quantize import quantize
     from tritile.ops.scaled import scaled_matmul
     from tritile.planning.plans import Plan
-
-if TYPE_CHECKING:
-    from tritile.lab.bench import bench
-    from tritile.lab.check import check
-    from tritile.lab.explain import explain
-    from tritile.lab.tune import tune
-    from tritile.lab.warm import warm
     from tritile.tune import kernels
-    from tritile.tune.autotuner import autotune
-    from tritile.tune.search import Space
+    from tritile.tuner.autotuner import autotune
+    from tritile.tuner.search import Space
 
-# Imported on first access (PEP 562): a process that only launches kernels does not load the tuner.
-_LAZY = {
-    "Space": "tritile.tune.search",
-    "autotune": "tritile.tune.autotuner",
-    "bench": "tritile.lab.bench",
-    "check": "tritile.lab.check",
-    "explain": "tritile.lab.explain",
-    "kernels": "tritile.tune.kernels",
-    "tune": "tritile.tune",
-    "warm": "tritile.lab.warm",
+# Each name's module, imported on first access (PEP 562): `import tritile.tuner` loads the tuner alone, and
+# help of the command line neither torch nor Triton.
+_MODULES = {
+    "tritile.core.config": ("Config",),
+    "tritile.core.device": ("Device", "target_device"),
+    "tritile.core.forgetting": ("forget",),
+    "tritile.core.quantized": ("QuantizedWeight",),
+    "tritile.core.settings": ("batch_invariant", "mode"),
+    "tritile.errors": ("TritileError", "errors"),
+    "tritile.lab.bench": ("bench",),
+    "tritile.lab.check": ("check",),
+    "tritile.lab.explain": ("explain",),
+    "tritile.lab.warm": ("warm",),
+    "tritile.nn": ("nn",),
+    "tritile.ops.fused": ("addmm", "baddbmm", "gated_linear", "linear"),
+    "tritile.ops.grouped": ("grouped_matmul",),
+    "tritile.ops.matmul": ("bmm", "matmul", "mm"),
+    "tritile.ops.permute": ("contiguous", "permute", "transpose"),
+    "tritile.ops.plan": ("plan",),
+    "tritile.ops.quantize": ("quantize",),
+    "tritile.ops.scaled": ("scaled_matmul",),
+    "tritile.planning.plans": ("Plan",),
+    "tritile.tune": ("tune",),  # which is called, and then calls `tritile.lab.tune.tune`
+    "tritile.tune.kernels": ("kernels",),
+    "tritile.tuner.autotuner": ("autotune",),
+    "tritile.tuner.search": ("Space",),
 }
-_MODULES = ("kernels", "tune")  # the package `tune` is callable, and calls `tritile.lab.tune.tune`
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Config",
@@ -113,14 +114,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if _ONLY_HELP and "_WANTED" not in globals() and name in (*__all__, "__version__"):
-        globals()["_WANTED"] = True
-        return getattr(reload(sys.modules[__name__]), name)
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_LAZY[name])
-    return globals().setdefault(name, module if name in _MODULES else getattr(module, name))
+    is_module = _LAZY[name].endswith(f".{name}") and name in ("errors", "kernels", "nn", "tune")
+    return globals().setdefault(name, module if is_module else getattr(module, name))
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+if "torch" in sys.modules:  # whose programs may name operators of torch.ops.tritile and nothing else of this
+    import_module("tritile.ops")

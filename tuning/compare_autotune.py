@@ -33,7 +33,7 @@ from bench import host_us
 from tritile.core.config import Config
 from tritile.core.device import current_gpu
 from tritile.lab.environment import environment
-from tritile.tune.measure.timing import Graph, copies_wanted, interleaved, timing_of
+from tritile.tuner.measure.timing import Graph, copies_wanted, interleaved, timing_of
 from unseen import environ
 
 HERE = Path(__file__).resolve().parent

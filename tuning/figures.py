@@ -26,8 +26,8 @@ from tritile.core.config import Config
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.families.space import illegal
 from tritile.planning import model
-from tritile.planning.store import Store
 from tritile.tune.calibrate import draw as roof
+from tritile.tuner.store.trials import Store
 from unseen import environ, nothing_remembered
 
 PAGE: Final = HERE.parent / "docs" / "benchmarks.md"

@@ -28,8 +28,8 @@ from tritile.core.settings import mode
 from tritile.errors import InvalidValueError, TuningError, brief
 from tritile.lab.environment import environment
 from tritile.lab.traffic import bytes_text, tiled
-from tritile.tune.autotuner import autotune
-from tritile.tune.measure.timing import Eager, copies_wanted, graph_of, interleaved, timing_of
+from tritile.tuner.autotuner import autotune
+from tritile.tuner.measure.timing import Eager, copies_wanted, graph_of, interleaved, timing_of
 
 LARGEST: Final = 16384  # at which the naive product takes seconds
 _BUDGET_MS: Final = 60.0  # for timing each rung

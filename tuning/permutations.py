@@ -26,8 +26,8 @@ from tritile.planning import gpu_tables, model
 from tritile.tune.calibrate import run
 from tritile.tune.calibrate.draw import drawn
 from tritile.tune.calibrate.sweep import Row, compile_at, timed, useful
-from tritile.tune.measure.workers import Workers
 from tritile.tune.subject.race import flusher
+from tritile.tuner.measure.workers import Workers
 
 CANDIDATES = 96  # configs of a class
 BY_PORTFOLIO = 14  # of them timed at a size

@@ -27,11 +27,11 @@ from tritile.core.device import Device, current_gpu
 from tritile.core.problem import Tiled
 from tritile.lab.environment import environment
 from tritile.planning import plans
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
-from tritile.tune.measure.engine import Keep, Rules, Tuned, whole
-from tritile.tune.measure.workers import Workshop
+from tritile.tuner.measure.engine import Keep, Rules, Tuned, whole
+from tritile.tuner.measure.workers import Workshop
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import store_of
 from unseen import environ
 
 SEARCHES = 2

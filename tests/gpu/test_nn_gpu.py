@@ -11,8 +11,8 @@ from tests.reference import Sides, assert_fused, values
 from tritile.core import device as devices
 from tritile.nn import convert, exchanged, restore
 from tritile.planning import gpu_tables
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH
+from tritile.tuner.store.trial import TORCH
+from tritile.tuner.store.trials import store_of
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16

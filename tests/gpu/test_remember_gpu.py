@@ -71,7 +71,7 @@ SCRIPT = """
 import sys
 import torch, triton, tritile
 from tritile.tune import now
-from tritile.tune.measure import timing
+from tritile.tuner.measure import timing
 from tritile.ops import request as ops_request
 
 mode, forbidden = sys.argv[1], sys.argv[2] == "forbidden"

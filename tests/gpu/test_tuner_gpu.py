@@ -12,11 +12,11 @@ from tritile.core.device import current_gpu
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import MatmulProblem
 from tritile.errors import IsolationWarning
-from tritile.planning.store import store_of
 from tritile.tune import now
-from tritile.tune.measure.engine import Rules
-from tritile.tune.measure.workers import Workshop
 from tritile.tune.subject import answers
+from tritile.tuner.measure.engine import Rules
+from tritile.tuner.measure.workers import Workshop
+from tritile.tuner.store.trials import store_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.serial, pytest.mark.usefixtures("forgotten")]
 

@@ -15,8 +15,8 @@ import tritile
 from tritile.core.device import current_gpu, known_target
 from tritile.families import registry as families
 from tritile.planning import model, table
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
 
 pytestmark = [
     pytest.mark.gpu,

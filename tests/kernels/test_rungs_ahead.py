@@ -13,8 +13,8 @@ from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem
 from tritile.runtime.ahead import compiling_for
 from tritile.runtime.launch import At
-from tritile.tune.decorated import KernelCall
-from tritile.tune.measure.shipping import StandIn, pack, unpack
+from tritile.tuner.decorated import KernelCall
+from tritile.tuner.measure.shipping import StandIn, pack, unpack
 
 H200 = target_device("nvidia-h200")
 RUNGS = [rung for ladder in LADDERS.values() for rung in ladder if not rung.is_baseline]

@@ -6,7 +6,8 @@ import triton
 import tritile
 from tests.mock_gpu import recording
 from tritile.core.device import target_device
-from tritile.planning import files, gpu_tables, plans
+from tritile.planning import gpu_tables, plans
+from tritile.tuner.store import files
 
 
 @pytest.fixture(params=[triton, tritile], ids=["triton", "tritile"])

@@ -22,16 +22,16 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.errors import TuningError
-from tritile.planning.store import Store
-from tritile.tune.measure import workers
-from tritile.tune.measure.bench import Taken
-from tritile.tune.measure.engine import Rules, Task, tune
-from tritile.tune.measure.timing import Eager
-from tritile.tune.measure.workers import Workers, Workshop
-from tritile.tune.search import Listed
 from tritile.tune.subject import problem as subjects
 from tritile.tune.subject.problem import ProblemSubject
 from tritile.tune.suites import parse_shape
+from tritile.tuner.measure import workers
+from tritile.tuner.measure.bench import Taken
+from tritile.tuner.measure.engine import Rules, Task, tune
+from tritile.tuner.measure.timing import Eager
+from tritile.tuner.measure.workers import Workers, Workshop
+from tritile.tuner.search import Listed
+from tritile.tuner.store.trials import Store
 
 LONG_S, SCREEN_S, COMPILE_S = 600, 601, 602  # limits that no request reaches
 H200 = target_device("nvidia-h200")

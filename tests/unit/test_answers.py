@@ -7,7 +7,7 @@ import torch
 
 from tests.reference import FLOATS, FP8, name, product64
 from tritile.errors import TuningError
-from tritile.tune.measure.outputs import allowed_error, error_of
+from tritile.tuner.measure.outputs import allowed_error, error_of
 
 REALS = (*FLOATS, *FP8)
 reals = pytest.mark.parametrize("dtype", REALS, ids=name)

@@ -32,10 +32,10 @@ from tritile.ops.aten import torch_call_of
 from tritile.ops.linear_quantized import QuantizedLinear
 from tritile.ops.request import request_of
 from tritile.planning import aten, gpu_tables, plans
-from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, from_store, read, write
-from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import store_of
 
 H200 = target_device("nvidia-h200")
 HALF = MatmulProblem(1, 1000, 2000, 3000, "bfloat16", "bfloat16", b_layout="column")
@@ -513,7 +513,7 @@ def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeyp
     monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))
     monkeypatch.setattr(ops_request.devices, "gpu", lambda index: H200)
     if not can_write:
-        monkeypatch.setattr("tritile.planning.store._put", refuse)
+        monkeypatch.setattr("tritile.tuner.store.trials._put", refuse)
     with tritile.mode("tune"):
         for by_torch in (True, False, True):
             plan = ops_request.planned(HALF, 0, by_torch)

@@ -25,8 +25,8 @@ from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, NotTunedError, TuningError, UntunedWarning
-from tritile.planning.store import store_of
-from tritile.tune import autotuner
+from tritile.tuner import autotuner
+from tritile.tuner.store.trials import store_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 TIMES = {64: 3.0, 128: 1.0, 256: 2.0}
@@ -218,7 +218,7 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
     kernel = tuned(bench)
     with tritile.mode("tune"):
         with monkeypatch.context() as during:
-            during.setattr("tritile.tune.autotuner.capturing", lambda: True)
+            during.setattr("tritile.tuner.autotuner.capturing", lambda: True)
             assert run(kernel, bench.used) == 64
         assert bench.measured == []
         assert run(kernel, bench.used) == 128  # what was taken in its place is not kept
@@ -263,7 +263,7 @@ def test_the_budget_stops_measuring_once_something_works(monkeypatch):
     monkeypatch.setenv("TRITILE_TUNE_BUDGET", "1.5")
     bench = Bench({64: RuntimeError("no"), 128: 1.0, 256: 0.1})
     clock = SimpleNamespace(monotonic=lambda: len(bench.measured))  # each config takes a second
-    monkeypatch.setattr("tritile.tune.measure.engine.time", clock)
+    monkeypatch.setattr("tritile.tuner.measure.engine.time", clock)
     with tritile.mode("tune"):
         assert run(tuned(bench), bench.used) == 128
     assert bench.measured == [64, 128]

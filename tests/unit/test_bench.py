@@ -21,10 +21,10 @@ from tritile.lab.baselines import PACKED_WEIGHT as PACKED
 from tritile.lab.baselines import WIDE_WEIGHT as WIDE
 from tritile.lab.bench import BenchResult
 from tritile.planning import model
-from tritile.tune.autotuner import Autotuner
-from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.suites import Case, parse_shape
+from tritile.tuner.autotuner import Autotuner
+from tritile.tuner.measure import timing
 
 ENV = dict.fromkeys(("gpu", "torch", "triton", "driver", "tritile", "time"), "x")
 

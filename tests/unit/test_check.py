@@ -13,8 +13,8 @@ import tritile
 from tritile.core.device import HOST, target_device
 from tritile.errors import InvalidValueError, IsolationWarning, TuningError
 from tritile.lab import check as checking
-from tritile.tune import decorated as decorating
-from tritile.tune.autotuner import Autotuner
+from tritile.tuner import decorated as decorating
+from tritile.tuner.autotuner import Autotuner
 
 pytestmark = pytest.mark.interpreted
 

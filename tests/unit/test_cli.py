@@ -34,10 +34,10 @@ from tritile.families import registry as families
 from tritile.lab.bench import BenchResult
 from tritile.planning import aten, gpu_tables, plans, table
 from tritile.planning.classes import MEASURED
-from tritile.planning.store import Store, store_of
-from tritile.planning.trial import TORCH, Trial
 from tritile.tune import suites
-from tritile.tune.measure.engine import Tuned
+from tritile.tuner.measure.engine import Tuned
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import Store, store_of
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 256, 256, "float16", "float16")

@@ -28,8 +28,8 @@ from tritile.families.space import legal_configs
 from tritile.nn import QuantizedLinear, convert, exchanged, restore
 from tritile.nn.exchanged import AlwaysLinear, Comparison, ConvertedLinear, LayerCall
 from tritile.planning import aten, plans
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import store_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning")
 CONVERT = importlib.import_module("tritile.nn.convert")  # the package has the function of this name

@@ -20,15 +20,15 @@ from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem
 from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
-from tritile.tune import decorated
-from tritile.tune.decorated import REFERENCE, KernelCall, KernelSubject, measured, tuned_elsewhere
-from tritile.tune.measure import workers
-from tritile.tune.measure.engine import Rules, Task
-from tritile.tune.measure.outputs import poison
-from tritile.tune.measure.shipping import HOST_GUARD, Memory, StandIn, pack, unpack
-from tritile.tune.search import Listed
+from tritile.tuner import decorated
+from tritile.tuner.decorated import REFERENCE, KernelCall, KernelSubject, measured, tuned_elsewhere
+from tritile.tuner.measure import workers
+from tritile.tuner.measure.engine import Rules, Task
+from tritile.tuner.measure.outputs import poison
+from tritile.tuner.measure.shipping import HOST_GUARD, Memory, StandIn, pack, unpack
+from tritile.tuner.search import Listed
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
 
 H200 = target_device("nvidia-h200")
 PROBLEM = KernelProblem("scale", (("N", 77),), (("x", "float32"),))

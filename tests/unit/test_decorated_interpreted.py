@@ -26,9 +26,9 @@ from tritile.core import device as devices
 from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.errors import TuningError, UntunedWarning
-from tritile.planning.store import store_of
-from tritile.tune.decorated import KernelSubject
-from tritile.tune.measure.shipping import pack
+from tritile.tuner.decorated import KernelSubject
+from tritile.tuner.measure.shipping import pack
+from tritile.tuner.store.trials import store_of
 
 pytestmark = pytest.mark.interpreted
 __all__ = ["records"]

@@ -24,8 +24,9 @@ from tests.commands import commands, run, scripts
 from tritile import cli
 from tritile.core.problem import MatmulProblem
 from tritile.lab import warm
-from tritile.planning import gpu_tables, kernel_table, table
+from tritile.planning import gpu_tables, table
 from tritile.planning.classes import MEASURED
+from tritile.tuner.store import tables as kernel_table
 
 ROOT = Path(tritile.__file__).parents[1]
 README = ROOT / "README.md"

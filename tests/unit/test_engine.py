@@ -25,11 +25,11 @@ from tests.unit.helpers_for_fork_servers import LONG_S, Fake, QuickWorkers, Quic
 from tritile.cli.tuning import ranks
 from tritile.core.device import HOST
 from tritile.errors import InvalidValueError, UnsupportedError
-from tritile.planning.store import Store
-from tritile.planning.trial import Trial
-from tritile.tune.measure.engine import Rules, Task, has_more, tune
-from tritile.tune.measure.workers import WorkerError, Workers, Workshop
-from tritile.tune.search import Listed
+from tritile.tuner.measure.engine import Rules, Task, has_more, tune
+from tritile.tuner.measure.workers import WorkerError, Workers, Workshop
+from tritile.tuner.search import Listed
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import Store
 
 RULES = Rules(exhaustive=True, problem_s=math.inf)
 
@@ -171,7 +171,7 @@ def test_no_config_is_blamed_where_no_process_can_be_started(tmp_path, monkeypat
 
 def test_a_process_that_compiled_much_is_replaced(monkeypatch):
     """Triton keeps what it compiled in memory."""
-    monkeypatch.setattr("tritile.tune.measure.workers._WORN", 3)
+    monkeypatch.setattr("tritile.tuner.measure.workers._WORN", 3)
     with QuickWorkers(1) as workers:
         pids = [workers.submit(os.getpid).result() for _ in range(7)]
     assert [len(set(pids[:3])), len(set(pids[3:6])), len(set(pids))] == [1, 1, 3]

@@ -10,14 +10,14 @@ import tritile
 from tritile.core import problem
 from tritile.lab import bench, explain
 from tritile.lab import tune as lab_tune
-from tritile.planning import plans
+from tritile.tuner import plan as tuner_plan
 
 # `tritile.tune` is a package that can be called; its docstring is that of the function.
 NAMES = {name: getattr(tritile, name) for name in tritile.__all__} | {
     f"nn.{name}": getattr(tritile.nn, name) for name in tritile.nn.__all__
 }
 NAMES |= {"tune": lab_tune.tune, "TuneResult": lab_tune.TuneResult, "Explanation": explain.Explanation}
-NAMES |= {"BenchResult": bench.BenchResult, "KernelPlan": plans.KernelPlan}
+NAMES |= {"BenchResult": bench.BenchResult, "KernelPlan": tuner_plan.KernelPlan}
 NAMES |= {each.__name__: each for each in (problem.MatmulProblem, problem.GroupedProblem)}
 
 

@@ -25,8 +25,8 @@ from tritile.lab import traffic
 from tritile.lab.explain import config_like, occupancy, parts_us
 from tritile.planning import gpu_tables, model
 from tritile.planning.plans import Plan
-from tritile.planning.trial import Trial
 from tritile.runtime.ahead import Resources
+from tritile.tuner.store.trial import Trial
 
 H200, A100, MI300 = map(target_device, ("nvidia-h200", "sm_80", "gfx942"))
 SQUARE = MatmulProblem(1, 1024, 1024, 1024, "bfloat16", "bfloat16")

@@ -17,7 +17,7 @@ from tests import mock_gpu
 from tests.unit.test_like_triton import Bench, of_blocks
 from tritile.core import device
 from tritile.errors import NotCompiledError
-from tritile.tune import autotuner
+from tritile.tuner import autotuner
 
 pytestmark = pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")
 REFUSED = r"active drivers|cannot be accessed from Triton"

@@ -17,9 +17,9 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import canonical, legal_configs
 from tritile.ops.products import matmul_call
 from tritile.planning import gpu_tables, model, plans
-from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table
-from tritile.planning.trial import Trial
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
 
 HOPPER = TARGETS["nvidia-h200"]
 AMPERE = TARGETS["sm_80"]

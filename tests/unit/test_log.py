@@ -23,9 +23,9 @@ from tritile.families.matmul_tile.kernel import matmul_tile
 from tritile.ops import request as ops_request
 from tritile.ops.products import matmul_call
 from tritile.planning import plans
-from tritile.planning.trial import Trial
 from tritile.runtime import compiles
-from tritile.tune.measure import engine, workers
+from tritile.tuner.measure import engine, workers
+from tritile.tuner.store.trial import Trial
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 256, 192, 128, "bfloat16", "bfloat16")

@@ -30,16 +30,16 @@ from tritile.errors import (
     UnsupportedError,
     UntunedWarning,
 )
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial, is_settled
-from tritile.tune import decorated
-from tritile.tune.arguments import identified, identity
-from tritile.tune.measure.bench import Screened, Taken
-from tritile.tune.measure.engine import Rules, Task, tune
-from tritile.tune.measure.outputs import OUTSIDE
-from tritile.tune.measure.timing import Timing
-from tritile.tune.measure.workers import WorkerError
-from tritile.tune.search import Listed
+from tritile.tuner import decorated
+from tritile.tuner.arguments import identified, identity
+from tritile.tuner.measure.bench import Screened, Taken
+from tritile.tuner.measure.engine import Rules, Task, tune
+from tritile.tuner.measure.outputs import OUTSIDE
+from tritile.tuner.measure.timing import Timing
+from tritile.tuner.measure.workers import WorkerError
+from tritile.tuner.search import Listed
+from tritile.tuner.store.trial import Trial, is_settled
+from tritile.tuner.store.trials import store_of
 
 pytestmark = pytest.mark.interpreted
 

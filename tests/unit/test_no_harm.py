@@ -14,8 +14,8 @@ from tritile.errors import NotTunedError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import legal_configs
 from tritile.planning import aten, gpu_tables, plans
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import store_of
 
 # Name, architecture, SMs, MiB of L2 cache, bytes of shared memory, GHz, GB/s. The sm_90 has half an H100's
 # bandwidth, and so is not like it.

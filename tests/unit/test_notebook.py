@@ -39,9 +39,9 @@ from pathlib import Path
 
 from tritile.core.config import Config
 from tritile.core.device import HOST
-from tritile.tune.decorated import KernelSubject
-from tritile.tune.measure.shipping import pack
-from tritile.tune.measure.workers import Workers
+from tritile.tuner.decorated import KernelSubject
+from tritile.tuner.measure.shipping import pack
+from tritile.tuner.measure.workers import Workers
 
 
 def checked(subject, config):

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 
 PACKAGE = Path(tritile.__file__).parent
 # Rooms, lowest first; rooms of one row are level. A module imports from lower rows, and its own room.
-LEVELS = "errors", "core", "runtime", "families", "planning", "ops tune", "nn", "lab", "cli"
+LEVELS = "errors", "core", "runtime", "tuner", "families", "planning", "ops tune", "nn", "lab", "cli"
 ROWS = [tuple(level.split()) for level in LEVELS]
 RANK = {room: rank for rank, row in enumerate(ROWS) for room in row}
 # Imports from beside or above: ops import the tuner where something is to be measured, and the package `tune`
@@ -199,7 +199,7 @@ found["rooms"] = sorted({{name.split(".")[1] for name in sys.modules if name.sta
 sys.modules["rich"] = None
 import tritile.lab.bench  # which needs it only to print
 assert tritile.autotune and tritile.Space and tritile.explain
-found["when asked"] = "tritile.tune.autotuner" in sys.modules and callable(tritile.explain)
+found["when asked"] = "tritile.tuner.autotuner" in sys.modules and callable(tritile.explain)
 print(json.dumps(found))
 """
 

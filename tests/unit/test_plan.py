@@ -16,9 +16,9 @@ from tritile.families import launching
 from tritile.ops import plan as plan_module
 from tritile.ops import request as ops_request
 from tritile.ops.plan import OPERATIONS
-from tritile.planning.plans import KernelPlan
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
+from tritile.tuner.plan import KernelPlan
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
 
 pytestmark = pytest.mark.interpreted
 

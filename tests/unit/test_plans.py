@@ -18,10 +18,10 @@ from tritile.families.registry import FAMILIES, digests
 from tritile.families.space import legal_configs
 from tritile.planning import gpu_tables, model, plans
 from tritile.planning.portfolio import Loss, Portfolio
-from tritile.planning.store import store_of
 from tritile.planning.table import Entry, Table, write
-from tritile.planning.trial import Trial
 from tritile.tune.subject.problem import is_tuned, task_of
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
 
 H200, A100 = target_device("nvidia-h200"), target_device("sm_80")
 PRODUCT = MatmulProblem(1, 777, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")

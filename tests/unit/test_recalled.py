@@ -18,9 +18,9 @@ from tests.unit.test_autotune import Bench
 from tritile.core import settings as modes
 from tritile.core.device import HOST
 from tritile.errors import NotTunedError, UntunedWarning
-from tritile.planning import store
-from tritile.planning.kernel_table import KernelTable
-from tritile.planning.store import store_of
+from tritile.tuner.store import trials as store
+from tritile.tuner.store.tables import KernelTable
+from tritile.tuner.store.trials import store_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 GUARD = 64

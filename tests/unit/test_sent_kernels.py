@@ -15,8 +15,8 @@ import triton
 from tritile.core.config import Config
 from tritile.core.device import target_device
 from tritile.core.problem import KernelProblem
-from tritile.tune.decorated import KernelCall
-from tritile.tune.measure.shipping import described, stood_in
+from tritile.tuner.decorated import KernelCall
+from tritile.tuner.measure.shipping import described, stood_in
 
 H200 = target_device("nvidia-h200")
 CONFIG = Config.of(BLOCK=64)
@@ -112,7 +112,7 @@ kernel{number} = make{number}(tl.constexpr(13), inner)
 THERE = """
 import hashlib, json, pickle, sys
 found = pickle.load(sys.stdin.buffer)
-from tritile.tune.measure.shipping import StandIn, unpack
+from tritile.tuner.measure.shipping import StandIn, unpack
 def compiled(shipment, config):
     try:
         return hashlib.sha256(unpack(shipment, StandIn).compiled(config).asm["ptx"].encode()).hexdigest()

@@ -20,10 +20,10 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, target_device
 from tritile.core.problem import KernelProblem, problem_key
 from tritile.errors import NotTunedError, StoreWarning
-from tritile.planning import kernel_table
-from tritile.planning.kernel_table import FORMAT, KernelTable, read
-from tritile.planning.store import Store, store_of
-from tritile.planning.trial import Trial
+from tritile.tuner.store import tables as kernel_table
+from tritile.tuner.store.tables import FORMAT, KernelTable, read
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import Store, store_of
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning")]
 H200 = target_device("nvidia-h200")

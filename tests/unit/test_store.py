@@ -24,9 +24,9 @@ from tritile.core.device import TARGETS
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import KernelProblem, MatmulProblem
 from tritile.errors import InvalidValueError, StoreWarning
-from tritile.planning import store as store_module
-from tritile.planning.store import Store, store_of
-from tritile.planning.trial import Trial, rank
+from tritile.tuner.store import trials as store_module
+from tritile.tuner.store.trial import Trial, rank
+from tritile.tuner.store.trials import Store, store_of
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 KERNEL = "0123456789abcdef"

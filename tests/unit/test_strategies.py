@@ -18,9 +18,9 @@ from tritile.core.problem import MatmulProblem
 from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal, legal_configs
 from tritile.planning import model
-from tritile.tune.measure.engine import Rules, proposed
-from tritile.tune.search import OPENING, Listed, exhaustive, leaders, screening
 from tritile.tune.subject.problem import ProblemSpace
+from tritile.tuner.measure.engine import Rules, proposed
+from tritile.tuner.search import OPENING, Listed, exhaustive, leaders, screening
 
 H200 = target_device("nvidia-h200")
 WHOLE = Path(__file__).parents[2] / "tuning" / "trials" / "nvidia-h200-whole.sqlite3.gz"
@@ -239,7 +239,7 @@ def replay(space, recorded, rules=Rules()):  # noqa: B008
 @pytest.fixture
 def untiring(monkeypatch):
     """Let a search go on, however little gain it expects."""
-    monkeypatch.setattr("tritile.tune.measure.engine.ENOUGH", 0.0)
+    monkeypatch.setattr("tritile.tuner.measure.engine.ENOUGH", 0.0)
 
 
 @pytest.mark.parametrize("strategy", [screening, exhaustive])
@@ -295,5 +295,5 @@ def test_screening_finds_the_fastest_of_whole_recorded_spaces(monkeypatch):
         return lost and max(regrets) <= 0.015 and statistics.median(tried) <= 40
 
     assert is_within()
-    monkeypatch.setattr("tritile.tune.measure.engine.screening", exhaustive)
+    monkeypatch.setattr("tritile.tuner.measure.engine.screening", exhaustive)
     assert not is_within()

@@ -20,9 +20,9 @@ from tritile.families.space import illegal
 from tritile.planning import gpu_tables
 from tritile.planning import table as table_module
 from tritile.planning.gpu_tables import shipped
-from tritile.planning.store import Store
 from tritile.planning.table import Entry, Table, from_store, read, write
-from tritile.planning.trial import Trial
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import Store
 
 DEVICE = replace(TARGETS["nvidia-h200"], triton="3.6.0", compiler="V12.8.93")
 PROBLEMS = (

@@ -26,11 +26,11 @@ from tritile.errors import TuningError
 from tritile.families.matmul_tile import family as tile
 from tritile.families.registry import FAMILIES
 from tritile.ops import request as ops_request
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
 from tritile.runtime.compiles import compiles_heard, compiles_refused
 from tritile.runtime.launch import At
-from tritile.tune.measure import workers
+from tritile.tuner.measure import workers
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
 
 DEVICE = replace(TARGETS["nvidia-h200"], name="a GPU without a table")
 PROBLEM = MatmulProblem(1, 257, 129, 65, "bfloat16", "bfloat16")

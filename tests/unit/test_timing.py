@@ -8,7 +8,7 @@ import torch
 
 from tritile.core.config import Config
 from tritile.errors import TuningError
-from tritile.tune.measure import timing
+from tritile.tuner.measure import timing
 
 ENQUEUE_US, NEUTRAL_US, LAUNCH_US = 10.0, 2.0, 7.0
 

@@ -24,9 +24,9 @@ from tritile.core.config import Config
 from tritile.core.device import HOST
 from tritile.core.versions import parsed
 from tritile.errors import DeviceError, UntunedWarning
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial
-from tritile.tune.traced import indices_of
+from tritile.tuner.store.trial import Trial
+from tritile.tuner.store.trials import store_of
+from tritile.tuner.traced import indices_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tritile.errors.UntunedWarning"),
@@ -405,7 +405,7 @@ def test_torch_times_no_configs_without_restoring_tensors(autotune, way, what, o
 
 
 def test_where_the_tracer_cannot_follow_heuristics_it_is_said_once(compiled, traces, monkeypatch):
-    monkeypatch.setattr("tritile.tune.traced.parsed", lambda version: (2, 11))
+    monkeypatch.setattr("tritile.tuner.traced.parsed", lambda version: (2, 11))
     (said,) = untuned(compiled(measured({SIZE: 32}, fn=below(halved))), SIZE, 2 * SIZE)
     assert "heuristics" in said
     assert traces.blocks == [list(BLOCKS)] * 2

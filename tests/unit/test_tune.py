@@ -26,16 +26,16 @@ from tritile.families.space import legal_configs
 from tritile.lab import tune as tuning
 from tritile.nn.exchanged import Comparison, ConvertedLinear
 from tritile.planning import aten, plans
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
-from tritile.tune.measure.bench import Screened, Taken
-from tritile.tune.measure.engine import Tuned
-from tritile.tune.measure.timing import Timing
-from tritile.tune.measure.workers import WorkerError
 from tritile.tune.subject import problem as subject
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import is_tuned
+from tritile.tuner.measure.bench import Screened, Taken
+from tritile.tuner.measure.engine import Tuned
+from tritile.tuner.measure.timing import Timing
+from tritile.tuner.measure.workers import WorkerError
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import store_of
 
 H200 = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1234, 4096, 4096, "bfloat16", "bfloat16", b_layout="column")
@@ -155,9 +155,9 @@ def test_without_a_gpu_nothing_is_measured():
 
 
 def test_the_package_of_the_same_name_is_the_function_and_copies_of_it_are():
-    import tritile.tune.search
+    import tritile.tuner.search
 
-    assert callable(tritile.tune.search.screening)
+    assert callable(tritile.tuner.search.screening)
     assert callable(tritile.tune)
     assert pickle.loads(pickle.dumps(tritile.tune)) is tritile.tune
     assert copy.deepcopy({"how": tritile.tune})["how"] is copy.copy(tritile.tune) is tritile.tune

@@ -33,7 +33,7 @@ from tritile.lab import check as checking
 from tritile.lab import warm as asked
 from tritile.planning import gpu_tables, plans
 from tritile.runtime.ahead import compiling_for
-from tritile.tune.measure.shipping import stood_in
+from tritile.tuner.measure.shipping import stood_in
 
 H200 = target_device("nvidia-h200")
 

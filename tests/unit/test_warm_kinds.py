@@ -6,7 +6,7 @@ import pytest
 
 import warm_calls
 from tests.mock_gpu import mock_gpu
-from tritile.tune.autotuner import Autotuner
+from tritile.tuner.autotuner import Autotuner
 
 
 def made(name, side):

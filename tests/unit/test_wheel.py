@@ -21,8 +21,8 @@ from tests.unit.test_cli import remember
 from tritile.cli import COMMANDS
 from tritile.core.config import Config
 from tritile.core.device import target_device
-from tritile.planning.store import Store
 from tritile.tune.suites import SHIPPED
+from tritile.tuner.store.trials import Store
 
 ROOT = Path(tritile.__file__).parents[1]
 H200 = ("--target", "nvidia-h200")

@@ -21,7 +21,7 @@ from tritile.errors import TritileError, brief
 from tritile.lab.environment import environment
 from tritile.planning import gpu_tables
 from tritile.planning.classes import MEASURED
-from tritile.planning.store import store_of
+from tritile.tuner.store.trials import store_of
 
 
 class Finding(NamedTuple):

@@ -16,7 +16,7 @@ from tritile.errors import InvalidValueError, NotTunedError, did_you_mean
 
 if TYPE_CHECKING:
     from tritile.core.device import Device
-    from tritile.planning.trial import Trial
+    from tritile.tuner.store.trial import Trial
 
 _FACTS = ("us", "spread", "registers", "spills", "shared", "error", "failure", "measured_utc")
 
@@ -40,7 +40,7 @@ def show(
     """
     from tritile.core.problem import problem_to_dict
     from tritile.planning import gpu_tables
-    from tritile.planning.store import store_of
+    from tritile.tuner.store.trials import store_of
 
     device = device_of(target)
     store, (found, others) = store_of(device), _sorted_out(device)
@@ -107,7 +107,7 @@ def _sorted_out(device: "Device") -> "tuple[list[tuple[str, Trial]], str]":
     """
     from tritile.families import registry as families
     from tritile.planning import aten
-    from tritile.planning.store import store_of
+    from tritile.tuner.store.trials import store_of
 
     found, others = [], Counter[str]()
     for facts, trial in store_of(device).all_trials():
@@ -132,7 +132,7 @@ def _bests(trials: "Iterable[tuple[str, Trial]]") -> "list[tuple[str, Trial]]":
     One problem of two decorated kernels, or of two versions of one, is two problems.
     """
     from tritile.core.problem import KernelProblem, problem_key
-    from tritile.planning.trial import rank
+    from tritile.tuner.store.trial import rank
 
     best: dict[tuple[str, str], tuple[str, Trial]] = {}
     for digest, trial in sorted(trials, key=lambda pair: rank(pair[1])):
@@ -144,7 +144,7 @@ def _bests(trials: "Iterable[tuple[str, Trial]]") -> "list[tuple[str, Trial]]":
 def _decorated(trials: "Iterable[tuple[str, Trial]]") -> "dict[str, dict[str, list[Trial]]]":
     """The trials of decorated kernels, by name and digest, the newest digest last."""
     from tritile.core.problem import KernelProblem
-    from tritile.planning.store import moment
+    from tritile.tuner.store.trials import moment
 
     found: dict[str, dict[str, list[Trial]]] = {}
     for digest, trial in sorted(trials, key=lambda pair: moment(pair[1].measured_utc)):
@@ -233,7 +233,7 @@ def export(
     """
     from tritile.families import registry as families
     from tritile.planning import gpu_tables, table
-    from tritile.planning.store import store_of
+    from tritile.tuner.store.trials import store_of
 
     shared.check_output(output)
     device = device_of(target)
@@ -268,7 +268,7 @@ def export(
 
 def _export_kernels(names: Sequence[str], device: "Device", path: Path) -> None:
     """Write the winners of decorated kernels to a new file, or into one of their format."""
-    from tritile.planning import kernel_table
+    from tritile.tuner.store import tables as kernel_table
 
     winners = _winners(device)
     _check_names(names, winners, f"on {device.name}")
@@ -292,7 +292,7 @@ def merge(
     target: shared.Target = None,
 ) -> None:
     """Add the trials of other stores to this one; where both have one, the newer stays."""
-    from tritile.planning.store import rows_of, store_of
+    from tritile.tuner.store.trials import rows_of, store_of
 
     for path in files:
         rows_of(path)  # one that cannot be read is reported before anything is added
@@ -325,7 +325,7 @@ def clear(
     from tritile.core.device import HOST
     from tritile.core.problem import KernelProblem
     from tritile.planning import gpu_tables
-    from tritile.planning.store import Store, store_of
+    from tritile.tuner.store.trials import Store, store_of
 
     if every and target:
         raise InvalidValueError("--all is for every GPU: leave --target away")

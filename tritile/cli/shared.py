@@ -412,7 +412,7 @@ def check_output(path: Path | None, *suffixes: str, folder: bool = False, option
 
 def write(path: Path, data: str) -> None:
     """Write a file whole, with the folders that it lies in. Raises OSError."""
-    from tritile.planning.files import write_whole
+    from tritile.tuner.store.files import write_whole
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data)

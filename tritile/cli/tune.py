@@ -109,8 +109,8 @@ def tune(
     from tritile.cli import calibrating, tune_model, tuning
     from tritile.core import device as devices
     from tritile.planning import gpu_tables, table
-    from tritile.tune.measure.engine import Rules, whole
-    from tritile.tune.measure.workers import processes_for
+    from tritile.tuner.measure.engine import Rules, whole
+    from tritile.tuner.measure.workers import processes_for
 
     rank, size, on_host, of_host = tuning.ranks()
     if size > 1 and (model or calibrate or as_json):

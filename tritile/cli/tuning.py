@@ -17,12 +17,12 @@ from tritile.core.problem import Problem, Tiled
 from tritile.core.settings import uses_aten
 from tritile.errors import InvalidValueError, UnsupportedError
 from tritile.planning import aten, gpu_tables, plans
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial
 from tritile.tune import now
-from tritile.tune.measure.engine import Rules, Tuned, logged
-from tritile.tune.measure.workers import Workshop
 from tritile.tune.subject.problem import is_tuned
+from tritile.tuner.measure.engine import Rules, Tuned, logged
+from tritile.tuner.measure.workers import Workshop
+from tritile.tuner.store.trial import TORCH, Trial
+from tritile.tuner.store.trials import store_of
 
 
 def ranks() -> tuple[int, int, int, int]:

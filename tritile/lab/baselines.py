@@ -19,10 +19,10 @@ from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall, Quanti
 from tritile.core.epilogue import Epilogue, activated, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES
 from tritile.core.quantized import by_row, unpacked
-from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.operands import weight_rows
 from tritile.tune.subject.torch_calls import tensors_of
+from tritile.tuner.measure import timing
 
 Inputs = dict[str, Any]
 Way = Callable[[Any], torch.Tensor | None]

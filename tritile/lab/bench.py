@@ -24,13 +24,13 @@ from tritile.families import launching
 from tritile.lab import baselines
 from tritile.lab.tune import gpu_for, problem_of
 from tritile.planning import aten, plans
-from tritile.tune.arguments import check_grid, check_keywords, identity
-from tritile.tune.autotuner import Autotuner
-from tritile.tune.decorated import REFERENCE, elsewhere
-from tritile.tune.measure import timing
 from tritile.tune.subject import answers, operands, torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.suites import Case
+from tritile.tuner.arguments import check_grid, check_keywords, identity
+from tritile.tuner.autotuner import Autotuner
+from tritile.tuner.decorated import REFERENCE, elsewhere
+from tritile.tuner.measure import timing
 
 Log = Callable[[str], None]
 Ways = Mapping[str, baselines.Way]

@@ -26,12 +26,12 @@ from tritile.errors import (
 )
 from tritile.ops.plan import gpu_of
 from tritile.runtime.ahead import Resources, resources
-from tritile.tune.arguments import check_arguments, check_grid, check_keywords, identified
-from tritile.tune.autotuner import Autotuner
-from tritile.tune.decorated import KernelCall, checked_here, elsewhere, referred
-from tritile.tune.measure.outputs import OUTSIDE, WRONG
-from tritile.tune.measure.shipping import Shipment, StandIn, described, stood_in, unpack
-from tritile.tune.measure.workers import Workers
+from tritile.tuner.arguments import check_arguments, check_grid, check_keywords, identified
+from tritile.tuner.autotuner import Autotuner
+from tritile.tuner.decorated import KernelCall, checked_here, elsewhere, referred
+from tritile.tuner.measure.outputs import OUTSIDE, WRONG
+from tritile.tuner.measure.shipping import Shipment, StandIn, described, stood_in, unpack
+from tritile.tuner.measure.workers import Workers
 
 Outcome = Literal["right", "wrong", "failed", "compiled"]
 Result = float | Resources | TuningError | None

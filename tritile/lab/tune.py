@@ -21,14 +21,14 @@ from tritile.ops.plan import call_of, check_what
 from tritile.ops.request import fixed
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial, best_of
 from tritile.tune import now
-from tritile.tune.arguments import check_keywords
-from tritile.tune.autotuner import Autotuner
-from tritile.tune.decorated import measured, rules_of
-from tritile.tune.measure.engine import Rules, whole
 from tritile.tune.subject.problem import is_tuned
+from tritile.tuner.arguments import check_keywords
+from tritile.tuner.autotuner import Autotuner
+from tritile.tuner.decorated import measured, rules_of
+from tritile.tuner.measure.engine import Rules, whole
+from tritile.tuner.store.trial import TORCH, Trial, best_of
+from tritile.tuner.store.trials import store_of
 
 _REMEMBERED: Final = "remembered"
 _OWN: Final = ("exhaustive", "budget", "force")  # keyword arguments of `tune` itself

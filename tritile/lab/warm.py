@@ -37,13 +37,13 @@ from tritile.families.space import illegal, invariant
 from tritile.ops.plan import IN_PLACE, check_what, plan
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.classes import class_of
-from tritile.planning.store import store_of
 from tritile.runtime.ahead import compiling_for
 from tritile.runtime.compiles import as_mode_asks, compiles_refused
-from tritile.tune.arguments import check_keywords
-from tritile.tune.autotuner import Autotuner
-from tritile.tune.measure.shipping import stood_in
-from tritile.tune.measure.workers import COMPILE_LIMIT_S, Workers
+from tritile.tuner.arguments import check_keywords
+from tritile.tuner.autotuner import Autotuner
+from tritile.tuner.measure.shipping import stood_in
+from tritile.tuner.measure.workers import COMPILE_LIMIT_S, Workers
+from tritile.tuner.store.trials import store_of
 
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
 # the blocks divide them, whether the tiles run at once, which operands are copied first.

@@ -30,8 +30,8 @@ from tritile.ops.plan import call_of
 from tritile.ops.request import planned
 from tritile.planning import aten, gpu_tables, plans
 from tritile.planning.classes import class_of
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH
+from tritile.tuner.store.trial import TORCH
+from tritile.tuner.store.trials import store_of
 
 # What the products of a training step have to gain for tritile to be called for them: autograd calls its
 # operators through Python, which takes the host so many microseconds longer (24 layers of ViT on an H200).

@@ -27,7 +27,8 @@ from tritile.ops.request import Request, fixed, request_of
 from tritile.ops.scaled import scaled_matmul
 from tritile.planning import plans
 from tritile.planning.aten import is_torch_only
-from tritile.planning.plans import KernelPlan, Plan, Plannable
+from tritile.planning.plans import Plan
+from tritile.tuner.plan import KernelPlan, Plannable
 
 IN_PLACE: Final = "in place: such calls always run the same config, which is never measured"
 _FUNCTIONS: Final = (

@@ -31,7 +31,7 @@ from tritile.core.problem import (
 from tritile.errors import InvalidValueError
 from tritile.families.common.cost import leading_strides
 from tritile.planning.classes import MEASURED, OPERATIONS, SIDES
-from tritile.planning.files import numbers_from, rows_from
+from tritile.tuner.store.files import numbers_from, rows_from
 
 CONFIG: Final = Config((), 1, 1, family=ATEN)
 LAYERS: Final = 32, 16  # units

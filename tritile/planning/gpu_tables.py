@@ -25,10 +25,10 @@ from tritile.core.device import Device
 from tritile.core.settings import cache_dir, table_path
 from tritile.errors import InvalidValueError
 from tritile.planning.aten import OTHER, AtenTimes, versions
-from tritile.planning.files import opened, state_of
-from tritile.planning.kernel_table import is_kernel_table
 from tritile.planning.portfolio import Portfolio
 from tritile.planning.table import Table, read
+from tritile.tuner.store.files import opened, state_of
+from tritile.tuner.store.tables import is_kernel_table
 
 _LIKE_GBPS: Final = 1.5  # the ratio of memory bandwidths up to which one GPU is like another
 

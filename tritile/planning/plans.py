@@ -18,23 +18,19 @@ and 2 do not have, and `ops/request.py` has `tune/now.py` measure it.
 import logging
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
-
-import triton
+from typing import Final, NamedTuple
 
 from tritile.core.call import call_for
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
-from tritile.core.markup import Tabular
 from tritile.core.permutation import PermuteProblem
 from tritile.core.precision import error_words, meaning
 from tritile.core.problem import (
     AS_TORCH,
     PRECISIONS_OF,
     GroupedProblem,
-    KernelProblem,
     MatmulProblem,
     Product,
     QuantizedProblem,
@@ -49,68 +45,18 @@ from tritile.families.work import workspace_bytes
 from tritile.planning import aten, gpu_tables, model
 from tritile.planning.classes import class_of
 from tritile.planning.portfolio import RACED
-from tritile.planning.store import store_of
 from tritile.planning.table import Table
-from tritile.planning.trial import TORCH, Trial, best_of
+from tritile.tuner.plan import Planned
+from tritile.tuner.store.trial import TORCH, Trial, best_of
+from tritile.tuner.store.trials import store_of
 
 _NO_HARM: Final = "nothing was measured on this GPU model; tritile tune measures it"
 _NO_PORTFOLIO: Final = "no portfolio covers this problem"
 _OTHERS: Final = 2  # configs of families that portfolios leave out, which mode "tune" times
 
 
-@runtime_checkable
-class Plannable(Protocol):
-    """A kernel that `tritile.autotune` decorates, for modules that may not import the tuner."""
-
-    def planned(
-        self, args: tuple[object, ...], kwargs: dict[str, object], device: Device | None
-    ) -> "KernelPlan":
-        """Return the plan of a call, on a GPU or, where that is None, on the GPU of its tensors."""
-
-
 @dataclass(frozen=True, repr=False)
-class _Planned(Tabular):
-    problem: Any
-    config: Any
-    source: str
-    device: Device
-    us: float | None = None
-    why: str = ""
-
-    @property
-    def _title(self) -> str:
-        return f"Plan for {self.problem.label} on {self.device.name}"
-
-    @property
-    def _rows(self) -> tuple[tuple[str, str], ...]:
-        time = "" if self.us is None else f", {self.us:.1f} us"
-        return ("config", str(self.config)), ("source", f"{self.source}{time}: {self.why}")
-
-
-@dataclass(frozen=True, repr=False)
-class KernelPlan(_Planned):
-    """The config of a call of a kernel decorated with `tritile.autotune`, and where it comes from.
-
-    It prints as a table.
-
-    Attributes:
-        problem: the kernel's name, the values of its key, and the dtypes of its tensors.
-        config: the `triton.Config` that runs.
-        source: "exact" (measured here for exactly this problem), "table" (measured on a GPU of this model,
-            and shipped with the kernel), "predicted" (the fastest at the nearest measured problem), "model"
-            (by the kernel's own performance model, or the first of its configs: nothing was measured) or
-            "interpreter" (TRITON_INTERPRET is set, and nothing was measured).
-        device: the GPU of the plan.
-        us: measured microseconds; None if the source has none.
-        why: the source in words.
-    """
-
-    problem: KernelProblem
-    config: triton.Config
-
-
-@dataclass(frozen=True, repr=False)
-class Plan(_Planned):
+class Plan(Planned):
     """The config of a problem, and where it comes from. It prints as a table.
 
     Attributes:

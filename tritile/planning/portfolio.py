@@ -22,8 +22,8 @@ from tritile.errors import InvalidValueError
 from tritile.families.registry import FAMILIES
 from tritile.families.space import dominated, illegal, unbanded
 from tritile.planning.classes import MEASURED
-from tritile.planning.files import number_from, numbers_from, rows_from
 from tritile.planning.formula import FORMULAS
+from tritile.tuner.store.files import number_from, numbers_from, rows_from
 
 MOST: Final = 96  # configs of a portfolio
 RACED: Final = 8  # configs, the likeliest at a size, that mode "tune" times

@@ -13,42 +13,25 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
-from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.problem import Problem, problem_key, problem_to_dict
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
 from tritile.families.registry import FAMILIES
 from tritile.planning.aten import AtenTimes, aten_times_of
 from tritile.planning.classes import MEASURED
-from tritile.planning.files import (
-    MAX_US,
-    config_from,
-    number_from,
-    problem_from,
+from tritile.planning.portfolio import Portfolio, portfolio_of
+from tritile.tuner.store.files import (
     read_json,
     sifted,
     write_whole,
 )
-from tritile.planning.portfolio import Portfolio, portfolio_of
-from tritile.planning.store import Store
-from tritile.planning.trial import TORCH, Trial, rank
+from tritile.tuner.store.tables import Entry, entry_from
+from tritile.tuner.store.trial import TORCH, Trial, rank
+from tritile.tuner.store.trials import Store
 
 FORMAT: Final = 3
 MAX_BYTES: Final = 8 << 20  # some 20,000 entries
 _TOP: Final = ("format", "device", "kernels", "entries")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Hold the best config of one problem and its median time in microseconds, None where it is not known.
-
-    `torch_us` is torch's time, measured in turn with it; None where it was not.
-    """
-
-    problem: Problem
-    config: Config
-    us: float | None
-    torch_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -147,16 +130,6 @@ def _warn(text: str) -> None:
 
 def _is_fact(value: Any) -> bool:
     return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def entry_from(data: Any) -> Entry:
-    """Return the entry of a dictionary. Raises InvalidValueError for anything else."""
-    if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
-        raise InvalidValueError(
-            f"{str(data)[:80]!r} is not an entry: expected problem, config, us and torch_us"
-        )
-    times = (number_from(data.get(name), math.ulp(0.0), MAX_US) for name in ("us", "torch_us"))
-    return Entry(problem_from(data["problem"]), config_from(data["config"]), *times)
 
 
 def _portfolios(data: dict[str, Any], key: str, name: str) -> dict[str, Portfolio]:

@@ -8,24 +8,14 @@ It takes `exhaustive=True` to try every config, `budget=` for the seconds to sto
 measure again what is remembered. It returns a `TuneResult`, which prints as a table.
 `help(tritile.lab.tune.tune)` says more.
 
-The package has the parts of tuning: which problems are measured, in what order configs are tried, and how
-they are timed.
-
-How `@tritile.autotune` becomes a measured winner:
-
-    autotuner     `autotune` decorates; `Autotuner.run` finds a config for a call and launches it
-    decorated     one call: its configs compiled, timed and checked, in processes of their own or in this one
-    arguments     checks the decorator's arguments; names configs and values of keys, as the store does
-    traced        shows torch.compile the remembered config
-
-How a problem of tritile's own gets one:
+How a problem of tritile's own gets a measured winner:
 
     now           tunes many problems by search, or one at its first call in mode "tune"
     subject       makes a problem's operands and checks answers
     calibrate     makes the portfolio of a class of problems
+    suites        lists of problems
 
-Both share `search`, which proposes the configs of a space, and `measure`, which compiles them in
-parallel and times them in processes that may be killed.
+`tritile.tuner` searches and measures.
 """
 
 import sys

@@ -18,7 +18,7 @@ from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.problem import MatmulProblem
 from tritile.families.matmul_tile.family import FAMILY
 from tritile.planning import model
-from tritile.tune.autotuner import Autotuner, autotune
+from tritile.tuner.autotuner import Autotuner, autotune
 
 _KEY: Final = (
     "M", "N", "K", "batch", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_om", "PRECISION"

@@ -11,13 +11,13 @@ from tritile.core.problem import Tiled
 from tritile.errors import TuningError
 from tritile.planning import aten, plans
 from tritile.planning.portfolio import RACED
-from tritile.planning.store import store_of
-from tritile.planning.trial import TORCH, Trial, best_of
-from tritile.tune.measure import engine
-from tritile.tune.measure.engine import Keep, Rules, Tuned, logged, now
-from tritile.tune.measure.workers import Workshop, borrowed
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.problem import ProblemSubject, task_of
+from tritile.tuner.measure import engine
+from tritile.tuner.measure.engine import Keep, Rules, Tuned, logged, now
+from tritile.tuner.measure.workers import Workshop, borrowed
+from tritile.tuner.store.trial import TORCH, Trial, best_of
+from tritile.tuner.store.trials import store_of
 
 
 def tuned_now(problem: Tiled, device: Device, gpu: int) -> Config:

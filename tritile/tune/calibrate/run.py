@@ -24,7 +24,7 @@ from tritile.planning.portfolio import Loss, Portfolio, factors, inputs_of
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
-from tritile.tune.measure.workers import Workers
+from tritile.tuner.measure.workers import Workers
 
 CONFIGS: Final = 48  # of a portfolio: with 96 of them picks at sizes left out are 0.1% faster
 _SPLIT_ONLY: Final = ("halves-nn", "halves-nt")

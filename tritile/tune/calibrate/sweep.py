@@ -17,10 +17,10 @@ from tritile.core.problem import Tiled
 from tritile.families.launching import compiled_for
 from tritile.families.space import unbanded, worthwhile
 from tritile.planning import aten, model
-from tritile.tune.measure.workers import Workers
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.answers import torch_fp32
 from tritile.tune.subject.race import calls_of, flusher, raced
+from tritile.tuner.measure.workers import Workers
 
 _WITHIN: Final = 2.0  # times the least predicted time, up to which a config is timed
 _LEARNT: Final = 0.1  # weight of a new size in the mean error of a kind's predictions

@@ -18,8 +18,6 @@ from tritile.core.call import Call, GroupedCall, MatmulCall, PermuteCall
 from tritile.core.epilogue import SIDES, Epilogue, apply_epilogue
 from tritile.core.problem import FP8_DTYPES
 from tritile.errors import TuningError
-from tritile.tune.measure.outputs import WRONG
-from tritile.tune.measure.timing import Run
 from tritile.tune.subject.operands import (
     groups_of,
     matrix,
@@ -28,6 +26,8 @@ from tritile.tune.subject.operands import (
     sampled,
     weight_rows,
 )
+from tritile.tuner.measure.outputs import WRONG
+from tritile.tuner.measure.timing import Run
 
 ROUNDING: Final = {"float64": 1e-16, "float32": 6e-8, "float16": 5e-4, "bfloat16": 4e-3, "int32": 0.0}
 _AT_ONCE: Final = 1 << 25  # elements of a block: 256 MiB of float64

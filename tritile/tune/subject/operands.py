@@ -13,7 +13,7 @@ from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import ITEMSIZE, GroupedProblem, MatmulProblem, Tiled, ends_of
 from tritile.core.quantized import meaning
 from tritile.errors import TuningError
-from tritile.tune.measure.timing import Run, copies_wanted
+from tritile.tuner.measure.timing import Run, copies_wanted
 
 _GUARD: Final = 4096  # elements on either side of a guarded output
 _CHECKED_ROWS: Final = 256  # the most rows of a product that a check looks at

@@ -18,15 +18,15 @@ from tritile.families.registry import FAMILIES
 from tritile.families.space import illegal
 from tritile.planning import aten, model, plans
 from tritile.planning.portfolio import RACED
-from tritile.planning.trial import best_of
 from tritile.runtime.ahead import check_fits
 from tritile.runtime.native import loaded
-from tritile.tune.measure.bench import Stage, Taken
-from tritile.tune.measure.engine import Task
-from tritile.tune.measure.timing import Eager, Run, copies_wanted, graph_of
-from tritile.tune.search import Listed, from_parameters, parameters
 from tritile.tune.subject import answers, torch_calls
 from tritile.tune.subject.operands import Guarded, copies_of, ragged, run_of
+from tritile.tuner.measure.bench import Stage, Taken
+from tritile.tuner.measure.engine import Task
+from tritile.tuner.measure.timing import Eager, Run, copies_wanted, graph_of
+from tritile.tuner.search import Listed, from_parameters, parameters
+from tritile.tuner.store.trial import best_of
 
 _SIDES = ("BLOCK_M", "BLOCK_N", "CONSUMERS")  # in warp-specialised kernels these are no powers of two
 

@@ -13,9 +13,9 @@ from tritile.core.problem import Tiled
 from tritile.errors import TuningError, brief
 from tritile.families import launching
 from tritile.planning import aten
-from tritile.tune.measure.timing import Graph, Run, in_turns
 from tritile.tune.subject import torch_calls
 from tritile.tune.subject.operands import copies_of, run_of
+from tritile.tuner.measure.timing import Graph, Run, in_turns
 
 _ROUNDS: Final = 4  # how often a config near the fastest is timed again
 _BEHIND: Final = 1.3  # times the fastest in a first round, up to which a config is timed again

@@ -40,15 +40,12 @@ from tritile.errors import (
     brief,
     callers_level,
 )
-from tritile.planning.files import MAX_US
-from tritile.planning.store import store_of
-from tritile.planning.trial import Trial, best_of, is_settled
 from tritile.runtime.ahead import check_fits, compiling_for
-from tritile.tune.arguments import layers_of, tensors_of
-from tritile.tune.measure import shipping
-from tritile.tune.measure.bench import Screened, Stage, Subject, Taken
-from tritile.tune.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
-from tritile.tune.measure.outputs import (
+from tritile.tuner.arguments import layers_of, tensors_of
+from tritile.tuner.measure import shipping
+from tritile.tuner.measure.bench import Screened, Stage, Subject, Taken
+from tritile.tuner.measure.engine import Keep, Rules, Task, has_more, logged, tune, whole
+from tritile.tuner.measure.outputs import (
     OUTSIDE,
     WRONG,
     error_of,
@@ -58,13 +55,16 @@ from tritile.tune.measure.outputs import (
     unlike,
     unwritten,
 )
-from tritile.tune.measure.shipping import HUGE, NUMBERS, Memory, Shipment, StandIn, are_mapped, unpack
-from tritile.tune.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
-from tritile.tune.measure.workers import WorkerError, Workshop, borrowed
-from tritile.tune.search import Listed, Space
+from tritile.tuner.measure.shipping import HUGE, NUMBERS, Memory, Shipment, StandIn, are_mapped, unpack
+from tritile.tuner.measure.timing import Eager, Run, Timing, copies_wanted, graph_of
+from tritile.tuner.measure.workers import WorkerError, Workshop, borrowed
+from tritile.tuner.search import Listed, Space
+from tritile.tuner.store.files import MAX_US
+from tritile.tuner.store.trial import Trial, best_of, is_settled
+from tritile.tuner.store.trials import store_of
 
 if TYPE_CHECKING:
-    from tritile.tune.autotuner import Autotuner
+    from tritile.tuner.autotuner import Autotuner
 
 Named = dict[str, Any]
 REFERENCE: Final = Config((), 1, 1, family="reference")  # in whose place a kernel's reference is timed

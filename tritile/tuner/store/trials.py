@@ -30,8 +30,8 @@ from tritile.core.problem import Problem, problem_key
 from tritile.core.settings import cache_dir
 from tritile.core.threads import at_fork
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.files import MAX_TEXT, MAX_US, config_from, number_from, problem_from, sifted
-from tritile.planning.trial import Trial, best_of, rank
+from tritile.tuner.store.files import MAX_TEXT, MAX_US, config_from, number_from, problem_from, sifted
+from tritile.tuner.store.trial import Trial, best_of, rank
 
 READ_S = 1.0  # for which a read waits for a lock of another process
 WRITE_S = 10.0  # for which a write does

@@ -15,7 +15,7 @@ from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.of_triton import driver
 from tritile.core.problem import Problem
-from tritile.tune.measure.timing import Eager, Run, Timing, interleaved, screen_us
+from tritile.tuner.measure.timing import Eager, Run, Timing, interleaved, screen_us
 
 T = TypeVar("T")
 _KEPT = 8  # graphs, of the fastest configs, which may be finalists; a graph holds memory

@@ -24,12 +24,12 @@ from tritile.core.of_triton import Heuristics
 from tritile.core.settings import requested_mode
 from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, NotTunedError, UntunedWarning, callers_level
-from tritile.planning.kernel_table import kernel_problem
-from tritile.planning.store import store_of
-from tritile.tune.arguments import constants_of, identified
+from tritile.tuner.arguments import constants_of, identified
+from tritile.tuner.store.tables import kernel_problem
+from tritile.tuner.store.trials import store_of
 
 if TYPE_CHECKING:
-    from tritile.tune.autotuner import Autotuner
+    from tritile.tuner.autotuner import Autotuner
 
 _MOST_NEAR: Final = 256  # problems of sizes that may change, whose configs are left to torch
 Pruning = Callable[..., Sequence[triton.Config]]

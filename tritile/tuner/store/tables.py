@@ -8,25 +8,59 @@ A file must never break a call: whatever is wrong with it, or with an entry, is 
 """
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.problem import KernelProblem, problem_key
+from tritile.core.problem import KernelProblem, Problem, problem_key
 from tritile.core.settings import table_path
 from tritile.errors import FileError, InvalidValueError, StoreWarning, callers_level
-from tritile.planning.files import opened, problem_from, read_json, sifted, write_whole
-from tritile.planning.table import Entry, entry_from
-from tritile.planning.trial import Trial
+from tritile.tuner.store.files import (
+    MAX_US,
+    config_from,
+    number_from,
+    opened,
+    problem_from,
+    read_json,
+    sifted,
+    write_whole,
+)
+from tritile.tuner.store.trial import Trial
 
 _KIND: Final = "tritile kernels"
 FORMAT: Final = f"{_KIND} 1"
 _OPERATIONS: Final = rb'"format":\s*\d'  # begins a table of tritile's own operations
 MAX_BYTES: Final = 16 << 20  # some 40,000 problems
 _MAX_SIZE: Final = 2**64  # beyond what a kernel takes; ratios of sizes are to be finite
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Hold the best config of one problem and its median time in microseconds, None where it is not known.
+
+    `torch_us` is torch's time, measured in turn with it; None where it was not.
+    """
+
+    problem: Problem
+    config: Config
+    us: float | None
+    torch_us: float | None = None
+
+
+def entry_from(data: Any) -> Entry:
+    """Return the entry of a dictionary. Raises InvalidValueError for anything else."""
+    if not isinstance(data, dict) or set(data) | {"torch_us"} != {"problem", "config", "us", "torch_us"}:
+        raise InvalidValueError(
+            f"{str(data)[:80]!r} is not an entry: expected problem, config, us and torch_us"
+        )
+    times = (number_from(data.get(name), math.ulp(0.0), MAX_US) for name in ("us", "torch_us"))
+    return Entry(problem_from(data["problem"]), config_from(data["config"]), *times)
 
 
 def kernel_problem(text: str) -> KernelProblem | None:

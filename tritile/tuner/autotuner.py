@@ -36,16 +36,16 @@ from tritile.core.source import source_hash
 from tritile.core.threads import interpreter_lock, once
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, UntunedWarning, callers_level
-from tritile.planning.kernel_table import kernel_problem, kernel_tables
-from tritile.planning.plans import KernelPlan
-from tritile.planning.store import store_of
-from tritile.planning.trial import rank
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
-from tritile.tune import arguments, traced
-from tritile.tune.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
-from tritile.tune.decorated import KernelCall, measured, notify
-from tritile.tune.measure.timing import do_bench as default_bench
-from tritile.tune.search import Space
+from tritile.tuner import arguments, traced
+from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
+from tritile.tuner.decorated import KernelCall, measured, notify
+from tritile.tuner.measure.timing import do_bench as default_bench
+from tritile.tuner.plan import KernelPlan
+from tritile.tuner.search import Space
+from tritile.tuner.store.tables import kernel_problem, kernel_tables
+from tritile.tuner.store.trial import rank
+from tritile.tuner.store.trials import store_of
 
 _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
 _MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
@@ -532,7 +532,7 @@ def autotune(
         rep: as `warmup`.
         use_cuda_graph: as `warmup`.
         do_bench: times a call: `(call, quantiles) -> milliseconds`. Default:
-            `tritile.tune.measure.timing.do_bench`. Times of one benchmark are compared with its own alone:
+            `tritile.tuner.measure.timing.do_bench`. Times of one benchmark are compared with its own alone:
             where its code changes, the configs are timed anew.
         cache_results: accepted for compatibility: results are always kept.
         mode: the mode of this kernel, whatever `tritile.mode` says. None: the mode that `tritile.mode` or

@@ -16,11 +16,10 @@ from tritile.core.config import Config
 from tritile.core.log import log
 from tritile.core.problem import Problem
 from tritile.errors import TuningError, UnsupportedError, drop_frames
-from tritile.planning.trial import Trial
-from tritile.tune.measure.bench import Shop, Subject
-from tritile.tune.measure.timing import settled, timing_of
-from tritile.tune.measure.workers import WorkerError
-from tritile.tune.search import (
+from tritile.tuner.measure.bench import Shop, Subject
+from tritile.tuner.measure.timing import settled, timing_of
+from tritile.tuner.measure.workers import WorkerError
+from tritile.tuner.search import (
     ENOUGH,
     Listed,
     SearchSpace,
@@ -30,6 +29,7 @@ from tritile.tune.search import (
     fastest_first,
     screening,
 )
+from tritile.tuner.store.trial import Trial
 
 _LOOKAHEAD = 4  # problems under way: one is measured, the others compile
 _HOPELESS = 4  # times a problem's seconds, after which a problem without a working config is given up

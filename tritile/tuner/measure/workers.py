@@ -33,8 +33,8 @@ import torch
 from tritile.core.config import Config
 from tritile.core.of_triton import read_own_files
 from tritile.errors import TritileError, TuningError, brief
-from tritile.tune.measure import bench
-from tritile.tune.measure.bench import Screened, Subject
+from tritile.tuner.measure import bench
+from tritile.tuner.measure.bench import Screened, Subject
 
 COMPILE_LIMIT_S = 120.0
 _START_S: Final = 120.0  # for importing torch on a busy machine
@@ -51,7 +51,7 @@ _LARGEST: Final = 1 << 28  # bytes of an answer
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 _PROGRAM: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from tritile.tune.measure.workers import Connection, serve; "
+    "from tritile.tuner.measure.workers import Connection, serve; "
     "serve(Connection(int(sys.argv[1])), int(sys.argv[2]))"
 )
 

@@ -36,7 +36,7 @@ from tritile.core.of_triton import (
 from tritile.core.settings import MODES
 from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, callers_level, did_you_mean
-from tritile.tune.search import Space
+from tritile.tuner.search import Space
 
 DESCRIPTORS: Final = frozenset({TensorDescriptor, GluonDescriptor})  # whose dtype is that of their tensor
 SCALARS: Final = frozenset({int, bool, str, type(None), torch.dtype, tl.dtype})  # hashable, equal themselves
