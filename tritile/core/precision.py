@@ -5,7 +5,7 @@ from typing import Final
 
 from tritile.core.problem import AS_TORCH, FP8_DTYPES, error_bound
 
-_PLAIN: Final = {"float32": "fp32", "float64": "fp64", "complex64": "fp32", "complex128": "fp64"}
+_PLAIN: Final = {"float32": "fp32", "float64": "fp64"}
 _WORDS: Final = {
     "fp16x3": "three products of fp16 parts on tensor cores",
     "tf32": "one product in TF32 on tensor cores",

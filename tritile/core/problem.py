@@ -23,11 +23,10 @@ from tritile.errors import InvalidValueError
 
 ITEMSIZE: Final = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 MATMUL_DTYPES: Final = tuple(name for name in ITEMSIZE if name != "int32")
 FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
-COMPLEX_DTYPES: Final = ("complex64", "complex128")  # of products, multiplied by torch alone
 GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 LAYOUTS: Final = ("row", "column", "strided")
 Precision = Literal["ieee", "fp16x3", "tf32", "fast"]
@@ -36,8 +35,6 @@ PRECISIONS_OF: Final[dict[str, tuple[Precision, ...]]] = {
     "float32": ("ieee", "fp16x3", "tf32"),
     "float64": ("ieee",),
     **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
-    "complex64": ("ieee", "tf32"),
-    "complex128": ("ieee",),
 }
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 AS_TORCH: Final = "torch"  # the precision that torch is set to, where tritile does not know that setting
@@ -195,13 +192,8 @@ class MatmulProblem(_Laid):
         check(isinstance(self.epilogue, Epilogue), self, "an Epilogue, or its text")
         check_sizes(self, self.batch, self.m, self.n, self.k)
         check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
-        of_setting = (AS_TORCH,) if self.dtype in ("float32", "complex64") else ()
-        named = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
-        check_fields(self, precision=(*named, *of_setting))
+        check_fields(self, precision=(*PRECISIONS, *[AS_TORCH] * (self.dtype == "float32")))
         self._check_laid()
-        real = {self.dtype, self.out_dtype}.isdisjoint(COMPLEX_DTYPES)
-        linear = self.dtype == self.out_dtype and not self.epilogue.activation
-        check(real or linear, self, "complex operands and result of one dtype, and no activation")
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
         check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
         scalable = self.dtype in FP8_DTYPES and self.batch == 1
@@ -216,20 +208,16 @@ class MatmulProblem(_Laid):
         return 2 if self.epilogue.gated else 1
 
     @property
-    def is_complex(self) -> bool:
-        return self.dtype in COMPLEX_DTYPES
-
-    @property
     def is_torchs(self) -> bool:
         """True if torch's kernel alone makes it.
 
-        Complex products, fp8 with scales within the sum, and a setting of torch's that tritile does not know.
+        fp8 with scales within the sum, and a setting of torch's that tritile does not know.
         """
-        return self.is_complex or bool(self.block_scales) or self.precision == AS_TORCH
+        return bool(self.block_scales) or self.precision == AS_TORCH
 
     @property
     def flops(self) -> int:
-        return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
+        return 2 * self.rights * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
