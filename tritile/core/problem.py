@@ -274,30 +274,9 @@ PART_UNIT: Final = 64  # elements of K: whole cache lines of fp16
 PROMOTED_EVERY: Final = 64  # elements of K that tensor cores, which truncate, sum at a time
 
 
-def suits(m: int, n: int, k: int) -> bool:
-    """True if an m x k by k x n product of parts was measured to be twice as fast as torch's fp32 on Hopper.
-
-    At these sizes it errs less than torch's fp32, too (`tuning/NOTES.md`).
-    With a smaller K torch has few terms to add; a larger one nobody has measured. Where results are smaller
-    cuBLAS shares K among programs, so that its sums are more exact. From K = 8448 on it does so for larger
-    results too, unless these have tiles enough.
-    """
-    return 384 <= k <= 32768 and min(m, n) >= 512 and m * n >= (1 << 22 if k <= 8448 else 1 << 24)
-
-
 def part_length(k: int) -> int:
     """Return K of each of the three parts that follow one another along the core's K."""
     return -(-k // PART_UNIT) * PART_UNIT
-
-
-def error_bound(k: int) -> float:
-    """Return how far an element of the product may be from exact, before rounding, as a share of |a| |b|.
-
-    Holds for finite data and Hopper's tensor cores; derived in `tritile.families.fp16x3.lowering`.
-    """
-    part = part_length(k)
-    shares = min(256, 3 * part / 16)  # programs that share a tile's K are at most 256
-    return 2.0**-24 * (28 + 10.5 * PROMOTED_EVERY / 16 + shares + part / 750)
 
 
 # --- Products of groups: many in one call, whose sizes only the GPU knows ---

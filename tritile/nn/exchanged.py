@@ -19,9 +19,10 @@ from torch.overrides import handle_torch_function
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.forgetting import new_memo
-from tritile.core.problem import MatmulProblem, suits
+from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
+from tritile.families.fp16x3.lowering import suits
 from tritile.nn.linear import refuse_scripting
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear

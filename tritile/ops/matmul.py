@@ -41,7 +41,8 @@ def matmul(
 
     - "ieee" multiplies in fp32 and sums with compensation, so that its error is at most that of torch's fp32.
     - "fp16x3" sums three products of fp16 parts on tensor cores, with an error within
-      `core.problem.error_bound`. The GPU detects data that this does not suit, and multiplies them in fp32.
+      `families.fp16x3.lowering.error_bound`. The GPU detects data that this does not suit, and multiplies
+      them in fp32.
     - "tf32" computes one product in TF32, which rounds inputs to 11 bits.
 
     Precisions of fp8:

@@ -10,11 +10,10 @@ from tritile.core import epilogue
 from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.epilogue import SIDES
 from tritile.core.permutation import merged
-from tritile.core.precision import explained
 from tritile.core.problem import AS_TORCH, FP8_DTYPES, PRECISIONS_OF
 from tritile.core.settings import fp32_by_parts, is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, did_you_mean
-from tritile.families.numerics import BY_DATA
+from tritile.families.numerics import BY_DATA, explained
 from tritile.ops import reference
 from tritile.ops.aten import complex_product
 from tritile.ops.checks import (
