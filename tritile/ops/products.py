@@ -337,7 +337,7 @@ class Product(Request):
 
     def fill(self, out: torch.Tensor) -> None:
         found, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
-        how: Any = self.activation, self.alpha, self.beta
+        how: tuple[str, Any, Any] = self.activation, self.alpha, self.beta
         up = None if self.up is None else sums
         out.copy_(epilogue.apply_epilogue(sums, list(map(found.get, SIDES)), *how, up))
 
