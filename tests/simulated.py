@@ -8,7 +8,7 @@ their sum is cut to fp32.
 import torch
 
 from tests.reference import assert_below, product64
-from tritile.core.problem import error_bound
+from tritile.families.fp16x3.lowering import error_bound
 
 STEP = 16  # of K, in one instruction
 _EXTRA = 2  # bits

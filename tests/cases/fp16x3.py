@@ -8,7 +8,7 @@ from tests.configs import tile, tma, warpgroups
 from tests.launched import DEVICE, INTERPRETED, launched
 from tests.reference import bytes_of, frame, guard_intact, placed, product64, values
 from tests.simulated import DATA, assert_bounded
-from tritile.core.problem import error_bound
+from tritile.families.fp16x3.lowering import error_bound
 from tritile.families.work import lowered
 from tritile.ops.products import matmul_call
 from tritile.runtime import launch

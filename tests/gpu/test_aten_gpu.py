@@ -66,7 +66,7 @@ def test_dtypes_layouts_and_views_of_out(by_torch, dtype, layouts):
                     assert tritile.matmul(x, y, out=out) is out
                     check(out, given, b)
                 assert guard_intact(buffer, out), (m, n, k, layout)
-    assert by_torch
+    assert bool(by_torch) != dtype.is_complex, "torch computes these before anything is planned"
 
 
 def test_batches_linear_and_bias(by_torch):

@@ -11,8 +11,8 @@ from tests.cases.fp16x3 import *  # noqa: F403
 from tests.cases.fp16x3 import Divided, posed
 from tests.launched import captured
 from tests.simulated import DATA, assert_bounded
-from tritile.core.problem import suits
 from tritile.families.common.fallback import EXTREME, UNFIT
+from tritile.families.fp16x3.lowering import suits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poison")]
 EXTREMES = ("NaN", "infinite", "huge", "denormal")

@@ -11,9 +11,10 @@ from tests.cases.fp16x3 import *  # noqa: F403
 from tests.cases.fp16x3 import Divided, U, posed
 from tests.reference import placed, product64, values
 from tests.simulated import DATA, assert_bounded, promoted_product
-from tritile.core.problem import PROMOTED_EVERY, error_bound, part_length
+from tritile.core.problem import PROMOTED_EVERY, part_length
 from tritile.families.common.fallback import A_SPARSE, B_SPARSE, EXTREME, LOSSY, UNFIT
 from tritile.families.fp16x3 import lowering as fp16x3
+from tritile.families.fp16x3.lowering import error_bound
 
 pytestmark = pytest.mark.interpreted
 

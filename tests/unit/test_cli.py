@@ -220,7 +220,7 @@ USAGE = {
     "compile 8x8 --op transpose --any-rows --target h200": "--any-rows is for matmul and linear_quantized",
     "compile 8x8x8 --suite llm --activation silu --target h200": "--activation does not go with --suite",
     "compile --bias --target h200": "--bias is for shapes",
-    "compile 8x8x8 --dtype complex64 --activation silu --target h200": "does not go with --dtype complex64",
+    "explain 8x8x8 --dtype complex64 --target h200": "dtype 'complex64': matmul takes float64",
     "tune --calibrate permute-3": "--calibrate 'permute-3': did you mean permute-",
     "tune 8x8x8 --target h201": "expected one of h200 (nvidia-h200)",
     "tune 8x8x8 --target v100": "for others see the page 'Add my GPU'",
@@ -231,11 +231,7 @@ USAGE = {
     "tune 8x8x8 --sizes 200": "--sizes is for --calibrate",
 }
 FAILURES = {
-    "TRITILE_BACKENDS=triton,aten explain 8x8x8 --dtype complex64 --target h200": "explain: only torch",
-    "compile 8x8x8 --dtype complex64 --target h200": "only torch computes 8x8x8 NN complex64",
-    "tune 8x8x8 --dtype complex64 --target h200": "there is nothing of tritile's to measure",
     "clear --kernel nope --target h200 --yes": "nope on NVIDIA H200: nor of any other decorated kernel",
-    "picture.py 8x8x8 --dtype complex64": "only torch computes 8x8x8 NN complex64",
     "report.py missing.jsonl": "no such file",
     "report.py notes.txt": "there are no results",
     "report.py none": "no .jsonl file",

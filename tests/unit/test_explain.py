@@ -323,8 +323,8 @@ def test_what_cannot_be_explained_is_refused():
 
 def test_what_only_torch_computes_is_refused_as_that():
     with tritile.mode(backends="triton,aten"), pytest.raises(UnsupportedError) as told:
-        tritile.explain(MatmulProblem(1, 64, 64, 64, "complex64", "complex64"), device=H200)
-    assert str(told.value).startswith("explain: only torch computes 64x64x64 NN complex64")
+        tritile.explain(MatmulProblem(1, 64, 64, 64, "float32", "float32", precision="torch"), device=H200)
+    assert str(told.value).startswith("explain: only torch computes 64x64x64 NN float32 torch")
 
 
 def test_a_plan_is_logged_once(uncompiled, caplog):

@@ -19,10 +19,11 @@ from tritile.core import settings
 from tritile.core.config import Config
 from tritile.core.device import TARGETS, Device, target_device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import GroupedProblem, MatmulProblem, suits
+from tritile.core.problem import GroupedProblem, MatmulProblem
 from tritile.errors import InvalidValueError, NotTunedError, UntunedWarning
 from tritile.families import space
 from tritile.families.common.cost import Constants, facts_of
+from tritile.families.fp16x3.lowering import suits
 from tritile.families.registry import digests
 from tritile.families.space import illegal
 from tritile.nn.exchanged import PARTS_AHEAD

@@ -10,13 +10,15 @@ import torch
 
 import tritile
 from tritile.core.device import target_device
-from tritile.core.precision import error_words, explained, meaning
-from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem, error_bound, suits
+from tritile.core.problem import PRECISIONS_OF, GroupedProblem, MatmulProblem
 from tritile.errors import InvalidValueError
 from tritile.families import numerics
+from tritile.families.fp16x3.lowering import error_bound, suits
+from tritile.families.numerics import explained, meaning
 from tritile.nn.exchanged import PARTS_AHEAD
 from tritile.ops.request import request_of
 from tritile.planning import plans
+from tritile.planning.plans import error_words
 
 HOPPER = target_device("nvidia-h200")
 PROBLEM = MatmulProblem(1, 1024, 1024, 1024, "float32", "float32")  # in the H200's table
@@ -75,7 +77,7 @@ def test_products_without_parts_are_made_as_torch_is_set():
         with tritile.batch_invariant():
             assert precision_of(*operands(*LARGE)) == "ieee"
         assert of_layer("gated_linear") == "ieee"
-        for dtype in (torch.float16, torch.float64, torch.complex64):
+        for dtype in (torch.float16, torch.float64):
             assert precision_of(*operands(*LARGE, dtype)) == "ieee"
 
 

@@ -183,7 +183,7 @@ IMPOSSIBLE = [
     (PLAIN, {"block_scales": "1x64"}),
     (PLAIN, {"block_scales": "1x128", "batch": 2}),
     (PLAIN, {"epilogue": "gated silu", "dtype": "float32", "precision": "fp16x3"}),
-    (PLAIN, {"epilogue": "relu", "dtype": "complex64", "out_dtype": "complex64"}),
+    (PLAIN, {"dtype": "complex64", "out_dtype": "complex64"}),
     (PLAIN, {"epilogue": "bias_up=row silu", "dtype": "float16"}),
     (PLAIN, {"epilogue": "silu gated", "dtype": "float16"}),
     (PLAIN, {"epilogue": "zero_a=one", "dtype": "int8"}),

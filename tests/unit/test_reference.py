@@ -52,11 +52,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
     pytest.mark.filterwarnings("ignore::tritile.errors.HostWarning"),
 ]
-PRODUCTS = [*MATMUL_DTYPES, torch.complex64, torch.complex128]
 PRECISIONS = {
     torch.float32: ("ieee", "fp16x3", "tf32"),
     torch.float8_e4m3fn: ("ieee", "fast"),
-    torch.complex64: ("ieee", "tf32"),
 }
 
 
@@ -67,23 +65,16 @@ def _no_kernel(monkeypatch):
         monkeypatch.setattr(launching, made, lambda *args: pytest.fail("a kernel was launched"))
 
 
-def numbers(shape, dtype, seed=0):
-    if not dtype.is_complex:
-        return values(shape, dtype, seed)
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
-
 def assert_rounded_once(got, wanted, k=1):
     """A sum in 64 bits, in whatever order, rounded to got's dtype, through float32 where that is narrower."""
     assert got.shape == wanted.shape
     if got.dtype == torch.int32:
         assert torch.equal(got.to(torch.int64), wanted.to(torch.int64))
         return
-    wide = torch.complex128 if got.is_complex() else torch.float64
     facts = torch.finfo(got.dtype)
     near = facts.eps / 2 * (1 + 2.0**-11) * wanted.abs() + facts.tiny * facts.eps
     near = near + 4 * k * 2.0**-53 * wanted.abs().amax()
-    assert bool(((got.to(wide) - wanted).abs() <= near * (1.5 if got.is_complex() else 1)).all())
+    assert bool(((got.double() - wanted).abs() <= near).all())
 
 
 def test_answers_are_the_frozen_ones_of_the_kernels():
@@ -91,11 +82,10 @@ def test_answers_are_the_frozen_ones_of_the_kernels():
     assert not changed, changed
 
 
-@pytest.mark.parametrize("dtype", PRODUCTS, ids=name)
+@pytest.mark.parametrize("dtype", MATMUL_DTYPES, ids=name)
 def test_a_product_is_rounded_once_in_every_precision(dtype):
-    a, b = numbers((7, 301), dtype), numbers((301, 5), dtype, 1)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    wanted = a.to(wide) @ b.to(wide)
+    a, b = values((7, 301), dtype), values((301, 5), dtype, 1)
+    wanted = a.double() @ b.double()
     plain = tritile.matmul(a, b)
     assert plain.dtype == DEFAULT_OUT.get(dtype, dtype)
     assert_rounded_once(plain, wanted, 301)
@@ -138,8 +128,6 @@ def test_what_is_special_comes_out_as_in_torch():
     assert tritile.linear(a, b.t(), activation="relu")[0].isnan().all()
     big = torch.full((2, 300), 3e4, dtype=torch.float16)
     assert tritile.matmul(big, big.t()).isinf().all()
-    z = torch.complex(torch.full((1, 1), torch.inf), torch.ones(1, 1))
-    assert tritile.addmm(z, z[:, :0], z[:0]).real.isinf().all()
 
 
 SHAPES = {"rows by columns": (1, 1), "rows by blocks": (1, 128), "blocks by blocks": (128, 128)}

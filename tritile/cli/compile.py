@@ -53,7 +53,7 @@ def compile_(
     for name, ops in (("bias", ("matmul", "linear_quantized")), ("activation", ("matmul",))):
         if name in given and op not in ops:
             raise InvalidValueError(f"{given[name]} is for --op {' or '.join(ops)}: other kernels have none")
-        if name in given and (dtype == "int8" or (name == "activation" and dtype.startswith("complex"))):
+        if name in given and dtype == "int8":
             raise InvalidValueError(f"{given[name]} does not go with --dtype {dtype}: its kernels have none")
     if activation not in ("", *ACTIVATIONS):
         raise shared.unknown("--activation", activation, ACTIVATIONS)

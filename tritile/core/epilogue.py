@@ -105,21 +105,21 @@ def apply_epilogue(
     sums: torch.Tensor,
     sides: Sequence[torch.Tensor | None],
     activation: str = "",
-    alpha: complex = 1.0,
-    beta: complex = 1.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     up: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return activation(alpha * scale_a * scale_b * sums + beta * bias) * (up + bias_up) + residual.
 
-    The result has the dtype of `sums` if that is float64 or complex, else float32. `sides` broadcast to the
+    The result has the dtype of `sums` if that is float64, else float32. `sides` broadcast to the
     shape of `sums` and come in the order of SIDES. `up`: sums by the second matrix of a gated product.
     """
-    kind = sums.dtype if sums.dtype == torch.float64 or sums.is_complex() else torch.float32
+    kind = sums.dtype if sums.dtype == torch.float64 else torch.float32
     scale_a, scale_b, bias, residual, bias_up, *_ = (None if t is None else t.to(kind) for t in sides)
     result = sums.to(kind)
     for scale in (scale_a, scale_b):
         result = result if scale is None else result * scale
-    result = result if alpha == 1 else result * alpha  # times 1, a complex infinity has parts that are NaN
+    result = result if alpha == 1 else result * alpha
     result = result if bias is None else result + (bias if beta == 1 else bias * beta)
     result = activated(result, activation)
     if up is not None:
@@ -132,8 +132,8 @@ def apply_epilogue_in_dtype(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str,
-    alpha: complex = 1.0,
-    beta: complex = 1.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
 ) -> torch.Tensor:
     """Return activation(alpha * sums + beta * bias) + residual in the dtype of sums, which it may change.
 

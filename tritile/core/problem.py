@@ -23,11 +23,10 @@ from tritile.errors import InvalidValueError
 
 ITEMSIZE: Final = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 MATMUL_DTYPES: Final = tuple(name for name in ITEMSIZE if name != "int32")
 FP8_DTYPES: Final = ("float8_e4m3fn", "float8_e5m2")
-COMPLEX_DTYPES: Final = ("complex64", "complex128")  # of products, multiplied by torch alone
 GATED_DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
 LAYOUTS: Final = ("row", "column", "strided")
 Precision = Literal["ieee", "fp16x3", "tf32", "fast"]
@@ -36,8 +35,6 @@ PRECISIONS_OF: Final[dict[str, tuple[Precision, ...]]] = {
     "float32": ("ieee", "fp16x3", "tf32"),
     "float64": ("ieee",),
     **dict.fromkeys(FP8_DTYPES, ("ieee", "fast")),
-    "complex64": ("ieee", "tf32"),
-    "complex128": ("ieee",),
 }
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 AS_TORCH: Final = "torch"  # the precision that torch is set to, where tritile does not know that setting
@@ -195,13 +192,8 @@ class MatmulProblem(_Laid):
         check(isinstance(self.epilogue, Epilogue), self, "an Epilogue, or its text")
         check_sizes(self, self.batch, self.m, self.n, self.k)
         check_fields(self, dtype=MATMUL_DTYPES, out_dtype=tuple(ITEMSIZE), block_scales=tuple(BLOCK_SCALES))
-        of_setting = (AS_TORCH,) if self.dtype in ("float32", "complex64") else ()
-        named = PRECISIONS_OF[self.dtype] if self.is_complex else PRECISIONS
-        check_fields(self, precision=(*named, *of_setting))
+        check_fields(self, precision=(*PRECISIONS, *[AS_TORCH] * (self.dtype == "float32")))
         self._check_laid()
-        real = {self.dtype, self.out_dtype}.isdisjoint(COMPLEX_DTYPES)
-        linear = self.dtype == self.out_dtype and not self.epilogue.activation
-        check(real or linear, self, "complex operands and result of one dtype, and no activation")
         mixed = {self.dtype, self.b_dtype} == set(FP8_DTYPES)
         check(not self.b_dtype or mixed, self, "a b_dtype only where a and b are of fp8 types that differ")
         scalable = self.dtype in FP8_DTYPES and self.batch == 1
@@ -216,20 +208,16 @@ class MatmulProblem(_Laid):
         return 2 if self.epilogue.gated else 1
 
     @property
-    def is_complex(self) -> bool:
-        return self.dtype in COMPLEX_DTYPES
-
-    @property
     def is_torchs(self) -> bool:
         """True if torch's kernel alone makes it.
 
-        Complex products, fp8 with scales within the sum, and a setting of torch's that tritile does not know.
+        fp8 with scales within the sum, and a setting of torch's that tritile does not know.
         """
-        return self.is_complex or bool(self.block_scales) or self.precision == AS_TORCH
+        return bool(self.block_scales) or self.precision == AS_TORCH
 
     @property
     def flops(self) -> int:
-        return 2 * (4 if self.is_complex else self.rights) * self.batch * self.m * self.n * self.k
+        return 2 * self.rights * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
@@ -286,30 +274,9 @@ PART_UNIT: Final = 64  # elements of K: whole cache lines of fp16
 PROMOTED_EVERY: Final = 64  # elements of K that tensor cores, which truncate, sum at a time
 
 
-def suits(m: int, n: int, k: int) -> bool:
-    """True if an m x k by k x n product of parts was measured to be twice as fast as torch's fp32 on Hopper.
-
-    At these sizes it errs less than torch's fp32, too (`tuning/NOTES.md`).
-    With a smaller K torch has few terms to add; a larger one nobody has measured. Where results are smaller
-    cuBLAS shares K among programs, so that its sums are more exact. From K = 8448 on it does so for larger
-    results too, unless these have tiles enough.
-    """
-    return 384 <= k <= 32768 and min(m, n) >= 512 and m * n >= (1 << 22 if k <= 8448 else 1 << 24)
-
-
 def part_length(k: int) -> int:
     """Return K of each of the three parts that follow one another along the core's K."""
     return -(-k // PART_UNIT) * PART_UNIT
-
-
-def error_bound(k: int) -> float:
-    """Return how far an element of the product may be from exact, before rounding, as a share of |a| |b|.
-
-    Holds for finite data and Hopper's tensor cores; derived in `tritile.families.fp16x3.lowering`.
-    """
-    part = part_length(k)
-    shares = min(256, 3 * part / 16)  # programs that share a tile's K are at most 256
-    return 2.0**-24 * (28 + 10.5 * PROMOTED_EVERY / 16 + shares + part / 750)
 
 
 # --- Products of groups: many in one call, whose sizes only the GPU knows ---

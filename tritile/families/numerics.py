@@ -35,13 +35,14 @@ other layouts and alignments than one of many rows, and a result of many rows an
 Every config that has the canonical numerics may be chosen.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from tritile.core.config import Config
 from tritile.core.device import Device
 from tritile.core.permutation import PermuteProblem
-from tritile.core.problem import FP8_DTYPES, SCALE_K, GroupedProblem, MatmulProblem, Product, Tiled
+from tritile.core.problem import AS_TORCH, FP8_DTYPES, SCALE_K, GroupedProblem, MatmulProblem, Product, Tiled
 from tritile.core.settings import fp32_by_parts
 from tritile.families.common.products import uses_tensor_cores, warpgroup_mma
 
@@ -170,3 +171,33 @@ def unnamed(problem: Tiled) -> Tiled:
 def in_one_way(problem: Tiled) -> Tiled:
     found: Tiled = problem if isinstance(problem, PermuteProblem) else replace(problem, invariant=True)
     return found
+
+
+# --- What precisions mean, and how far each may be from exact ---
+
+_PLAIN: Final = {"float32": "fp32", "float64": "fp64"}
+_WORDS: Final = {
+    "fp16x3": "three products of fp16 parts on tensor cores",
+    "tf32": "one product in TF32 on tensor cores",
+    "fast": "sums stay in the tensor cores",
+    AS_TORCH: "as torch's setting says, which tritile does not know",
+}
+ERRORS: Final = {
+    "fp16x3": "error near fp32's",
+    "tf32": "11 bits of each input",
+    "fast": "14 bits on Hopper",
+    AS_TORCH: "error of torch's kernel",
+}
+
+
+def meaning(precision: str, dtype: str) -> str:
+    """Return how products in a precision of a dtype are made, in a few words."""
+    if precision == "ieee":
+        return "sums move to fp32 every 128 of K" if dtype in FP8_DTYPES else f"plain {_PLAIN[dtype]}"
+    return _WORDS[precision]
+
+
+def explained(precisions: Sequence[str], dtype: str) -> str:
+    """Return each precision of a dtype with its meaning and error, for the end of a message."""
+    words = (", ".join(filter(None, (meaning(name, dtype), ERRORS.get(name)))) for name in precisions)
+    return "; ".join(f"{name}: {text}" for name, text in zip(precisions, words, strict=True))

@@ -38,7 +38,7 @@ _HALF: Final = (torch.bfloat16, torch.float16)
 _FLOATS: Final = (*_HALF, torch.float32, torch.float64)
 # Dtypes of the weights that each kind converts.
 _DTYPES: Final[dict[WeightKind, tuple[torch.dtype, ...]]] = {
-    "linear": (*_FLOATS, torch.complex64, torch.complex128),
+    "linear": _FLOATS,
     "int8": _HALF,
     "int4": _HALF,
 }

@@ -19,13 +19,14 @@ from torch.overrides import handle_torch_function
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.forgetting import new_memo
-from tritile.core.problem import MatmulProblem, suits
+from tritile.core.problem import MatmulProblem
 from tritile.core.settings import current_mode, mode, rules
 from tritile.errors import TritileError
+from tritile.families.fp16x3.lowering import suits
 from tritile.nn.linear import refuse_scripting
 from tritile.ops.dispatch import PLAIN, sees_every_call
 from tritile.ops.fused import linear
-from tritile.ops.memo import IN_FP32, default_precision, may_be_kept
+from tritile.ops.memo import default_precision, may_be_kept
 from tritile.ops.plan import call_of
 from tritile.ops.request import planned
 from tritile.planning import aten, gpu_tables, plans
@@ -200,7 +201,7 @@ def by_tritile(
     grads = (grad and x.requires_grad, grad and weight.requires_grad)
     of_weight = (weight.shape, weight.stride(), weight.dtype)
     of_bias = None if bias is None else bias.dtype
-    setting = default_precision() if dtype in IN_FP32 else None
+    setting = default_precision() if dtype == torch.float32 else None
     key = (x.shape, x.is_contiguous(), dtype, of_weight, of_bias, grads, index, now, setting, precision)
     wins = _WINS.get(key)
     if wins is None:

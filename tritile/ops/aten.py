@@ -8,7 +8,6 @@
 | scaled_matmul | _scaled_mm; with scales for each 128 of K, scaled_mm, and launches for the epilogue |
 | grouped_matmul | _grouped_mm, _scaled_grouped_mm |
 | linear_quantized | linear, by the weight unpacked in memory |
-| complex operands | matmul, addmm or baddbmm, which copy where they have to |
 | fp32 in a setting that tritile does not know | as above; else matmul, which copies, and launches |
 
 torch has to compute the same, with a result of the same dtype and layout, from the tensors as they lie. What
@@ -30,7 +29,7 @@ from tritile.errors import UnsupportedError, brief
 from tritile.families import torch_kernels
 from tritile.families.quantized.unpacked import Unpack
 from tritile.ops.checks import capability
-from tritile.ops.memo import IN_FP32, ByTorch, Key, Tensors, default_precision
+from tritile.ops.memo import ByTorch, Key, Tensors, default_precision
 from tritile.planning.aten import MOST_GROUPS, is_torch_only
 
 # Bound now: a program may put tritile's functions in the place of torch's.
@@ -50,31 +49,23 @@ def torch_call_of(of: Any, problem: Tiled, how: str, out: Any) -> ByTorch | None
 
     Under `torch.use_deterministic_algorithms` it may only where no kernel of tritile's can: cuBLAS then wants
     a workspace of its own. Nor in "ieee" by name: tritile's sums of float32 are compensated, torch's are not.
-
-    Raises UnsupportedError for complex operands whose precision is named, and is not what torch is set to.
     """
     make, only = _MAKES.get(of.op), is_torch_only(problem)
     if make is None or (is_deterministic() and not only):
         return None
-    if of.first.dtype in IN_FP32:
+    if of.first.dtype == torch.float32:
         setting = default_precision()
         is_as_set = how in (AS_TORCH, "ieee" if setting == "none" else setting)
-        if only and not is_as_set:
-            raise UnsupportedError(
-                f"{of.op}: precision is {how!r}, but only torch multiplies complex numbers, and its setting "
-                f"torch.backends.cuda.matmul.fp32_precision is {setting!r}: expected that, or None"
-            )
         if not is_as_set or (of.precision == "ieee" and not only):
             return None
     if _rounds_twice(problem):
         return None
     # Else torch would multiply, and then refuse to view it as matrices.
     whole = out is None or out.ndim <= 2 or out.is_contiguous()
-    if how == AS_TORCH and not of.first.is_complex():
+    if how == AS_TORCH:
         is_wide = of.out_dtype in (None, torch.float32)
         return (make(of, out) if whole and is_wide else None) or _in_any_layout(of, out)
-    found = make(of, out) if whole else None
-    return _complex(of, out) if found is None and of.first.is_complex() else found
+    return make(of, out) if whole else None
 
 
 def _rounds_twice(problem: Tiled) -> bool:
@@ -191,19 +182,6 @@ def _weighted(of: Any, out: Any) -> ByTorch | None:
     return _copied_to(out, lambda added, a, b: apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, *how))
 
 
-def _complex(of: Any, out: Any) -> ByTorch:
-    """Return torch's call for complex operands of any shapes and strides: torch copies where it has to."""
-    make: ByTorch = _MULTIPLY if of.op == "matmul" else _linear_composed
-    if of.op in ("addmm", "baddbmm"):
-        add = _ADD if of.op == "addmm" else _ADD_BATCHES
-        make = functools.partial(add, alpha=of.alpha, beta=of.beta)
-        # What is not read may overlap out, which torch might refuse.
-        if out is not None and of.beta != 0 and (out.ndim == 2 or out.is_contiguous()):
-            return lambda *tensors: make(*tensors[:-1], out=tensors[-1])
-    # torch is lazy with products of vectors
-    return _copied_to(out, make) if out is not None else lambda *tensors: make(*tensors).resolve_conj()
-
-
 def _in_any_layout(of: Any, out: Any) -> ByTorch:
     """Return torch's call for float32 of any shapes and strides, which torch copies where it has to.
 
@@ -219,6 +197,41 @@ def _in_any_layout(of: Any, out: Any) -> ByTorch:
     return _copied_to(
         out, lambda added, a, b: apply_epilogue_in_dtype(_MULTIPLY(a, b), added, None, *how).to(dtype)
     )
+
+
+# --- Products of complex numbers, which only torch computes ---
+
+
+def complex_product(of: Any, out: torch.Tensor | None) -> torch.Tensor:
+    """Return the product of a request of complex operands, in `out` if that is given, as torch computes it.
+
+    Raises UnsupportedError where torch refuses.
+    """
+    a, b, sides = of.input, of.other, dict(of.sides)
+    multiply: Callable[..., Any] = functools.partial(_MULTIPLY, a, b)
+    takes_out = a.ndim == b.ndim == 2 and not sides  # for vectors and batches torch.matmul resizes it
+    if of.op in ("addmm", "baddbmm"):
+        added = sides.pop("bias")
+        if of.beta == 0:  # not read: it may overlap out, which torch refuses
+            added = a.new_zeros(())
+        if of.alpha == 0:  # nor are the factors
+            a, b = a[..., :0], b[..., :0, :]
+        add = _ADD if of.op == "addmm" else _ADD_BATCHES
+        multiply, takes_out = functools.partial(add, added, a, b, alpha=of.alpha, beta=of.beta), True
+    elif sides:
+        x, weight, bias, _ = of.tensors
+        if bias is not None and bias.ndim == 1 and bias.shape == weight.shape[:-1]:
+            multiply = functools.partial(_LINEAR, x, weight, sides.pop("bias"))
+    try:
+        if out is not None and takes_out and out.is_contiguous():
+            return multiply(out=out)
+        made = sum(sides.values(), multiply())
+        # torch conjugates products of vectors lazily, and transposes some of batches
+        return made.resolve_conj().contiguous() if out is None else out.copy_(made)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UnsupportedError(f"{of.op}: only torch computes this, and it fails: {brief(error)}") from error
 
 
 # --- Products with scales, of groups, and by packed weights ---

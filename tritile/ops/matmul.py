@@ -41,7 +41,8 @@ def matmul(
 
     - "ieee" multiplies in fp32 and sums with compensation, so that its error is at most that of torch's fp32.
     - "fp16x3" sums three products of fp16 parts on tensor cores, with an error within
-      `core.problem.error_bound`. The GPU detects data that this does not suit, and multiplies them in fp32.
+      `families.fp16x3.lowering.error_bound`. The GPU detects data that this does not suit, and multiplies
+      them in fp32.
     - "tf32" computes one product in TF32, which rounds inputs to 11 bits.
 
     Precisions of fp8:
@@ -49,13 +50,13 @@ def matmul(
     - "ieee", the default, moves partial sums to fp32 after each block of K.
     - "fast" keeps sums in the tensor cores, which hold 14 bits of them on Hopper.
 
-    torch computes all complex products, whatever the operands, batches and `out` look like, in the precision
-    that torch is set to. For complex64, naming the other of "ieee" and "tf32" raises UnsupportedError, and so
-    does any complex product in a batch-invariant call or with `backends="triton"`.
+    torch computes complex products on every device, whatever the operands, batches and `out` look like, in
+    the precision that torch is set to: they take no `precision`. They raise UnsupportedError in a
+    batch-invariant call and, on a GPU, with `backends="triton"`.
 
     Sums are kept in float32; in float64 for float64; and in int32 for int8, where a sum that overflows is
-    undefined. Tensors in host memory are multiplied by torch, in fp64. Like every operation, this one takes
-    tensors on the meta device and then returns one.
+    undefined. Real tensors in host memory are multiplied by torch, in fp64. Like every operation, this one
+    takes tensors on the meta device and then returns one.
 
     Differentiable with respect to input and other, backward and forward, to any order, by products of the
     same precision. There are no gradients for fp8 or into `out`. torch.compile, torch.func's transforms,

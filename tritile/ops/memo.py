@@ -40,7 +40,6 @@ _ADDED: Final = ("bias", "residual", "bias_up")  # an element is read just befor
 _FIRST: Final = {
     op: next((i for i, (role, _) in enumerate(each) if role == "a"), None) for op, each in TENSORS.items()
 }
-IN_FP32: Final = frozenset({torch.float32, torch.complex64})  # multiplied in the precision of torch's setting
 _MOST: Final = 64  # calls of one key and alignment
 _MOST_ALIGNMENTS: Final = 256  # of one key
 _RANDOM: Final = random.Random(0)  # of ours: a program's own numbers stay as they are
@@ -222,7 +221,7 @@ def remember(
     firsts = list(places.values())  # torch's test takes each tensor once
     distinct = itemgetter(*firsts) if len(firsts) > 1 else itemgetter(slice(firsts[0], firsts[0] + 1))
     first = _FIRST[op]
-    by_setting = first is not None and tensors[first].dtype in IN_FP32
+    by_setting = first is not None and tensors[first].dtype == torch.float32
     read = range(len(all_tensors)) if by_torch else order
     aligned = [i for i in read if all_tensors[i] is not None]
     added = tensors[4:] if op == "linear_quantized" else tensors[2:]  # a packed weight has three parts

@@ -10,12 +10,12 @@ from tritile.core import epilogue
 from tritile.core.call import MatmulCall, Memory, View
 from tritile.core.epilogue import SIDES
 from tritile.core.permutation import merged
-from tritile.core.precision import explained
-from tritile.core.problem import AS_TORCH, FP8_DTYPES, MATMUL_DTYPES, PRECISIONS_OF
-from tritile.core.settings import fp32_by_parts, is_batch_invariant
+from tritile.core.problem import AS_TORCH, FP8_DTYPES, PRECISIONS_OF
+from tritile.core.settings import fp32_by_parts, is_batch_invariant, rules
 from tritile.errors import DtypeError, InvalidValueError, ShapeError, UnsupportedError, did_you_mean
-from tritile.families.numerics import BY_DATA
+from tritile.families.numerics import BY_DATA, explained
 from tritile.ops import reference
+from tritile.ops.aten import complex_product
 from tritile.ops.checks import (
     broadcast,
     check_activation,
@@ -25,12 +25,13 @@ from tritile.ops.checks import (
     check_same_dtype,
     check_tensor,
     name_of,
+    names_of,
     number_of,
     shapes,
 )
 from tritile.ops.dispatch import OPTIONS, TENSORS, WEIGHTS, name_of_role
-from tritile.ops.memo import IN_FP32, Key, Tensors, check_out_apart, default_precision, reaches_of
-from tritile.ops.request import Request, Result, requests
+from tritile.ops.memo import Key, Tensors, check_out_apart, default_precision, mark_written, reaches_of
+from tritile.ops.request import Request, Result, on_host, requests
 
 _RIGHTS: Final = ("b", "up")
 HALF: Final = (torch.float32, torch.float16, torch.bfloat16)  # stored from, and added to, sums in fp32
@@ -69,7 +70,7 @@ def check_precision(
     """
     name, allowed = name_of(dtype), among.get(name_of(dtype), ())
     if precision is None:
-        setting = default_precision() if dtype in IN_FP32 else "ieee"
+        setting = default_precision() if dtype == torch.float32 else "ieee"
         precision = "ieee" if setting == "none" else setting
         if precision not in ("ieee", "tf32"):
             _check_torch_computes(op, setting, among)
@@ -90,11 +91,6 @@ def check_precision(
         raise UnsupportedError(
             f"{op}: precision is {precision!r} in a batch-invariant call, but in that precision a row of the "
             "result can depend on other rows: expected another precision"
-        )
-    if dtype.is_complex:
-        raise UnsupportedError(
-            f"{op}: operands are {name} in a batch-invariant call, but only torch multiplies these, and a "
-            "row of its result can depend on other rows: expected real operands"
         )
     return precision
 
@@ -273,7 +269,7 @@ class Product(Request):
         if not {name_of(dtype), name_of(self.other.dtype)} <= set(FP8_DTYPES):  # which may be mixed
             check_same_dtype(op, **dict(zip(names, (self.input, self.other), strict=True)))
         if dtype not in _OUT_DTYPES:
-            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: expected one of {', '.join(MATMUL_DTYPES)}")
+            raise DtypeError(f"{op}: {name} is {name_of(dtype)}: expected one of {names_of(_OUT_DTYPES)}")
         is_scaled = bool(self.scales) or "scale_a" in self.sides
         allowed = _FROM_FP8 if is_scaled else _OUT_DTYPES[dtype]
         found = self.out_dtype or (dtype if dtype in allowed else allowed[0])
@@ -297,6 +293,11 @@ class Product(Request):
         precision = check_precision(op, a.dtype, named, among)
         for operand in (a, b):
             check_gpu(op, operand)
+        if a.is_complex() and is_batch_invariant():
+            raise UnsupportedError(
+                f"{op}: operands are {name_of(a.dtype)} in a batch-invariant call, but only torch multiplies "
+                "these, and a row of its result can depend on other rows: expected real operands"
+            )
         shape = _result_shape(op, names, a, b)
         for role, tensor in self.sides.items():
             _check_side(op, name_of_role(op, role), tensor, a, shape)
@@ -309,11 +310,24 @@ class Product(Request):
         unread = self.sides.get("bias") if self.beta == 0 else None
         check_out_apart(self.op, out, self.tensors, reaches_of(self.tensors, unread))
 
-    def call(self, out: torch.Tensor, how: str) -> MatmulCall:
-        def plain(tensor: torch.Tensor) -> torch.Tensor:
-            # torch, which multiplies complex numbers, reads lazily negated ones as they lie
-            return tensor if tensor.is_complex() else tensor.resolve_neg()
+    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
+        """Have torch compute a product of complex numbers."""
+        if not self.input.is_complex() or self.input.is_meta:
+            return None
+        if not (on_host(self.input) or rules().aten):
+            raise UnsupportedError(
+                f'{self.op}: only torch computes complex products, and backends is "triton": expected '
+                '"triton,aten", or real operands'
+            )
+        made = complex_product(self, out)
+        return made if out is None else mark_written(self.op, made)
 
+    def call(self, out: torch.Tensor, how: str) -> MatmulCall:
+        if self.input.is_complex():
+            raise UnsupportedError(
+                f"{self.op}: torch computes complex products: tritile has nothing to plan, tune or explain"
+            )
+        plain = torch.Tensor.resolve_neg
         if self.scales and not out.is_contiguous():
             out = out.new_empty(out.shape)  # torch's result is copied to out
         return matmul_call(plain(self.input), plain(self.other), out, how, **self._epilogue(plain))
@@ -323,7 +337,7 @@ class Product(Request):
 
     def fill(self, out: torch.Tensor) -> None:
         found, sums = self._epilogue(torch.Tensor.resolve_neg), torch.zeros_like(out)
-        how = self.activation, self.alpha, self.beta
+        how: tuple[str, Any, Any] = self.activation, self.alpha, self.beta
         up = None if self.up is None else sums
         out.copy_(epilogue.apply_epilogue(sums, list(map(found.get, SIDES)), *how, up))
 

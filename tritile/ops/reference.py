@@ -1,8 +1,9 @@
 """Compute operations on tensors in host memory by plain torch, where no kernel runs.
 
-Results have the dtypes and strides that they have on a GPU. Operands are cast to float64 (complex128 where
-they are complex), in which products of narrower numbers are exact, and results rounded as they are stored:
-errors are no larger than in any precision that a caller may name. Batch-invariant calls go row by row.
+Results have the dtypes and strides that they have on a GPU. Operands are cast to float64, in which products
+of narrower numbers are exact, and results rounded as they are stored: errors are no larger than in any
+precision that a caller may name. Batch-invariant calls go row by row. Complex products never come here: see
+`ops.aten.complex_product`.
 
 Every function writes to `out`, which has the shape and dtype of the result, any strides, and no memory in
 common with operands but for tensors that are added, and a permutation in place.
@@ -29,16 +30,15 @@ def product(
     out: torch.Tensor,
     *,
     activation: str = "",
-    alpha: complex = 1.0,
-    beta: complex = 1.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     up: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, ...] = (),
     block_scales: str = "",
     **sides: torch.Tensor | None,
 ) -> None:
     """Multiply as `torch.matmul` does, and apply an epilogue: see `ops.products.matmul_call`."""
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b, up = a.to(wide), b.to(wide), None if up is None else up.to(wide)
+    a, b, up = a.double(), b.double(), None if up is None else up.double()
     if scales:
         (m, k), n = a.shape, b.shape[1]
         rows, columns = map(int, block_scales.split("x"))
@@ -48,7 +48,7 @@ def product(
     def multiply(a: Any, b: Any, out: Any, up: Any, added: Sequence[Any]) -> None:
         # Not torch.matmul: a program may put tritile's functions in the place of torch's.
         sums = apply_epilogue(a @ b, added, activation, alpha, beta, None if up is None else a @ up)
-        out.copy_(sums if out.is_floating_point() or out.is_complex() else sums.to(torch.int64))
+        out.copy_(sums if out.is_floating_point() else sums.to(torch.int64))
 
     added = [sides.get(name) for name in SIDES]
     if not is_batch_invariant():

@@ -386,7 +386,7 @@ def _is_lowered(op: str, facts: Key, options: Key) -> bool:
     not change a graph that is compiled.
     """
     *_, dtype, device = facts[0]
-    is_real = not (dtype.is_complex or any(isinstance(option, complex) for option in options))
+    is_real = not any(isinstance(option, complex) for option in options)
     if op not in LOWERED or dtype in BYTES or not is_real or sees_every_call():
         return False
     on_one_gpu = device.type == "cuda" and all(each is None or each[3] == device for each in facts)

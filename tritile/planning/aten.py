@@ -90,7 +90,7 @@ def illegal(problem: Tiled) -> str | None:
     problem = product_of(problem)
     if isinstance(problem, GroupedProblem):
         return _illegal_groups(problem)
-    if problem.is_complex or (problem.precision == AS_TORCH and problem.rights == 1):
+    if problem.precision == AS_TORCH and problem.rights == 1:
         return None
     if problem.dtype in FP8_DTYPES:
         return _illegal_fp8(problem)

@@ -26,7 +26,6 @@ from tritile.core.device import HOST, Device
 from tritile.core.forgetting import new_memo
 from tritile.core.log import log
 from tritile.core.permutation import PermuteProblem
-from tritile.core.precision import error_words, meaning
 from tritile.core.problem import (
     AS_TORCH,
     PRECISIONS_OF,
@@ -39,6 +38,8 @@ from tritile.core.problem import (
 from tritile.core.settings import current_mode, uses_aten
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, UnsupportedError
+from tritile.families import numerics
+from tritile.families.fp16x3.lowering import error_bound
 from tritile.families.registry import FAMILIES
 from tritile.families.space import contenders, illegal
 from tritile.families.work import workspace_bytes
@@ -52,6 +53,7 @@ from tritile.tuner.store.trials import store_of
 
 _NO_HARM: Final = "nothing was measured on this GPU model; tritile tune measures it"
 _NO_PORTFOLIO: Final = "no portfolio covers this problem"
+_HOPPER: Final = 90  # the GPUs for which the bound of fp16x3 is derived
 _OTHERS: Final = 2  # configs of families that portfolios leave out, which mode "tune" times
 
 
@@ -106,10 +108,19 @@ class Plan(Planned):
             return rows
         if self.source == "host":  # more precise than any of them
             return rows
-        means = f"{problem.precision}: {meaning(problem.precision, problem.dtype)}"
+        means = f"{problem.precision}: {numerics.meaning(problem.precision, problem.dtype)}"
         if problem.dtype == "float32" and isinstance(problem, MatmulProblem):
             means += f"; {error_words(problem.precision, problem.k, self.device.arch)}"
         return (*rows, ("means", means))
+
+
+def error_words(precision: str, k: int, arch: int | str) -> str:
+    """Return how far elements of a float32 product of K terms are from exact, on a GPU of an architecture."""
+    if precision == "fp16x3" and arch == _HOPPER:
+        return f"error within {error_bound(k):.0e} of |a| |b|"
+    if precision == "tf32":
+        return f"error about {2.0**-10:.0e} of |a| |b|"
+    return "error at most torch's fp32" if precision == "ieee" else numerics.ERRORS[precision]
 
 
 _memo: dict[tuple[Tiled, Device, str, bool], Plan] = new_memo()

@@ -44,7 +44,9 @@ from tritile.errors import FileError, InvalidValueError
 
 SHIPPED: Final = Path(__file__).parents[1] / "suites"
 MATMUL_LAYOUTS: Final = ("NN", "NT", "TN", "TT")
-PERMUTE_ITEMSIZE: Final = ITEMSIZE | {"bool": 1, "uint8": 1, "int16": 2, "int64": 8}
+PERMUTE_ITEMSIZE: Final = ITEMSIZE | {
+    "bool": 1, "uint8": 1, "int16": 2, "int64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 OF_ITEMSIZE: Final = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64", 16: "complex128"}  # to permute
 _WIDER_OUT: Final = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}
 _LAYOUT_OF: Final = {"N": "row", "T": "column"}

@@ -49,7 +49,7 @@ from typing import Any, Final, NamedTuple
 
 from tritile.core.call import Fallback, MatmulCall, Memory, View
 from tritile.core.config import Config
-from tritile.core.problem import PART_UNIT, part_length
+from tritile.core.problem import PART_UNIT, PROMOTED_EVERY, part_length
 from tritile.errors import TuningError
 from tritile.families.common.fallback import END, UNFIT
 from tritile.families.common.work import Lowered, copied_batch
@@ -73,6 +73,27 @@ _CHUNKS: Final = 16  # of a row, at most; but
 _LEAST: Final = 128  # programs at the least, by more chunks where rows are few
 # The config for data that parts do not suit.
 _PLAIN: Final = Config.of(8, 3, "tile", BLOCK_M=64, BLOCK_N=64, BLOCK_K=16, GROUP_M=8)
+
+
+def suits(m: int, n: int, k: int) -> bool:
+    """True if an m x k by k x n product of parts was measured to be twice as fast as torch's fp32 on Hopper.
+
+    At these sizes it errs less than torch's fp32, too (`tuning/NOTES.md`).
+    With a smaller K torch has few terms to add; a larger one nobody has measured. Where results are smaller
+    cuBLAS shares K among programs, so that its sums are more exact. From K = 8448 on it does so for larger
+    results too, unless these have tiles enough.
+    """
+    return 384 <= k <= 32768 and min(m, n) >= 512 and m * n >= (1 << 22 if k <= 8448 else 1 << 24)
+
+
+def error_bound(k: int) -> float:
+    """Return how far an element of the product may be from exact, before rounding, as a share of |a| |b|.
+
+    Holds for finite data and Hopper's tensor cores; the head of this module derives it.
+    """
+    part = part_length(k)
+    shares = min(256, 3 * part / 16)  # programs that share a tile's K are at most 256
+    return 2.0**-24 * (28 + 10.5 * PROMOTED_EVERY / 16 + shares + part / 750)
 
 
 class _Parts(NamedTuple):
