@@ -1,7 +1,7 @@
 """Print the files of tests that import what changed, or a room: python tests/quick.py [ROOM or MODULE ...]
 
-`make test-quick` runs them. Without names it is the modules and tests that differ from the last commit. A room
-or module is named as it is imported, without "tritile": tuner, ops.memo.
+`make test-quick` runs them. Without names it is the modules and tests that differ from the last commit. A
+room or module is named as it is imported, without "tritile": tuner, ops.memo.
 """
 
 import ast
