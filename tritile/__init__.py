@@ -49,18 +49,17 @@ if TYPE_CHECKING:
 
 # Each name's module, imported on first access (PEP 562): `import tritile.tuner` loads the tuner alone, and
 # help of the command line neither torch nor Triton.
-_MODULES = {
+_NAMES = {
     "tritile.core.config": ("Config",),
     "tritile.core.device": ("Device", "target_device"),
     "tritile.core.forgetting": ("forget",),
     "tritile.core.quantized": ("QuantizedWeight",),
     "tritile.core.settings": ("batch_invariant", "mode"),
-    "tritile.errors": ("TritileError", "errors"),
+    "tritile.errors": ("TritileError",),
     "tritile.lab.bench": ("bench",),
     "tritile.lab.check": ("check",),
     "tritile.lab.explain": ("explain",),
     "tritile.lab.warm": ("warm",),
-    "tritile.nn": ("nn",),
     "tritile.ops.fused": ("addmm", "baddbmm", "gated_linear", "linear"),
     "tritile.ops.grouped": ("grouped_matmul",),
     "tritile.ops.matmul": ("bmm", "matmul", "mm"),
@@ -69,12 +68,13 @@ _MODULES = {
     "tritile.ops.quantize": ("quantize",),
     "tritile.ops.scaled": ("scaled_matmul",),
     "tritile.planning.plans": ("Plan",),
-    "tritile.tune": ("tune",),  # which is called, and then calls `tritile.lab.tune.tune`
-    "tritile.tune.kernels": ("kernels",),
     "tritile.tuner.autotuner": ("autotune",),
     "tritile.tuner.search": ("Space",),
 }
-_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {  # the package `tune` is called, and then calls `tritile.lab.tune.tune`
+    "errors": "tritile.errors", "kernels": "tritile.tune.kernels", "nn": "tritile.nn", "tune": "tritile.tune",
+}  # fmt: skip
 
 __all__ = [
     "Config",
@@ -114,11 +114,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name in _MODULES:
+        return globals().setdefault(name, import_module(_MODULES[name]))
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(_LAZY[name])
-    is_module = _LAZY[name].endswith(f".{name}") and name in ("errors", "kernels", "nn", "tune")
-    return globals().setdefault(name, module if is_module else getattr(module, name))
+    return globals().setdefault(name, getattr(import_module(_MODULE_OF[name]), name))
 
 
 def __dir__() -> list[str]:

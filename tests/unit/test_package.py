@@ -220,6 +220,15 @@ def test_importing_touches_nothing_and_a_call_loads_what_it_needs(tmp_path):
     assert not cache.exists()
 
 
+def test_the_tuner_is_imported_alone():
+    code = (
+        "import sys, tritile.tuner.autotuner\n"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('tritile.')}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.stdout.split() == ["core", "errors", "runtime", "tuner"], done.stderr
+
+
 def undocumented():
     """Public functions and classes without a docstring, and public methods that such a class defines."""
     for name in tritile.__all__:
