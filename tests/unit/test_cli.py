@@ -838,11 +838,9 @@ def test_bench_shows_both_sides_and_a_problem_that_fails_costs_itself_alone(monk
     assert "rate 51.7 TFLOP/s" in shown
     assert "311 GB/s, 16% of a copy's" in run("bench", "1000x777", "--op", "transpose").stdout
     (line,) = json.loads(run("bench", "64", "64", "64", "--json").stdout)
-    assert (line["problem"], line["torch_us"], line["env"]["gpu"]) == (
-        "64x64x64 NN bfloat16",
-        9.0,
-        "NVIDIA H200",
-    )
+    told = line["problem"], line["torch_us"], line["ratio"], line["env"]["gpu"]
+    assert told == ("64x64x64 NN bfloat16", 9.0, 0.9, "NVIDIA H200")
+    assert Config.from_dict(line["config"]) == CONFIG
 
 
 def test_make_says_that_it_installs_before_it_does(tmp_path):

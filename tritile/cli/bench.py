@@ -52,12 +52,7 @@ def bench(
                 say(f"{case.problem.label}: {brief(error)}")
             torch.cuda.empty_cache()  # torch does not give one case's graph memory to another
     if as_json:
-        shared.print_json(
-            [
-                vars(one) | {"problem": one.problem.label, "device": one.device.name, "env": env}
-                for one in found
-            ]
-        )
+        shared.print_json([one.to_dict() | {"env": env} for one in found])
     else:
         console.print(*found, sep="\n")
     if failed:

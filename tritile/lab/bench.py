@@ -80,6 +80,12 @@ class BenchResult(Tabular):
         """torch's time divided by tritile's: above 1, tritile is faster; None if torch was not timed."""
         return None if self.torch_us is None else self.torch_us / self.tritile_us
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON; a config is as `Config.to_dict` has it, or its text."""
+        config = self.config.to_dict() if isinstance(self.config, Config) else str(self.config)
+        names = {"problem": self.problem.label, "device": self.device.name, "config": config}
+        return vars(self) | names | {"ratio": self.ratio}
+
     @property
     def _rows(self) -> tuple[tuple[str, str], ...]:
         found = [("tritile", f"{self.tritile_us:.1f} us, spread {self.spread:.1%}")]
