@@ -13,7 +13,7 @@ _STREAM_OF_THREAD: Final = 2  # cudaStreamPerThread
 # Streams whose counters are kept. Dropped ones were allocated on their stream, whose launches come first.
 _STREAMS: Final = 256
 _RESERVE: Final = 1 << 20  # counters for captures
-MOST: Final = 16384  # counters of a launch
+MAX_COUNTERS: Final = 16384  # of a launch: one for each tile that several programs make together
 
 
 class Taken(NamedTuple):
@@ -76,7 +76,7 @@ class Counters:
         kept = self._eager.get(key)
         if kept is None:
             launched = torch.cuda.Event() if is_external(torch.cuda.current_stream(self._device)) else None
-            counters = self._zeros(MOST)
+            counters = self._zeros(MAX_COUNTERS)
             kept = self._eager[key] = _OfStream(counters, Taken(counters.data_ptr(), launched))
         elif kept.taken.launched is not None:
             torch.cuda.current_stream(self._device).wait_event(kept.taken.launched)

@@ -23,7 +23,7 @@ from tritile.families.common.products import MAX_WORDS
 from tritile.families.common.rates import multiply_clocks, slowdown
 from tritile.families.family import Family
 from tritile.families.numerics import of_product
-from tritile.runtime.counters import MOST
+from tritile.runtime.counters import MAX_COUNTERS
 from tritile.runtime.work import COUNTERS, Buffer, Kernel, Section, Work, step_of
 
 gated_descriptor: Final = Kernel("tritile.families.matmul_tma.gated", "gated_descriptor")
@@ -31,7 +31,6 @@ matmul_descriptor: Final = Kernel("tritile.families.matmul_tma.kernel", "matmul_
 
 NAME: Final = "descriptor"
 PARAMETERS: Final = ("BLOCK_K", "BLOCK_M", "BLOCK_N", "GROUP_M", "PERSISTENT", "SPLIT_K", "SUBTILES")
-MAX_SHARED: Final = MOST  # tiles that several programs may make together, a counter each
 _SM_SHARED: Final = 228 << 10  # bytes of an SM of Hopper or Blackwell, 1 KiB of them taken for each program
 
 
@@ -114,8 +113,8 @@ def illegal(config: Config, problem: MatmulProblem, device: Device) -> str | Non
             return "SUBTILES has no meaning for tiles that programs share"
         if split * config["BLOCK_K"] > problem.k:
             return f"SPLIT_K = {split} leaves programs without a block of K = {problem.k}"
-        if made > MAX_SHARED:
-            return f"{made} tiles share their K, of {MAX_SHARED}"
+        if made > MAX_COUNTERS:
+            return f"{made} tiles share their K, of {MAX_COUNTERS}"
     fused = problem.epilogue
     sums = products.accumulator_words(config, problem, device) // config["SUBTILES"]
     more = "full" in (fused.bias, fused.residual) or (problem.promoted and fused.activation == "gelu")

@@ -32,10 +32,12 @@ WORD: Final = 4  # bytes of a bank of shared memory
 _BANKS: Final = 32  # of shared memory, a word each
 _FILLED: Final = 15 / 16  # of BLOCK: the rest is for what keeps a warp's elements in different banks
 _CROWDED: Final = 2  # words of one bank at once, above which rows that lie side by side are moved apart
-_SLANT: Final = 3  # rows of a box, at least, for one more that it reads
-_MORE: Final = 16  # and where that is for the sake of written words of 8 or 16 bytes
-_ENDS: Final = 4  # such words of a piece, at least
-_LANES: Final = 8  # elements of 1 or 2 bytes that are written at once where they lie on words
+_SLANT: Final = 3  # a box reads extra rows only if it has this many of its own for each
+# Where pieces begin anywhere in a word, stores of 8 and 16 bytes pay if a piece has this many of them, and
+# the box this many rows for each extra one that they need.
+_WIDE_PIECE: Final = 4
+_WIDE_SLANT: Final = 16
+_LANES: Final = 8  # most elements a store where pieces lie on words; with 16 of 1 byte, gathers meet in banks
 # BLOCK, RUN, READ and warps: of 13 that were measured these lose 0.4% to all (tuning/NOTES.md).
 _CONFIGS: Final = (
     (2048, 64, 16, 4), (4096, 64, 16, 4), (4096, 64, 4, 4), (8192, 64, 16, 4), (8192, 64, 8, 4),
@@ -141,7 +143,7 @@ def _pieces(problem: PermuteProblem, sides: Sequence[int]) -> Pieces:
         side, cut = sides[inner[-1]], sides[inner[-1]] < shape[inner[-1]]
         for lanes in (4 * narrow, 2 * narrow, narrow):
             more = -(-(lanes - 1) // out[inner[-1]]) if cut else 0
-            if size >= _ENDS * lanes and _MORE * more <= side:
+            if size >= _WIDE_PIECE * lanes and _WIDE_SLANT * more <= side:
                 break
         more *= _SLANT * more <= side
     elif narrow > 1:

@@ -22,9 +22,9 @@ from tritile.families.common.rates import rate
 from tritile.families.common.work import extra
 from tritile.families.family import Family
 from tritile.families.matmul_tile.family import NAME
-from tritile.families.matmul_tma.family import MAX_SHARED
 from tritile.families.matmul_tma.family import NAME as DESCRIPTOR
 from tritile.families.numerics import Numerics, fastest, matrix
+from tritile.runtime.counters import MAX_COUNTERS
 from tritile.runtime.work import COUNTERS, Buffer, Descriptor, Kernel, Section, Work, step_of
 
 linear_quantized: Final = Kernel("tritile.families.quantized.kernel", "linear_quantized")
@@ -131,8 +131,8 @@ def illegal(config: Config, problem: QuantizedProblem, device: Device) -> str | 
     if split > 1:
         if split > -(-problem.k // k):
             return f"SPLIT_K = {split} leaves programs without a block of K = {problem.k}"
-        if made > MAX_SHARED:
-            return f"{made} tiles share their K, of {MAX_SHARED}"
+        if made > MAX_COUNTERS:
+            return f"{made} tiles share their K, of {MAX_COUNTERS}"
         if made * split > device.processors and m * n > _LARGE:
             return "one program would sum all parts of a large tile, as not all that share it run at once"
     sums, weight = _words(config, problem, device)
