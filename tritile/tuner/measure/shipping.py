@@ -261,7 +261,7 @@ def _bytes_of(tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
     return whole.set_(tensor.untyped_storage(), first, (end - first,), (1,))
 
 
-def guarded(value: Any, pattern: int = _PATTERN, device: str = "cpu") -> "tuple[Any, Memory]":
+def guarded(value: Any, pattern: int = _PATTERN, *, device: str = "cpu") -> "tuple[Any, Memory]":
     """Return a copy of a value whose tensors lie on a device, and its memory, between guards of a byte.
 
     Raises UnsupportedError for a value that `pack` refuses.
