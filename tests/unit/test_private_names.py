@@ -22,6 +22,7 @@ from tritile.core import bound, of_interpreter, of_torch, of_triton
 PACKAGE = Path(tritile.__file__).parent
 ROOT = PACKAGE.parent
 ADAPTERS = {Path(adapter.__file__) for adapter in (of_interpreter, of_torch, of_triton)}
+ADAPTERS.add(PACKAGE / "tuner" / "site" / "sitecustomize.py")  # which imports nothing, and waits for a module
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PARTS_OF_TRITON = {"runtime", "compiler", "backends"}
 UNDOCUMENTED = re.compile(

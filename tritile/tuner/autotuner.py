@@ -81,6 +81,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     configs_top_k: Any
     nargs: Any = None
     bench_time = 0.0
+    counts_nested = True  # dtypes within tuples and behind descriptors are part of a call's key
 
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None,
@@ -182,14 +183,17 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             kind = value.__class__
             if kind in _NO_DTYPE or (kind is tuple and _NO_DTYPE.issuperset(map(type, value))):
                 continue
-            tensor = value.base if kind in DESCRIPTORS else value
+            is_descriptor = kind in DESCRIPTORS
+            tensor = value.base if is_descriptor else value
             dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
-                key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
+                if self.counts_nested or not is_descriptor:
+                    key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
                 if gpu < 0 and getattr(tensor, "is_cuda", False):
                     gpu = tensor.get_device()
             elif isinstance(value, tuple | list):
-                key += [dtype for _, dtype in dtypes_of("", value)]
+                if self.counts_nested:
+                    key += [dtype for _, dtype in dtypes_of("", value)]
                 if gpu < 0:
                     gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)
         return tuple(key), gpu
@@ -202,7 +206,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         captured = capturing()
 
         def choose() -> triton.Config:
-            config = self.choose(args, kwargs, place[0])
+            config = self.choose(args, kwargs, place[0]).config
             if not captured:
                 cache[key] = config
             return config
@@ -321,8 +325,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     # The choice.
 
-    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> triton.Config:
-        """Return the config for a call, by the mode in force.
+    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
+        """Return the plan of a call, with its config, by the mode in force.
 
         Raises NotTunedError in mode "strict" where a measurement could be had, and none is remembered, and
         TuningError, naming the reasons, where measuring finds no config that works.
@@ -353,7 +357,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
             source=plan.source, device=call.device.name, seconds=perf_counter() - since,
         )  # fmt: skip
-        return plan.config
+        return plan
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
         """Warn that no measurement says which config is fast; `where` ends the warning's advice."""
