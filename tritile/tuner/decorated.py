@@ -182,7 +182,7 @@ def _taken(function: Callable[..., Any], named: Named) -> Named:
 
 
 def referred(call: KernelCall) -> dict[str, torch.Tensor]:
-    """Return the right tensors by name, as the call's reference makes them; none without a reference.
+    """Return the right tensors by name, made by the call's reference on copies; none without a reference.
 
     Raises InvalidValueError where there are none or they are not tensors of the call, and what the reference
     raises.
@@ -190,21 +190,20 @@ def referred(call: KernelCall) -> dict[str, torch.Tensor]:
     if call.reference is None:
         return {}
     named = call.named
-    found = call.reference(**_taken(call.reference, named))
+    found = call.reference(**_taken(call.reference, call.copied().named))  # it may write to its arguments
     tensors = found.values() if isinstance(found, Mapping) else ()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         got = type(found).__name__ if tensors or not isinstance(found, Mapping) else "no tensors"
         raise InvalidValueError(
             f"reference returned {got}: expected a dict of right tensors by name of argument"
         )
-    answers = {name: tensor.clone() for name, tensor in found.items()}
-    for name, tensor in answers.items():
+    for name, tensor in found.items():
         if not isinstance(named.get(name), torch.Tensor):
             raise InvalidValueError(f"the reference names {name!r}, which is not a tensor of the call")
         if named[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
             raise InvalidValueError(f"the reference of {name} has shape {shapes}")
-    return answers
+    return dict(found)
 
 
 def checked(call: KernelCall, config: Config | triton.Config, memory: Memory | None = None) -> float | None:
