@@ -173,12 +173,15 @@ def test_the_file_is_one_that_any_python_3_reads():
 
 
 def test_the_variables_of_options():
-    sets = environment({"": "*fla*", "MODE": "cached", "FILE": ""}, {"PYTHONPATH": f"/a{os.pathsep}{SITE}"})
+    sets = environment(
+        {"TRITILE_ADOPT": "*fla*", "TRITILE_ADOPT_MODE": "cached", "TRITILE_ADOPT_FILE": ""},
+        {"PYTHONPATH": f"/a{os.pathsep}{SITE}"},
+    )
     assert sets == {
         "TRITILE_ADOPT": "*fla*", "TRITILE_ADOPT_MODE": "cached", "PYTHONPATH": f"{SITE}{os.pathsep}/a"
     }  # fmt: skip
     with pytest.raises(InvalidValueError, match="mode is 'fast'"):
-        environment({"": "1", "MODE": "fast"}, {})
+        environment({"TRITILE_ADOPT": "1", "TRITILE_ADOPT_MODE": "fast"}, {})
 
 
 def test_print_env_and_errors(started):

@@ -17,13 +17,13 @@ from tritile.tuner.adoption import of_environment
 _SITE = Path(tritile.__file__).parent / "tuner" / "site"
 
 
-def environment(options: dict[str, str], before: dict[str, str]) -> dict[str, str]:
-    """Return the variables to set for a command, beside those that it would have had.
+def environment(adopting: dict[str, str], before: dict[str, str]) -> dict[str, str]:
+    """Return the variables to set for a command, beside those that it would have had: `adopting`, and a path.
 
-    Raises InvalidValueError for options that no process would adopt by.
+    Raises InvalidValueError for variables that no process would adopt by.
     """
-    adopting = {f"TRITILE_ADOPT{'_' * bool(name)}{name}": value for name, value in options.items() if value}
-    of_environment({n: v for n, v in before.items() if n.startswith("TRITILE_ADOPT")} | adopting)
+    adopting = {name: value for name, value in adopting.items() if value}
+    of_environment(before | adopting)
     rest = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(_SITE)]
     return adopting | {"PYTHONPATH": os.pathsep.join([str(_SITE), *rest])}
 
@@ -59,9 +59,12 @@ def run(
     adopted are a Python with -I, -E or -S, a process whose environment is cleared, and one where another
     sitecustomize.py lies ahead on PYTHONPATH and does not run this one.
     """
-    options = {"": kernels, "MODE": mode, "BUCKETS": ";".join(bucket or []), "TABLE": table, "FILE": file}
-    options |= {name: str(Path(path).absolute()) for name in ("TABLE", "FILE") if (path := options[name])}
-    sets = environment(options, dict(os.environ))
+    adopting = {
+        "TRITILE_ADOPT": kernels, "TRITILE_ADOPT_MODE": mode, "TRITILE_ADOPT_BUCKETS": ";".join(bucket or []),
+        "TRITILE_ADOPT_TABLE": table and str(Path(table).absolute()),
+        "TRITILE_ADOPT_FILE": file and str(Path(file).absolute()),
+    }  # fmt: skip
+    sets = environment(adopting, dict(os.environ))
     if print_env:
         for name, value in sets.items():
             typer.echo(f"export {name}={shlex.quote(value)}")

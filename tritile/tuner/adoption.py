@@ -252,7 +252,7 @@ def checked(
 
 
 def of_environment(environ: Mapping[str, str]) -> Adoption:
-    """Return the adoption that `TRITILE_ADOPT`, `_MODE`, `_BUCKETS`, `_TABLE` and `_FILE` ask for.
+    """Return the adoption that `TRITILE_ADOPT` and the variables that begin with it ask for.
 
     `TRITILE_ADOPT` is "1" for every kernel, or patterns with commas between them. `TRITILE_ADOPT_BUCKETS`
     holds "PATTERN:ARGUMENT=FUNCTION" with semicolons between them, where a function is "module:name", or a
@@ -272,8 +272,8 @@ def of_environment(environ: Mapping[str, str]) -> Adoption:
     kernels = environ.get("TRITILE_ADOPT", "1")
     if kernels != "1":
         named["kernels"] = [each.strip() for each in kernels.split(",") if each.strip()]
-    for name in ("mode", "table"):
-        if value := environ.get(f"TRITILE_ADOPT_{name.upper()}"):
+    for name, variable in (("mode", "TRITILE_ADOPT_MODE"), ("table", "TRITILE_ADOPT_TABLE")):
+        if value := environ.get(variable):
             named[name] = value
     if buckets := environ.get("TRITILE_ADOPT_BUCKETS"):
         named["bucket"] = named.get("bucket", {}) | _buckets(buckets)
