@@ -1,18 +1,22 @@
 """The tuner of one kernel that somebody else decorated with `triton.autotune`: see `adoption`."""
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import triton
 
 from tritile.core.of_torch import TracingContext
 from tritile.core.of_triton import Autotuner as TritonAutotuner
+from tritile.core.settings import requested_mode
 from tritile.errors import NotCompiledError, NotTunedError, brief, callers_level
 from tritile.tuner import traced
 from tritile.tuner.adoption import AdoptedKernel, Options, Unchosen
-from tritile.tuner.autotuner import Autotuner, Key, Place
+from tritile.tuner.arguments import DESCRIPTORS
+from tritile.tuner.autotuner import DTYPES, NO_DTYPE, Autotuner, Key, Place
 from tritile.tuner.plan import KernelPlan
+
+_NONE: Final[dict[Key, triton.Config]] = {}
 
 
 class _OfKernel:
@@ -34,7 +38,6 @@ class Adopted(Autotuner):
     `before` is the tuner that the kernel had until a program changed an attribute of it.
     """
 
-    counts_nested = False  # programs read and write the cache by Triton's key
     best_config = _OfKernel()
     configs_timings = _OfKernel()
     bench_time = _OfKernel()
@@ -59,6 +62,36 @@ class Adopted(Autotuner):
         self._caches = {None: kernel.cache}  # of the first mode and GPU
         if before is not None:
             self._digest, self._warnings = before._digest, before._warnings
+
+    def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Launch as `run` does, sooner where the config was chosen before."""
+        key, gpu = self.key_of(args, kwargs)
+        mode = self.mode or requested_mode() or "tune"
+        config = self._caches.get((mode, gpu), _NONE).get(key)
+        if config is None or config.pre_hook is not None or self.interpreted or mode == "strict":
+            return self.run(*args, **kwargs)
+        self.kernel.best_config = config
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+    def key_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, int]:
+        """Return just Triton's key, by which programs read and write the cache, and the GPU of a tensor."""
+        placed, gpu = len(args), -1
+        key = [
+            args[index] if index < placed else kwargs[name]
+            for name, index in self.key_indices()
+            if index < placed or name in kwargs
+        ]
+        for value in args if len(kwargs) <= 2 else (*args, *kwargs.values()):  # beside grid and warmup
+            if value.__class__ in NO_DTYPE:
+                continue
+            dtype = getattr(value, "dtype", None)
+            if dtype is not None:
+                key.append(DTYPES.get(dtype) or DTYPES.setdefault(dtype, str(dtype)))
+                if gpu < 0 and getattr(value, "is_cuda", False):
+                    gpu = value.get_device()
+            elif gpu < 0 and value.__class__ in DESCRIPTORS and value.base.is_cuda:
+                gpu = value.base.get_device()
+        return tuple(key), gpu
 
     def _missed(
         self, place: Place, cache: Any, key: Key, args: tuple[Any, ...], kwargs: Any

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -146,36 +147,32 @@ class Adoption:
                 yield f"{name} has a run of its own: adopted where it calls super().run"
 
 
+# What a tuner is made of, and a program may replace.
+_attributes: Final = attrgetter("configs", "keys", "fn", "cache", "pre_hook", "post_hook")
+_own: Final = itemgetter("_do_bench", "early_config_prune")
+
+
 class _State:
     """What a kernel's tuner was made of, which a program may replace; `tuner` is None without one."""
 
-    __slots__ = (
-        "after", "before", "bench", "cache", "configs", "early", "fn", "keys", "listed", "owner", "record",
-        "tuner", "version",
-    )  # fmt: skip
+    __slots__ = ("attributes", "configs", "keys", "owner", "record", "tuner", "version")
 
     def __init__(self, kernel: Any) -> None:
-        own = kernel.__dict__
         self.tuner: Adopted | None = None
         self.record = AdoptedKernel("")
         self.owner, self.version = id(kernel), _version
-        self.configs, self.listed, self.keys = kernel.configs, [*kernel.configs], [*kernel.keys]
-        self.fn, self.cache, self.bench = kernel.fn, kernel.cache, own.get("_do_bench")
-        self.before, self.after = own.get("pre_hook"), own.get("post_hook")
-        self.early = own.get("early_config_prune")
+        self.attributes = _attributes(kernel), _own(kernel.__dict__)
+        self.configs, self.keys = [*kernel.configs], [*kernel.keys]
 
     def is_stale(self, kernel: Any) -> bool:
-        """True if a program replaced or edited what the tuner was made of, or the kernel is a copy."""
-        own, configs = kernel.__dict__.get, kernel.configs
-        if configs is not self.configs or configs != self.listed:
-            if configs != self.listed:
-                return True
-            self.configs, self.listed = configs, [*configs]  # some give an equal list at each call
+        """True if a program replaced or edited what the tuner was made of, or the kernel is a copy.
+
+        Lists count by what they hold: some programs give an equal list at each call, others edit theirs.
+        """
+        attributes = _attributes(kernel)
         return not (
-            self.version == _version and self.owner == id(kernel) and self.fn is kernel.fn
-            and self.cache is kernel.cache and self.keys == kernel.keys and self.bench is own("_do_bench")
-            and self.early is own("early_config_prune") and self.before == own("pre_hook")
-            and self.after == own("post_hook")
+            (attributes, _own(kernel.__dict__)) == self.attributes and attributes[0] == self.configs
+            and attributes[1] == self.keys and self.owner == id(kernel) and self.version == _version
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:  # pickles and copies of a kernel go without
@@ -388,7 +385,7 @@ def _install(kind: Any) -> None:
         if state.tuner is None:
             return original(kernel, *args, **kwargs)
         try:
-            return state.tuner.run(*args, **kwargs)
+            return state.tuner.launch(args, kwargs)
         except Unchosen:
             return original(kernel, *args, **kwargs)
 

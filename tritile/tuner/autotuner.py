@@ -51,8 +51,8 @@ _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is 
 _MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
-_NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
-_DTYPES: Final[dict[Any, str]] = {}
+NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
+DTYPES: Final[dict[Any, str]] = {}
 
 _TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictionary()
 
@@ -81,7 +81,6 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
     configs_top_k: Any
     nargs: Any = None
     bench_time = 0.0
-    counts_nested = True  # dtypes within tuples and behind descriptors are part of a call's key
 
     def __init__(
         self, fn: Any, configs: list[triton.Config] | Space, key: list[str], *, mode: Mode | None,
@@ -163,11 +162,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         key: list[Any] = []
         placed = len(args)
-        keys, indices = self._key_indices
-        if keys is not self.keys:
-            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
-            self._key_indices = self.keys, indices
-        for name, index in indices:
+        for name, index in self.key_indices():
             if index < placed:
                 value = args[index]
             elif name in kwargs:
@@ -177,26 +172,31 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             key.append(value if value.__class__ in SCALARS else key_part(value))
         gpu, values = -1, args
         if len(kwargs) > 2 or "grid" not in kwargs:
-            more = [v for n, v in kwargs.items() if v.__class__ not in _NO_DTYPE and n in self._indices]
+            more = [v for n, v in kwargs.items() if v.__class__ not in NO_DTYPE and n in self._indices]
             values = (*args, *more) if more else args
         for value in values:
             kind = value.__class__
-            if kind in _NO_DTYPE or (kind is tuple and _NO_DTYPE.issuperset(map(type, value))):
+            if kind in NO_DTYPE or (kind is tuple and NO_DTYPE.issuperset(map(type, value))):
                 continue
-            is_descriptor = kind in DESCRIPTORS
-            tensor = value.base if is_descriptor else value
+            tensor = value.base if kind in DESCRIPTORS else value
             dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
-                if self.counts_nested or not is_descriptor:
-                    key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
+                key.append(DTYPES.get(dtype) or DTYPES.setdefault(dtype, str(dtype)))
                 if gpu < 0 and getattr(tensor, "is_cuda", False):
                     gpu = tensor.get_device()
             elif isinstance(value, tuple | list):
-                if self.counts_nested:
-                    key += [dtype for _, dtype in dtypes_of("", value)]
+                key += [dtype for _, dtype in dtypes_of("", value)]
                 if gpu < 0:
                     gpu = next((each.get_device() for each in tensors_of(value) if each.is_cuda), -1)
         return tuple(key), gpu
+
+    def key_indices(self) -> list[tuple[str, int]]:
+        """Return names in the key, each with its place among the arguments."""
+        keys, indices = self._key_indices
+        if keys is not self.keys:
+            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
+            self._key_indices = self.keys, indices
+        return indices
 
     def _missed(
         self, place: Place, cache: Memo[Key, triton.Config], key: Key, args: tuple[Any, ...], kwargs: Any
