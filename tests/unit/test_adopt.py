@@ -17,7 +17,7 @@ from triton.runtime.autotuner import Autotuner
 
 import tritile
 from tests.unit.test_like_triton import Bench, of_blocks
-from tritile.errors import InvalidValueError, NotTunedError, SettingWarning
+from tritile.errors import InvalidValueError, NotTunedError, RetuningWarning, SettingWarning
 from tritile.tuner import adoption
 from tritile.tuner.adopted import Adopted
 from tritile.tuner.adoption import tuner_of
@@ -393,6 +393,16 @@ def test_a_bucket_that_the_author_did_not_write(made, run, bench):
         ),
     ):
         run(made())
+
+
+def test_many_values_of_one_number_are_told_once_with_a_bucket(made, run, recwarn):
+    kernel = made()
+    with tritile.adopt():
+        for n in range(11):
+            run(kernel, n)
+            told = [str(each.message) for each in recwarn if each.category is RetuningWarning]
+            assert len(told) == (n >= 8)
+    assert "body was tuned for 9 values of N in its key: bucket={'N': triton.next_power_of_2}" in told[0]
 
 
 def test_a_reference_finds_a_wrong_winner(made, run):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,14 @@ def test_where_tritile_is_imported_a_variable_is_enough(started):
     for order in ("tritile, library", "library, tritile"):
         printed, errors = started("-c", f"import {order}; library.main()", TRITILE_ADOPT="1")
         assert (printed, errors) == (["adopted "], "")
+
+
+def test_a_plugin_adopts_only_where_it_is_asked(started):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["tritile"].partition(":")
+    code = f"import library; from {module} import {name}; {name}(); {name}(); library.main()"
+    assert started("-c", code) == (["Triton's "], "")
+    assert started("-c", code, TRITILE_ADOPT="1") == (["adopted "], "")
 
 
 @pytest.mark.parametrize(

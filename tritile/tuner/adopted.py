@@ -61,7 +61,7 @@ class Adopted(Autotuner):
             kernel.__dict__.pop(name, None) if value is None else setattr(kernel, name, value)
         self._caches = {None: kernel.cache}  # of the first mode and GPU
         if before is not None:
-            self._digest, self._warnings = before._digest, before._warnings
+            self._digest, self._warnings, self._retuned = before._digest, before._warnings, before._retuned
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launch as `run` does, sooner where the config was chosen before."""

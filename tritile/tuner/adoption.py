@@ -224,6 +224,14 @@ def adopt(
     return installed(checked(kernels, mode, bucket, table, reference, exclude))
 
 
+def adopt_if_asked() -> None:
+    """Adopt what the environment asks for; nothing without `TRITILE_ADOPT`. It may be called again."""
+    import os
+
+    if os.environ.get("TRITILE_ADOPT"):
+        import tritile.tuner.site.sitecustomize  # noqa: F401
+
+
 def checked(
     kernels: Any = "*", mode: Any = None, bucket: Any = None, table: Any = None, reference: Any = None,
     exclude: Any = (), is_default: bool = False,

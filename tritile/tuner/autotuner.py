@@ -35,7 +35,7 @@ from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
 from tritile.core.threads import interpreter_lock, once
 from tritile.core.versions import warn_untested
-from tritile.errors import NotTunedError, UntunedWarning, callers_level
+from tritile.errors import NotTunedError, RetuningWarning, UntunedWarning, callers_level
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tuner import arguments, traced
 from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
@@ -49,6 +49,7 @@ from tritile.tuner.store.trials import store_of
 
 _MOST_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is kept in the process
 _MOST_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
+_MANY_VALUES: Final = 8  # of a number in the key that a kernel is tuned for, above which a bucket is named
 _OPENING: Final = 8  # configs of a space that are offered where nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
 NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
@@ -108,7 +109,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be replaced
         self.interpreted = any(isinstance(each, InterpretedFunction) for each in arguments.layers_of(fn))
         self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be replaced
-        self._warnings = _MOST_WARNINGS
+        self._warnings, self._retuned = _MOST_WARNINGS, set[str]()
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
@@ -366,6 +367,20 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             text = f"{problem.label} was never measured on {device.name}: using the config that comes first"
             advice = f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.'
             warnings.warn(f"{text}. {advice}", UntunedWarning, stacklevel=callers_level())
+
+    def warn_of_retuning(self, device: Device) -> None:
+        """Warn, once, of a number in the key that has many values among the problems that were measured."""
+        problems = filter(None, map(kernel_problem, store_of(device).problems(self.digest)))
+        values: dict[str, set[int]] = {}
+        for name, value in (part for problem in problems for part in problem.key):
+            if type(value) is int and name not in self.bucket:
+                values.setdefault(name, set()).add(value)
+        for name, own in values.items():
+            if len(own) > _MANY_VALUES and name not in self._retuned:
+                self._retuned.add(name)
+                text = f"{self.base_fn.__qualname__} was tuned for {len(own)} values of {name} in its key"
+                advice = f"bucket={{{name!r}: triton.next_power_of_2}} makes one problem of many"
+                warnings.warn(f"{text}: {advice}", RetuningWarning, stacklevel=callers_level())
 
     def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
         """Return the plan of a call without measuring: remembered, a neighbour's config, or the likeliest.

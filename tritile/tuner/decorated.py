@@ -604,6 +604,7 @@ class _Tuning:
         self.tuner.bench_time = seconds
         if best is None:
             return
+        self.tuner.warn_of_retuning(self.call.device)
         won, label = self.call.config(best.config), self.call.problem.label
         text = f"tuned {label} in {seconds:.1f} s, {self.new} configs: {won}, {best.us:.1f} us"
         self._say(text, logging.INFO, config=str(best.config), us=best.us, seconds=seconds)
