@@ -20,9 +20,9 @@ from tests.configs import tile
 from tests.operators import SAMPLES
 from tritile.core import settings
 from tritile.core.device import target_device
-from tritile.core.of_torch import constant_in_graphs
 from tritile.core.permutation import PermuteProblem
 from tritile.core.problem import GroupedProblem, MatmulProblem, QuantizedProblem
+from tritile.core.torch_private import constant_in_graphs
 from tritile.errors import InvalidValueError, StoreWarning, TuningError, UnsupportedError
 from tritile.families.registry import digests
 from tritile.families.space import legal_configs

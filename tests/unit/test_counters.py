@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.configs import tma
-from tritile.core.of_torch import is_external
+from tritile.core.torch_private import is_external
 from tritile.families.work import work_of
 from tritile.ops.products import matmul_call
 from tritile.runtime import counters, launch

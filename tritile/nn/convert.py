@@ -12,9 +12,9 @@ import torch
 from tritile.core import device as devices
 from tritile.core.device import Device
 from tritile.core.markup import Tabular
-from tritile.core.of_torch import is_any_autocast_on
 from tritile.core.problem import GROUP_SIZES, GroupSize, WeightBits
 from tritile.core.quantized import WeightKind
+from tritile.core.torch_private import is_any_autocast_on
 from tritile.errors import InvalidValueError, TritileError, brief, did_you_mean
 from tritile.nn.exchanged import (
     FP32,

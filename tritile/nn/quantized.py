@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from tritile.core.of_torch import Moved
 from tritile.core.problem import GROUP_SIZES, WEIGHT_BITS, GroupSize, WeightBits, scales_shape, words_shape
 from tritile.core.quantized import SCALE_DTYPES, QuantizedWeight
+from tritile.core.torch_private import Moved
 from tritile.errors import InvalidValueError, ShapeError
 from tritile.nn.linear import refuse_scripting
 from tritile.ops.memo import recall

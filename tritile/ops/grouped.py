@@ -8,7 +8,6 @@ import torch
 
 from tritile.core.call import Call, GroupedCall, Memory, View
 from tritile.core.device import capturing
-from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import (
     FP8_DTYPES,
     GROUPED_DTYPES,
@@ -18,6 +17,7 @@ from tritile.core.problem import (
     Precision,
 )
 from tritile.core.settings import is_batch_invariant
+from tritile.core.triton_private import INTERPRETING
 from tritile.errors import DtypeError, ShapeError, UnsupportedError
 from tritile.ops import aten, reference
 from tritile.ops.checks import (

@@ -18,7 +18,8 @@ from torch.compiler import is_dynamo_compiling
 from tritile.core.call import Call
 from tritile.core.device import capturing
 from tritile.core.forgetting import new_memo
-from tritile.core.of_torch import (
+from tritile.core.settings import current_mode, rules
+from tritile.core.torch_private import (
     COMPARES,
     alike,
     current_gpu,
@@ -29,7 +30,6 @@ from tritile.core.of_torch import (
     is_deterministic,
     modes_entered,
 )
-from tritile.core.settings import current_mode, rules
 from tritile.errors import OverlapError
 from tritile.ops.checks import check_may_change, overlap, reach, same_memory
 from tritile.ops.dispatch import TENSORS

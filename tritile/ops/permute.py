@@ -8,8 +8,8 @@ import torch
 from torch.overrides import handle_torch_function
 
 from tritile.core.call import Memory, PermuteCall
-from tritile.core.of_torch import neg_view
 from tritile.core.permutation import PermuteProblem
+from tritile.core.torch_private import neg_view
 from tritile.errors import ShapeError
 from tritile.ops import reference
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory

@@ -10,10 +10,10 @@ import torch
 from tritile.core import device as devices
 from tritile.core.call import Call
 from tritile.core.device import Device
-from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import Tiled
 from tritile.core.quantized import QuantizedWeight
 from tritile.core.settings import uses_aten
+from tritile.core.triton_private import INTERPRETING
 from tritile.errors import InvalidValueError, ShapeError, did_you_mean
 from tritile.ops.aten import torch_call_of
 from tritile.ops.checks import check_memory

@@ -22,11 +22,11 @@ from tritile.core.config import Config
 from tritile.core.device import capturing
 from tritile.core.forgetting import forget
 from tritile.core.log import log
-from tritile.core.of_torch import constant_in_graphs
-from tritile.core.of_triton import INTERPRETING
 from tritile.core.problem import MatmulProblem, Tiled
 from tritile.core.settings import current_mode, rules
 from tritile.core.threads import once
+from tritile.core.torch_private import constant_in_graphs
+from tritile.core.triton_private import INTERPRETING
 from tritile.errors import (
     HostWarning,
     TritileError,

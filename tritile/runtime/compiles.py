@@ -11,9 +11,9 @@ from typing import Any, Final
 from triton import knobs
 
 from tritile.core.log import is_logged, log
-from tritile.core.of_triton import FileCacheManager
 from tritile.core.settings import current_mode
 from tritile.core.threads import at_fork
+from tritile.core.triton_private import FileCacheManager
 from tritile.errors import NotCompiledError
 
 # Options of each of tritile's kernels. Triton's default for fusing multiplications with additions changes in

@@ -15,8 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core import device as devices
 from tritile.core.call import Memory
-from tritile.core.of_torch import current_gpu, current_raw_stream
 from tritile.core.threads import import_late, interpreter_lock
+from tritile.core.torch_private import current_gpu, current_raw_stream
 from tritile.errors import NotCompiledError, TuningError, brief, is_bug
 from tritile.runtime.compiles import OPTIONS
 from tritile.runtime.counters import counters_of

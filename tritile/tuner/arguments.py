@@ -25,7 +25,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tritile.core.config import Config
-from tritile.core.of_triton import (
+from tritile.core.settings import MODES
+from tritile.core.source import source_hash
+from tritile.core.triton_private import (
     Autotuner,
     Heuristics,
     InterpretedFunction,
@@ -33,8 +35,6 @@ from tritile.core.of_triton import (
     JITFunction,
     backends,
 )
-from tritile.core.settings import MODES
-from tritile.core.source import source_hash
 from tritile.errors import InvalidValueError, callers_level, did_you_mean
 from tritile.tuner.search import Space
 

@@ -27,13 +27,13 @@ from tritile.core.config import Config
 from tritile.core.device import HOST, Device, capturing
 from tritile.core.forgetting import Memo, also_forgets
 from tritile.core.log import log
-from tritile.core.of_torch import TracingContext
-from tritile.core.of_triton import Autotuner as TritonAutotuner
-from tritile.core.of_triton import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import Mode, requested_mode
 from tritile.core.source import source_hash
 from tritile.core.threads import interpreter_lock, once
+from tritile.core.torch_private import TracingContext
+from tritile.core.triton_private import Autotuner as TritonAutotuner
+from tritile.core.triton_private import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.versions import warn_untested
 from tritile.errors import NotTunedError, UntunedWarning, callers_level
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen

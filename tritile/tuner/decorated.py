@@ -26,12 +26,12 @@ import triton
 
 from tritile.core.config import Config
 from tritile.core.device import HOST, Device
+from tritile.core.interpreter_private import watched
 from tritile.core.log import log
-from tritile.core.of_interpreter import watched
-from tritile.core.of_triton import autotuning_listener, handles_of, time_config
 from tritile.core.problem import KernelProblem
 from tritile.core.settings import tune_budget_s
 from tritile.core.threads import interpreter_lock
+from tritile.core.triton_private import autotuning_listener, handles_of, time_config
 from tritile.errors import (
     InvalidValueError,
     IsolationWarning,

@@ -19,9 +19,9 @@ import triton
 from torch.compiler import is_dynamo_compiling
 
 from tritile.core import device as devices
-from tritile.core.of_torch import constant_in_graphs, is_fake
-from tritile.core.of_triton import Heuristics
 from tritile.core.settings import requested_mode
+from tritile.core.torch_private import constant_in_graphs, is_fake
+from tritile.core.triton_private import Heuristics
 from tritile.core.versions import parsed, warn_untested
 from tritile.errors import DeviceError, NotTunedError, UntunedWarning, callers_level
 from tritile.tuner.arguments import constants_of, identified

@@ -13,8 +13,8 @@ import torch
 
 from tritile.core.config import Config
 from tritile.core.device import Device
-from tritile.core.of_triton import driver
 from tritile.core.problem import Problem
+from tritile.core.triton_private import driver
 from tritile.tuner.measure.timing import Eager, Run, Timing, interleaved, screen_us
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from tritile.core.of_triton import JITCallable, JITFunction, naming_of
 from tritile.core.source import is_of_library
+from tritile.core.triton_private import JITCallable, JITFunction, naming_of
 from tritile.errors import UnsupportedError, brief
 
 GUARD: Final = 4096  # bytes ahead of and behind each block, which no kernel may write

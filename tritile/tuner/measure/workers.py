@@ -31,7 +31,7 @@ import cloudpickle
 import torch
 
 from tritile.core.config import Config
-from tritile.core.of_triton import read_own_files
+from tritile.core.triton_private import read_own_files
 from tritile.errors import TritileError, TuningError, brief
 from tritile.tuner.measure import bench
 from tritile.tuner.measure.bench import Screened, Subject
