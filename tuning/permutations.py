@@ -87,7 +87,7 @@ def swept(name: str, device: Device, sizes: int, seconds: float, pool: Workers, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as permute-2")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="classes, as permute_2")
     parser.add_argument("--sweeps", type=Path, required=True, metavar="FOLDER", help="for a file a class")
     parser.add_argument("--sizes", type=int, default=1300)
     parser.add_argument("--seconds", type=float, default=400.0, help="of each class")

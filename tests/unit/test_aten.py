@@ -43,7 +43,7 @@ CONFIG = tile(128, 128, 64, 8, 3)
 PACKED = QuantizedProblem(1000, 2000, 3000, "bfloat16", 4, 128)  # which torch makes as HALF
 
 
-def times(us, margin=1.0, error=0.1, versions=None, classes=("halves-nt",)):
+def times(us, margin=1.0, error=0.1, versions=None, classes=("bf16_nt",)):
     """What predicts `us` for HALF, and the same multiple of the floor for others."""
     one, two = aten.LAYERS
     zeros = [[0.0] * (1 + inputs) for inputs in (aten.INPUTS, one, two)]
@@ -120,13 +120,13 @@ def test_of_a_fit_that_errs_or_of_other_versions_more_is_asked(served, us, margi
 
 @pytest.mark.parametrize("changes", [{"batch": 2}, {"a_layout": "column"}, {"n": 24}, {"m": 1, "k": 4000}])
 def test_at_sizes_unlike_those_that_were_swept_torch_is_not_predicted(served, changes):
-    served(times(1e-6, classes=("halves-nt", "halves-nn", "halves-odd")))
+    served(times(1e-6, classes=("bf16_nt", "bf16_nn", "unaligned_16bit")))
     assert aten.illegal(replace(HALF, **changes)) is None
     assert (family(), family(replace(HALF, **changes))) == ("aten", "tile")
 
 
 def test_backends_modes_and_what_torch_does_not_compute_keep_it_out(served):
-    served(times(10.0, classes=("halves-nt", "halves-nn", "halves-odd")))
+    served(times(10.0, classes=("bf16_nt", "bf16_nn", "unaligned_16bit")))
     assert family() == "aten"
     assert family(by_torch=False) == "tile"
     assert family(replace(HALF, invariant=True)) == "tile"
@@ -310,7 +310,7 @@ def test_times_come_back_from_a_table_and_damaged_ones_are_skipped(tmp_path):
     made, path = times(80.0), tmp_path / "table.json"
     good = made.to_dict()
     wrong = [
-        {"classes": ["x"]}, {"classes": [["halves-nt"]]}, {"classes": []}, {"layers": []}, {"layers": 3},
+        {"classes": ["x"]}, {"classes": [["bf16_nt"]]}, {"classes": []}, {"layers": []}, {"layers": 3},
         {"ranges": [[1.0]]}, {"versions": {"torch": 1}}, {"versions": 1}, {"error": None}, {"sizes": 0},
         {"more": 1},
     ]  # fmt: skip

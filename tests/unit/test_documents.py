@@ -184,7 +184,7 @@ def test_the_page_on_tuning_says_which_portfolios_ship():
     for names, _, *cells in re.findall(
         r"^\| (`.*`) \| (.*) \| (.*) \| (.*) \|$", PAGES["tuning.md"].read_text(), re.M
     ):
-        shown |= dict.fromkeys(re.findall(r"`([a-z0-9-]+)`", names), cells)
+        shown |= dict.fromkeys(re.findall(r"`([a-z0-9_]+)`", names), cells)
     similar = "measured on a similar GPU, NVIDIA H200"
     for name in MEASURED:
         for target, cell in zip(("nvidia-h200", "sm_90"), shown[name], strict=True):

@@ -27,7 +27,7 @@ from tritile.tune.calibrate.sweep import Row, banded, kind_of
 from tritile.tuner.measure.workers import Workers
 
 CONFIGS: Final = 48  # of a portfolio: with 96 of them picks at sizes left out are 0.1% faster
-_SPLIT_ONLY: Final = ("halves-nn", "halves-nt")
+_SPLIT_ONLY: Final = ("bf16_nn", "bf16_nt")
 _HOPPER: Final = 90
 _NEAR: Final = 1.2  # times the least predicted time, up to which a config is a candidate
 _TIMED: Final = 30  # the fewest sizes with a time of torch's to which its times are fitted
