@@ -507,7 +507,7 @@ def test_mode_tune_measures_once_what_fails_or_cannot_be_written(served, monkeyp
         def end(self, subject):
             pass
 
-    monkeypatch.setattr(now, "borrowed", lambda gpu: contextlib.nullcontext(Shop()))
+    monkeypatch.setattr(now, "shared_runner", lambda gpu: contextlib.nullcontext(Shop()))
     monkeypatch.setattr(now, "tuned_now", tuned_now)
     timed = now.time_torch
     monkeypatch.setattr(now, "time_torch", lambda *given: measured.append("torch") or timed(*given))

@@ -105,7 +105,7 @@ def unsplit(config):
 
 
 def test_aligned_products_on_hopper_have_warpgroups_in_the_place_of_unsplit_descriptors(monkeypatch, hasty):
-    monkeypatch.setattr(run, "Workers", ThreadPoolExecutor)
+    monkeypatch.setattr(run, "WorkerPool", ThreadPoolExecutor)
     problem, odd = (MatmulProblem(1, 4096, 4096, k, "bfloat16", "bfloat16") for k in (4096, 4097))
     plain = tma(128, 128, 64, 8, 4, persistent=True)
     known = table.Table({}, {}, (table.Entry(problem, plain, 1.0), table.Entry(odd, plain, 1.0)))
@@ -129,7 +129,7 @@ def test_aligned_products_on_hopper_have_warpgroups_in_the_place_of_unsplit_desc
 
 
 def test_candidates_hold_what_is_known_and_one_for_every_size(monkeypatch):
-    monkeypatch.setattr(run, "Workers", ThreadPoolExecutor)
+    monkeypatch.setattr(run, "WorkerPool", ThreadPoolExecutor)
     monkeypatch.setattr(run, "likely", likely)
     shipped, *_ = gpu_tables.shipped(H200)
     deep = MatmulProblem(1, 48, 64, 25600, "bfloat16", "bfloat16", b_layout="column")

@@ -714,7 +714,7 @@ def searches(monkeypatch):
         )
 
     monkeypatch.setattr(tune_module.devices, "current_gpu", lambda: H200)
-    monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(tune_module, "PoolRunner", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(tune_module.now, "tune", tune)
     monkeypatch.setattr(tune_module.now, "time_torch", time_torch)
     monkeypatch.setattr(
@@ -812,7 +812,7 @@ def test_tune_for_the_gpu_that_is_here_measures(searches):
 
 @pytest.mark.parametrize("words", ["tune 299x256x256 --dtype fp16", "bench 64x64x64"])
 def test_a_pinned_table_that_is_not_there_ends_it_before_anything_is_measured(words, searches, monkeypatch):
-    monkeypatch.setattr(tune_module, "Workshop", lambda *_, **__: pytest.fail("measures"))
+    monkeypatch.setattr(tune_module, "PoolRunner", lambda *_, **__: pytest.fail("measures"))
     monkeypatch.setattr("tritile.lab.bench.measured", lambda *_, **__: pytest.fail("measures"))
     environ = {"TRITILE_TABLE": "no/such.json"}
     assert refused(*words.split(), status=1, env=environ).startswith(

@@ -224,7 +224,7 @@ def test_processes_whose_last_lines_are_read_log_nothing(monkeypatch):
     given = []
     monkeypatch.setattr(workers.subprocess, "Popen", lambda command, **how: given.append(how["env"]))
     with multiprocessing.Pipe()[1] as theirs:
-        workers.Workers()._started(theirs)
+        workers.WorkerPool()._started(theirs)
     (environment,) = given
     assert "TRITILE_LOG" not in environment
     assert environment["TRITILE_MODE"] == "off"

@@ -295,18 +295,18 @@ def test_gpus_tune_side_by_side_and_one_gpu_in_turns(monkeypatch):
         def __init__(self, gpu):
             self.gpu = gpu
 
-    monkeypatch.setattr(workers, "Workshop", Shop)
-    monkeypatch.setattr(workers, "_lendings", {}, raising=False)
+    monkeypatch.setattr(workers, "PoolRunner", Shop)
+    monkeypatch.setattr(workers, "_runners", {}, raising=False)
     monkeypatch.setattr(workers, "_IDLE_S", 1e6)
 
     def borrow(gpu, wait=lambda: None):
-        with workers.borrowed(gpu) as shop:
+        with workers.shared_runner(gpu) as shop:
             wait()
             return shop.gpu == gpu
 
     with another_thread(lambda wait: borrow(0, wait)):
         assert ends(lambda: borrow(1))
-        assert not workers._lendings[0].lock.acquire(timeout=0)
+        assert not workers._runners[0].lock.acquire(timeout=0)
     assert ends(lambda: borrow(0))
-    for lending in workers._lendings.values():
+    for lending in workers._runners.values():
         lending.idle.cancel()

@@ -42,7 +42,7 @@ from tritile.runtime.compiles import as_mode_asks, compiles_refused
 from tritile.tuner.arguments import check_keywords
 from tritile.tuner.autotuner import Autotuner
 from tritile.tuner.measure.shipping import stood_in
-from tritile.tuner.measure.workers import COMPILE_LIMIT_S, Workers
+from tritile.tuner.measure.workers import COMPILE_LIMIT_S, WorkerPool
 from tritile.tuner.store.trials import store_of
 
 # Numbers of rows that differ in all that tells the kernels of one config apart: a single row, whether 16 and
@@ -190,7 +190,7 @@ def compile_calls(
         raise TuningError("TRITON_INTERPRET is set, so nothing can be compiled: unset it")
     folder, strict = str(knobs.cache.dir), current_mode() == "strict"
     kernels, reasons = set[str](), list[str]()
-    with Workers(jobs) as pool:
+    with WorkerPool(jobs) as pool:
         futures = {}
         for config, problems in calls.items():
             once = list(dict.fromkeys(problems))

@@ -24,7 +24,7 @@ from tritile.planning.portfolio import Loss, Portfolio, factors, inputs_of
 from tritile.planning.table import Table
 from tritile.tune.calibrate import fit
 from tritile.tune.calibrate.sweep import Row, banded, kind_of
-from tritile.tuner.measure.workers import Workers
+from tritile.tuner.measure.workers import WorkerPool
 
 CONFIGS: Final = 48  # of a portfolio: with 96 of them picks at sizes left out are 0.1% faster
 _SPLIT_ONLY: Final = ("bf16_nn", "bf16_nt")
@@ -76,7 +76,7 @@ def candidates(
         plain = not getattr(entry.problem, "epilogue", "")
         if plain and isinstance(entry.problem, Tiled) and class_of(entry.problem) == name:
             own[banded(entry.config)] = None
-    with Workers() as pool:
+    with WorkerPool() as pool:
         futures = [pool.submit(likely, problem, device) for problem in problems]
         rows = [Row(problem, each.result()) for problem, each in zip(problems, futures, strict=True)]
     common = [config for config, _ in Counter(config for row in rows for config in row.times).most_common()]
