@@ -31,7 +31,7 @@ from tritile.ops.checks import (
     shapes,
 )
 from tritile.ops.dispatch import public
-from tritile.ops.memo import Key, Tensors, mark_written, recall
+from tritile.ops.memo import Key, Tensors, launch_cached, mark_written
 from tritile.ops.products import check_precision
 from tritile.ops.request import Request, Result, computed, on_host, request_of, requests, run_plain
 from tritile.planning.aten import MOST_GROUPS
@@ -117,7 +117,7 @@ def grouped_matmul(
         torch.Size([10, 32])
     """
     tensors, options = (a, b, offs, scale_a, scale_b), (out_dtype, precision)
-    return recall(OP, tensors, out, options, computed)
+    return launch_cached(OP, tensors, out, options, computed)
 
 
 def _check_offs(a: torch.Tensor, b: torch.Tensor, offs: Any) -> None:

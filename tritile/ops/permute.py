@@ -14,7 +14,7 @@ from tritile.errors import ShapeError
 from tritile.ops import reference
 from tritile.ops.checks import check_out, check_out_memory, check_tensor, same_memory
 from tritile.ops.dispatch import PLAIN, is_overridden, needs_dispatch, public
-from tritile.ops.memo import Key, Tensors, recall
+from tritile.ops.memo import Key, Tensors, launch_cached
 from tritile.ops.request import Request, Result, computed, interpret, requests
 
 _SEQUENCES: Final = (list, tuple)
@@ -141,7 +141,7 @@ def permute(input: torch.Tensor, dims: Sequence[int], *, out: torch.Tensor | Non
         >>> tritile.permute(x, (0, 2, 3, 1)).shape
         torch.Size([8, 50, 60, 3])
     """
-    return recall("permute", (input,), out, options_of(dims), _computed)
+    return launch_cached("permute", (input,), out, options_of(dims), _computed)
 
 
 def options_of(dims: Any) -> Key:
@@ -199,7 +199,7 @@ def transpose(
         >>> tritile.transpose(x).shape
         torch.Size([8, 60, 50])
     """
-    return recall("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
+    return launch_cached("transpose", (input,), out, (dim0, dim1, type(dim0), type(dim1)), _computed)
 
 
 def _computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:

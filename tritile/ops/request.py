@@ -50,7 +50,7 @@ from tritile.ops.dispatch import (
     parted,
     sees_every_call,
 )
-from tritile.ops.memo import Key, Tensors, mark_written, recall, remember
+from tritile.ops.memo import Key, Tensors, cache_launch, launch_cached, mark_written
 from tritile.planning import aten, gpu_tables, model, plans
 from tritile.planning.aten import is_torch_only
 from tritile.runtime import launch
@@ -164,7 +164,7 @@ def computed(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None)
 
 
 def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) -> torch.Tensor:
-    """Compute a call on plain tensors, and remember how under the key of `recall`."""
+    """Compute a call on plain tensors, and remember how under the key of `launch_cached`."""
     of = REQUESTS[op](op, tensors, options)
     rules()  # report a wrong setting of the environment on any device
     shape, dtype, how = of.checked(out)
@@ -188,7 +188,7 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
             call = of.call(result, how)
             torchs = torch_call_of(of, call.problem, how, out) if rules().aten else None
             if torchs is not None and is_by_aten(call.problem, of.first.device.index):
-                remember(op, key, torchs, call, tensors, out, result, by_torch=True)
+                cache_launch(op, key, torchs, call, tensors, out, result, by_torch=True)
                 problem = call.problem
                 if out is None:
                     del call, result  # torch allocates its own
@@ -207,13 +207,13 @@ def eager(op: str, tensors: Tensors, out: Any, options: Key, key: Key | None) ->
                 call = of.call(result, how)
             launch = prepared(call, torchs is not None)
             launch(*call.tensors)
-            remember(op, key, launch, call, tensors, out, result)
+            cache_launch(op, key, launch, call, tensors, out, result)
     return result if out is None else mark_written(op, result)
 
 
 def run_plain(op: str, tensors: Tensors, out: Any, options: Key) -> torch.Tensor:
     """Compute an operation on plain tensors: the kernel of its operator on CUDA and CPU."""
-    return recall(op, tensors, out, options, eager)
+    return launch_cached(op, tensors, out, options, eager)
 
 
 # --- Planned and prepared ---
