@@ -136,7 +136,7 @@ def test_triton_has_a_listener_where_compiles_are_logged(level, caplog, monkeypa
     caplog.set_level(level, "tritile")
     monkeypatch.setattr(compiles, "_listening", False)
     monkeypatch.setattr(triton.knobs.compilation, "listener", None)
-    with compiles.asking("problem", "config"):
+    with compiles.log_compiles_as("problem", "config"):
         assert (triton.knobs.compilation.listener is not None) == (level == "INFO")
 
 

@@ -282,7 +282,7 @@ class Groups(Request):
         names = ("a", "b", "offs", "scale_a", "scale_b")
         check_out_memory(OP, out, **dict(zip(names, self.tensors, strict=True)))
 
-    def call(self, out: torch.Tensor, how: str) -> Call:
+    def call(self, out: torch.Tensor, precision: str) -> Call:
         a, b, offs, scale_a, scale_b = _resolved(self.tensors)
         if self._is_batch:
             product = request_of("matmul", a, b, out.dtype, self.precision)
@@ -290,13 +290,13 @@ class Groups(Request):
         if not self._has_kernel:
             dims = f"a has {a.ndim} dimensions and b {b.ndim}"
             raise UnsupportedError(f"{OP}: {dims}: such a call has no plan, because it runs other operations")
-        return grouped_call(a, b, offs, scale_a, scale_b, out, how)
+        return grouped_call(a, b, offs, scale_a, scale_b, out, precision)
 
     def compute(self, out: torch.Tensor) -> None:
         a, b, offs, scale_a, scale_b = self.tensors
         reference.grouped(a, b, offs, scale_a, scale_b, out)
 
-    def run_otherwise(self, out: torch.Tensor | None, how: str) -> torch.Tensor | None:
+    def run_delegated(self, out: torch.Tensor | None, precision: str) -> torch.Tensor | None:
         a, b, offs, scale_a, scale_b = self.tensors
         options = self.out_dtype, self.precision
         if self._is_batch:
@@ -309,10 +309,10 @@ class Groups(Request):
             groups, m, k = a.shape
             ends = torch.arange(m, groups * m + 1, m, dtype=torch.int32, device=a.device)
             rows = a.reshape(groups * m, k), b, ends, scale_a.view(-1), scale_b
-            made = run_plain(OP, rows, None, options).view(groups, m, -1)
+            result = run_plain(OP, rows, None, options).view(groups, m, -1)
         else:
-            made = _sharing_k(a, b, offs, self.out_dtype or a.dtype, self.precision)
-        return made if out is None else mark_written(OP, out.copy_(made))
+            result = _sharing_k(a, b, offs, self.out_dtype or a.dtype, self.precision)
+        return result if out is None else mark_written(OP, out.copy_(result))
 
 
 def _resolved(tensors: Tensors) -> Tensors:

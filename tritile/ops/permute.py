@@ -233,7 +233,7 @@ class Permutation(Request):
         mirrors = len(moved) == 2 and x.shape[moved[0]] == x.shape[moved[1]]
         check_out_memory(self.op, out, input=None if mirrors and same_memory(x, out) else x)
 
-    def call(self, out: torch.Tensor, how: str) -> PermuteCall:
+    def call(self, out: torch.Tensor, precision: str) -> PermuteCall:
         x = self.first
         # Negating an integer takes more than inverting its sign bit.
         whole = x.is_neg() and not (x.is_floating_point() or x.is_complex())
@@ -242,5 +242,5 @@ class Permutation(Request):
     def compute(self, out: torch.Tensor) -> None:
         reference.permute(self.first, self.dims, out)
 
-    def interpret(self, out: torch.Tensor, how: str) -> None:
-        interpret(self.call(out, how))
+    def interpret(self, out: torch.Tensor, precision: str) -> None:
+        interpret(self.call(out, precision))
