@@ -199,7 +199,7 @@ def test_the_layers_of_a_step_are_measured_and_both_sides_timed_in_turns(monkeyp
         sides.append(type(steps.net.up))
         return {ConvertedLinear: 0.001, nn.Linear: 0.002}[sides[-1]]
 
-    monkeypatch.setattr(CONVERT, "judged", compared)
+    monkeypatch.setattr(CONVERT, "compare", compared)
     monkeypatch.setattr(CONVERT, "_target", lambda *given: (H200, 0))
     monkeypatch.setattr(tune_model, "gpu_here", lambda: H200)
     monkeypatch.setattr(tune_model, "_seconds", seconds)
