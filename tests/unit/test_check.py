@@ -105,7 +105,7 @@ def test_a_fault_is_found_at_the_sizes_where_it_shows(fault, reason, at, is_seen
     if not is_seen:
         request.getfixturevalue("guards_alone")
     elif not fault.kwargs["LOADS"]:
-        reason = "read outside the memory of its arguments: right behind the end of x"
+        reason = "read outside the memory of its arguments: just past the end of x"
     kernel = decorated([*GOOD, fault])
     assert bool(tritile.check(kernel, *arguments(64), grid=(1,))) is (at == 63)
     found = tritile.check(kernel, 64, make=arguments, grid=(1,))
@@ -209,9 +209,9 @@ def outcome_of(fault, dtype=torch.float32, reference=lambda x, y: {"out": x.sqrt
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("reads", "read outside the memory of its arguments: right behind the end of y"),
-        ("reads and drops", "read outside the memory of its arguments: right behind the end of y"),
-        ("adds nothing", "wrote outside the memory of its arguments: right behind the end of y"),
+        ("reads", "read outside the memory of its arguments: just past the end of y"),
+        ("reads and drops", "read outside the memory of its arguments: just past the end of y"),
+        ("adds nothing", "wrote outside the memory of its arguments: just past the end of y"),
         ("reads nowhere", "read outside the memory of its arguments"),
         ("reads far", "read outside the memory of its arguments"),
         ("writes far", "wrote outside the memory of its arguments"),

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import triton
 
-from tritile.core.of_torch import TracingContext
-from tritile.core.of_triton import Autotuner as TritonAutotuner
 from tritile.core.settings import requested_mode
+from tritile.core.torch_private import TracingContext
+from tritile.core.triton_private import Autotuner as TritonAutotuner
 from tritile.errors import NotCompiledError, NotTunedError, brief, callers_level
 from tritile.tuner import traced
 from tritile.tuner.adoption import AdoptedKernel, Options, Unchosen
@@ -93,7 +93,7 @@ class Adopted(Autotuner):
                 gpu = value.base.get_device()
         return tuple(key), gpu
 
-    def _missed(
+    def _on_miss(
         self, place: Place, cache: Any, key: Key, args: tuple[Any, ...], kwargs: Any
     ) -> triton.Config:
         """Return the config of a call: the program's own, where its `cache` answers by `in` alone."""
@@ -101,7 +101,7 @@ class Adopted(Autotuner):
             return cache[key]
         self.kernel.nargs = dict(zip(self.arg_names, args, strict=False))  # where prunings look for it
         try:
-            return super()._missed(place, cache, key, args, kwargs)
+            return super()._on_miss(place, cache, key, args, kwargs)
         except (NotTunedError, NotCompiledError):
             raise
         except Exception as error:

@@ -341,7 +341,7 @@ def _patterns(name: str, patterns: Any) -> tuple[str, ...]:
 
 def installed(adoption: Adoption) -> Adoption:
     """Put an adoption in force."""
-    from tritile.core.of_triton import Autotuner
+    from tritile.core.triton_private import Autotuner
 
     with _lock:
         _take_pending()
@@ -500,6 +500,6 @@ def _adopt(
 
 def _is_of_torch(kernel: Any) -> bool:
     """True for a tuner that torch's tracer made of another: it has no key, and restores nothing."""
-    from tritile.core.of_torch import is_traced_kernel
+    from tritile.core.torch_private import is_traced_kernel
 
     return not kernel.keys and is_traced_kernel(kernel)

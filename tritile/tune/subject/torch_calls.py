@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from tritile.core import of_torch
+from tritile.core import torch_private
 from tritile.core.call import GroupedCall, MatmulCall, PermuteCall, QuantizedCall
 from tritile.core.epilogue import Epilogue, apply_epilogue_in_dtype
 from tritile.core.problem import FP8_DTYPES, MatmulProblem, QuantizedProblem, Tiled
@@ -51,10 +51,10 @@ def tensors_of(call: MatmulCall) -> dict[str, torch.Tensor]:
 def product(call: MatmulCall) -> Callable[..., torch.Tensor]:
     """Return torch's product for the operands' dtype: a function of a, b and optionally `out=`."""
     if call.dtype == "int8":
-        return of_torch.int_mm
+        return torch_private.int_mm
     if call.dtype in FP8_DTYPES:
         one = torch_kernels.one(call.a.tensor.device)
-        return lambda a, b, **out: of_torch.scaled_mm(a, b, one, one, **_how(call), **out)
+        return lambda a, b, **out: torch_private.scaled_mm(a, b, one, one, **_how(call), **out)
     return torch.matmul
 
 
@@ -96,7 +96,7 @@ def scale(call: MatmulCall) -> None:
     """Make a product of fp8 matrices with scales, and perhaps a bias."""
     found, out = tensors_of(call), in_one_batch(call)[1]
     given = [found.get(name) for name in ("a", "b", "scale_a", "scale_b", "bias")]
-    of_torch.scaled_mm(*given, **_how(call), out=out)
+    torch_private.scaled_mm(*given, **_how(call), out=out)
 
 
 def groups(call: GroupedCall) -> None:

@@ -97,11 +97,11 @@ if not TYPE_CHECKING:
 is_fake: Any = bound("torch._subclasses.fake_tensor.is_fake", lambda value: isinstance(value, FakeTensor))
 
 _guards: Any = bound("torch._C._dynamo.guards.TensorGuards", None)
-COMPARES: Final = _guards is not None  # False where `alike` cannot test tensors
+COMPARES: Final = _guards is not None  # False if `guard_of` cannot guard tensors
 
 
-def alike(*tensors: torch.Tensor) -> Callable[..., bool]:
-    """Return a test for tensors like these, in torch now. Only where COMPARES."""
+def guard_of(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Return torch's guard for tensors like these in its present state. Requires COMPARES."""
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     return _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
