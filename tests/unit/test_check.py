@@ -58,6 +58,22 @@ def arguments(n):
     return torch.arange(n, dtype=torch.float32), torch.empty(n), n
 
 
+@pytest.mark.parametrize("restored", [["out"], None], ids=["restored", "poisoned"])
+def test_a_reference_that_writes_to_its_arguments_proves_nothing(restored):
+    """What it wrote is not what the kernel wrote."""
+
+    def in_place(x, out, n):
+        out.copy_(right(x, n)["out"])
+        return {"out": out}
+
+    def check(kernel):
+        return tritile.check(kernel, *arguments(64), grid=lambda meta: (1,))
+
+    assert check(decorated(reference=in_place, restore_value=restored))
+    lazy = config(16, STOPS=1 << 20)  # it stores nothing
+    assert not check(decorated([lazy], reference=in_place, restore_value=restored))
+
+
 def test_configs_that_are_right_are_told_with_the_calls_that_they_were_right_on():
     x, out, n = arguments(64)
     out.fill_(7.0)

@@ -171,7 +171,7 @@ def test_a_warning_is_one_line(capsys):
 # before the command sets a variable.
 RANK = "WORLD_SIZE=2 RANK=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"
 USAGE = {
-    "tun 8x8x8": "no command 'tun': did you mean tune?",
+    "tun 8x8x8": "no command 'tun': did you mean tune or run?",
     "tune 8 8": "MxNxK",
     "tune 8x8x8 --dtype int5": "'int5': matmul takes float64, float32, float16",
     "tune 8x8x8 --layout NS": "'NS': matmul takes NN, NT, TN, TT",

@@ -170,11 +170,18 @@ def test_configs_alike_but_for_their_hooks_are_told_apart():
     def hook(number):
         return lambda values: number
 
+    def by_keyword(number):
+        def hooked(values, *, own=number):
+            return own
+
+        return hooked
+
     def logging_to(log):
         return lambda values: log.append(values)
 
     log = []
     hooks = [None, noted, hook(1), hook(2), functools.partial(noted), logging_to(log), logging_to([])]
+    hooks += [by_keyword(1), by_keyword(2), functools.partial(noted, own=noted)]
     listed = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in hooks]
     names = list(identified(listed))
     assert len({identity(each) for each in listed[:3]}) == 3
@@ -183,9 +190,11 @@ def test_configs_alike_but_for_their_hooks_are_told_apart():
     assert [decorated.Config.from_dict(name.to_dict()) for name in names] == names
     again = [triton.Config({"BLOCK": 64}, pre_hook=each) for each in [None, noted, hook(1), hook(2)]]
     assert list(identified(again)) == names[:4]  # as another process makes them
+    assert len({identity(each) for each in listed[-3:]}) == 3
+    assert " at 0x" not in str(identity(listed[-1]))
     log.append(1)  # what a hook holds may change
-    assert list(identified(listed[-1:], listed)) == names[-1:]
-    assert identity(listed[-2]) == identity(triton.Config({"BLOCK": 64}, pre_hook=logging_to([])))
+    assert list(identified(listed[6:7], listed)) == names[6:7]
+    assert identity(listed[5]) == identity(triton.Config({"BLOCK": 64}, pre_hook=logging_to([])))
     equal = [triton.Config(kw) for kw in ({"BLOCK": 64, "A": tl.float16}, {"A": tl.float16, "BLOCK": 64})]
     assert len(identified(equal)) == 1
 

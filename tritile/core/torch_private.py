@@ -6,6 +6,7 @@ raises UnsupportedError.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -173,6 +174,12 @@ class Moved(torch.nn.Module):
 
 
 # torch.compile.
+
+
+def is_traced_kernel(kernel: Any) -> bool:
+    """True for a kernel that a tracer keeps: `torch._higher_order_ops`' `kernel_side_table`."""
+    module = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+    return module is not None and kernel in module.kernel_side_table.kernel_to_id
 
 
 def print_no_candidates() -> None:

@@ -272,13 +272,15 @@ def described(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__}({', '.join(sorted(map(described, value)))})"
     if isinstance(value, functools.partial):
-        return f"partial({described(value.func)}, {described(value.args)}, {sorted(value.keywords.items())})"
+        keywords = described(sorted(value.keywords.items()))
+        return f"partial({described(value.func)}, {described(value.args)}, {keywords})"
     if isinstance(value, JITCallable):
         return f"{value.__qualname__}:{source_hash(value)}"
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         captured = [item for item in cells if item is None or isinstance(item, int | float | str)]
-        return str([_code(value.__code__), captured, described(value.__defaults__)])
+        by_keyword = [described(sorted(value.__kwdefaults__.items()))] if value.__kwdefaults__ else []
+        return str([_code(value.__code__), captured, described(value.__defaults__), *by_keyword])
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 

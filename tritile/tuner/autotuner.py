@@ -35,7 +35,7 @@ from tritile.core.torch_private import TracingContext
 from tritile.core.triton_private import Autotuner as TritonAutotuner
 from tritile.core.triton_private import AutotunerError, InterpretedFunction, JITFunction
 from tritile.core.versions import warn_untested
-from tritile.errors import NotTunedError, UntunedWarning, callers_level
+from tritile.errors import NotTunedError, RetuningWarning, UntunedWarning, callers_level
 from tritile.runtime.compiles import compiles_refused, count_as_ours, listen
 from tritile.tuner import arguments, traced
 from tritile.tuner.arguments import DESCRIPTORS, SCALARS, dtypes_of, identified, key_part, stored, tensors_of
@@ -49,10 +49,11 @@ from tritile.tuner.store.trials import store_of
 
 _MAX_CACHED: Final = 4096  # calls of one kernel, mode and GPU whose config is cached in the process
 _MAX_WARNINGS: Final = 256  # of problems without a measurement: Python keeps each one's text
+_MANY_VALUES: Final = 8  # of a number in the key that a kernel is tuned for, above which a bucket is named
 _OPENING: Final = 8  # configs of a space to choose among if nothing is timed
 _NEIGHBOURS: Final = 8  # the nearest measured problems, whose configs are tried for a new one
-_NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
-_DTYPES: Final[dict[Any, str]] = {}
+NO_DTYPE: Final = SCALARS | {float, JITFunction, FunctionType}  # classes whose values have no dtype
+DTYPES: Final[dict[Any, str]] = {}
 
 _TUNERS: "weakref.WeakValueDictionary[int, Autotuner]" = weakref.WeakValueDictionary()
 
@@ -108,7 +109,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         self._key_indices: tuple[Any, list[tuple[str, int]]] = (None, [])  # of `keys`, which may be replaced
         self.interpreted = any(isinstance(layer, InterpretedFunction) for layer in arguments.layers_of(fn))
         self._digest: tuple[Any, Any, str] = (None, None, "")  # of `fn` and benchmark, which may be replaced
-        self._warnings = _MAX_WARNINGS
+        self._warnings, self._retuned = _MAX_WARNINGS, set[str]()
         if isinstance(self.configs_top_k, float) and self.configs_top_k <= 1.0:
             # The number that Triton makes of a share: the tracer would take that share of the pruned configs.
             self.configs_top_k = max(1, int(len(self._configs) * self.configs_top_k))
@@ -162,11 +163,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         """
         key: list[Any] = []
         placed = len(args)
-        keys, indices = self._key_indices
-        if keys is not self.keys:
-            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
-            self._key_indices = self.keys, indices
-        for name, index in indices:
+        for name, index in self.key_indices():
             if index < placed:
                 value = args[index]
             elif name in kwargs:
@@ -176,16 +173,16 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             key.append(value if value.__class__ in SCALARS else key_part(value))
         gpu, values = -1, args
         if len(kwargs) > 2 or "grid" not in kwargs:
-            more = [v for n, v in kwargs.items() if v.__class__ not in _NO_DTYPE and n in self._indices]
+            more = [v for n, v in kwargs.items() if v.__class__ not in NO_DTYPE and n in self._indices]
             values = (*args, *more) if more else args
         for value in values:
             kind = value.__class__
-            if kind in _NO_DTYPE or (kind is tuple and _NO_DTYPE.issuperset(map(type, value))):
+            if kind in NO_DTYPE or (kind is tuple and NO_DTYPE.issuperset(map(type, value))):
                 continue
             tensor = value.base if kind in DESCRIPTORS else value
             dtype = getattr(tensor, "dtype", None)
             if dtype is not None:
-                key.append(_DTYPES.get(dtype) or _DTYPES.setdefault(dtype, str(dtype)))
+                key.append(DTYPES.get(dtype) or DTYPES.setdefault(dtype, str(dtype)))
                 if gpu < 0 and getattr(tensor, "is_cuda", False):
                     gpu = tensor.get_device()
             elif isinstance(value, tuple | list):
@@ -193,6 +190,14 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
                 if gpu < 0:
                     gpu = next((x.get_device() for x in tensors_of(value) if x.is_cuda), -1)
         return tuple(key), gpu
+
+    def key_indices(self) -> list[tuple[str, int]]:
+        """Return names in the key, each with its place among the arguments."""
+        keys, indices = self._key_indices
+        if keys is not self.keys:
+            indices = [(name, self._indices[name]) for name in self.keys if name in self._indices]
+            self._key_indices = self.keys, indices
+        return indices
 
     def _on_miss(
         self, place: Place, cache: Memo[Key, triton.Config], key: Key, args: tuple[Any, ...], kwargs: Any
@@ -202,7 +207,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
         captured = capturing()
 
         def choose() -> triton.Config:
-            config = self.choose(args, kwargs, place[0])
+            config = self.choose(args, kwargs, place[0]).config
             if not captured:
                 cache[key] = config
             return config
@@ -321,8 +326,8 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
 
     # The choice.
 
-    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> triton.Config:
-        """Return the config for a call, by the mode in force.
+    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: str) -> KernelPlan:
+        """Return the plan of a call, with its config, by the mode in force.
 
         Raises NotTunedError in mode "strict" if the call could be measured and no measurement is remembered,
         and TuningError, with the reasons, if no config works.
@@ -353,7 +358,7 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             "plan", logging.INFO, problem=call.problem.label, config=str(arguments.identity(plan.config)),
             source=plan.source, device=call.device.name, seconds=perf_counter() - since,
         )  # fmt: skip
-        return plan.config
+        return plan
 
     def warn_untuned(self, problem: KernelProblem, device: Device, where: str = "") -> None:
         """Warn that no measurement says which config is fast; `where` ends the warning's advice."""
@@ -362,6 +367,20 @@ class Autotuner(TritonAutotuner):  # type: ignore[misc]
             text = f"{problem.label} was never measured on {device.name}: using the config that comes first"
             advice = f'Run once under tritile.mode("tune") or TRITILE_MODE=tune{where}.'
             warnings.warn(f"{text}. {advice}", UntunedWarning, stacklevel=callers_level())
+
+    def warn_of_retuning(self, device: Device) -> None:
+        """Warn, once, of a number in the key that has many values among the problems that were measured."""
+        problems = filter(None, map(kernel_problem, store_of(device).problems(self.digest)))
+        values: dict[str, set[int]] = {}
+        for name, value in (part for problem in problems for part in problem.key):
+            if type(value) is int and name not in self.bucket:
+                values.setdefault(name, set()).add(value)
+        for name, own in values.items():
+            if len(own) > _MANY_VALUES and name not in self._retuned:
+                self._retuned.add(name)
+                text = f"{self.base_fn.__qualname__} was tuned for {len(own)} values of {name} in its key"
+                advice = f"bucket={{{name!r}: triton.next_power_of_2}} makes one problem of many"
+                warnings.warn(f"{text}: {advice}", RetuningWarning, stacklevel=callers_level())
 
     def _unmeasured(self, call: KernelCall, mode: str) -> KernelPlan:
         """Return the plan of a call without measuring: remembered, a neighbour's config, or a guess.

@@ -182,28 +182,27 @@ def _accepted(function: Callable[..., Any], named: Named) -> Named:
 
 
 def referred(call: KernelCall) -> dict[str, torch.Tensor]:
-    """Run the call's reference and return the right tensors by name; {} without a reference.
+    """Run the call's reference on copies and return the right tensors by name; {} without a reference.
 
     Raises InvalidValueError if it returns no tensors, or ones that are not of the call, and what it raises.
     """
     if call.reference is None:
         return {}
     named = call.named
-    result = call.reference(**_accepted(call.reference, named))
+    result = call.reference(**_accepted(call.reference, call.copied().named))  # it may write to them
     tensors = result.values() if isinstance(result, Mapping) else ()
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         got = type(result).__name__ if tensors or not isinstance(result, Mapping) else "no tensors"
         raise InvalidValueError(
             f"reference returned {got}: expected a dict of right tensors by name of argument"
         )
-    answers = {name: tensor.clone() for name, tensor in result.items()}
-    for name, tensor in answers.items():
+    for name, tensor in result.items():
         if not isinstance(named.get(name), torch.Tensor):
             raise InvalidValueError(f"the reference names {name!r}, which is not a tensor of the call")
         if named[name].shape != tensor.shape:
             shapes = f"{tuple(tensor.shape)}, not {tuple(named[name].shape)}"
             raise InvalidValueError(f"the reference of {name} has shape {shapes}")
-    return answers
+    return dict(result)
 
 
 def checked(
@@ -609,6 +608,7 @@ class _Tuning:
         self.tuner.bench_time = seconds
         if best is None:
             return
+        self.tuner.warn_of_retuning(self.call.device)
         won, label = self.call.config(best.config), self.call.problem.label
         text = f"tuned {label} in {seconds:.1f} s, {self.new} configs: {won}, {best.us:.1f} us"
         self._say(text, logging.INFO, config=str(best.config), us=best.us, seconds=seconds)

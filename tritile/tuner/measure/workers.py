@@ -289,8 +289,8 @@ class WorkerPool:
             stdout=subprocess.DEVNULL,  # a refusal of the assembler prints the whole assembly
             pass_fds=(number,),
             process_group=0,  # signals to all of a terminal's, or a job's, processes are the caller's
-            # The last line on stderr says why a process died, so nothing is logged there.
-            env={name: value for name, value in os.environ.items() if name != "TRITILE_LOG"},
+            # The last line on stderr says why a process died, so nothing is logged there. Nor adopted.
+            env={n: v for n, v in os.environ.items() if not n.startswith(("TRITILE_LOG", "TRITILE_ADOPT"))},
         )
 
     def _request(self, future: Future[Any], request: _Request) -> None:
